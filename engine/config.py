@@ -1,0 +1,102 @@
+"""What the engine is told at start. Values are concrete: `auto` is resolved before this is made."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+BLOCK_SIZES = (16, 32, 64, 128)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one engine. Raises ValueError that names the flag and what it may be."""
+
+    model: str  # a folder that save_pretrained wrote
+    device: Literal["cuda", "cpu"] = "cpu"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"
+    max_model_len: int | None = None  # None: what the model and the KV cache allow
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.9
+    num_gpu_blocks_override: int | None = None
+    enforce_eager: bool = False
+    seed: int = 0  # of dummy weights
+
+    def __post_init__(self) -> None:
+        if self.block_size not in BLOCK_SIZES:
+            raise ValueError(f"--block-size must be one of {BLOCK_SIZES}, got {self.block_size}")
+        if self.max_num_seqs < 1:
+            raise ValueError(f"--max-num-seqs must be at least 1, got {self.max_num_seqs}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least "
+                f"--max-num-seqs ({self.max_num_seqs}): every running sequence takes a token each step"
+            )
+        if not 0.05 <= self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"--gpu-memory-utilization must be between 0.05 and 1, got {self.gpu_memory_utilization}"
+            )
+        if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 1:
+            raise ValueError("--num-gpu-blocks-override must be at least 1")
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise ValueError(f"--max-model-len must be at least 1, got {self.max_model_len}")
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a started engine says of itself; a front end checks requests against it."""
+
+    model: str
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int  # what the model and the flags allow
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    bytes_per_block: int
+    weight_bytes: int
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Longest prompt + output that one sequence can hold: the model's limit or the whole KV cache."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """A start-up phase as it goes; `done` and `total` are in `unit`."""
+
+    phase: Literal["download", "weights", "memory", "warm-up", "ready"]
+    done: int
+    total: int
+    unit: str
+    seconds: float
+
+
+class StepStats(msgspec.Struct, frozen=True, array_like=True):
+    """State after a step and what the step did; counters are totals since start."""
+
+    free_blocks: int
+    active_blocks: int
+    cached_blocks: int
+    block_references: int
+    tokens_filled: int  # in distinct active blocks
+    running: int
+    waiting: int
+    swapped: int
+    preemptions_recompute: int
+    preemptions_swap: int
+    block_allocations: int
+    block_evictions: int
+    copy_on_write: int
+    prefill_tokens: int  # of this step
+    decode_tokens: int  # of this step
+    schedule_seconds: float
+    launch_seconds: float
+    wait_seconds: float
+    commit_seconds: float

@@ -1,0 +1,76 @@
+"""The StepPlan: all that a runner is told about one step, as plain data.
+
+No Sequence and no tensor crosses here, so the scheduler is tested without a model, and the same plan
+could be sent to another rank as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.request import SamplingParams
+
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class RowStart:
+    """A device row is (re)assigned to a sequence: its sampling state, laid down before the forward."""
+
+    row: int
+    index: int  # sequence index within its group: the second Philox key
+    params: SamplingParams
+    prompt: list[int]  # counted by the penalties; read-only
+    output: list[int]  # tokens generated before a recompute; read-only
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Shapes: R rows that compute tokens (decodes first), T tokens, S sampled tokens.
+
+    A decode row computes one token, the one its device row sampled last; a prefill row computes
+    `query_lens[r]` tokens whose ids are in `prefill_tokens`, in row order.
+    """
+
+    rows: Int32  # [R] device row of each
+    num_decodes: int  # the first num_decodes of the R rows are decodes
+    query_lens: Int32  # [R] tokens computed in this step
+    context_lens: Int32  # [R] tokens in the cache once this step is done
+    prefill_tokens: Int32  # [T - num_decodes]
+    starts: tuple[RowStart, ...]
+    table_rows: Int32  # [K] block_table[table_rows, table_columns] = table_blocks, before the forward
+    table_columns: Int32  # [K]
+    table_blocks: Int32  # [K]
+    copies: Int32  # [C, 2] (source, destination) blocks, before the forward
+    sample_rows: Int32  # [S] device row that each sampled token belongs to
+    sample_tokens: Int32  # [S] index in 0..T-1 of the token whose logits it is drawn from
+    sample_positions: Int32  # [S] position that the sampled token takes in its sequence
+    prompt_logprob_rows: tuple[int, ...]  # indices into the R rows that also want prompt logprobs
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decodes + len(self.prefill_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of N chosen tokens and the K best of each position."""
+
+    chosen: NDArray[np.float32]  # [N]
+    rank: Int32  # [N], 1 is best
+    top_tokens: Int32  # [N, K], best first
+    top_logprobs: NDArray[np.float32]  # [N, K]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the device gives back for a plan."""
+
+    tokens: Int32  # [S]
+    logprobs: Logprobs | None  # rows where the plan's sampled tokens asked for them, in sample order
+    logprob_samples: Int32  # [N] which of the S samples `logprobs` describes
+    prompt_logprobs: dict[int, Logprobs]  # by index into the R rows: of the tokens that follow each query
+    invalid: Int32  # indices into the S samples whose logits were not finite

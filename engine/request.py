@@ -1,0 +1,112 @@
+"""What crosses the seam between a front end and the engine: requests in, outputs out.
+
+Plain msgspec structs, array-encoded, so that one frame per step carries them between processes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+MAX_LOGPROBS = 20
+MAX_SEQUENCES = 128
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a request's tokens are chosen.
+
+    Processing order: logit bias, penalties, temperature, min-p, top-k, top-p. Temperature 0 is greedy.
+    Logprobs are of the raw logits. `seed` is always concrete here: a front end that was given none draws
+    one, so that preemption cannot change a request's tokens. Raises ValueError that names the field.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    max_tokens: int = 16
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int = 0
+    logprobs: int | None = None  # None: off; 0: the sampled token only; k: the k best as well
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in _BOUNDS:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:  # also false for NaN
+                raise ValueError(f"{name} must be between {low} and {high}, got {value}")
+        if self.repetition_penalty == 0:
+            raise ValueError("repetition_penalty must be greater than 0, got 0")
+        if self.top_p == 0:
+            raise ValueError("top_p must be greater than 0, got 0")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens must not exceed max_tokens ({self.max_tokens}), got {self.min_tokens}"
+            )
+
+
+_BOUNDS: tuple[tuple[str, float, float], ...] = (
+    ("n", 1, MAX_SEQUENCES),
+    ("temperature", 0.0, 2.0),
+    ("top_p", 0.0, 1.0),
+    ("top_k", 0, 1 << 20),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 0.0, 10.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+    ("min_tokens", 0, 1 << 24),
+    ("max_tokens", 1, 1 << 24),
+    ("seed", -(1 << 63), (1 << 63) - 1),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+)
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True, tag="add"):
+    """One group of `params.n` sequences over one prompt. `id` is unique for the engine's lifetime."""
+
+    id: int
+    prompt: list[int]
+    params: SamplingParams
+    arrival: float = 0.0  # time.monotonic() at the front end, seconds
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """Forget request `id`. Its blocks are back within two steps; no further output of it is sent."""
+
+    id: int
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one token, and the best candidates at its position, best first."""
+
+    token: int
+    logprob: float
+    rank: int  # 1 is the most likely token
+    top_tokens: list[int] = []
+    top_logprobs: list[float] = []
+
+
+class Output(msgspec.Struct, array_like=True):
+    """What one step adds to one sequence of a request."""
+
+    request_id: int
+    index: int  # which of the request's n sequences
+    tokens: list[int]  # new token ids, a stopping eos included
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None  # the eos or stop_token_ids member that ended it
+    logprobs: list[TokenLogprob] | None = None  # one per token, if asked for
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # with the first output; None for token 0
+    cached_tokens: int = 0  # prompt tokens served from the prefix cache; with the first output
+    queue_seconds: float | None = None  # arrival to first scheduling; with the first output
+    error: str | None = None  # with finish_reason "error"

@@ -1,0 +1,1 @@
+"""The API process: HTTP, SSE, tokenisation, the pages and the command line."""
