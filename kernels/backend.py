@@ -1,0 +1,46 @@
+"""The kernels a model and a runner call, as one value: Triton on a GPU, plain-torch references on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.activation import silu_mul_reference
+from kernels.block_copy import copy_blocks_reference
+from kernels.decode_attention import decode_attention_reference
+from kernels.norm import add_rms_norm_reference, rms_norm_reference
+from kernels.prefill_attention import prefill_attention_reference
+from kernels.qkv_cache import qkv_to_cache_reference
+from kernels.sampling import sample_reference
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One implementation of each kernel; the functions' own docstrings give shapes."""
+
+    name: str
+    decode_attention: Callable[..., Tensor]
+    prefill_attention: Callable[..., Tensor]
+    qkv_to_cache: Callable[..., None]
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    silu_mul: Callable[[Tensor], Tensor]
+    copy_blocks: Callable[[Tensor, Tensor], None]
+    sample: Callable[..., Tensor]
+
+
+def torch_backend() -> Backend:
+    """The references: any device, any dtype."""
+    return Backend(
+        name="torch",
+        decode_attention=decode_attention_reference,
+        prefill_attention=prefill_attention_reference,
+        qkv_to_cache=qkv_to_cache_reference,
+        rms_norm=rms_norm_reference,
+        add_rms_norm=add_rms_norm_reference,
+        silu_mul=silu_mul_reference,
+        copy_blocks=copy_blocks_reference,
+        sample=sample_reference,
+    )

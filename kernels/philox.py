@@ -1,0 +1,37 @@
+"""Counter-based randomness: Philox4x32-10 (Salmon et al. 2011), and an exponential variate from each word.
+
+Triton has Philox built in (`tl.philox`); the reference here is the same function in torch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MASK = 0xFFFFFFFF
+
+
+def philox_reference(seed: Tensor, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+    """Four 32-bit words [..., 4], in int64, of the key `seed` (64 bits, int64) and a counter of four words.
+
+    seed and the counter's words broadcast against each other.
+    """
+    c0, c1, c2, c3 = torch.broadcast_tensors(*counter)
+    k0, k1 = seed & MASK, (seed >> 32) & MASK
+    for _ in range(10):
+        # The products wrap modulo 2^64, which leaves all of their 64 bits right.
+        even, odd = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0 = ((odd >> 32) & MASK) ^ c1 ^ k0
+        c2 = ((even >> 32) & MASK) ^ c3 ^ k1
+        c1, c3 = odd & MASK, even & MASK
+        k0, k1 = (k0 + 0x9E3779B9) & MASK, (k1 + 0xBB67AE85) & MASK
+    return torch.stack((c0, c1, c2, c3), dim=-1)
+
+
+def log_exponential_reference(word: Tensor) -> Tensor:
+    """log of an Exp(1) variate, -log(1 - u) with u = (word + 1/2) / 2^32, in fp32.
+
+    The smallest variates decide a Gumbel-max draw; u is near 0 there, where fp32 keeps all 32 bits.
+    """
+    u = ((word.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
+    return torch.log(-torch.log1p(-u))
