@@ -47,7 +47,7 @@ def decode_attention_reference(
     starts = torch.arange(num_blocks, device=q.device) * block_size
     tables = block_tables[rows.long(), :num_blocks].long()
     tables = tables.masked_fill(starts >= context_lens[:, None], 0)
-    # One index over (block, head) gathers [B, Hkv, blocks, block_size, D] already in the order of the matmuls.
+    # One index over (block, head) gathers [B, Hkv, blocks, block_size, D] in the order of the matmuls.
     heads = torch.arange(num_kv_heads, device=q.device)[:, None]
     k, v = (kv[tables[:, None], part, heads].flatten(2, 3).float() for part in (0, 1))
 
