@@ -28,6 +28,15 @@ class RowStart:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """A run of prompt tokens whose log-probabilities are wanted."""
+
+    first: int  # index in 0..T-1 of the token that predicts targets[0]; the next one predicts targets[1] …
+    targets: Int32
+    k: int  # how many of the best candidates to report
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. Shapes: R rows that compute tokens (decodes first), T tokens, S sampled tokens.
 
@@ -48,7 +57,7 @@ class StepPlan:
     sample_rows: Int32  # [S] device row that each sampled token belongs to
     sample_tokens: Int32  # [S] index in 0..T-1 of the token whose logits it is drawn from
     sample_positions: Int32  # [S] position that the sampled token takes in its sequence
-    prompt_logprob_rows: tuple[int, ...]  # indices into the R rows that also want prompt logprobs
+    prompt_logprobs: tuple[PromptLogprobs, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -69,8 +78,7 @@ class Logprobs:
 class StepResult:
     """What the device gives back for a plan."""
 
-    tokens: Int32  # [S]
-    logprobs: Logprobs | None  # rows where the plan's sampled tokens asked for them, in sample order
+    tokens: Int32  # [S]; -1 where the logits were not finite
     logprob_samples: Int32  # [N] which of the S samples `logprobs` describes
-    prompt_logprobs: dict[int, Logprobs]  # by index into the R rows: of the tokens that follow each query
-    invalid: Int32  # indices into the S samples whose logits were not finite
+    logprobs: Logprobs | None  # of the samples whose requests asked for them; None when N is 0
+    prompt_logprobs: tuple[Logprobs, ...]  # as in the plan

@@ -1,0 +1,114 @@
+"""EngineCore: one synchronous, deterministic step loop over scheduler and runner."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from engine.config import StepStats
+from engine.plan import StepPlan, StepResult
+from engine.request import Abort, Output, Request
+from engine.scheduler import Scheduler
+
+
+class InFlight(Protocol):
+    """A launched step."""
+
+    def wait(self) -> StepResult:
+        """Block until the device is done with it, and return what it gave."""
+        ...
+
+
+class Runner(Protocol):
+    """Executes plans in the order in which they are launched."""
+
+    def launch(self, plan: StepPlan) -> InFlight:
+        """Start a step without waiting for it or for those before it."""
+        ...
+
+
+class EngineCore:
+    """`add`, `abort` and `step`: the whole engine, driven by whoever owns it.
+
+    A step schedules and launches, and then commits the step before, so that the host works while the
+    device does. Serving runs it in a process of its own, offline use and tests step it by hand.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float] = time.monotonic):
+        self.scheduler = scheduler
+        self.runner = runner
+        self.clock = clock
+        self.stats = self._stats(0, 0, (0.0, 0.0, 0.0, 0.0))
+        self._launched: deque[InFlight] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ValueError when it could never run."""
+        self.scheduler.add(request)
+
+    def abort(self, request_id: int) -> None:
+        """Forget a request, if it is still there."""
+        self.scheduler.abort(request_id)
+
+    def handle(self, command: Request | Abort) -> list[Output]:
+        """Apply a command that came over the seam; a refusal becomes the request's only outputs."""
+        if isinstance(command, Abort):
+            self.abort(command.id)
+            return []
+        try:
+            self.add(command)
+        except ValueError as refusal:
+            return [
+                Output(command.id, index, [], finish_reason="error", error=str(refusal))
+                for index in range(command.params.n)
+            ]
+        return []
+
+    def step(self) -> list[Output]:
+        """Launch the next step, if there is one, and return what the one before it gave."""
+        begin = self.clock()
+        plan = self.scheduler.schedule(begin)
+        scheduled = self.clock()
+        if plan is not None:
+            self._launched.append(self.runner.launch(plan))
+        launched = waited = self.clock()
+        outputs: list[Output] = []
+        if self._launched and (plan is None or len(self._launched) > 1):
+            result = self._launched.popleft().wait()
+            waited = self.clock()
+            outputs = self.scheduler.commit(result)
+        committed = self.clock()
+        decodes = plan.num_decodes if plan else 0
+        prefills = len(plan.prefill_tokens) if plan else 0
+        phases = (scheduled - begin, launched - scheduled, waited - launched, committed - waited)
+        self.stats = self._stats(prefills, decodes, phases)
+        return outputs
+
+    def _stats(self, prefills: int, decodes: int, phases: tuple[float, float, float, float]) -> StepStats:
+        scheduler, pool = self.scheduler, self.scheduler.blocks.pool
+        return StepStats(
+            free_blocks=pool.num_free,
+            active_blocks=pool.num_active,
+            cached_blocks=0,
+            block_references=pool.references,
+            tokens_filled=scheduler.tokens_filled,
+            running=sum(len(group.live) for group in scheduler.running),
+            waiting=len(scheduler.waiting),
+            swapped=0,
+            preemptions_recompute=scheduler.preemptions,
+            preemptions_swap=0,
+            block_allocations=pool.allocations,
+            block_evictions=0,
+            copy_on_write=scheduler.blocks.copies_on_write,
+            prefill_tokens=prefills,
+            decode_tokens=decodes,
+            schedule_seconds=phases[0],
+            launch_seconds=phases[1],
+            wait_seconds=phases[2],
+            commit_seconds=phases[3],
+        )

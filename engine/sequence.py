@@ -1,0 +1,65 @@
+"""Sequences, and the groups that a request's sequences form."""
+
+from __future__ import annotations
+
+from engine.block_manager import BlockTable
+from engine.request import FinishReason, Request, TokenLogprob
+
+NO_ROW = -1
+
+
+class Sequence:
+    """One line of tokens: the prompt and what was generated after it, known to the host."""
+
+    __slots__ = ("finish_reason", "group", "index", "row", "table", "tokens")
+
+    def __init__(self, group: SequenceGroup, index: int) -> None:
+        self.group = group
+        self.index = index
+        self.tokens = list(group.request.prompt)
+        self.table: BlockTable = []
+        self.row = NO_ROW  # device row while the group runs
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.group.num_prompt
+
+
+class SequenceGroup:
+    """The sequences of one request: admitted, preempted and resumed together (section 4.5)."""
+
+    __slots__ = (
+        "first_output_due",
+        "forked",
+        "num_prompt",
+        "order",
+        "prefill_queue",
+        "prompt_logprobs",
+        "prompt_logprobs_asked",
+        "queue_seconds",
+        "request",
+        "sequences",
+        "stop_tokens",
+    )
+
+    def __init__(self, request: Request, order: int, eos_token_ids: tuple[int, ...]) -> None:
+        self.request = request
+        self.order = order  # of arrival: the smaller one is served first and yields last
+        self.num_prompt = len(request.prompt)
+        params = request.params
+        eos = () if params.ignore_eos else eos_token_ids
+        self.stop_tokens = frozenset(eos) | frozenset(params.stop_token_ids)
+        self.sequences = [Sequence(self, index) for index in range(params.n)]
+        self.forked = params.n == 1  # the prompt's blocks are shared out once it has been computed
+        self.prefill_queue: list[Sequence] = []  # running, but not in the cache as a whole yet
+        self.prompt_logprobs: list[TokenLogprob | None] | None = (
+            [None] if params.prompt_logprobs is not None else None
+        )
+        self.prompt_logprobs_asked = 1  # prompt tokens before this one are collected or in flight
+        self.queue_seconds: float | None = None
+        self.first_output_due = True
+
+    @property
+    def live(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if sequence.finish_reason is None]
