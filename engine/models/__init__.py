@@ -1,0 +1,1 @@
+"""Causal language models over the paged KV cache: configuration, architectures, weights."""

@@ -1,0 +1,33 @@
+"""The layer of OPT and GPT-2: attention and a plain two-layer MLP, each with a layer norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.models.batch import ForwardBatch
+from engine.models.layers import Attention, LayerNorm, Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    attention_norm: LayerNorm
+    qkv: Linear
+    attention: Attention
+    output: Linear
+    mlp_norm: LayerNorm
+    up: Linear
+    activation: Callable[[Tensor], Tensor]
+    down: Linear
+
+    def pre_norm(self, x: Tensor, batch: ForwardBatch, kv: Tensor) -> Tensor:
+        """x [T, H] -> [T, H], norms before attention and MLP."""
+        x = x + self.output(self.attention(self.qkv(self.attention_norm(x)), batch, kv))
+        return x + self.down(self.activation(self.up(self.mlp_norm(x))))
+
+    def post_norm(self, x: Tensor, batch: ForwardBatch, kv: Tensor) -> Tensor:
+        """x [T, H] -> [T, H], norms after the residual additions."""
+        x = self.attention_norm(x + self.output(self.attention(self.qkv(x), batch, kv)))
+        return self.mlp_norm(x + self.down(self.activation(self.up(x))))

@@ -1,0 +1,84 @@
+"""The pre-norm decoder with rotary positions and gated MLP: Llama, Mistral, Qwen2/2.5 and Qwen3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.models.batch import ForwardBatch
+from engine.models.config import ModelConfig
+from engine.models.layers import Attention, Linear
+from engine.models.rope import rope_table
+from engine.models.weights import Weights
+from kernels.backend import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    input_norm: Tensor
+    qkv: Linear
+    attention: Attention
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """The architectures differ by config only: biases, QK-norm, window per layer, rotary scaling."""
+
+    base_prefix = "model."  # of a causal LM's checkpoint; a bare decoder's has none
+    ignored = r"(.*\.)?rotary_emb\.inv_freq"  # a buffer in old Llama checkpoints, computed here
+
+    def __init__(self, config: ModelConfig, backend: Backend, weights: Weights, max_model_len: int) -> None:
+        if config.rope is None:
+            raise ValueError(f"{config.architecture} needs rotary positions")
+        self.config = config
+        self.backend = backend
+        self.embedding = weights.embedding("model.embed_tokens", config.vocab_size, config.hidden_size)
+        rope = rope_table(config.rope, config.head_dim, max_model_len, weights.device)
+        self.layers = [self._layer(weights, layer, rope) for layer in range(config.num_layers)]
+        self.final_norm = weights.rms_norm("model.norm", config.hidden_size)
+        self.head = weights.output_head("model.embed_tokens", self.embedding, tied=config.tie_word_embeddings)
+
+    def _layer(self, weights: Weights, layer: int, rope: Tensor) -> _Layer:
+        config = self.config
+        name = f"model.layers.{layer}"
+        hidden, inner = config.hidden_size, config.intermediate_size
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        qkv = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        q_norm = k_norm = None
+        if config.qk_norm:
+            q_norm = weights.rms_norm(f"{name}.self_attn.q_norm", config.head_dim)
+            k_norm = weights.rms_norm(f"{name}.self_attn.k_norm", config.head_dim)
+        return _Layer(
+            input_norm=weights.rms_norm(f"{name}.input_layernorm", hidden),
+            qkv=weights.linear(f"{name}.self_attn", qkv, hidden, bias=config.qkv_bias),
+            attention=Attention(self.backend, config, config.windows[layer], rope, q_norm, k_norm),
+            output=weights.linear(f"{name}.self_attn", {"o_proj": hidden}, q_size, bias=config.output_bias),
+            mlp_norm=weights.rms_norm(f"{name}.post_attention_layernorm", hidden),
+            gate_up=weights.linear(
+                f"{name}.mlp", {"gate_proj": inner, "up_proj": inner}, hidden, bias=config.mlp_bias
+            ),
+            down=weights.linear(f"{name}.mlp", {"down_proj": hidden}, inner, bias=config.mlp_bias),
+        )
+
+    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
+        """Compute the batch's tokens over the whole KV cache tensor -> hidden [T, H], final norm applied."""
+        add_rms_norm, silu_mul = self.backend.add_rms_norm, self.backend.silu_mul
+        eps = self.config.norm_eps
+        residual = F.embedding(batch.tokens, self.embedding)
+        x = self.backend.rms_norm(residual, self.layers[0].input_norm, eps)
+        next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
+        for layer, next_norm, kv in zip(self.layers, next_norms, cache.unbind(1), strict=True):
+            x = layer.output(layer.attention(layer.qkv(x), batch, kv))
+            x, residual = add_rms_norm(x, residual, layer.mlp_norm, eps)
+            x = layer.down(silu_mul(layer.gate_up(x)))
+            x, residual = add_rms_norm(x, residual, next_norm, eps)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [S, H] -> [S, V]."""
+        return F.linear(hidden, self.head)

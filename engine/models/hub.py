@@ -1,0 +1,56 @@
+"""Where a model's files are: a folder, or the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Weights, configs and tokenizer at the top of the repository: no pickles, no other framework's copies.
+FILES = ["model*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
+
+
+def resolve_model(name_or_path: str, on_progress: Callable[[int, int], None] | None = None) -> Path:
+    """The model's folder, downloaded when it is a Hub id (`owner/name` or `name`).
+
+    `on_progress` gets (done, total) bytes; the total grows while files are found. Raises ValueError that says
+    what was tried.
+    """
+    folder = Path(name_or_path).expanduser()
+    if folder.is_dir():
+        return folder
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name_or_path) is None:
+        raise ValueError(f"{name_or_path} is no folder, and no Hub id (owner/name) either")
+    from huggingface_hub import snapshot_download
+
+    try:
+        path = snapshot_download(
+            name_or_path,
+            allow_patterns=FILES,
+            ignore_patterns=["*/*"],
+            tqdm_class=_progress_bar(on_progress) if on_progress else None,
+        )
+    except Exception as error:  # the client raises its own, httpx's and the operating system's kinds
+        raise ValueError(
+            f"{name_or_path} is no folder here, and could not be downloaded from the Hub: {error}. Give a "
+            f"folder that save_pretrained wrote, or check name, network and (for a gated model) HF_TOKEN."
+        ) from error
+    return Path(path)
+
+
+def _progress_bar(on_progress: Callable[[int, int], None]) -> Any:
+    """A tqdm class that draws nothing and reports the bar that counts the bytes of all files."""
+    from huggingface_hub.utils import tqdm
+
+    class ReportingBar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.counts_bytes = kwargs.get("name") == "huggingface_hub.snapshot_download"
+            super().__init__(*args, **{**kwargs, "disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            if self.counts_bytes and self.total:
+                on_progress(int(self.n), int(self.total))
+
+    return ReportingBar

@@ -1,0 +1,137 @@
+"""What the architectures share: linear layers, layer norm, activations, attention over the paged cache.
+
+Plain objects over plain tensors: at one token a step is bound by how fast Python launches kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.models.batch import ForwardBatch
+from engine.models.config import Activation, ModelConfig
+from kernels.backend import Backend
+
+
+class Linear:
+    """weight [out, in], bias [out] or None: x [T, in] -> [T, out]."""
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class LayerNorm:
+    """weight and bias [H], or None: x [T, H] -> [T, H]."""
+
+    __slots__ = ("bias", "eps", "weight")
+
+    def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+class Attention:
+    """One layer's attention: K and V of the fused projection to the cache, then queries over contexts."""
+
+    __slots__ = (
+        "backend",
+        "head_dim",
+        "k_norm",
+        "norm_eps",
+        "num_heads",
+        "q_norm",
+        "q_size",
+        "rope",
+        "scale",
+        "window",
+    )
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: ModelConfig,
+        window: int,
+        rope: Tensor | None = None,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+    ) -> None:
+        self.backend = backend
+        self.num_heads = config.num_heads
+        self.head_dim = config.head_dim
+        self.q_size = config.num_heads * config.head_dim
+        self.scale = config.head_dim**-0.5
+        self.norm_eps = config.norm_eps
+        self.window = window
+        self.rope = rope
+        self.q_norm = q_norm
+        self.k_norm = k_norm
+
+    def __call__(self, qkv: Tensor, batch: ForwardBatch, kv: Tensor) -> Tensor:
+        """qkv [T, (Hq + 2 Hkv) D] (q is overwritten), kv: this layer's cache -> [T, Hq D]."""
+        backend = self.backend
+        backend.qkv_to_cache(
+            qkv,
+            batch.positions,
+            batch.slots,
+            kv,
+            self.num_heads,
+            self.rope,
+            self.q_norm,
+            self.k_norm,
+            self.norm_eps,
+        )
+        q = qkv[:, : self.q_size].unflatten(1, (self.num_heads, self.head_dim))
+        decodes = batch.decode_rows.shape[0]
+        outputs = []
+        if decodes:
+            outputs.append(
+                backend.decode_attention(
+                    q[:decodes],
+                    kv,
+                    batch.block_tables,
+                    batch.decode_rows,
+                    batch.decode_context_lens,
+                    self.scale,
+                    self.window,
+                    batch.workspace,
+                )
+            )
+        if batch.prefill is not None:
+            prefill = batch.prefill
+            outputs.append(
+                backend.prefill_attention(
+                    q[decodes:],
+                    kv,
+                    batch.block_tables,
+                    prefill.rows,
+                    prefill.query_starts,
+                    prefill.context_lens,
+                    prefill.max_query_len,
+                    self.scale,
+                    self.window,
+                )
+            )
+        out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return out.flatten(1)

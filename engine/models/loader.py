@@ -1,0 +1,164 @@
+"""Streams a model folder's safetensors into parameters that are already on the device."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.models.gpt2 import GPT2
+from engine.models.opt import OPT
+from engine.models.weights import Weights
+from kernels.backend import Backend
+
+Model: TypeAlias = Decoder | OPT | GPT2
+
+_MODELS: dict[str, type[Model]] = {
+    "LlamaForCausalLM": Decoder,
+    "MistralForCausalLM": Decoder,
+    "Qwen2ForCausalLM": Decoder,
+    "Qwen3ForCausalLM": Decoder,
+    "OPTForCausalLM": OPT,
+    "GPT2LMHeadModel": GPT2,
+}
+_FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
+_SINGLE_FILE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+def load_model(
+    folder: str | Path,
+    config: ModelConfig,
+    backend: Backend,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    max_model_len: int,
+    load_format: Literal["auto", "dummy"] = "auto",
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> tuple[Model, int]:
+    """The model on `device` in `dtype`, and its weights' bytes. `on_progress` gets (done, total) bytes.
+
+    `dummy` reads no files: normal noise, the same for a seed on a kind of device. Raises ValueError for a
+    folder without safetensors, and for missing, unknown, mis-shaped or quantised tensors, by name.
+    """
+    if max_model_len > config.max_position_embeddings:
+        raise ValueError(
+            f"--max-model-len ({max_model_len}) is more than the model's max_position_embeddings "
+            f"({config.max_position_embeddings})"
+        )
+    report = on_progress or (lambda done, total: None)
+    weights = Weights(torch.device(device), dtype)
+    with torch.no_grad():
+        model = _MODELS[config.architecture](config, backend, weights, max_model_len)
+        total = weights.num_bytes
+        report(0, total)
+        if load_format == "dummy":
+            done = 0
+            for matrix in weights.draw(seed):
+                done += matrix.nbytes
+                report(done, total)
+        else:
+            _load(Path(folder), model, weights, report)
+    report(total, total)
+    return model, total
+
+
+def _load(folder: Path, model: Model, weights: Weights, report: Callable[[int, int], None]) -> None:
+    files = [_open(path) for path in _weight_files(folder)]
+    _check(folder, files, model, weights)
+    done, total = 0, weights.num_bytes
+    for file in files:
+        for name in file.offset_keys():  # in the order of the bytes on disk
+            place = weights.places.get(_full_name(name, model, weights))
+            if place is not None:
+                place.copy_(file.get_tensor(name))
+                done += place.nbytes
+                report(done, total)
+    for file in files:
+        for name in file.offset_keys():
+            twin = weights.tied.get(name)
+            if twin is not None and not _equal(file.get_tensor(name), weights.places[twin]):
+                raise ValueError(
+                    f"{folder}: config.json ties {name} to {twin}, but the two differ; "
+                    f"set tie_word_embeddings to false to use both"
+                )
+
+
+def _equal(tensor: Tensor, parameter: Tensor) -> bool:
+    return torch.equal(tensor.to(parameter), parameter)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The folder's safetensors files; an index may name only files beside it."""
+    if (folder / _SINGLE_FILE).is_file():
+        return [folder / _SINGLE_FILE]
+    index = folder / _INDEX
+    if not index.is_file():
+        found = sorted(
+            path.name for suffix in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(suffix)
+        )
+        hint = f" (it has {', '.join(found[:3])})" if found else ""
+        raise ValueError(
+            f"{folder} has neither {_SINGLE_FILE} nor {_INDEX}{hint}. Other formats are never opened; "
+            f"convert with transformers: AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)"
+        )
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"{index} is not an index of safetensors files: {error!r}") from error
+    for name in names:
+        if not isinstance(name, str) or re.fullmatch(r"[^/\\]+\.safetensors", name) is None:
+            raise ValueError(f"{index} names {name!r}; it may only name .safetensors files beside it")
+        if not (folder / name).is_file():
+            raise ValueError(f"{index} names {name}, which is not in {folder}; download the model again")
+    return [folder / name for name in sorted(names)]
+
+
+def _open(path: Path) -> Any:  # safetensors has no types
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a complete safetensors file: {error}; download it again") from error
+
+
+def _full_name(name: str, model: Model, weights: Weights) -> str:
+    """A checkpoint of the bare decoder leaves the base prefix out."""
+    return name if name in weights.places else model.base_prefix + name
+
+
+def _check(folder: Path, files: list[Any], model: Model, weights: Weights) -> None:
+    """Compare names, shapes and types from the files' headers, before any weight is read."""
+    found: set[str] = set()
+    problems: list[str] = []
+    for file in files:
+        for name in file.offset_keys():
+            if re.fullmatch(model.ignored, name) is not None:
+                continue
+            full_name = _full_name(name, model, weights)
+            place = weights.places.get(weights.tied.get(name, full_name))
+            if place is None:
+                problems.append(f"{name} is no weight of {model.config.architecture}")
+                continue
+            if full_name in found:
+                problems.append(f"{name} is there twice")
+            found.add(full_name)
+            header = file.get_slice(name)
+            shape, kind = list(header.get_shape()), header.get_dtype()
+            if shape != list(place.shape):
+                problems.append(f"{name} has shape {shape}, but config.json asks for {list(place.shape)}")
+            if kind not in _FLOAT_TYPES:
+                problems.append(f"{name} holds {kind}; only {', '.join(_FLOAT_TYPES)} are supported")
+    problems += [f"{name} is missing" for name in weights.places if name not in found]
+    if problems:
+        rest = f" … and {len(problems) - 10} more" if len(problems) > 10 else ""
+        raise ValueError(f"{folder} does not fit its config.json: {'; '.join(problems[:10])}{rest}")

@@ -1,0 +1,83 @@
+"""OPT: learned positions, layer norms before (or, in the 350M, after) attention and MLP."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.models.batch import ForwardBatch
+from engine.models.block import Block
+from engine.models.config import ModelConfig
+from engine.models.layers import ACTIVATIONS, Attention
+from engine.models.weights import Weights
+from kernels.backend import Backend
+
+POSITION_OFFSET = 2  # the first rows of the position table were fairseq's padding
+
+
+class OPT:
+    """OPT of every size, Galactica's variations (no biases, GELU) included."""
+
+    base_prefix = "model."
+    ignored = r"(model\.)?decoder\.version"  # a fairseq buffer in old checkpoints
+
+    def __init__(self, config: ModelConfig, backend: Backend, weights: Weights, max_model_len: int) -> None:
+        del max_model_len  # learned positions come in the checkpoint's number
+        self.config = config
+        self.backend = backend
+        name = "model.decoder"
+        hidden, size = config.hidden_size, config.embedding_size
+        self.embedding = weights.embedding(f"{name}.embed_tokens", config.vocab_size, size)
+        rows = config.max_position_embeddings + POSITION_OFFSET
+        self.positions = weights.embedding(f"{name}.embed_positions", rows, hidden)[POSITION_OFFSET:]
+        self.project_in = self.project_out = None
+        if size != hidden:
+            self.project_in = weights.linear(name, {"project_in": hidden}, size, bias=False)
+            self.project_out = weights.linear(name, {"project_out": size}, hidden, bias=False)
+        self.layers = [self._layer(weights, layer) for layer in range(config.num_layers)]
+        self.final_norm = None
+        if config.final_norm:
+            self.final_norm = weights.layer_norm(
+                f"{name}.final_layer_norm", hidden, config.norm_eps, affine=config.norm_affine
+            )
+        self.head = weights.output_head(
+            f"{name}.embed_tokens", self.embedding, tied=config.tie_word_embeddings
+        )
+
+    def _layer(self, weights: Weights, layer: int) -> Block:
+        config = self.config
+        name = f"model.decoder.layers.{layer}"
+        hidden, inner, eps, affine = (
+            config.hidden_size,
+            config.intermediate_size,
+            config.norm_eps,
+            config.norm_affine,
+        )
+        qkv = dict.fromkeys(("q_proj", "k_proj", "v_proj"), hidden)
+        return Block(
+            attention_norm=weights.layer_norm(f"{name}.self_attn_layer_norm", hidden, eps, affine=affine),
+            qkv=weights.linear(f"{name}.self_attn", qkv, hidden, bias=config.qkv_bias),
+            attention=Attention(self.backend, config, config.windows[layer]),
+            output=weights.linear(f"{name}.self_attn", {"out_proj": hidden}, hidden, bias=config.output_bias),
+            mlp_norm=weights.layer_norm(f"{name}.final_layer_norm", hidden, eps, affine=affine),
+            up=weights.linear(name, {"fc1": inner}, hidden, bias=config.mlp_bias),
+            activation=ACTIVATIONS[config.activation],
+            down=weights.linear(name, {"fc2": hidden}, inner, bias=config.mlp_bias),
+        )
+
+    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
+        """Compute the batch's tokens over the whole KV cache tensor -> hidden [T, H], final norm applied."""
+        x = F.embedding(batch.tokens, self.embedding)
+        if self.project_in is not None:
+            x = self.project_in(x)
+        x = x + F.embedding(batch.positions, self.positions)
+        run = Block.pre_norm if self.config.norm_before else Block.post_norm
+        for layer, kv in zip(self.layers, cache.unbind(1), strict=True):
+            x = run(layer, x, batch, kv)
+        return x if self.final_norm is None else self.final_norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [S, H] -> [S, V]."""
+        if self.project_out is not None:
+            hidden = self.project_out(hidden)
+        return F.linear(hidden, self.head)
