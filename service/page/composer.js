@@ -1,0 +1,71 @@
+// The box to write in, with its one button: send, or stop while an answer comes.
+
+export class Composer {
+  #form = document.getElementById("composer");
+  #input = document.getElementById("prompt");
+  #button = document.getElementById("send");
+  #busy = false;
+  #ready = false;
+
+  constructor({ send, stop }) {
+    const submit = () => {
+      const text = this.#input.value.trim();
+      if (!this.#ready || this.#busy || text === "") return;
+      this.#input.value = "";
+      this.#refresh();
+      send(text);
+    };
+    this.#form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (this.#busy) stop();
+      else submit();
+    });
+    this.#input.addEventListener("input", () => this.#refresh());
+    this.#input.addEventListener("keydown", (event) => {
+      // Enter that ends an input method's composition is not ours.
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      submit();
+    });
+    document.addEventListener("keydown", (event) => {
+      if (document.querySelector("dialog[open]")) return;
+      if (event.key === "Escape" && this.#busy) stop();
+      else if (startsTyping(event)) this.focus();
+    });
+    this.#refresh();
+  }
+
+  focus() {
+    this.#input.focus({ preventScroll: true });
+  }
+
+  /** Focuses only where that opens no on-screen keyboard. */
+  focusWithKeyboard() {
+    if (window.matchMedia("(hover: hover)").matches) this.focus();
+  }
+
+  setBusy(busy) {
+    this.#busy = busy;
+    this.#refresh();
+  }
+
+  setReady(ready, placeholder) {
+    this.#ready = ready;
+    this.#input.placeholder = placeholder;
+    this.#refresh();
+  }
+
+  #refresh() {
+    const label = this.#busy ? "Stop" : "Send";
+    this.#form.classList.toggle("busy", this.#busy);
+    this.#button.setAttribute("aria-label", label);
+    this.#button.title = this.#busy ? "Stop (Esc)" : "Send (Enter)";
+    this.#button.disabled = !this.#busy && (!this.#ready || this.#input.value.trim() === "");
+  }
+}
+
+/** A printable key pressed while nothing has the focus is meant for the composer. */
+function startsTyping(event) {
+  const printable = event.key.length === 1 && event.key !== " ";
+  return printable && !event.ctrlKey && !event.metaKey && !event.altKey && document.activeElement === document.body;
+}

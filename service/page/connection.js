@@ -1,0 +1,46 @@
+// Whether the server can answer: follows its start-up, learns its models, and comes back after a loss.
+
+import { ApiError, listModels, watchStartup } from "./api.js";
+import { askForKey } from "./keyprompt.js";
+
+const FIRST_DELAY_MS = 500;
+const MAX_DELAY_MS = 5000;
+
+export class Connection {
+  #opening = false;
+  #changed;
+
+  /**
+   * changed(state) is called with {phase: "connecting"}, {phase: "loading", progress?}, {phase: "ready", models} or
+   * {phase: "offline", message}.
+   */
+  constructor(changed) {
+    this.#changed = changed;
+  }
+
+  /** Tries until the server is ready. Calls while it tries change nothing. */
+  async open() {
+    if (this.#opening) return;
+    this.#opening = true;
+    this.#changed({ phase: "connecting" });
+    for (let delay = FIRST_DELAY_MS; ; delay = Math.min(delay * 2, MAX_DELAY_MS)) {
+      try {
+        for await (const progress of watchStartup()) this.#changed({ phase: "loading", progress });
+        this.#changed({ phase: "ready", models: await listModels() });
+        break;
+      } catch (error) {
+        if (!(error instanceof ApiError)) console.error(error);
+        if (error.status === 401) {
+          if (await askForKey()) continue;
+          this.#changed({ phase: "offline", message: "This server asks for an API key." });
+        } else if (error.status === 503) {
+          this.#changed({ phase: "loading" });
+        } else {
+          this.#changed({ phase: "offline", message: error.message });
+        }
+      }
+      await new Promise((resolve) => setTimeout(resolve, delay));
+    }
+    this.#opening = false;
+  }
+}

@@ -1,0 +1,35 @@
+// Light or dark. A classic script in <head>, so that a chosen theme is there before the first paint.
+(() => {
+  const root = document.documentElement;
+  const system = window.matchMedia("(prefers-color-scheme: dark)");
+
+  const chosen = () => {
+    try {
+      return localStorage.getItem("quire.theme");
+    } catch {
+      return null;
+    }
+  };
+  const choose = (theme) => {
+    // Choosing what the system has anyway means following the system again.
+    const follows = theme === (system.matches ? "dark" : "light");
+    if (follows) delete root.dataset.theme;
+    else root.dataset.theme = theme;
+    try {
+      if (follows) localStorage.removeItem("quire.theme");
+      else localStorage.setItem("quire.theme", theme);
+    } catch {
+      // Without storage the choice lasts as long as the page.
+    }
+  };
+
+  const saved = chosen();
+  if (saved === "light" || saved === "dark") root.dataset.theme = saved;
+
+  document.addEventListener("DOMContentLoaded", () => {
+    document.getElementById("theme").addEventListener("click", () => {
+      const now = root.dataset.theme ?? (system.matches ? "dark" : "light");
+      choose(now === "dark" ? "light" : "dark");
+    });
+  });
+})();

@@ -1,0 +1,58 @@
+// The list of messages: what is in it, and where it is scrolled to.
+
+import { MessageView } from "./message.js";
+
+const NEAR_END_PX = 60;
+
+export class Transcript {
+  #list = document.getElementById("messages");
+  #scroller = document.getElementById("scroller");
+  #jump = document.getElementById("jump");
+  #following = true;
+  #again;
+
+  /** `again` is called when the user wants the last answer once more. */
+  constructor(again) {
+    this.#again = again;
+    this.#scroller.addEventListener("scroll", () => this.#setFollowing(this.#isAtEnd()), { passive: true });
+    this.#jump.addEventListener("click", () => this.follow());
+    new ResizeObserver(() => this.keepUp()).observe(this.#scroller);
+  }
+
+  show(messages) {
+    this.#list.replaceChildren();
+    for (const message of messages) this.add(message);
+    this.follow();
+  }
+
+  add(message) {
+    const view = new MessageView(message, this.#again);
+    this.#list.append(view.node);
+    return view;
+  }
+
+  dropLast() {
+    this.#list.lastElementChild?.remove();
+  }
+
+  /** Goes to the end and stays there while text comes, until the reader scrolls up. */
+  follow() {
+    this.#setFollowing(true);
+    this.keepUp();
+  }
+
+  keepUp() {
+    if (this.#following) this.#scroller.scrollTop = this.#scroller.scrollHeight;
+    else this.#jump.hidden = this.#isAtEnd();
+  }
+
+  #isAtEnd() {
+    const { scrollHeight, scrollTop, clientHeight } = this.#scroller;
+    return scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
+  }
+
+  #setFollowing(following) {
+    this.#following = following;
+    this.#jump.hidden = following;
+  }
+}
