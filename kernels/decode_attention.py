@@ -5,13 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
+
+from kernels.tile import LOWEST, attend, check_attention_inputs, load_tile
+
+LOG2_E = 1.4426950408889634
+TARGET_PROGRAMS = 1024
+MAX_SPLITS = 64
+MIN_SPLIT_TILES = 2
+LONG_SPLITS = 4
+LONG_SPLIT_TILES = 16
 
 
 @dataclass(frozen=True)
 class DecodeWorkspace:
     """Scratch of split decode attention, made once and reused by every layer and step.
 
-    partials [max_batch, max_splits, num_q_heads, head_dim] f32, lse [max_batch, max_splits, num_q_heads] f32.
+    partials [rows × splits, num_q_heads, head_dim] f32, log-sum-exps lse [rows × splits, num_q_heads] f32.
     """
 
     partials: torch.Tensor
@@ -21,10 +32,196 @@ class DecodeWorkspace:
     def allocate(
         cls, max_batch: int, num_q_heads: int, head_dim: int, device: torch.device | str
     ) -> DecodeWorkspace:
+        """Enough for every batch up to `max_batch`."""
+        count = max(LONG_SPLITS * max_batch, min(TARGET_PROGRAMS, MAX_SPLITS * max_batch) + max_batch)
         return cls(
-            torch.empty(max_batch, num_q_heads, head_dim, dtype=torch.float32, device=device),
-            torch.empty(max_batch, num_q_heads, dtype=torch.float32, device=device),
+            torch.empty(count, num_q_heads, head_dim, dtype=torch.float32, device=device),
+            torch.empty(count, num_q_heads, dtype=torch.float32, device=device),
         )
+
+
+@triton.jit
+def _tiles_and_splits(
+    context_len: tl.tensor,
+    window: tl.tensor,
+    max_splits: tl.tensor,
+    min_split_tiles: tl.tensor,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """The row's first visible key, first tile, number of tiles, tiles in a split, and splits with work."""
+    first_key = tl.where(window > 0, tl.maximum(context_len - window, 0), 0)
+    first_tile = first_key // TILE
+    tiles = tl.cdiv(context_len, TILE) - first_tile
+    split_tiles = tl.maximum(tl.cdiv(tiles, max_splits), min_split_tiles)
+    return first_key, first_tile, tiles, split_tiles, tl.cdiv(tiles, split_tiles)
+
+
+@triton.jit(do_not_specialize=["window", "min_split_tiles"])
+def _decode_kernel(
+    out: tl.tensor,
+    partials: tl.tensor,
+    lse: tl.tensor,
+    q: tl.tensor,
+    kv: tl.tensor,
+    block_tables: tl.tensor,
+    rows: tl.tensor,
+    context_lens: tl.tensor,
+    scale_log2: tl.tensor,
+    window: tl.tensor,
+    min_split_tiles: tl.tensor,
+    q_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    part_stride: tl.tensor,
+    head_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """One split of one row's context for the query heads of one kv head."""
+    kv_head = tl.program_id(0)
+    index = tl.program_id(1)
+    split = tl.program_id(2)
+    num_q_heads = tl.num_programs(0) * GROUP
+    max_splits = tl.num_programs(2)
+    context_len = tl.load(context_lens + index)
+    first_key, first_tile, tiles, split_tiles, splits = _tiles_and_splits(
+        context_len, window, max_splits, min_split_tiles, TILE
+    )
+    if split >= tl.maximum(splits, 1):
+        return
+
+    lane = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, DIM)
+    q_head = kv_head * GROUP + lane
+    q_mask = (lane < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    q_offset = index.to(tl.int64) * q_stride + q_head[:, None] * HEAD_DIM + dim[None, :]
+    q_tile = tl.load(q + q_offset, mask=q_mask, other=0.0)
+
+    kv += kv_head * head_stride
+    table = block_tables + tl.load(rows + index).to(tl.int64) * table_stride
+    acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+    peak = tl.full([BLOCK_M], LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    begin = first_tile + split * split_tiles
+    for tile in range(begin, tl.minimum(begin + split_tiles, first_tile + tiles)):
+        k, v = load_tile(
+            kv, table, tile * TILE, context_len, block_stride, part_stride, slot_stride,
+            BLOCK_SIZE, HEAD_DIM, DIM, TILE, True,
+        )  # fmt: skip
+        key = tile * TILE + tl.arange(0, TILE)
+        seen = (key >= first_key) & (key < context_len)
+        acc, peak, total = attend(q_tile, k, v, seen[None, :], acc, peak, total, scale_log2, True)
+
+    # Every split with work saw a key; only a row without context has total 0, and its result is 0.
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    if splits <= 1:
+        offset = (index.to(tl.int64) * num_q_heads + q_head)[:, None] * HEAD_DIM + dim[None, :]
+        tl.store(out + offset, acc.to(out.dtype.element_ty), mask=q_mask)
+    else:
+        partial = (index.to(tl.int64) * max_splits + split) * num_q_heads + q_head
+        tl.store(partials + partial[:, None] * HEAD_DIM + dim[None, :], acc, mask=q_mask)
+        tl.store(lse + partial, peak + tl.log2(total), mask=lane < GROUP)
+
+
+@triton.jit(do_not_specialize=["window", "max_splits", "min_split_tiles"])
+def _merge_kernel(
+    out: tl.tensor,
+    partials: tl.tensor,
+    lse: tl.tensor,
+    context_lens: tl.tensor,
+    window: tl.tensor,
+    max_splits: tl.tensor,
+    min_split_tiles: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+) -> None:
+    """Merge one head's split results by their log-sum-exps (base 2), where the row was split at all."""
+    head = tl.program_id(0)
+    index = tl.program_id(1)
+    num_q_heads = tl.num_programs(0)
+    context_len = tl.load(context_lens + index)
+    _, _, _, _, splits = _tiles_and_splits(context_len, window, max_splits, min_split_tiles, TILE)
+    if splits <= 1:
+        return
+    split = tl.arange(0, SPLITS)
+    dim = tl.arange(0, DIM)
+    partial = (index.to(tl.int64) * max_splits + split) * num_q_heads + head
+    split_lse = tl.load(lse + partial, mask=split < splits, other=float("-inf"))
+    weights = tl.exp2(split_lse - tl.max(split_lse, 0))
+    mask = (split < splits)[:, None] & (dim < HEAD_DIM)[None, :]
+    values = tl.load(partials + partial[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0)
+    merged = tl.sum(values * weights[:, None], 0) / tl.sum(weights, 0)
+    offset = (index.to(tl.int64) * num_q_heads + head) * HEAD_DIM + dim
+    tl.store(out + offset, merged.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
+
+
+def plan_splits(batch: int, num_kv_heads: int, max_tiles: int) -> tuple[int, int]:
+    """(splits of a row, fewest tiles worth a split) from what is known without looking at the lengths.
+
+    Small batches are split to fill the device, large ones into a few long parts to even out ragged lengths.
+    """
+    programs = batch * num_kv_heads
+    splits = triton.cdiv(TARGET_PROGRAMS, programs)
+    min_split_tiles = MIN_SPLIT_TILES
+    if splits < LONG_SPLITS:
+        splits, min_split_tiles = LONG_SPLITS, LONG_SPLIT_TILES
+    return max(min(splits, MAX_SPLITS, triton.cdiv(max_tiles, min_split_tiles)), 1), min_split_tiles
+
+
+def decode_attention(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    block_tables: torch.Tensor,
+    rows: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    window: int,
+    workspace: DecodeWorkspace,
+    splits: tuple[int, int] | None = None,
+) -> torch.Tensor:
+    """Attention of each row's newest token to its context; returns [B, Hq, D], 0 where the context is empty.
+
+    q [B, Hq, D] (one query per row, at position context_len − 1), kv [blocks, 2, Hkv, block_size, D],
+    block_tables [*, max_blocks] i32 indexed by rows [B] i32, context_lens [B] i32. `window` limits attention
+    to that many newest keys, 0 means all. Grid and launches depend on shapes only, so CUDA graphs may capture
+    it. `splits` overrides `plan_splits`. Split-KV after Flash-Decoding (Dao et al. 2023).
+    """
+    check_attention_inputs(q, kv)
+    batch, num_q_heads, head_dim = q.shape
+    num_kv_heads, block_size = kv.shape[2:4]
+    out = torch.empty((batch, num_q_heads, head_dim), dtype=q.dtype, device=q.device)
+    if batch == 0:
+        return out
+    group = num_q_heads // num_kv_heads
+    dim = triton.next_power_of_2(head_dim)
+    tile = 64 if dim * q.element_size() <= 512 else 32  # three stages of K and V fit in shared memory
+    max_tiles = triton.cdiv(block_tables.shape[1] * block_size, tile)
+    max_splits, min_split_tiles = splits or plan_splits(batch, num_kv_heads, max_tiles)
+    if batch * max_splits * num_q_heads > workspace.lse.numel():
+        raise ValueError(
+            f"{batch} rows × {max_splits} splits × {num_q_heads} heads exceed the workspace's "
+            f"{workspace.lse.numel()} partial results; allocate it for the largest batch"
+        )
+    _decode_kernel[num_kv_heads, batch, max_splits](
+        out, workspace.partials, workspace.lse, q, kv, block_tables, rows, context_lens,
+        scale * LOG2_E, window, min_split_tiles,
+        q.stride(0), block_tables.stride(0), *kv.stride()[:4],
+        GROUP=group, BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_SIZE=block_size,
+        HEAD_DIM=head_dim, DIM=dim, TILE=tile, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    if max_splits > 1:
+        _merge_kernel[num_q_heads, batch](
+            out, workspace.partials, workspace.lse, context_lens, window, max_splits, min_split_tiles,
+            HEAD_DIM=head_dim, DIM=dim, TILE=tile, SPLITS=MAX_SPLITS, num_warps=4,
+        )  # fmt: skip
+    return out
 
 
 def decode_attention_reference(

@@ -4,6 +4,153 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from kernels.tile import LOWEST, attend, check_attention_inputs, load_tile
+
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _find_sequence(
+    query_starts: tl.tensor, num_sequences: tl.tensor, tile: tl.tensor, BLOCK_Q: tl.constexpr
+) -> tl.tensor:
+    """The sequence of a query tile, and the tile's number within it.
+
+    Sequence p owns the tiles from query_starts[p] // BLOCK_Q + p on, which are at least as many as it needs.
+    """
+    low = 0
+    high = num_sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(query_starts + middle) // BLOCK_Q + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    return low, tile - (tl.load(query_starts + low) // BLOCK_Q + low)
+
+
+@triton.jit(do_not_specialize=["num_sequences", "window"])
+def _prefill_kernel(
+    out: tl.tensor,
+    q: tl.tensor,
+    kv: tl.tensor,
+    block_tables: tl.tensor,
+    rows: tl.tensor,
+    query_starts: tl.tensor,
+    context_lens: tl.tensor,
+    num_sequences: tl.tensor,
+    scale_log2: tl.tensor,
+    window: tl.tensor,
+    q_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    part_stride: tl.tensor,
+    head_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """BLOCK_M // GROUP consecutive queries of one sequence, for all query heads of one kv head."""
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    kv_head = tl.program_id(0)
+    # A sequence's later tiles see more keys: start the heavy ones first.
+    sequence, query_tile = _find_sequence(
+        query_starts, num_sequences, tl.num_programs(1) - 1 - tl.program_id(1), BLOCK_Q
+    )
+    query_start = tl.load(query_starts + sequence)
+    query_len = tl.load(query_starts + sequence + 1) - query_start
+    first_query = query_tile * BLOCK_Q
+    if first_query >= query_len:
+        return
+    context_len = tl.load(context_lens + sequence)
+    first_position = context_len - query_len + first_query
+    end = tl.minimum(first_position + BLOCK_Q, context_len)  # one past the last position
+
+    lane = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, DIM)
+    query = first_query + lane // GROUP
+    q_head = kv_head * GROUP + lane % GROUP
+    token = (query_start + query).to(tl.int64)
+    q_mask = ((lane < BLOCK_Q * GROUP) & (query < query_len))[:, None] & (dim < HEAD_DIM)[None, :]
+    q_offset = (token * q_stride + q_head * HEAD_DIM)[:, None] + dim[None, :]
+    q_tile = tl.load(q + q_offset, mask=q_mask, other=0.0)
+
+    kv += kv_head * head_stride
+    table = block_tables + tl.load(rows + sequence).to(tl.int64) * table_stride
+    acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+    peak = tl.full([BLOCK_M], LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    # Without a window all queries see all keys up to the first position's: whole tiles that need no mask.
+    first_tile = 0
+    masked_tile = tl.maximum(first_position + 1, 0) // TILE
+    if window > 0:
+        first_tile = tl.maximum(first_position + 1 - window, 0) // TILE
+        masked_tile = first_tile
+    for tile in range(first_tile, masked_tile):
+        k, v = load_tile(
+            kv, table, tile * TILE, context_len, block_stride, part_stride, slot_stride,
+            BLOCK_SIZE, HEAD_DIM, DIM, TILE, False,
+        )  # fmt: skip
+        acc, peak, total = attend(q_tile, k, v, True, acc, peak, total, scale_log2, False)
+    position = first_position + lane // GROUP
+    for tile in range(masked_tile, tl.cdiv(end, TILE)):
+        k, v = load_tile(
+            kv, table, tile * TILE, context_len, block_stride, part_stride, slot_stride,
+            BLOCK_SIZE, HEAD_DIM, DIM, TILE, True,
+        )  # fmt: skip
+        age = position[:, None] - (tile * TILE + tl.arange(0, TILE))[None, :]
+        seen = (age >= 0) & ((age < window) | (window == 0))
+        acc, peak, total = attend(q_tile, k, v, seen, acc, peak, total, scale_log2, True)
+
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    offset = ((token * tl.num_programs(0) * GROUP + q_head) * HEAD_DIM)[:, None] + dim[None, :]
+    tl.store(out + offset, acc.to(out.dtype.element_ty), mask=q_mask)
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    block_tables: torch.Tensor,
+    rows: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_query_len: int,
+    scale: float,
+    window: int,
+) -> torch.Tensor:
+    """Causal attention of the newest tokens of several sequences to their contexts; returns [Tp, Hq, D].
+
+    q [Tp, Hq, D] holds sequence p's queries at query_starts[p] : query_starts[p + 1] (i32 [P + 1], from 0).
+    They are the last tokens of a context of context_lens[p] (i32 [P]), whose K and V, the queries' own too,
+    are already in kv [blocks, 2, Hkv, block_size, D] under block_tables[rows[p]]. `window` limits attention
+    to that many newest keys, 0 means all. Tokens past query_starts[P] are padding: their result is undefined.
+    The grid depends only on shapes and on `max_query_len`, an upper bound. After FlashAttention-2 (Dao 2023).
+    """
+    check_attention_inputs(q, kv)
+    num_tokens, num_q_heads, head_dim = q.shape
+    num_kv_heads, block_size = kv.shape[2:4]
+    out = torch.empty((num_tokens, num_q_heads, head_dim), dtype=q.dtype, device=q.device)
+    num_sequences = rows.shape[0]
+    if num_tokens == 0 or num_sequences == 0:
+        return out
+    group = num_q_heads // num_kv_heads
+    dim = triton.next_power_of_2(head_dim)
+    row_bytes = dim * q.element_size()
+    block_m = 128 if row_bytes <= 256 and max_query_len * group > 64 else 64
+    _prefill_kernel[num_kv_heads, num_tokens // (block_m // group) + num_sequences](
+        out, q, kv, block_tables, rows, query_starts, context_lens, num_sequences,
+        scale * LOG2_E, window,
+        q.stride(0), block_tables.stride(0), *kv.stride()[:4],
+        GROUP=group, BLOCK_M=block_m, BLOCK_SIZE=block_size, HEAD_DIM=head_dim, DIM=dim,
+        TILE=64 if row_bytes <= 512 else 32, num_warps=block_m // 16, num_stages=2,
+    )  # fmt: skip
+    return out
 
 
 def prefill_attention_reference(

@@ -1,0 +1,95 @@
+"""A tile of consecutive keys of one sequence in the paged cache: what decode and prefill attention share."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+# Start of a running maximum: finite, so that "nothing seen yet" minus itself is 0 and not NaN.
+LOWEST = tl.constexpr(-1.0e30)
+
+
+@triton.jit
+def load_tile(
+    kv: tl.tensor,
+    table: tl.tensor,
+    first_key: tl.tensor,
+    num_keys: tl.tensor,
+    block_stride: tl.tensor,
+    part_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    """K and V [TILE, DIM] of the keys from `first_key`; 0 past key `num_keys` (if MASKED) and past HEAD_DIM.
+
+    `kv` points at the kv head in block 0, `table` at the sequence's block ids.
+    """
+    key = first_key + tl.arange(0, TILE)
+    dim = tl.arange(0, DIM)
+    if MASKED:
+        block = tl.load(table + key // BLOCK_SIZE, mask=key < num_keys, other=0)
+    else:
+        block = tl.load(table + key // BLOCK_SIZE)
+    slot = block.to(tl.int64) * block_stride + key % BLOCK_SIZE * slot_stride
+    pointer = kv + slot[:, None] + dim[None, :]
+    if MASKED or HEAD_DIM < DIM:
+        mask = (dim < HEAD_DIM)[None, :]
+        if MASKED:
+            mask = mask & (key < num_keys)[:, None]
+        k = tl.load(pointer, mask=mask, other=0.0)
+        v = tl.load(pointer + part_stride, mask=mask, other=0.0)
+    else:
+        k = tl.load(pointer)
+        v = tl.load(pointer + part_stride)
+    return k, v
+
+
+@triton.jit
+def attend(
+    q: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    seen: tl.tensor,
+    acc: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    scale_log2: tl.tensor,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    """One step of online softmax (Milakov & Gimelshein 2018) in base 2; returns the new (acc, peak, total).
+
+    q [M, DIM], k and v [TILE, DIM], seen [M or 1, TILE] (used if MASKED), acc [M, DIM], peak and total [M].
+    `scale_log2` is the softmax scale times log2(e).
+    """
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * scale_log2)
+    weights = tl.exp2(scores * scale_log2 - new_peak[:, None])
+    decay = tl.exp2(peak - new_peak)
+    total = total * decay + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
+    return acc, new_peak, total
+
+
+def check_attention_inputs(q: torch.Tensor, kv: torch.Tensor) -> None:
+    """Raise ValueError unless q [T, Hq, D] and kv [blocks, 2, Hkv, block_size, D] suit the kernels."""
+    heads, dim = q.shape[1:]
+    kv_heads, block_size, kv_dim = kv.shape[2:]
+    if dim != kv_dim or dim > 256 or heads % kv_heads or heads > 64 * kv_heads:
+        raise ValueError(
+            f"q has {heads} heads of dim {dim} and the cache {kv_heads} heads of dim {kv_dim}; the dims must "
+            "agree and be at most 256, and each kv head must serve the same 1 to 64 query heads"
+        )
+    if block_size not in {16, 32, 64, 128}:
+        raise ValueError(f"block size {block_size} is not supported; use 16, 32, 64 or 128")
+    if q.stride()[1:] != (dim, 1) or kv.stride(4) != 1:
+        raise ValueError(
+            f"q's heads must be contiguous within a token and head dims within a slot; "
+            f"strides are {q.stride()} and {kv.stride()}"
+        )

@@ -1,0 +1,76 @@
+"""A random paged cache full of poison, and fp64 attention over what it really holds."""
+
+from dataclasses import dataclass
+
+import torch
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+NO_BLOCK = 2**31 - 1  # reading it is an illegal access
+
+
+@dataclass
+class Paged:
+    """One layer's view of a cache and its tables, and the keys and values [context, Hkv, D] of each row."""
+
+    kv: torch.Tensor
+    block_tables: torch.Tensor
+    rows: torch.Tensor
+    context_lens: torch.Tensor
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+
+def make_paged(
+    context_lens: list[int],
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Paged:
+    """Blocks and rows in random order; unused slots are NaN and unused table entries point nowhere."""
+    blocks = [-(-length // block_size) for length in context_lens]
+    spare = 3
+    cache = torch.full(
+        (sum(blocks) + spare, 2, 2, num_kv_heads, block_size, head_dim), torch.nan, dtype=dtype
+    )
+    kv = cache[:, 1]
+    free = torch.randperm(cache.shape[0]).tolist()
+    rows = torch.randperm(len(context_lens) + spare)[: len(context_lens)].int()
+    block_tables = torch.full((len(context_lens) + spare, max(blocks) + 1), NO_BLOCK, dtype=torch.int32)
+    held: list[list[torch.Tensor]] = [[], []]
+    for row, length, count in zip(rows.tolist(), context_lens, blocks, strict=True):
+        table = [free.pop() for _ in range(count)]
+        block_tables[row, :count] = torch.tensor(table, dtype=torch.int32)
+        for part in (0, 1):
+            content = torch.randn(length, num_kv_heads, head_dim).to(dtype)
+            held[part].append(content)
+            for i in range(count):
+                chunk = content[i * block_size : (i + 1) * block_size]
+                kv[table[i], part, :, : len(chunk)] = chunk.transpose(0, 1)
+    lengths = torch.tensor(context_lens, dtype=torch.int32)
+    return Paged(
+        cache.to(device)[:, 1], block_tables.to(device), rows.to(device), lengths.to(device), held[0], held[1]
+    )
+
+
+def fused_queries(tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """Queries [tokens, heads, head_dim] as the model has them: a view of wider rows, NaN beside it."""
+    rows = torch.full((tokens, (heads + 2) * head_dim), torch.nan, dtype=dtype)
+    q = rows[:, : heads * head_dim].view(tokens, heads, head_dim)
+    return q.copy_(torch.randn(q.shape))
+
+
+def attend_exactly(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int
+) -> torch.Tensor:
+    """Causal attention in fp64 of q [Q, Hq, D], the last Q tokens of keys and values [context, Hkv, D]."""
+    context_len, kv_heads, _ = keys.shape
+    group = q.shape[1] // kv_heads
+    k = keys.double().repeat_interleave(group, 1)
+    v = values.double().repeat_interleave(group, 1)
+    position = torch.arange(context_len - q.shape[0], context_len)[:, None]
+    age = position - torch.arange(context_len)
+    hidden = (age < 0) | ((age >= window) if window else torch.tensor(False))
+    scores = torch.einsum("qhd,khd->hqk", q.cpu().double(), k) * scale
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)

@@ -1,0 +1,87 @@
+"""Prefill attention, kernel and reference, against fp64 attention over the gathered blocks."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from paged import TOLERANCE, attend_exactly, fused_queries, make_paged
+
+from kernels.prefill_attention import prefill_attention, prefill_attention_reference
+
+# (query length, context length): whole prompts, chunks on top of a context, single tokens, an empty row
+RAGGED = [(1, 1), (17, 17), (0, 5), (5, 70), (65, 65), (33, 150), (1, 64), (64, 128), (0, 0), (16, 31)]
+SHORT = [(3, 3), (0, 9), (2, 130), (1, 66), (4, 64)]
+
+# (q heads, kv heads, head dim, block size, window, sequences)
+CASES = [
+    (2, 2, 64, 16, 0, RAGGED),
+    (4, 2, 80, 32, 0, RAGGED),
+    (4, 1, 128, 64, 0, RAGGED),
+    (7, 1, 96, 128, 0, RAGGED),
+    (8, 1, 64, 16, 0, RAGGED),
+    (4, 1, 64, 16, 1, RAGGED),
+    (4, 2, 64, 32, 20, RAGGED),
+    (2, 1, 64, 16, 64, RAGGED),
+    (8, 2, 64, 16, 0, SHORT),
+    (7, 1, 128, 32, 65, SHORT),
+]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size", "window", "sequences"), CASES)
+@pytest.mark.parametrize("attention", [prefill_attention, prefill_attention_reference])
+def test_matches_exact_attention(
+    attention: Callable[..., torch.Tensor],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int,
+    sequences: list[tuple[int, int]],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    torch.manual_seed(0)
+    query_lens, context_lens = (list(lengths) for lengths in zip(*sequences, strict=True))
+    paged = make_paged(context_lens, kv_heads, head_dim, block_size, dtype, device)
+    tokens = sum(query_lens)
+    padding = 3  # tokens of a padded batch that belong to no sequence
+    q = fused_queries(tokens + padding, heads, head_dim, dtype).to(device)
+    query_starts = torch.tensor([0, *query_lens]).cumsum(0).int().to(device)
+    out = attention(
+        q, paged.kv, paged.block_tables, paged.rows, query_starts, paged.context_lens,
+        max(query_lens), head_dim**-0.5, window,
+    )  # fmt: skip
+    parts = zip(q[:tokens].split(query_lens), paged.keys, paged.values, strict=True)
+    exact = torch.cat([attend_exactly(x, k, v, head_dim**-0.5, window) for x, k, v in parts])
+    assert out.shape == q.shape
+    torch.testing.assert_close(out[:tokens].cpu().double(), exact, atol=TOLERANCE[dtype], rtol=0)
+
+
+def test_a_chunked_prompt_equals_the_whole_prompt(device: torch.device) -> None:
+    torch.manual_seed(0)
+    length = 90
+    paged = make_paged([length], 1, 64, 16, torch.float32, device)
+    q = fused_queries(length, 4, 64, torch.float32).to(device)
+
+    def prefill(begin: int, end: int) -> torch.Tensor:
+        query_starts, context_lens = (
+            torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, end - begin], [end])
+        )
+        return prefill_attention(
+            q[begin:end], paged.kv, paged.block_tables, paged.rows, query_starts, context_lens,
+            end - begin, 0.125, 0,
+        )  # fmt: skip
+
+    chunks = torch.cat([prefill(0, 7), prefill(7, 71), prefill(71, length)])
+    torch.testing.assert_close(chunks, prefill(0, length), atol=1e-6, rtol=0)
+
+
+def test_nothing_to_do(device: torch.device) -> None:
+    paged = make_paged([5], 1, 64, 16, torch.float32, device)
+    q = torch.zeros(0, 2, 64, device=device)
+    query_starts = torch.zeros(2, dtype=torch.int32, device=device)
+    for attention in (prefill_attention, prefill_attention_reference):
+        out = attention(
+            q, paged.kv, paged.block_tables, paged.rows, query_starts, paged.context_lens, 0, 0.125, 0
+        )
+        assert out.shape == (0, 2, 64)
