@@ -41,6 +41,7 @@ class Decoder:
         rope = rope_table(config.rope, config.head_dim, max_model_len, weights.device)
         self.layers = [self._layer(weights, layer, rope) for layer in range(config.num_layers)]
         self.final_norm = weights.rms_norm("model.norm", config.hidden_size)
+        self.norms_after = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
         self.head = weights.output_head("model.embed_tokens", self.embedding, tied=config.tie_word_embeddings)
 
     def _layer(self, weights: Weights, layer: int, rope: Tensor) -> _Layer:
@@ -71,12 +72,11 @@ class Decoder:
         eps = self.config.norm_eps
         residual = F.embedding(batch.tokens, self.embedding)
         x = self.backend.rms_norm(residual, self.layers[0].input_norm, eps)
-        next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
-        for layer, next_norm, kv in zip(self.layers, next_norms, cache.unbind(1), strict=True):
+        for layer, norm_after, kv in zip(self.layers, self.norms_after, cache.unbind(1), strict=True):
             x = layer.output(layer.attention(layer.qkv(x), batch, kv))
             x, residual = add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = layer.down(silu_mul(layer.gate_up(x)))
-            x, residual = add_rms_norm(x, residual, next_norm, eps)
+            x, residual = add_rms_norm(x, residual, norm_after, eps)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ def resolve_model(name_or_path: str, on_progress: Callable[[int, int], None] | N
     what was tried.
     """
     folder = Path(name_or_path).expanduser()
-    if folder.is_dir():
+    if name_or_path and folder.is_dir():
         return folder
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name_or_path) is None:
         raise ValueError(f"{name_or_path} is no folder, and no Hub id (owner/name) either")

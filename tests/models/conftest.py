@@ -1,0 +1,35 @@
+"""Tiny random models that transformers saved, one folder each, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tiny_models import MODELS
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """name in MODELS -> its folder; every parameter is random, biases and norms too."""
+    folders: dict[str, Path] = {}
+
+    def folder_of(name: str) -> Path:
+        if name not in folders:
+            stem, values, dtype = MODELS[name]
+            config = getattr(transformers, f"{stem}Config")(**values, bos_token_id=1, eos_token_id=[2, 3])
+            torch.manual_seed(len(name))
+            model = getattr(transformers, f"{stem}{'LMHeadModel' if stem == 'GPT2' else 'ForCausalLM'}")(
+                config
+            )
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.normal_(float(parameter.mean().round()), 0.2)
+            folders[name] = tmp_path_factory.mktemp(name)
+            shard = "100KB" if "sharded" in name else "1GB"
+            model.to(dtype).save_pretrained(folders[name], max_shard_size=shard)
+        return folders[name]
+
+    return folder_of

@@ -1,0 +1,66 @@
+"""A model is a folder, or a Hub id; anything else is refused with what to do."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from engine.models.hub import FILES, resolve_model
+
+
+def test_a_folder_is_itself(tmp_path: Path) -> None:
+    assert resolve_model(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("name", ["./missing", "/missing/model", "a/b/c", "../a", "", "https://host/a"])
+def test_a_path_that_is_no_folder_is_never_asked_of_the_hub(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **kwargs: asked.append(args[0]))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="is no folder, and no Hub id"):
+        resolve_model(name)
+    assert asked == []
+
+
+def test_a_hub_id_is_downloaded_with_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def download(repo: str, *, tqdm_class: Any, **options: Any) -> str:
+        assert repo == "owner/name"
+        for name, size in (
+            ("huggingface_hub.snapshot_download.transfer", 7),
+            ("huggingface_hub.snapshot_download", 100),
+        ):
+            bar = tqdm_class(total=0, initial=0, unit="B", unit_scale=True, name=name, disable=None)
+            bar.total += size
+            bar.update(size // 2)
+            bar.set_description("half")
+            bar.update(size - size // 2)
+            bar.close()
+        assert list(tqdm_class([1, 2], total=2, desc="files")) == [1, 2]
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    seen: list[tuple[int, int]] = []
+    assert resolve_model("owner/name", lambda *step: seen.append(step)) == tmp_path
+    assert seen == [(50, 100), (100, 100)]
+
+
+def test_a_failed_download_says_what_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*args: Any, **kwargs: Any) -> str:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ValueError, match=r"owner/name is no folder here.*no route to host.*save_pretrained"):
+        resolve_model("owner/name")
+
+
+def test_only_weights_configs_and_tokenizers_are_asked_for() -> None:
+    wanted = ["model.safetensors", "model-00001-of-00002.safetensors", "config.json", "chat_template.jinja"]
+    unwanted = ["pytorch_model.bin", "consolidated.safetensors", "model.py", "tf_model.h5"]
+    assert all(any(fnmatch(name, pattern) for pattern in FILES) for name in wanted)
+    assert not any(fnmatch(name, pattern) for name in unwanted for pattern in FILES)

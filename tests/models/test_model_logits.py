@@ -1,0 +1,127 @@
+"""Every architecture computes what transformers computes, from the files that transformers wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from paged_driver import PagedDriver
+from tiny_models import MODELS
+
+from engine.models.batch import ForwardBatch
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.models.gpt2 import GPT2
+from engine.models.loader import load_model
+from engine.models.opt import OPT
+from engine.models.weights import Weights
+from kernels.backend import torch_backend
+
+STEPS = 24
+LENGTHS = (37, 1, 16, 50, 5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_greedy_tokens_equal_transformers(name: str, model_folder: Callable[[str], Path]) -> None:
+    folder = model_folder(name)
+    config = ModelConfig.from_folder(folder)
+    model, _ = load_model(
+        folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=100
+    )
+    generator = torch.Generator().manual_seed(len(name))
+    prompts = [
+        torch.randint(config.vocab_size, (length,), generator=generator).tolist() for length in LENGTHS
+    ]
+
+    outputs, logits = PagedDriver(model, config, len(prompts), 100).generate(prompts, STEPS)
+
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    reference.generation_config.eos_token_id = None
+    for prompt, output, rows in zip(prompts, outputs, logits, strict=True):
+        with torch.inference_mode():
+            expected = reference(torch.tensor([prompt + output[:-1]])).logits[0]
+            ids = torch.tensor([prompt])
+            generated = reference.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=STEPS,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        torch.testing.assert_close(rows, expected, atol=1e-4, rtol=0)
+        assert output == generated[0, len(prompt) :].tolist()
+        assert expected.std() > 0.1  # else agreement would mean little
+
+
+def test_padding_rows_change_nothing(model_folder: Callable[[str], Path]) -> None:
+    folder = model_folder("qwen3")
+    config = ModelConfig.from_folder(folder)
+    model, _ = load_model(
+        folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=64
+    )
+    results = []
+    for padding in (0, 3):
+        driver = PagedDriver(model, config, rows=2, max_len=64)
+        driver.step({}, {0: [5, 6, 7], 1: [8]})
+        before = driver.cache.clone()
+        results.append(driver.step({0: 9, 1: 10}, {}, padding=padding))
+        changed = (driver.cache.nan_to_num() != before.nan_to_num()).flatten(2).any(2).any(1)
+        assert changed.sum() == 2  # the two sequences' own blocks
+    torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral-window", "opt", "gpt2"])
+def test_in_bfloat16_no_farther_from_fp32_than_transformers(
+    name: str, model_folder: Callable[[str], Path]
+) -> None:
+    folder = model_folder(name)
+    config = ModelConfig.from_folder(folder)
+    prompt = [(17 * i) % config.vocab_size for i in range(40)]
+    model, _ = load_model(
+        folder, config, torch_backend(), device="cpu", dtype=torch.bfloat16, max_model_len=64
+    )
+    ours = PagedDriver(model, config, rows=1, max_len=64).step({}, {0: prompt})[0]
+    exact, theirs = (
+        transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")(
+            torch.tensor([prompt])
+        ).logits[0]
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert ours.dtype == torch.bfloat16
+    assert (ours - exact).square().mean() < 1.3 * (theirs - exact).square().mean()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("qwen3", Decoder), ("opt-post-norm", OPT), ("gpt2", GPT2)])
+def test_a_decode_step_never_asks_the_device(
+    name: str, kind: type[Decoder | OPT | GPT2], model_folder: Callable[[str], Path]
+) -> None:
+    """On the meta device there are no values, so any read of one would raise; kernels are stood in for."""
+    config = ModelConfig.from_folder(model_folder(name))
+    backend = replace(
+        torch_backend(),
+        decode_attention=lambda q, *rest: torch.empty_like(q),
+        qkv_to_cache=lambda *arguments: None,
+    )
+    with torch.device("meta"):
+        model = kind(config, backend, Weights(torch.device("meta"), torch.float16), 64)
+        integers = torch.zeros(3, dtype=torch.int32)
+        batch = ForwardBatch(
+            tokens=integers,
+            positions=integers,
+            slots=integers.long(),
+            block_tables=torch.zeros(4, 4, dtype=torch.int32),
+            decode_rows=integers,
+            decode_context_lens=integers,
+            prefill=None,
+        )
+        hidden = model.forward(
+            batch, torch.empty(9, config.num_layers, 2, config.num_kv_heads, 16, config.head_dim)
+        )
+    assert hidden.shape == (3, config.hidden_size)
+    assert model.logits(hidden).shape == (3, config.vocab_size)
