@@ -3,17 +3,80 @@
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [T, H], rows may be strided, weight [H] -> [T, H]: normalised in fp32, cast, then times weight."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x, None, weight, y, eps)
+    return y
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x [T, H], residual [T, H] -> (RMSNorm of their sum, residual). Adds x to residual in place."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x, residual, weight, y, eps)
+    return y, residual
+
+
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [T, H], weight [H] -> [T, H]: normalised in fp32, cast to x's dtype, then times weight."""
+    """The same as `rms_norm` in plain torch."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return weight * normed.to(x.dtype)
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x [T, H], residual [T, H] -> (RMSNorm of their sum, residual). Adds x to residual in place."""
+    """The same as `add_rms_norm` in plain torch."""
     residual += x
     return rms_norm_reference(residual, weight, eps), residual
+
+
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, y: Tensor, eps: float) -> None:
+    tokens, hidden = x.shape
+    if tokens == 0:
+        return
+    block = triton.next_power_of_2(hidden)
+    _rms_norm_kernel[(tokens,)](
+        x,
+        residual,
+        weight,
+        y,
+        x.stride(0),
+        0 if residual is None else residual.stride(0),
+        eps,
+        hidden,
+        block,
+        num_warps=min(max(block // 256, 1), 16),
+    )
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    eps: tl.tensor,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < HIDDEN
+    x = tl.load(x_ptr + token * x_stride + column, inside, other=0.0)
+    if residual_ptr is not None:
+        residual_row = residual_ptr + token * residual_stride + column
+        residual = tl.load(residual_row, inside, other=0.0)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        tl.store(residual_row, x, inside)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide) / HIDDEN + eps)
+    normed = (wide * scale).to(x.dtype).to(tl.float32)
+    weight = tl.load(weight_ptr + column, inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + token * HIDDEN + column, (normed * weight).to(x.dtype), inside)

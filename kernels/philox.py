@@ -6,6 +6,8 @@ Triton has Philox built in (`tl.philox`); the reference here is the same functio
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 MASK = 0xFFFFFFFF
@@ -35,3 +37,11 @@ def log_exponential_reference(word: Tensor) -> Tensor:
     """
     u = ((word.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
     return torch.log(-torch.log1p(-u))
+
+
+@triton.jit
+def log_exponential(word: tl.tensor) -> tl.tensor:
+    u = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.9999999403953552)
+    # The logarithm of 1 - u loses the low bits of a small u; the series of -log(1 - u) keeps them.
+    series = u * (1.0 + u * (0.5 + u * (0.3333333333 + u * 0.25)))
+    return tl.log(tl.where(u < 0.03125, series, -tl.log(1.0 - u)))

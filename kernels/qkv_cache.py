@@ -6,12 +6,16 @@ RoPE (Su et al. 2021) pairs dimension i with i + D/2 and is applied in fp32, rou
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from kernels.norm import rms_norm_reference
 
+HEADS = 8  # heads of a token that one program handles
 
-def qkv_to_cache_reference(
+
+def qkv_to_cache(
     qkv: Tensor,
     positions: Tensor,
     slots: Tensor,
@@ -26,8 +30,53 @@ def qkv_to_cache_reference(
 
     qkv [T, (Hq + 2 Hkv) D], rows may be strided; positions [T]; slots [T], -1 writes nothing;
     kv [blocks, 2, Hkv, block_size, D], strided; rope [max_pos, D] fp32, cosines then sines, or None for
-    models without; q_norm and k_norm [D] or None.
+    models without; q_norm and k_norm [D], or both None. Raises ValueError if the shapes do not fit.
     """
+    _, _, kv_heads, block_size, head_dim = kv.shape
+    tokens, width = qkv.shape
+    heads = num_q_heads + 2 * kv_heads
+    if width != heads * head_dim:
+        raise ValueError(f"qkv has {width} columns, expected {heads} heads of {head_dim}")
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm and k_norm must be given together, got only one")
+    if tokens == 0:
+        return
+    _qkv_to_cache_kernel[(tokens, triton.cdiv(heads, HEADS))](
+        qkv,
+        positions,
+        slots,
+        kv,
+        rope,
+        q_norm,
+        k_norm,
+        qkv.stride(0),
+        kv.stride(0),
+        kv.stride(1),
+        kv.stride(2),
+        kv.stride(3),
+        eps,
+        num_q_heads,
+        kv_heads,
+        block_size,
+        head_dim // 2,
+        triton.next_power_of_2(head_dim // 2),
+        HEADS,
+        num_warps=2,
+    )
+
+
+def qkv_to_cache_reference(
+    qkv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    kv: Tensor,
+    num_q_heads: int,
+    rope: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+) -> None:
+    """The same as `qkv_to_cache` in plain torch."""
     _, _, kv_heads, block_size, head_dim = kv.shape
     q, k, v = qkv.unflatten(-1, (-1, head_dim)).split([num_q_heads, kv_heads, kv_heads], dim=1)
     table = None if rope is None else rope[positions.long()].unsqueeze(1)
@@ -50,3 +99,75 @@ def _norm_and_rotate(heads: Tensor, norm: Tensor | None, table: Tensor | None, e
     first, second = heads.float().chunk(2, dim=-1)
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return rotated.to(heads.dtype)
+
+
+@triton.jit
+def _qkv_to_cache_kernel(
+    qkv_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    kv_ptr: tl.tensor,
+    rope_ptr: tl.tensor,
+    q_norm_ptr: tl.tensor,
+    k_norm_ptr: tl.tensor,
+    qkv_stride: tl.tensor,
+    kv_block_stride: tl.tensor,
+    kv_part_stride: tl.tensor,
+    kv_head_stride: tl.tensor,
+    kv_offset_stride: tl.tensor,
+    eps: tl.tensor,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HALF: tl.constexpr,  # of the head dimension
+    HALF_PADDED: tl.constexpr,
+    HEADS: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    column = tl.arange(0, HALF_PADDED)[None, :]
+    is_q = head < Q_HEADS
+    is_qk = head < Q_HEADS + KV_HEADS
+    in_head = column < HALF
+    inside = (head < Q_HEADS + 2 * KV_HEADS) & in_head
+
+    source = qkv_ptr + token * qkv_stride + head * (2 * HALF) + column
+    first = tl.load(source, inside, other=0.0)
+    second = tl.load(source + HALF, inside, other=0.0)
+    if q_norm_ptr is not None:
+        first_wide, second_wide = first.to(tl.float32), second.to(tl.float32)
+        squares = tl.sum(first_wide * first_wide + second_wide * second_wide, axis=1)
+        scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+        weight = tl.where(is_q, q_norm_ptr + column, k_norm_ptr + column)
+        first_weight = tl.load(weight, inside & is_qk, other=0.0).to(tl.float32)
+        second_weight = tl.load(weight + HALF, inside & is_qk, other=0.0).to(tl.float32)
+        first_normed = (first_wide * scale).to(first.dtype).to(tl.float32) * first_weight
+        second_normed = (second_wide * scale).to(first.dtype).to(tl.float32) * second_weight
+        first = tl.where(is_qk, first_normed.to(first.dtype), first)
+        second = tl.where(is_qk, second_normed.to(first.dtype), second)
+    if rope_ptr is not None:
+        angle = rope_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF) + column
+        cos = tl.load(angle, in_head, other=0.0)
+        sin = tl.load(angle + HALF, in_head, other=0.0)
+        first_wide, second_wide = first.to(tl.float32), second.to(tl.float32)
+        first_rotated = (first_wide * cos - second_wide * sin).to(first.dtype)
+        second_rotated = (second_wide * cos + first_wide * sin).to(first.dtype)
+        first = tl.where(is_qk, first_rotated, first)
+        second = tl.where(is_qk, second_rotated, second)
+
+    tl.store(source, first, inside & is_q)
+    tl.store(source + HALF, second, inside & is_q)
+    slot = tl.load(slots_ptr + token)
+    if slot >= 0:
+        kv_head = tl.where(is_qk, head - Q_HEADS, head - Q_HEADS - KV_HEADS)
+        target = (
+            kv_ptr
+            + (slot // BLOCK_SIZE) * kv_block_stride
+            + (slot % BLOCK_SIZE) * kv_offset_stride
+            + tl.where(is_qk, 0, kv_part_stride)
+            + kv_head * kv_head_stride
+            + column
+        )
+        is_kv = inside & (head >= Q_HEADS)
+        tl.store(target, first, is_kv)
+        tl.store(target + HALF, second, is_kv)

@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from kernels.philox import log_exponential_reference, philox_reference
+from kernels.philox import log_exponential, log_exponential_reference, philox_reference
+from kernels.thresholds import keep_thresholds, keep_thresholds_reference
 
-MIN_TEMPERATURE = 1e-20  # keeps (logit - max) / temperature free of 0 / 0
+CHUNK = 2048  # tokens of a row that one program of the argmax looks at
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,40 @@ class SamplingState:
         )
 
 
-def sample_reference(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState) -> Tensor:
+def sample(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState) -> Tensor:
     """One token for each row of logits [S, V], by the state of device row rows[s]: [S] int32.
 
     positions [S] is where the token goes in its sequence. Among equals the lowest id wins. -inf is never
     chosen; a row with NaN, with +inf or with nothing finite gives -1.
     """
+    samples, vocabulary = logits.shape
+    tokens = torch.empty(samples, dtype=torch.int32, device=logits.device)
+    if samples == 0:
+        return tokens
+    thresholds = keep_thresholds(logits, rows, state)
+    chunks = triton.cdiv(vocabulary, CHUNK)
+    best = torch.empty(samples, chunks, dtype=torch.float32, device=logits.device)
+    best_tokens = torch.empty(samples, chunks, dtype=torch.int32, device=logits.device)
+    _chunk_argmax_kernel[(samples, chunks)](
+        logits,
+        thresholds,
+        rows,
+        positions,
+        state.temperature,
+        state.seed,
+        state.index,
+        best,
+        best_tokens,
+        logits.stride(0),
+        vocabulary,
+        CHUNK,
+    )
+    _argmax_kernel[(samples,)](best, best_tokens, tokens, chunks, triton.next_power_of_2(chunks))
+    return tokens
+
+
+def sample_reference(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState) -> Tensor:
+    """The same as `sample` in plain torch."""
     best, tokens = logits.max(dim=-1)
     valid = best.isfinite()
     picked = (state.temperature[rows.long()] > 0).nonzero().squeeze(1)
@@ -86,35 +117,6 @@ def _draw(logits: Tensor, positions: Tensor, state: SamplingState) -> Tensor:
     return scores.view(len(logits), -1).argmax(dim=-1)
 
 
-def keep_thresholds_reference(logits: Tensor, state: SamplingState) -> Tensor:
-    """The lowest logit that each row of logits [S, V] keeps, [S] fp32; state's rows match the logits'.
-
-    min-p keeps p >= min_p * max p; top-k then the k largest; top-p then the fewest of the highest values
-    whose renormalised mass reaches top_p. Tokens that tie with the last one kept are kept.
-    """
-    logits = logits.float()
-    highest = logits.amax(dim=1)
-    thresholds = highest + state.temperature * state.min_p.log()
-    thresholds = torch.where(state.min_p > 0, thresholds, -torch.inf)
-    cut = ((state.top_k > 0) | (state.top_p < 1)).nonzero().squeeze(1)
-    if not len(cut):
-        return thresholds
-
-    ordered = logits[cut].sort(dim=1, descending=True).values
-    top_k = state.top_k[cut].long()
-    kth = ordered.gather(1, (top_k - 1).clamp(0, ordered.shape[1] - 1).unsqueeze(1)).squeeze(1)
-    limit = torch.where(top_k > 0, torch.maximum(thresholds[cut], kth), thresholds[cut]).unsqueeze(1)
-    scaled = (ordered - highest[cut].unsqueeze(1)) / state.temperature[cut].clamp(
-        min=MIN_TEMPERATURE
-    ).unsqueeze(1)
-    mass = scaled.double().exp().masked_fill(ordered < limit, 0).cumsum(dim=1)
-    top_p = state.top_p[cut].double().unsqueeze(1)
-    last = (mass < top_p * mass[:, -1:]).sum(dim=1, keepdim=True)  # first place whose mass reaches top_p
-    nucleus = ordered.gather(1, last.clamp(max=ordered.shape[1] - 1))
-    thresholds[cut] = torch.where(top_p < 1, torch.maximum(limit, nucleus), limit).squeeze(1)
-    return thresholds
-
-
 def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Log-probabilities of tokens [N] under logits [N, V], and the k best of each row.
 
@@ -127,3 +129,62 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Te
     rank = 1 + (wide > chosen).sum(dim=1)
     best, best_tokens = wide.topk(k, dim=1)
     return (chosen - total).squeeze(1), rank.int(), best_tokens.int(), best - total
+
+
+@triton.jit
+def _chunk_argmax_kernel(
+    logits_ptr: tl.tensor,
+    thresholds_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    temperature_ptr: tl.tensor,
+    seed_ptr: tl.tensor,
+    index_ptr: tl.tensor,
+    best_ptr: tl.tensor,
+    best_tokens_ptr: tl.tensor,
+    stride: tl.tensor,
+    VOCABULARY: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:
+    sample = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    row = tl.load(rows_ptr + sample)
+    temperature = tl.load(temperature_ptr + row)
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = token < VOCABULARY
+    logits = tl.load(logits_ptr + sample * stride + token, inside, other=float("-inf")).to(tl.float32)
+    scores = logits
+    if temperature > 0:
+        quad = chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
+        position = tl.load(positions_ptr + sample) + tl.zeros_like(quad)
+        index = tl.load(index_ptr + row) + tl.zeros_like(quad)
+        a, b, c, d = tl.philox(tl.load(seed_ptr + row), quad, position, index, tl.zeros_like(quad))
+        words = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
+        kept = logits >= tl.load(thresholds_ptr + sample)
+        scores = tl.where(kept, logits - temperature * log_exponential(words), float("-inf"))
+    # A NaN fails the comparison, so what cannot be sampled from shows as an infinite score.
+    scores = tl.where(logits < float("inf"), scores, float("inf"))
+    best = tl.max(scores)
+    slot = sample * tl.num_programs(1) + chunk
+    tl.store(best_ptr + slot, best)
+    tl.store(best_tokens_ptr + slot, tl.min(tl.where(scores == best, token, VOCABULARY)))
+
+
+@triton.jit
+def _argmax_kernel(
+    best_ptr: tl.tensor,
+    best_tokens_ptr: tl.tensor,
+    tokens_ptr: tl.tensor,
+    CHUNKS: tl.constexpr,
+    CHUNKS_PADDED: tl.constexpr,
+) -> None:
+    sample = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, CHUNKS_PADDED)
+    inside = chunk < CHUNKS
+    scores = tl.load(best_ptr + sample * CHUNKS + chunk, inside, other=float("-inf"))
+    best = tl.max(scores)
+    candidates = tl.load(
+        best_tokens_ptr + sample * CHUNKS + chunk, inside & (scores == best), other=2147483647
+    )
+    valid = tl.abs(best) < float("inf")
+    tl.store(tokens_ptr + sample, tl.where(valid, tl.min(candidates), -1))

@@ -1,0 +1,34 @@
+"""SiLU times up: against fp64, and against what a Llama MLP computes."""
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from kernels.activation import silu_mul, silu_mul_reference
+
+SHAPES = [(1, 64), (3, 1024), (2, 1500)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kernel_equals_reference(shape, device, dtype):
+    tokens, width = shape
+    gate_up = (4 * torch.randn(tokens, 2 * width + 8, device=device)).to(dtype)[:, : 2 * width]
+    torch.testing.assert_close(silu_mul(gate_up), silu_mul_reference(gate_up))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gate_comes_first(shape, device):
+    gate, up = torch.randn(2, *shape, device=device, dtype=torch.float64)
+    expected = silu(gate) * up
+    for function in (silu_mul, silu_mul_reference):
+        result = function(torch.cat((gate, up), dim=-1).float())
+        torch.testing.assert_close(result, expected.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_extreme_gates_stay_finite(device):
+    gate_up = torch.tensor([[-80.0, 1e4, 2.0, 2.0]], device=device)
+    torch.testing.assert_close(silu_mul(gate_up), torch.tensor([[0.0, 2e4]], device=device))
+
+
+def test_no_tokens(device):
+    assert silu_mul(torch.empty(0, 64, device=device)).shape == (0, 32)

@@ -1,0 +1,55 @@
+"""RMSNorm: the reference is transformers' LlamaRMSNorm, the kernel is the reference."""
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+
+SHAPES = [(1, 64), (3, 96), (5, 1000), (2, 4096)]
+
+
+def llama_norm(weight: torch.Tensor, eps: float) -> LlamaRMSNorm:
+    norm = LlamaRMSNorm(len(weight), eps)
+    norm.weight.data = weight
+    return norm
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_reference_is_llama_rms_norm_bit_for_bit(shape, dtype):
+    x, weight = torch.randn(shape).to(dtype), torch.randn(shape[1]).to(dtype)
+    expected = llama_norm(weight, 1e-5)(x)
+    assert torch.equal(rms_norm_reference(x, weight, 1e-5), expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kernel_equals_reference(shape, device, dtype):
+    tokens, hidden = shape
+    x = torch.randn(tokens, hidden + 8, device=device).to(dtype)[:, :hidden]  # strided rows
+    weight = torch.randn(hidden, device=device).to(dtype)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-6), rms_norm_reference(x, weight, 1e-6))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_add_rms_norm_updates_the_residual_in_place(shape, device, dtype):
+    x, residual = torch.randn(2, *shape, device=device).to(dtype)
+    weight = torch.randn(shape[1], device=device).to(dtype)
+    expected_sum = x + residual
+    expected, _ = add_rms_norm_reference(x, residual.clone(), weight, 1e-6)
+    y, total = add_rms_norm(x, residual, weight, 1e-6)
+    assert total is residual
+    assert torch.equal(residual, expected_sum)
+    torch.testing.assert_close(y, expected)
+    assert torch.equal(expected, rms_norm_reference(expected_sum, weight, 1e-6))
+
+
+def test_large_half_precision_values_do_not_overflow(device):
+    x = torch.full((1, 256), 60000.0, device=device, dtype=torch.float16)
+    weight = torch.ones(256, device=device, dtype=torch.float16)
+    assert torch.equal(rms_norm(x, weight, 1e-6), weight.unsqueeze(0))
+
+
+def test_no_tokens(device):
+    x = torch.empty(0, 64, device=device)
+    assert rms_norm(x, torch.ones(64, device=device), 1e-6).shape == (0, 64)
