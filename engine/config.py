@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from engine.admission import Capacity
+
 BLOCK_SIZES = (16, 32, 64, 128)
 
 
@@ -61,6 +63,16 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     bytes_per_block: int
     weight_bytes: int
+
+    @property
+    def capacity(self) -> Capacity:
+        return Capacity(
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+        )
 
     @property
     def max_request_tokens(self) -> int:

@@ -16,6 +16,10 @@ from engine.request import SamplingParams
 Int32 = NDArray[np.int32]
 
 
+def empty_int32() -> Int32:
+    return np.empty(0, np.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class RowStart:
     """A device row is (re)assigned to a sequence: its sampling state, laid down before the forward."""
@@ -23,8 +27,10 @@ class RowStart:
     row: int
     index: int  # sequence index within its group: the second Philox key
     params: SamplingParams
-    prompt: list[int]  # counted by the penalties; read-only
-    output: list[int]  # tokens generated before a recompute; read-only
+    num_prompt: int
+    stop_tokens: frozenset[int]  # not to be sampled before min_tokens
+    prompt: list[int]  # empty unless a penalty looks at it; read-only
+    output: list[int]  # tokens generated before a recompute, ditto
 
 
 @dataclass(frozen=True, slots=True)

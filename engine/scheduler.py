@@ -11,6 +11,7 @@ from collections import deque
 
 import numpy as np
 
+from engine.admission import Capacity
 from engine.block_manager import BlockManager
 from engine.block_pool import OutOfBlocks
 from engine.outputs import collect_prompt_logprobs, sampled_logprobs
@@ -27,16 +28,10 @@ class Scheduler:
     """Owns the queues and, through the block manager, all block tables."""
 
     def __init__(
-        self,
-        *,
-        num_blocks: int,
-        block_size: int,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        eos_token_ids: tuple[int, ...] = (),
+        self, capacity: Capacity, max_num_batched_tokens: int, eos_token_ids: tuple[int, ...] = ()
     ) -> None:
-        self.blocks = BlockManager(num_blocks, block_size)
-        self.rows = Rows(max_num_seqs)
+        self.blocks = BlockManager(capacity.num_blocks, capacity.block_size)
+        self.rows = Rows(capacity.max_num_seqs)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.eos_token_ids = eos_token_ids
         self.waiting: deque[SequenceGroup] = deque()  # by arrival; all arrived after those running
@@ -45,7 +40,8 @@ class Scheduler:
         self.preemptions = 0  # groups that yielded, since start
         self._groups: dict[int, SequenceGroup] = {}
         self._arrivals = 0
-        self._watermark = int(num_blocks * WATERMARK)
+        self._capacity = capacity
+        self._watermark = int(capacity.num_blocks * WATERMARK)
         self._decode_rows: Int32 | None = None  # rows past prefill, oldest group first; None: stale
         self._shared_tails: dict[int, Sequence] = {}  # by row: forked, and to write into a shared block next
 
@@ -53,7 +49,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError when it could never run, with the numbers."""
-        self._refuse_what_never_fits(request)
+        self._capacity.check(request)
         assert request.id not in self._groups, f"request id {request.id} is already in use"
         group = SequenceGroup(request, self._arrivals, self.eos_token_ids)
         self._arrivals += 1
@@ -70,24 +66,6 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self.flights)
-
-    def _refuse_what_never_fits(self, request: Request) -> None:
-        params, prompt = request.params, len(request.prompt)
-        if prompt == 0:
-            raise ValueError("the prompt is empty; it needs at least one token")
-        if params.n > self.rows.size:
-            raise ValueError(
-                f"n is {params.n}, but at most {self.rows.size} sequences run at once (--max-num-seqs)"
-            )
-        shared = prompt // self.blocks.block_size
-        own = self.blocks.blocks_for(prompt + params.max_tokens - 1) - shared
-        needed, total = shared + params.n * own, self.blocks.pool.num_blocks
-        if needed > total:
-            raise ValueError(
-                f"the request needs up to {needed} KV blocks ({prompt} prompt tokens and {params.n} × "
-                f"{params.max_tokens} new ones, {self.blocks.block_size} to a block), but there are "
-                f"only {total}"
-            )
 
     # -- one step -----------------------------------------------------------------------------------
 

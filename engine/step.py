@@ -55,11 +55,20 @@ class StepDraft:
     preempted: set[int] = field(default_factory=set)  # rows
 
     def start(self, sequence: Sequence) -> None:
-        params = sequence.group.request.params
+        group = sequence.group
+        params = group.request.params
         penalised = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
-        prompt = sequence.group.request.prompt if penalised else []
-        output = sequence.tokens[sequence.group.num_prompt :]
-        self.starts.append(RowStart(sequence.row, sequence.index, params, prompt, output))
+        self.starts.append(
+            RowStart(
+                row=sequence.row,
+                index=sequence.index,
+                params=params,
+                num_prompt=group.num_prompt,
+                stop_tokens=group.stop_tokens,
+                prompt=group.request.prompt if penalised else [],
+                output=sequence.tokens[group.num_prompt :] if penalised else [],
+            )
+        )
 
     def forget_preempted(self) -> None:
         """Drop all that was drafted for rows that yielded: their blocks may have new owners by now."""

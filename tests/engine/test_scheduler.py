@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from engine.admission import Capacity
 from engine.core import EngineCore
 from engine.request import Output, Request, SamplingParams
 from engine.scheduler import Scheduler
@@ -15,13 +16,8 @@ EOS = (3,)
 
 
 def make_core(num_blocks: int, block_size: int, max_num_seqs: int, budget: int) -> EngineCore:
-    scheduler = Scheduler(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget,
-        eos_token_ids=EOS,
-    )
+    capacity = Capacity(num_blocks, block_size, max_num_seqs, max_model_len=1000, vocab_size=VOCAB)
+    scheduler = Scheduler(capacity, budget, EOS)
     return EngineCore(scheduler, OracleRunner(num_blocks, block_size, max_num_seqs), clock=lambda: 0.0)
 
 

@@ -1,0 +1,58 @@
+"""What an engine can hold, and the refusal of requests that it never could."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Fixed at start. Both ends of the seam refuse by it, so that no impossible request is ever queued."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+    vocab_size: int
+
+    def check(self, request: Request) -> None:
+        """Raise ValueError, with the numbers, when the request could never run."""
+        params, prompt = request.params, len(request.prompt)
+        if prompt == 0:
+            raise ValueError("the prompt is empty; it needs at least one token")
+        for name, ids in (
+            ("prompt", request.prompt),
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", params.logit_bias),
+        ):
+            if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
+                wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
+                raise ValueError(
+                    f"{name} has token id {wrong}; the vocabulary has 0 to {self.vocab_size - 1}"
+                )
+        for name, k in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+            if k is not None and k > self.vocab_size:
+                raise ValueError(f"{name} is {k}, but the vocabulary has {self.vocab_size} tokens")
+        if params.n > self.max_num_seqs:
+            raise ValueError(
+                f"n is {params.n}, but at most {self.max_num_seqs} sequences run at once (--max-num-seqs)"
+            )
+        if prompt + params.max_tokens > self.max_model_len:
+            raise ValueError(
+                f"the prompt has {prompt} tokens and max_tokens is {params.max_tokens}: together "
+                f"{prompt + params.max_tokens}, more than the {self.max_model_len} of --max-model-len"
+            )
+        needed = self._blocks_needed(prompt, params.max_tokens, params.n)
+        if needed > self.num_blocks:
+            raise ValueError(
+                f"the request needs up to {needed} KV blocks ({prompt} prompt tokens and {params.n} × "
+                f"{params.max_tokens} new ones, {self.block_size} to a block), but there are only "
+                f"{self.num_blocks}"
+            )
+
+    def _blocks_needed(self, prompt: int, max_tokens: int, n: int) -> int:
+        """Most blocks that n sequences hold when only the prompt's full blocks are shared (section 4.4)."""
+        shared = prompt // self.block_size
+        return shared + n * (-(-(prompt + max_tokens - 1) // self.block_size) - shared)

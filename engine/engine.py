@@ -1,0 +1,215 @@
+"""AsyncEngine: the engine as the API process sees it, an asyncio task that pumps frames."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Literal
+
+import msgspec
+
+from engine.config import EngineConfig, EngineInfo, Progress, StepStats
+from engine.process import (
+    LENGTH,
+    CommandFrame,
+    EngineFrame,
+    FatalFrame,
+    ProgressFrame,
+    ReadyFrame,
+    StepFrame,
+    encode_frame,
+)
+from engine.request import Abort, FinishReason, Output, Request, SamplingParams
+
+EXIT_SECONDS = 5.0  # how long the engine process may take to end before it is killed
+
+
+class EngineDeadError(RuntimeError):
+    """The engine is not running (any more)."""
+
+
+class RequestStream:
+    """The outputs of one request as they come."""
+
+    def __init__(self, engine: AsyncEngine, request: Request) -> None:
+        self.request_id = request.id
+        self._engine = engine
+        self._unfinished = set(range(request.params.n))
+        self._outputs: list[Output] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def get(self) -> list[Output]:
+        """Wait for at least one output and take all that have come; not to be called after the last."""
+        if not self._outputs:
+            assert self._unfinished, "every sequence of this request has finished"
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def abort(self) -> None:
+        """Stop the request; nothing more will come. Does nothing when it has finished."""
+        self._engine._abort(self)
+
+    def _push(self, output: Output) -> None:
+        self._outputs.append(output)
+        if output.finish_reason is not None:
+            self._unfinished.discard(output.index)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _end(self, reason: FinishReason, error: str | None = None) -> None:
+        for index in sorted(self._unfinished):
+            self._push(Output(self.request_id, index, [], finish_reason=reason, error=error))
+
+
+class AsyncEngine:
+    """Runs EngineCore in a process of its own. All methods belong to the event loop that called `start`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.state: Literal["loading", "ready", "dead"] = "loading"
+        self.error: str | None = None
+        self.info: EngineInfo | None = None
+        self.progress: list[Progress] = []
+        self.on_stats: Callable[[StepStats], None] | None = None
+        self._streams: dict[int, RequestStream] = {}
+        self._next_id = 0
+        self._outbox: list[Request | Abort] = []
+        self._changed = asyncio.Event()
+        self._last_step = time.monotonic()
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._pump_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the engine process; returns at once, `state` and `watch_progress` tell how it goes."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "engine.process",
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._writer.write(encode_frame(self.config))
+        self._pump_task = asyncio.create_task(self._pump(reader), name="quire-engine-pump")
+
+    def add(self, prompt: list[int], params: SamplingParams) -> RequestStream:
+        """Queue a request. Raises ValueError when it could never run, EngineDeadError when none is served."""
+        if self.state != "ready" or self.info is None:
+            raise EngineDeadError(self.error or "the engine is still loading")
+        request = Request(self._next_id, prompt, params, time.monotonic())
+        self.info.capacity.check(request)
+        self._next_id += 1
+        stream = RequestStream(self, request)
+        if not self._streams:
+            self._last_step = time.monotonic()
+        self._streams[request.id] = stream
+        self._send(request)
+        return stream
+
+    def seconds_since_progress(self) -> float:
+        """How long the engine has been without a step although it has work, in seconds."""
+        return time.monotonic() - self._last_step if self._streams else 0.0
+
+    async def watch_progress(self) -> AsyncIterator[Progress]:
+        """The newest start-up event, and those that follow, until the engine is ready or dead."""
+        seen = max(0, len(self.progress) - 1)
+        while True:
+            while seen < len(self.progress):
+                yield self.progress[seen]
+                seen += 1
+            if self.state != "loading":
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def stop(self) -> None:
+        """End the engine process; open streams end with "abort"."""
+        self._end_streams("abort")
+        if self._pump_task is not None:
+            self._pump_task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._pump_task
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None:
+            try:
+                await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        self._die("the engine was stopped")
+
+    # -- the pump -------------------------------------------------------------------------------------
+
+    async def _pump(self, reader: asyncio.StreamReader) -> None:
+        decoder: msgspec.msgpack.Decoder[EngineFrame] = msgspec.msgpack.Decoder(EngineFrame)
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                self._receive(decoder.decode(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            code = await self._process.wait() if self._process is not None else None
+            self._die(f"the engine process ended unexpectedly (exit code {code})")
+
+    def _receive(self, frame: EngineFrame) -> None:
+        match frame:
+            case StepFrame(outputs, stats):
+                self._last_step = time.monotonic()
+                for output in outputs:
+                    stream = self._streams.get(output.request_id)
+                    if stream is not None:
+                        stream._push(output)
+                        if not stream._unfinished:
+                            del self._streams[output.request_id]
+                if self.on_stats is not None:
+                    self.on_stats(stats)
+            case ProgressFrame(progress):
+                self.progress.append(progress)
+            case ReadyFrame(info):
+                self.info = info
+                self.state = "ready"
+            case FatalFrame(error):
+                self._die(error)
+        self._changed.set()
+
+    def _die(self, error: str) -> None:
+        if self.state == "dead":
+            return
+        self.state = "dead"
+        self.error = error
+        self._end_streams("error", error)
+        self._changed.set()
+
+    def _end_streams(self, reason: FinishReason, error: str | None = None) -> None:
+        for stream in self._streams.values():
+            stream._end(reason, error)
+        self._streams.clear()
+
+    def _abort(self, stream: RequestStream) -> None:
+        if self._streams.pop(stream.request_id, None) is not None:
+            stream._unfinished.clear()
+            self._send(Abort(stream.request_id))
+
+    def _send(self, command: Request | Abort) -> None:
+        """Commands of one turn of the loop travel in one frame."""
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(command)
+
+    def _flush(self) -> None:
+        assert self._writer is not None
+        self._writer.write(encode_frame(CommandFrame(self._outbox)))
+        self._outbox = []

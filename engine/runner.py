@@ -1,0 +1,246 @@
+"""ModelRunner: executes StepPlans on the device, and owns the device state of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.cuda_graphs import DecodeGraphs, DecodeStep
+from engine.device_queue import (
+    CudaFlight,
+    CudaQueue,
+    DeviceLogprobs,
+    DeviceResult,
+    ThreadFlight,
+    ThreadQueue,
+)
+from engine.kv_cache import KVCache
+from engine.logit_processor import LogitProcessor
+from engine.models.batch import ForwardBatch, PrefillBatch
+from engine.models.loader import Model
+from engine.plan import Int32, PromptLogprobs, StepPlan
+from engine.row_state import RowState
+from engine.staging import Staging
+from kernels.backend import Backend
+from kernels.decode_attention import DecodeWorkspace
+from kernels.sampling import logprobs
+
+LOGPROB_SLICE = 256  # rows of logits that are held at once while prompt logprobs are computed
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """What a forward gave: logits [S, V] and the tokens [S] drawn from them, of device rows [S]."""
+
+    logits: Tensor
+    tokens: Tensor
+    rows: Tensor
+    prompt_logprobs: tuple[DeviceLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes that the runner's buffers are made for."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+class ModelRunner:
+    """Everything that happens on the device, in stream order, as the plans are launched.
+
+    A row is a running sequence's place on the device: its block table, the last token it sampled and how
+    it samples. Row max_num_seqs pads. Nothing here waits for the device.
+    """
+
+    def __init__(
+        self, model: Model, backend: Backend, cache: KVCache, limits: Limits, device: torch.device
+    ) -> None:
+        self.model = model
+        self.backend = backend
+        self.cache = cache
+        self.limits = limits
+        self.device = device
+        config = model.config
+        rows = limits.max_num_seqs + 1
+        max_blocks = -(-limits.max_model_len // cache.block_size)
+        self.block_tables = torch.zeros(rows, max_blocks, dtype=torch.int32, device=device)
+        self.last_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.row_state = RowState(rows, device)
+        self.processor = LogitProcessor(rows, config.vocab_size, device, backend.sample)
+        self.staging = Staging(_staging_words(limits, rows, max_blocks), device)
+        self.workspace: DecodeWorkspace | None = None
+        self.queue: CudaQueue | ThreadQueue = ThreadQueue()
+        if device.type == "cuda":
+            self.workspace = DecodeWorkspace.allocate(rows, config.num_heads, config.head_dim, device)
+            self.queue = CudaQueue(device)
+        self.graphs: DecodeGraphs | None = None
+
+    @torch.inference_mode()
+    def capture_graphs(self, on_progress: Callable[[int, int], None]) -> None:
+        """Record the decode step of every batch size as a CUDA graph."""
+        graphs = DecodeGraphs(self._decode, self.limits.max_num_seqs, self.limits.max_num_seqs, self.device)
+        graphs.capture(on_progress)
+        self.graphs = graphs
+
+    def launch(self, plan: StepPlan) -> CudaFlight | ThreadFlight:
+        """Start a step; its results are had from the returned flight."""
+        return self.queue.submit(lambda: self._execute(plan))
+
+    @torch.inference_mode()
+    def _execute(self, plan: StepPlan) -> DeviceResult:
+        self.row_state.start(plan.starts)
+        self.processor.start(plan.starts)
+        sampled = self._decode_only(plan) if len(plan.prefill_tokens) == 0 else self._mixed(plan)
+        tokens, rows = sampled.tokens, plan.sample_rows.tolist()
+        if self.processor.redraw(sampled.logits, tokens, rows, plan.sample_positions, self.row_state.state):
+            self._remember(sampled.rows, tokens)
+        wanted, k = self.processor.wanted_logprobs(rows)
+        return DeviceResult(
+            tokens=tokens,
+            logprob_samples=np.array(wanted, np.int32),
+            logprobs=self._logprobs(sampled.logits, tokens, wanted, k) if wanted else None,
+            prompt_logprobs=sampled.prompt_logprobs,
+        )
+
+    def _decode_only(self, plan: StepPlan) -> _Sampled:
+        inputs = np.stack([plan.rows, plan.context_lens])
+        step: DecodeStep = self._decode
+        if self.graphs is not None:
+            inputs, step = self.graphs.pad(inputs), self.graphs.run
+        device_inputs, *moves = self.staging.upload([inputs, *self._moves(plan)])
+        self._move(moves)
+        device_inputs = device_inputs.view(2, -1)
+        logits, tokens = step(device_inputs)
+        batch = len(plan.rows)
+        # A graph writes to the same memory at every replay; the tokens are still to be read by then.
+        return _Sampled(logits[:batch], tokens[:batch].clone(), device_inputs[0, :batch], ())
+
+    def _decode(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """One token for each row: the whole decode step, as it is captured in a graph."""
+        rows, context_lens = inputs.unbind(0)
+        positions = context_lens - 1  # -1 pads
+        batch = ForwardBatch(
+            tokens=self.last_tokens[rows],
+            positions=positions.clamp(min=0),
+            slots=self._slots(rows, positions),
+            block_tables=self.block_tables,
+            decode_rows=rows,
+            decode_context_lens=context_lens,
+            prefill=None,
+            workspace=self.workspace,
+        )
+        logits = self.model.logits(self.model.forward(batch, self.cache.blocks))
+        tokens = self.backend.sample(logits, rows, context_lens, self.row_state.state)
+        self._remember(rows, tokens)
+        return logits, tokens
+
+    def _mixed(self, plan: StepPlan) -> _Sampled:
+        """Prefill chunks, with or without decodes beside them."""
+        decodes = plan.num_decodes
+        lengths = plan.query_lens[decodes:]
+        query_starts = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
+        firsts = plan.context_lens - plan.query_lens
+        token_rows = np.repeat(plan.rows, plan.query_lens)
+        starts = np.cumsum(plan.query_lens, dtype=np.int32) - plan.query_lens
+        positions = np.repeat(firsts - starts, plan.query_lens) + np.arange(plan.num_tokens, dtype=np.int32)
+        (
+            row_ids,
+            contexts,
+            queries,
+            token_row_ids,
+            token_positions,
+            prompt,
+            sample_rows,
+            sample_tokens,
+            sample_positions,
+            *rest,
+        ) = self.staging.upload(
+            [
+                plan.rows,
+                plan.context_lens,
+                query_starts,
+                token_rows,
+                positions,
+                plan.prefill_tokens,
+                plan.sample_rows,
+                plan.sample_tokens,
+                plan.sample_positions,
+                *self._moves(plan),
+                *(run.targets for run in plan.prompt_logprobs),
+            ]
+        )
+        moves = rest[: len(rest) - len(plan.prompt_logprobs)]
+        self._move(moves)
+        batch = ForwardBatch(
+            tokens=torch.cat([self.last_tokens[row_ids[:decodes]], prompt]),
+            positions=token_positions,
+            slots=self._slots(token_row_ids, token_positions),
+            block_tables=self.block_tables,
+            decode_rows=row_ids[:decodes],
+            decode_context_lens=contexts[:decodes],
+            prefill=PrefillBatch(row_ids[decodes:], queries, contexts[decodes:], int(lengths.max())),
+            workspace=self.workspace,
+        )
+        hidden = self.model.forward(batch, self.cache.blocks)
+        logits = self.model.logits(hidden[sample_tokens])
+        tokens = self.backend.sample(logits, sample_rows, sample_positions, self.row_state.state)
+        self._remember(sample_rows, tokens)
+        prompt_logprobs = tuple(
+            self._prompt_logprobs(hidden, run, targets)
+            for run, targets in zip(plan.prompt_logprobs, rest[len(moves) :], strict=True)
+        )
+        return _Sampled(logits, tokens, sample_rows, prompt_logprobs)
+
+    # -- pieces ---------------------------------------------------------------------------------------
+
+    def _moves(self, plan: StepPlan) -> list[Int32]:
+        """What the blocks of this step have to go through first: table entries, copies."""
+        entries = plan.table_rows * self.block_tables.shape[1] + plan.table_columns
+        return [entries, plan.table_blocks, plan.copies]
+
+    def _move(self, moves: list[Tensor]) -> None:
+        entries, blocks, copies = moves
+        if len(entries):
+            self.block_tables.view(-1)[entries] = blocks
+        if len(copies):
+            self.cache.copy(copies.view(-1, 2))
+
+    def _slots(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Where each token's keys and values go, by its row's block table; -1 for a padding position."""
+        block_size = self.cache.block_size
+        blocks = self.block_tables[rows, positions.clamp(min=0) // block_size].long()
+        return torch.where(positions < 0, -1, blocks * block_size + positions % block_size)
+
+    def _remember(self, rows: Tensor, tokens: Tensor) -> None:
+        self.last_tokens[rows] = tokens.clamp(min=0)
+
+    def _logprobs(self, logits: Tensor, tokens: Tensor, wanted: list[int], k: int) -> DeviceLogprobs:
+        if len(wanted) == len(tokens):
+            return DeviceLogprobs(*logprobs(logits, tokens, k))
+        index = torch.tensor(wanted, device=self.device)
+        return DeviceLogprobs(*logprobs(logits[index], tokens[index], k))
+
+    def _prompt_logprobs(self, hidden: Tensor, run: PromptLogprobs, targets: Tensor) -> DeviceLogprobs:
+        """Of the prompt tokens that follow hidden[run.first], a slice of the wide logits at a time."""
+        wanted = hidden[run.first : run.first + len(targets)]
+        parts = [
+            logprobs(self.model.logits(rows), tokens, run.k)
+            for rows, tokens in zip(wanted.split(LOGPROB_SLICE), targets.split(LOGPROB_SLICE), strict=True)
+        ]
+        return DeviceLogprobs(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _staging_words(limits: Limits, rows: int, max_blocks: int) -> int:
+    """Most int32 words of a plan: 6 columns a row, 4 a token (targets included), and blocks' moves.
+
+    A step names new blocks for the tokens it computes, two a row to spare, and for each row that forks a
+    whole table.
+    """
+    tokens = limits.max_num_batched_tokens
+    return 8 * rows + 4 * tokens + 2 * (tokens + 2 * rows + rows * max_blocks) + 2 * rows

@@ -1,0 +1,164 @@
+"""From an EngineConfig to an engine that can step: weights, KV memory, warm-up."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+
+from engine.config import EngineConfig, EngineInfo, Progress
+from engine.core import EngineCore
+from engine.kv_cache import KVCache, bytes_per_block
+from engine.models.config import ModelConfig
+from engine.models.hub import resolve_model
+from engine.models.loader import load_model
+from engine.plan import RowStart, StepPlan, empty_int32
+from engine.request import SamplingParams
+from engine.runner import Limits, ModelRunner
+from engine.scheduler import Scheduler
+from kernels.backend import torch_backend
+
+CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
+GRAPH_RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
+
+Phase = Literal["download", "weights", "memory", "warm-up", "ready"]
+
+
+class _Reporter:
+    """Turns counts into Progress events that carry the seconds since the start."""
+
+    def __init__(self, on_progress: Callable[[Progress], None]) -> None:
+        self._on_progress = on_progress
+        self._begin = time.monotonic()
+
+    def phase(self, phase: Phase, unit: str) -> Callable[[int, int], None]:
+        def report(done: int, total: int) -> None:
+            self._on_progress(
+                Progress(
+                    phase=phase, done=done, total=total, unit=unit, seconds=time.monotonic() - self._begin
+                )
+            )
+
+        return report
+
+
+def start_engine(
+    config: EngineConfig, on_progress: Callable[[Progress], None] = lambda _: None
+) -> tuple[EngineCore, EngineInfo]:
+    """Load, measure and warm up. Raises ValueError that says what does not fit and which flag to change."""
+    report = _Reporter(on_progress)
+    folder = resolve_model(config.model, report.phase("download", "B"))
+    model_config = ModelConfig.from_folder(folder)
+    device = torch.device(config.device)
+    dtype = _dtype(config, model_config)
+    max_model_len = config.max_model_len or model_config.max_position_embeddings
+    backend = torch_backend()
+    model, weight_bytes = load_model(
+        folder,
+        model_config,
+        backend,
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        load_format=config.load_format,
+        seed=config.seed,
+        on_progress=report.phase("weights", "B"),
+    )
+    limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len)
+    one_block = KVCache(model_config, 1, config.block_size, dtype, device, backend.copy_blocks)
+    runner = ModelRunner(model, backend, one_block, limits, device)
+
+    memory = report.phase("memory", "blocks")
+    memory(0, 1)
+    block_bytes = bytes_per_block(model_config, config.block_size, dtype)
+    num_blocks = config.num_gpu_blocks_override or _measure_blocks(config, runner, block_bytes)
+    runner.cache = KVCache(model_config, num_blocks, config.block_size, dtype, device, backend.copy_blocks)
+    memory(num_blocks, num_blocks)
+
+    warm_up = report.phase("warm-up", "graphs")
+    if device.type == "cuda" and not config.enforce_eager:
+        runner.capture_graphs(warm_up)
+    else:
+        runner.launch(_largest_step(Limits(1, 1, 1), sampled=1)).wait()
+        warm_up(1, 1)
+
+    info = EngineInfo(
+        model=config.model,
+        architecture=model_config.architecture,
+        dtype=str(dtype).removeprefix("torch."),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        vocab_size=model_config.vocab_size,
+        eos_token_ids=model_config.eos_token_ids,
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        bytes_per_block=block_bytes,
+        weight_bytes=weight_bytes,
+    )
+    scheduler = Scheduler(info.capacity, config.max_num_batched_tokens, model_config.eos_token_ids)
+    report.phase("ready", "s")(1, 1)
+    return EngineCore(scheduler, runner), info
+
+
+def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+    """`auto` is the checkpoint's own on a GPU, and float32 on a CPU, where it is quickest and exact."""
+    name = config.dtype
+    if name == "auto":
+        name = model.dtype if config.device == "cuda" else "float32"
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int) -> int:
+    """How many KV blocks fit beside the weights and the largest step's activations."""
+    if config.device == "cuda":
+        free, total = torch.cuda.mem_get_info(runner.device)
+        torch.cuda.reset_peak_memory_stats(runner.device)
+        before = torch.cuda.memory_allocated(runner.device)
+        runner.launch(_largest_step(runner.limits, runner.limits.max_num_seqs)).wait()
+        activations = torch.cuda.max_memory_allocated(runner.device) - before
+        torch.cuda.empty_cache()
+        budget = int(total * config.gpu_memory_utilization) - (total - free)
+        spare = budget - activations - GRAPH_RESERVE_BYTES
+        hint = "raise --gpu-memory-utilization, or lower --max-num-batched-tokens or --max-num-seqs"
+    else:
+        spare = min(CPU_CACHE_BYTES, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+        hint = "free some memory, or give --num-gpu-blocks-override"
+    if spare < block_bytes:
+        raise ValueError(
+            f"no memory is left for the KV cache: {spare / 2**20:.0f} MiB beside the weights, and one block "
+            f"takes {block_bytes / 2**20:.1f} MiB; {hint}"
+        )
+    most = config.max_num_seqs * -(-runner.limits.max_model_len // config.block_size)
+    return min(spare // block_bytes, most)
+
+
+def _largest_step(limits: Limits, sampled: int) -> StepPlan:
+    """A step that prefills as many tokens as a step may and samples `sampled` rows, all in block 0."""
+    lengths: list[int] = []
+    while sum(lengths) < limits.max_num_batched_tokens and len(lengths) < limits.max_num_seqs:
+        lengths.append(min(limits.max_model_len, limits.max_num_batched_tokens - sum(lengths)))
+    query_lens = np.array(lengths, np.int32)
+    params = SamplingParams(temperature=1.0, top_p=0.9, top_k=50)
+    return StepPlan(
+        rows=np.arange(len(lengths), dtype=np.int32),
+        num_decodes=0,
+        query_lens=query_lens,
+        context_lens=query_lens,
+        prefill_tokens=np.zeros(sum(lengths), np.int32),
+        starts=tuple(RowStart(row, 0, params, 1, frozenset(), [], []) for row in range(sampled)),
+        table_rows=empty_int32(),
+        table_columns=empty_int32(),
+        table_blocks=empty_int32(),
+        copies=empty_int32().reshape(0, 2),
+        sample_rows=np.arange(sampled, dtype=np.int32),
+        sample_tokens=np.zeros(sampled, np.int32),
+        sample_positions=np.ones(sampled, np.int32),
+        prompt_logprobs=(),
+    )
