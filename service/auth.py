@@ -1,0 +1,132 @@
+"""The gate before every route: who may ask, from which host, with what kind and size of body."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+import secrets
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.config import ServiceConfig
+from service.errors import ApiError
+from service.http import error_response
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_BEARER = b"bearer "
+
+
+class Gate:
+    """ASGI middleware. Every path needs the key unless it is in `public`.
+
+    Answers with X-Request-Id, the client's own if it is well formed.
+    """
+
+    def __init__(self, app: ASGIApp, config: ServiceConfig, public: frozenset[str]) -> None:
+        self._app = app
+        self._config = config
+        self._public = public
+        self._keys = [_digest(key.encode()) for key in config.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # there are no WebSocket routes, and no lifespan
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            await send(message)
+
+        try:
+            self._check(scope, headers)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send_with_id)
+            return
+        await self._app(scope, _Bounded(receive, self._config).receive, send_with_id)
+
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        """Raises ApiError."""
+        allowed = self._config.allowed_hosts
+        if allowed is not None and _host(headers.get(b"host", b"")) not in allowed:
+            raise ApiError(
+                400,
+                "the Host header names a host that this server does not go by; set --api-key to serve others",
+                param="host",
+                code="invalid_host",
+            )
+        if self._keys and scope["path"] not in self._public:
+            self._check_key(headers.get(b"authorization", b""))
+        if scope["method"] == "POST":
+            self._check_body(headers)
+
+    def _check_key(self, authorization: bytes) -> None:
+        key = authorization[len(_BEARER) :] if authorization[: len(_BEARER)].lower() == _BEARER else b""
+        digest = _digest(key)
+        if not any([hmac.compare_digest(digest, known) for known in self._keys]):  # every one is compared
+            message = "give a valid API key as 'Authorization: Bearer <key>'"
+            raise ApiError(401, message, code="invalid_api_key")
+
+    def _check_body(self, headers: dict[bytes, bytes]) -> None:
+        kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if kind != b"application/json":
+            raise ApiError(415, "the Content-Type must be application/json", param="content-type")
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise ApiError(415, "compressed bodies are not supported", param="content-encoding")
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._config.max_body_bytes:
+            raise _too_large(self._config)
+
+
+class _Bounded:
+    """Counts and times a body while it comes. After its end the client may be silent for ever."""
+
+    def __init__(self, receive: Receive, config: ServiceConfig) -> None:
+        self._receive = receive
+        self._config = config
+        self._size = 0
+        self._deadline: float | None = None
+        self._complete = False
+
+    async def receive(self) -> Message:
+        """Raises ApiError 408 or 413."""
+        if self._complete:
+            return await self._receive()
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self._config.receive_timeout
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            seconds = self._config.receive_timeout
+            raise ApiError(
+                408, f"the body did not come within {seconds:g} s", code="receive_timeout"
+            ) from None
+        if message["type"] == "http.request":
+            self._size += len(message.get("body", b""))
+            self._complete = not message.get("more_body", False)
+            if self._size > self._config.max_body_bytes:
+                raise _too_large(self._config)
+        return message
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _host(header: bytes) -> str:
+    """Without the port; brackets of an IPv6 address taken off."""
+    host = header.decode("latin-1").strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _too_large(config: ServiceConfig) -> ApiError:
+    return ApiError(413, f"the body is larger than {config.max_body_bytes} bytes", code="body_too_large")

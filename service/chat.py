@@ -1,0 +1,144 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.answer import GenerationResponse
+from service.chat_template import TemplateError
+from service.choice import LogprobEntry
+from service.chunks import ChunkEncoder, ChunkStyle, Identity
+from service.errors import bad_value
+from service.generation import MIN_LOGPROB, Generation, Options, Prompt
+from service.http import decode
+from service.preparation import check_sampling, sampling_params, token_budget
+from service.protocol import ChatRequest, Message, TemplateArguments
+from service.replies import ChatChoice, ChatLogprobs, ChatReply, ReplyMessage, TokenLogprobs, TopLogprob
+from service.state import ServerState
+from service.tokenizer import Tokenizer
+
+
+def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> ChatLogprobs:
+    """In the chat format: one object a token, with its bytes."""
+    tokenizer, content = generation.tokenizer, []
+    for token, logprob, _ in entries:
+        if logprob is None:
+            continue
+        top = [
+            TopLogprob(
+                generation.token_text(candidate),
+                max(value, MIN_LOGPROB),
+                list(tokenizer.token_bytes(candidate)),
+            )
+            for candidate, value in zip(logprob.top_tokens, logprob.top_logprobs, strict=True)
+        ]
+        content.append(
+            TokenLogprobs(
+                generation.token_text(token),
+                max(logprob.logprob, MIN_LOGPROB),
+                list(tokenizer.token_bytes(token)),
+                top,
+            )
+        )
+    return ChatLogprobs(content)
+
+
+STYLE = ChunkStyle(
+    "chat.completion.chunk",
+    b'"delta":{"role":"assistant","content":',
+    b'"delta":{"content":',
+    b"}",
+    logprobs_of,
+)
+
+
+def render(
+    tokenizer: Tokenizer,
+    model: str,
+    messages: list[Message],
+    *,
+    add_generation_prompt: bool,
+    arguments: TemplateArguments | None,
+) -> str:
+    """The prompt that `messages` make. Raises ApiError 400."""
+    template = tokenizer.chat_template
+    if template is None:
+        raise bad_value(
+            "messages", f"the model {model!r} has no chat template: use /v1/completions", "no_chat_template"
+        )
+    given: dict[str, bool] = {}
+    if arguments is not None and arguments.enable_thinking is not None:
+        if not template.mentions("enable_thinking"):
+            raise bad_value(
+                "chat_template_kwargs", f"the chat template of {model!r} does not use 'enable_thinking'"
+            )
+        given["enable_thinking"] = arguments.enable_thinking
+    plain = [message.as_template_message() for message in messages]
+    try:
+        return template.render(plain, add_generation_prompt=add_generation_prompt, arguments=given)
+    except TemplateError as error:
+        raise bad_value("messages", str(error)) from None
+
+
+async def chat_completions(request: Request) -> Response:
+    state: ServerState = request.app.state.server
+    engine, tokenizer, info = state.serving()
+    body = await decode(request, ChatRequest)
+    model = state.check_model(body.model)
+    check_sampling(body, info)
+    state.admit(1)
+    if body.token_limit == 0:
+        raise bad_value("max_tokens", "max_tokens must be at least 1, got 0")
+    text = render(
+        tokenizer,
+        model,
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        arguments=body.chat_template_kwargs,
+    )
+    tokens = await state.encode(text, add_special_tokens=False)
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    params = sampling_params(body, token_budget(body, tokens, "messages", info, None), top)
+    options = Options(
+        stops=body.stop_strings,
+        skip_special_tokens=body.skip_special_tokens,
+        continues=False,
+        token_ids=body.return_token_ids,
+        tokens_as_ids=body.return_tokens_as_token_ids,
+    )
+    generation = Generation(state, engine, tokenizer, [Prompt(tokens, None)], [params], options)
+    identity = Identity.new("chatcmpl", model)
+    chunks = None
+    if body.stream:
+        chunks = ChunkEncoder(
+            STYLE, generation, identity, include_usage=body.include_usage, logprobs=bool(body.logprobs)
+        )
+
+    def reply() -> ChatReply:
+        (group,) = generation.groups
+        choices = [
+            ChatChoice(
+                index=choice.index,
+                message=ReplyMessage("assistant", choice.take_text()),
+                logprobs=logprobs_of(generation, choice.logprobs) if body.logprobs else None,
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+                token_ids=choice.tokens if body.return_token_ids else UNSET,
+                prompt_token_ids=tokens if body.return_token_ids else UNSET,
+                prompt_logprobs=generation.prompt_logprobs(group)
+                if body.prompt_logprobs is not None
+                else UNSET,
+            )
+            for choice in group.choices
+        ]
+        return ChatReply(
+            id=identity.id,
+            created=identity.created,
+            model=model,
+            choices=choices,
+            usage=generation.usage(),
+        )
+
+    return GenerationResponse(state, generation, reply=reply, chunks=chunks, include_usage=body.include_usage)

@@ -1,0 +1,88 @@
+"""A model's chat template, rendered in a sandbox as transformers renders it."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_TEMPLATE_CHARS = 1 << 20
+
+
+class TemplateError(ValueError):
+    """The template refused the messages, or failed on them."""
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks what a model is trained on; when serving it is transparent."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """Turns messages into a prompt. Raises ValueError if the source is no template."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise ValueError(
+                f"the chat template has {len(source)} characters, more than {MAX_TEMPLATE_CHARS}"
+            )
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ValueError(f"the model's chat template does not compile: {error}") from None
+        self._source = source
+        self._special_tokens = special_tokens
+
+    def mentions(self, variable: str) -> bool:
+        """False if setting `variable` could not change anything."""
+        return variable in self._source
+
+    def render(
+        self, messages: list[dict[str, str]], *, add_generation_prompt: bool, arguments: dict[str, Any]
+    ) -> str:
+        """Raises TemplateError with the template's own words."""
+        try:
+            return self._template.render(
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                documents=None,
+                **self._special_tokens,
+                **arguments,
+            )
+        except TemplateError:
+            raise
+        except Exception as error:  # a template is a program of the model's author: anything may come
+            raise TemplateError(f"the model's chat template failed: {error}") from None
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """Unlike jinja2's own filter this escapes no HTML: the text is for a model."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(f"the model's chat template refused the messages: {message}")
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)

@@ -1,0 +1,116 @@
+"""One sequence of a request as its client sees it: text up to the stop, tokens, logprobs, how it ended."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from engine.request import Output, TokenLogprob
+from service.detokenizer import Detokenizer
+from service.stop_strings import StopMatcher
+
+
+class LogprobEntry(NamedTuple):
+    token: int
+    logprob: TokenLogprob | None  # None for the first token of a prompt
+    offset: int  # of the token, in characters of the choice's text
+
+
+class Choice:
+    """Collects what has come and not yet been taken."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_length",
+        "_matcher",
+        "finish_reason",
+        "index",
+        "last_time",
+        "logprobs",
+        "num_tokens",
+        "stop_reason",
+        "texts",
+        "tokens",
+    )
+
+    def __init__(self, index: int, detokenizer: Detokenizer, stops: tuple[str, ...]) -> None:
+        self.index = index
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(stops) if stops else None
+        self._length = 0  # characters so far, held back ones included
+        self.texts: list[str] = []
+        self.tokens: list[int] = []
+        self.logprobs: list[LogprobEntry] = []
+        self.num_tokens = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.last_time = 0.0  # when its latest token came
+
+    def echo(self, text: str, logprobs: list[LogprobEntry]) -> None:
+        """The prompt stands before the text."""
+        self.texts.append(text)
+        self.logprobs.extend(logprobs)
+        self._length = len(text)
+
+    def add(self, output: Output) -> None:
+        """Nothing is added once it has finished (the engine may be ahead of a stop string)."""
+        if self.finish_reason is not None:
+            return
+        tokens = output.tokens
+        if self._matcher is None and output.logprobs is None and output.stop_token is None:
+            text = self._detokenizer.push(tokens) if tokens else ""
+            if text:
+                self.texts.append(text)
+            self.tokens += tokens
+            self.num_tokens += len(tokens)
+        else:
+            self._add_one_by_one(output)
+        if output.finish_reason is not None and self.finish_reason is None:
+            self._show(self._detokenizer.finish())
+            if self.finish_reason is None:
+                if self._matcher is not None:
+                    self.texts.append(self._matcher.finish())
+                self.finish_reason = output.finish_reason
+                self.stop_reason = output.stop_token if output.finish_reason == "stop" else None
+
+    def _add_one_by_one(self, output: Output) -> None:
+        last = len(output.tokens) - 1
+        for at, token in enumerate(output.tokens):
+            self.tokens.append(token)
+            self.num_tokens += 1
+            if output.logprobs is not None:
+                self.logprobs.append(LogprobEntry(token, output.logprobs[at], self._length))
+            if at < last or output.stop_token is None:  # the text does not show what ended it
+                self._show(self._detokenizer.push([token]))
+                if self.finish_reason is not None:
+                    return
+
+    def _show(self, text: str) -> None:
+        if not text:
+            return
+        self._length += len(text)
+        if self._matcher is not None:
+            text = self._matcher.push(text)
+            if self._matcher.matched is not None:
+                self.finish_reason = "stop"
+                self.stop_reason = self._matcher.matched
+        if text:
+            self.texts.append(text)
+
+    def take_text(self) -> str:
+        texts = self.texts
+        if len(texts) == 1:
+            text = texts[0]
+        elif not texts:
+            return ""
+        else:
+            text = "".join(texts)
+        self.texts = []
+        return text
+
+    def take_tokens(self) -> list[int]:
+        tokens, self.tokens = self.tokens, []
+        return tokens
+
+    def take_logprobs(self) -> list[LogprobEntry]:
+        logprobs, self.logprobs = self.logprobs, []
+        return logprobs

@@ -1,0 +1,102 @@
+"""The events of a stream: everything but the text is put together once, not for every token."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+
+from service.choice import Choice, LogprobEntry
+from service.generation import Generation
+from service.replies import Usage
+
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a reply and every chunk of a stream repeat."""
+
+    id: str
+    created: int
+    model: str
+
+    @classmethod
+    def new(cls, prefix: str, model: str) -> Identity:
+        return cls(f"{prefix}-{secrets.token_hex(16)}", int(time.time()), model)
+
+
+@dataclass(frozen=True)
+class ChunkStyle:
+    """How completions and chat differ. The text goes between `before` and `after`."""
+
+    object: str
+    first: bytes  # before the text of a choice's first chunk
+    before: bytes
+    after: bytes
+    logprobs: Callable[[Generation, list[LogprobEntry]], Any]
+
+
+class ChunkEncoder:
+    def __init__(
+        self,
+        style: ChunkStyle,
+        generation: Generation,
+        identity: Identity,
+        *,
+        include_usage: bool,
+        logprobs: bool,
+    ) -> None:
+        self._style = style
+        self._generation = generation
+        self._token_ids = generation.options.token_ids
+        self._logprobs = logprobs
+        head = _encode({"object": style.object, **asdict(identity)})[:-1]
+        self._head = b"data: " + head + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._plain_tail = style.after + b',"logprobs":null,"finish_reason":null}' + self._tail
+        self._before: dict[int, bytes] = {}  # by choice, from its first chunk on
+        self._prompts = {
+            choice.index: group.prompt.tokens for group in generation.groups for choice in group.choices
+        }
+
+    def chunk(self, choice: Choice) -> bytes:
+        """What has come for `choice` and is not yet sent; empty if nothing can be shown."""
+        finish = choice.finish_reason
+        extras = self._logprobs or self._token_ids
+        if not choice.texts and finish is None and not (extras and choice.tokens):
+            return b""
+        before = self._before.get(choice.index)
+        first = before is None
+        if before is None:
+            before = self._open(choice.index)
+        text = _encode(choice.take_text())
+        if finish is None and not extras:
+            return before + text + self._plain_tail
+        parts = [before, text, self._style.after, b',"logprobs":']
+        entries = choice.take_logprobs()
+        parts.append(_encode(self._style.logprobs(self._generation, entries)) if self._logprobs else b"null")
+        parts += [b',"finish_reason":', _encode(finish)]
+        if choice.stop_reason is not None:
+            parts += [b',"stop_reason":', _encode(choice.stop_reason)]
+        tokens = choice.take_tokens()
+        if self._token_ids:
+            parts += [b',"token_ids":', _encode(tokens)]
+            if first:
+                parts += [b',"prompt_token_ids":', _encode(self._prompts[choice.index])]
+        parts += [b"}", self._tail]
+        return b"".join(parts)
+
+    def _open(self, index: int) -> bytes:
+        start = self._head + b'{"index":%d,' % index
+        self._before[index] = start + self._style.before
+        return start + self._style.first
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"

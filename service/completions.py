@@ -1,0 +1,114 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from msgspec import UNSET, structs
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.answer import GenerationResponse
+from service.choice import LogprobEntry
+from service.chunks import ChunkEncoder, ChunkStyle, Identity
+from service.errors import bad_value
+from service.generation import MIN_LOGPROB, Generation, Options, Prompt
+from service.http import decode
+from service.preparation import check_sampling, check_token_ids, sampling_params, token_budget
+from service.protocol import CompletionRequest
+from service.replies import CompletionChoice, CompletionLogprobs, CompletionReply
+from service.state import ServerState
+
+DEFAULT_MAX_TOKENS = 16
+
+
+def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> CompletionLogprobs:
+    """In the completions format: parallel lists, candidates by their text."""
+    result = CompletionLogprobs([], [], [], [])
+    for token, logprob, offset in entries:
+        name = generation.token_text(token)
+        result.tokens.append(name)
+        result.text_offset.append(offset)
+        if logprob is None:
+            result.token_logprobs.append(None)
+            result.top_logprobs.append(None)
+            continue
+        chosen = max(logprob.logprob, MIN_LOGPROB)
+        top: dict[str, float] = {}
+        for candidate, value in zip(logprob.top_tokens, logprob.top_logprobs, strict=True):
+            top.setdefault(generation.token_text(candidate), max(value, MIN_LOGPROB))
+        top.setdefault(name, chosen)
+        result.token_logprobs.append(chosen)
+        result.top_logprobs.append(top)
+    return result
+
+
+STYLE = ChunkStyle("text_completion", b'"text":', b'"text":', b"", logprobs_of)
+
+
+async def completions(request: Request) -> Response:
+    state: ServerState = request.app.state.server
+    engine, tokenizer, info = state.serving()
+    body = await decode(request, CompletionRequest)
+    model = state.check_model(body.model)
+    check_sampling(body, info)
+    state.admit(len(body.prompts))
+    echo, logprobs = bool(body.echo), body.logprobs is not None
+    if body.token_limit == 0 and not echo:
+        raise bad_value("max_tokens", "max_tokens must be at least 1 without echo, got 0")
+    prompts, params = [], []
+    for prompt in body.prompts:
+        if isinstance(prompt, str):
+            tokens, text = await state.encode(prompt, add_special_tokens=True), prompt
+        else:
+            check_token_ids(prompt, info.vocab_size, "prompt")
+            tokens, text = prompt, ""
+            if echo:
+                text = tokenizer.decode(prompt, skip_special_tokens=body.skip_special_tokens)
+        prompts.append(Prompt(tokens, text if echo else None))
+        budget = token_budget(body, tokens, "prompt", info, DEFAULT_MAX_TOKENS)
+        sampling = sampling_params(body, max(budget, 1), body.logprobs)
+        if echo and logprobs and body.prompt_logprobs is None:
+            sampling = structs.replace(sampling, prompt_logprobs=body.logprobs)
+        params.append(sampling)
+    options = Options(
+        stops=body.stop_strings,
+        skip_special_tokens=body.skip_special_tokens,
+        continues=True,
+        echo_logprobs=echo and logprobs,
+        discard_output=body.token_limit == 0,
+        token_ids=body.return_token_ids,
+        tokens_as_ids=body.return_tokens_as_token_ids,
+    )
+    generation = Generation(state, engine, tokenizer, prompts, params, options)
+    identity = Identity.new("cmpl", model)
+    chunks = None
+    if body.stream:
+        chunks = ChunkEncoder(
+            STYLE, generation, identity, include_usage=body.include_usage, logprobs=logprobs
+        )
+
+    def reply() -> CompletionReply:
+        choices = [
+            CompletionChoice(
+                index=choice.index,
+                text=choice.take_text(),
+                logprobs=logprobs_of(generation, choice.logprobs) if logprobs else None,
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+                token_ids=choice.tokens if body.return_token_ids else UNSET,
+                prompt_token_ids=group.prompt.tokens if body.return_token_ids else UNSET,
+                prompt_logprobs=generation.prompt_logprobs(group)
+                if body.prompt_logprobs is not None
+                else UNSET,
+            )
+            for group in generation.groups
+            for choice in group.choices
+        ]
+        return CompletionReply(
+            id=identity.id,
+            created=identity.created,
+            model=model,
+            choices=choices,
+            usage=generation.usage(),
+        )
+
+    return GenerationResponse(state, generation, reply=reply, chunks=chunks, include_usage=body.include_usage)

@@ -1,0 +1,55 @@
+"""Settings of the HTTP service, concrete and checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig:
+    """Times are seconds, sizes bytes. Raises ValueError that names the flag and what it may be."""
+
+    served_model_names: tuple[str, ...]  # the first is the one we answer with
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    insecure: bool = False
+    max_num_queued_reqs: int = 1000  # prompts accepted whose first token has not come
+    shutdown_timeout: float = 30.0
+    stall_timeout: float = 10.0
+    max_body_bytes: int = 8 << 20
+    max_prompt_bytes: int = 4 << 20  # of one prompt, UTF-8
+    max_header_bytes: int = 64 << 10
+    receive_timeout: float = 30.0  # for the headers, and again for the body
+    keep_alive: float = 15.0  # an idle stream gets a comment this often
+    send_timeout: float = 30.0  # a client that reads nothing for so long is cut
+    max_backlog_bytes: int = 256 << 10  # what may wait for a client that does not read
+    terminal_timeout: float = 1.0  # for the last event of a stream that we end ourselves
+
+    def __post_init__(self) -> None:
+        if not self.served_model_names:
+            raise ValueError("--served-model-name must name at least one model")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"--port must be between 0 and 65535, got {self.port}")
+        if self.max_num_queued_reqs < 1:
+            raise ValueError(f"--max-num-queued-reqs must be at least 1, got {self.max_num_queued_reqs}")
+        for name in ("shutdown_timeout", "stall_timeout"):
+            if not 0 <= getattr(self, name) <= 86400:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} must be between 0 and 86400 seconds, got {getattr(self, name)}")
+        if any(not key or not key.isascii() for key in self.api_keys):
+            raise ValueError("--api-key must be a non-empty ASCII string")
+        if self.host not in LOOPBACK and not self.api_keys and not self.insecure:
+            raise ValueError(
+                f"--host {self.host} can be reached from other machines: set --api-key, or --insecure to "
+                "serve anyone who can connect"
+            )
+
+    @property
+    def allowed_hosts(self) -> frozenset[str] | None:
+        """Host names that a browser may have used; None: any. Guards a keyless server from DNS rebinding."""
+        if self.api_keys or self.host in ("0.0.0.0", "::"):
+            return None
+        return LOOPBACK | {self.host.lower()}

@@ -1,0 +1,141 @@
+"""The far end of one HTTP exchange: it may leave, stop reading, or have to be told that we end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+from starlette.types import Receive, Scope, Send
+
+from service.config import ServiceConfig
+from service.errors import ApiError
+
+SSE_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+)
+KEEP_ALIVE = b": keep-alive\n\n"
+_TICK = 1.0
+
+
+class ClientGone(Exception):
+    """The client left, or was cut because it stopped reading. There is no one to answer."""
+
+
+class Connection:
+    """Use with `async with`, in the task that answers.
+
+    When the client leaves, or `interrupt` is called, the block is left by cancellation, which this turns
+    into ClientGone or the given ApiError. An own response instead of sse-starlette's: that one runs a
+    generator and four tasks for each stream; here a chunk is one call of `send`, and one timer a second
+    does the keep-alive comments and notices a client that stopped reading.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, config: ServiceConfig) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._config = config
+        self._tick_seconds = min(_TICK, config.keep_alive / 2, config.send_timeout / 2)
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[object] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._comment: asyncio.Task[None] | None = None
+        self._sending_since: float | None = None
+        self._last_write = self._loop.time()
+        self._reason: Exception | None = None
+        self.on_blocked: Callable[[], None] | None = None  # called each second while a write is blocked
+        self.started = False  # the headers are out
+
+    async def __aenter__(self) -> Connection:
+        self._task = asyncio.current_task()
+        self._watcher = self._loop.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None  # from here on nobody interrupts
+        if self._timer is not None:
+            self._timer.cancel()
+        if isinstance(error, asyncio.CancelledError) and self._reason is not None and task is not None:
+            task.uncancel()
+            if isinstance(self._reason, ClientGone):
+                self._abort_transport()
+            else:
+                self._stop_watching()
+            raise self._reason from None
+        self._stop_watching()
+
+    def _stop_watching(self) -> None:
+        for helper in (self._watcher, self._comment):
+            if helper is not None:
+                helper.cancel()
+
+    def _abort_transport(self) -> None:
+        """A plain close would wait for ever for the client to read what is buffered."""
+        self._stop_watching()
+        abort: Callable[[], None] | None = self._scope.get("state", {}).get("abort")
+        if abort is not None:
+            abort()
+
+    def interrupt(self, reason: Exception) -> None:
+        """Ends the block with `reason`, unless it has ended or is about to."""
+        if self._task is not None and self._reason is None:
+            self._reason = reason
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.interrupt(ClientGone("the client closed the connection"))
+
+    def keep_alive(self) -> None:
+        """From now on this is a stream: comments go out when it is idle, and a stalled client is cut."""
+        self._timer = self._loop.call_later(self._tick_seconds, self._tick)
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        if self._sending_since is not None:
+            if now - self._sending_since > self._config.send_timeout:
+                self.interrupt(ClientGone("the client stopped reading"))
+            elif self.on_blocked is not None:
+                self.on_blocked()
+        elif now - self._last_write >= self._config.keep_alive:
+            self._comment = self._loop.create_task(self._write(KEEP_ALIVE))
+        self._timer = self._loop.call_later(self._tick_seconds, self._tick)
+
+    async def write(self, data: bytes) -> None:
+        """A piece of the event stream; the headers go first."""
+        if self._comment is not None:
+            await self._comment
+            self._comment = None
+        await self._write(data)
+
+    async def _write(self, data: bytes) -> None:
+        self._sending_since = self._last_write = self._loop.time()
+        if not self.started:
+            await self._send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
+            self.started = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sending_since = None
+
+    async def end(self, data: bytes = b"") -> None:
+        """The last piece."""
+        if self._comment is not None:
+            await self._comment
+            self._comment = None
+        self._sending_since = self._loop.time()
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        self._sending_since = None
+
+    async def end_with_error(self, error: ApiError) -> None:
+        """The one event that ends a failed stream, outside the block. The client has little time for it."""
+        try:
+            async with asyncio.timeout(self._config.terminal_timeout):
+                await self._send({"type": "http.response.body", "body": error.event(), "more_body": False})
+        except TimeoutError:
+            self._abort_transport()

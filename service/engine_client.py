@@ -1,0 +1,39 @@
+"""The engine as the service sees it; `engine.engine.AsyncEngine` is one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Literal, Protocol
+
+from engine.config import EngineInfo, Progress, StepStats
+from engine.request import Output, SamplingParams
+
+
+class RequestStream(Protocol):
+    @property
+    def request_id(self) -> int: ...
+
+    async def get(self) -> list[Output]: ...
+
+    def abort(self) -> None: ...
+
+
+class Engine(Protocol):
+    on_stats: Callable[[StepStats], None] | None
+
+    @property
+    def state(self) -> Literal["loading", "ready", "dead"]: ...
+
+    @property
+    def error(self) -> str | None: ...
+
+    @property
+    def info(self) -> EngineInfo | None: ...
+
+    def watch_progress(self) -> AsyncIterator[Progress]: ...
+
+    def add(self, prompt: list[int], params: SamplingParams) -> RequestStream: ...
+
+    def seconds_since_progress(self) -> float: ...
+
+    async def stop(self) -> None: ...

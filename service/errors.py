@@ -1,0 +1,70 @@
+"""Errors as the API words them: `{"error": {message, type, param, code}}` with a status."""
+
+from __future__ import annotations
+
+import msgspec
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+
+
+class ErrorDetail(msgspec.Struct, kw_only=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(msgspec.Struct):
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """What a client is told went wrong. `retry_after` is in seconds and becomes a header."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+
+    def body(self) -> bytes:
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        detail = ErrorDetail(message=self.message, type=kind, param=self.param, code=self.code)
+        return msgspec.json.encode(ErrorReply(detail))
+
+    def event(self) -> bytes:
+        """As the last event of a stream."""
+        return b"data: " + self.body() + b"\n\n"
+
+
+def bad_value(param: str | None, message: str, code: str | None = "invalid_value") -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def not_ready(message: str, retry_after: int = 1) -> ApiError:
+    return ApiError(503, message, code="not_ready", retry_after=retry_after)

@@ -1,0 +1,254 @@
+"""A completions or chat request while the engine works on it: its prompts, its choices, what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from engine.request import Output, SamplingParams, TokenLogprob
+from service.choice import Choice, LogprobEntry
+from service.engine_client import Engine, RequestStream
+from service.errors import ApiError, bad_value, not_ready
+from service.replies import PromptLogprob, PromptLogprobs, PromptTokensDetails, Usage
+from service.state import ServerState
+from service.tokenizer import Tokenizer
+
+MIN_LOGPROB = -9999.0  # JSON has no infinity
+
+
+@dataclass(frozen=True)
+class Prompt:
+    tokens: list[int]
+    text: str | None  # what to echo; None: nothing
+
+
+@dataclass(frozen=True)
+class Options:
+    """What of the answer the service itself makes."""
+
+    stops: tuple[str, ...]
+    skip_special_tokens: bool
+    continues: bool  # the text goes on where the prompt ended, rather than starting afresh
+    echo_logprobs: bool = False
+    discard_output: bool = False  # max_tokens 0: the engine's one token is not shown
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+
+
+@dataclass
+class Group:
+    """One prompt and its n choices."""
+
+    prompt: Prompt
+    stream: RequestStream
+    choices: list[Choice]
+    unfinished: int
+    started: bool = False
+    cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+
+class Generation:
+    """Feeds on the engine's outputs. Iterate with `advance` until `finished`, and always `close` it.
+
+    Raises ApiError from the constructor if a prompt can never fit, and from `advance` if the engine
+    failed. Choice `i` is sample `i % n` of prompt `i // n`.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        prompts: list[Prompt],
+        params: list[SamplingParams],
+        options: Options,
+    ) -> None:
+        self._state = state
+        self._metrics = state.metrics
+        self.tokenizer = tokenizer
+        self.options = options
+        self._arrival = time.perf_counter()
+        self._groups: dict[int, Group] = {}
+        self._pumps: list[asyncio.Task[None]] = []
+        self._inbox: list[Output] = []
+        self._arrived = asyncio.Event()
+        self.backlog = 0  # bytes, about, that have come since its user last set this to 0
+        self.unfinished = len(prompts)
+        state.admit(len(prompts))
+        try:
+            for prompt, sampling in zip(prompts, params, strict=True):
+                self._add(engine, prompt, sampling)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, engine: Engine, prompt: Prompt, params: SamplingParams) -> None:
+        try:
+            stream = engine.add(prompt.tokens, params)
+        except ValueError as error:
+            raise bad_value("prompt", str(error), "context_length_exceeded") from None
+        except RuntimeError as error:  # EngineDeadError
+            raise not_ready(f"the engine died: {error}") from None
+        options, first = self.options, len(self._groups) * params.n
+        context = prompt.tokens if options.continues else []
+        choices = [
+            Choice(
+                first + i,
+                self.tokenizer.detokenizer(context, skip_special_tokens=options.skip_special_tokens),
+                options.stops,
+            )
+            for i in range(params.n)
+        ]
+        self._groups[stream.request_id] = Group(prompt, stream, choices, params.n)
+        self._state.queued += 1
+
+    @property
+    def groups(self) -> list[Group]:
+        return list(self._groups.values())
+
+    @property
+    def choices(self) -> list[Choice]:
+        return [choice for group in self._groups.values() for choice in group.choices]
+
+    @property
+    def finished(self) -> bool:
+        return self.unfinished == 0
+
+    async def advance(self) -> list[Choice]:
+        """Waits for outputs and takes them in. Returns the choices that they were for."""
+        if len(self._groups) == 1:
+            (group,) = self._groups.values()
+            return self._take_in(await group.stream.get())
+        if not self._pumps:
+            loop = asyncio.get_running_loop()
+            self._pumps = [loop.create_task(self._pump(group)) for group in self._groups.values()]
+        await self._arrived.wait()
+        self._arrived.clear()
+        outputs, self._inbox = self._inbox, []
+        return self._take_in(outputs)
+
+    async def _pump(self, group: Group) -> None:
+        """One of several prompts' outputs into the inbox."""
+        left = len(group.choices)
+        while left:
+            outputs = await group.stream.get()
+            left -= sum(output.finish_reason is not None for output in outputs)
+            self._inbox += outputs
+            self._arrived.set()
+
+    def _take_in(self, outputs: list[Output]) -> list[Choice]:
+        now = time.perf_counter()
+        metrics = self._metrics
+        touched: dict[int, Choice] = {}
+        for output in outputs:
+            group = self._groups[output.request_id]
+            choice = group.choices[output.index]
+            if choice.finish_reason is not None:
+                continue
+            if output.error is not None or output.finish_reason in ("error", "abort"):
+                raise self._failure(output)
+            if not group.started:
+                self._start(group, output, now)
+            elif output.tokens and choice.num_tokens:
+                count = len(output.tokens)
+                metrics.inter_token_latency.observe((now - choice.last_time) / count, count)
+            choice.last_time = now
+            before = choice.num_tokens
+            choice.add(self._without_output(output) if self.options.discard_output else output)
+            metrics.generation_tokens += choice.num_tokens - before
+            touched[choice.index] = choice
+            self.backlog += 8 * len(output.tokens)
+            if output.logprobs is not None:
+                self.backlog += sum(64 + 64 * len(entry.top_tokens) for entry in output.logprobs)
+            if choice.finish_reason is not None:
+                self._finish(group, choice, now)
+        return list(touched.values())
+
+    @staticmethod
+    def _without_output(output: Output) -> Output:
+        return Output(output.request_id, output.index, [], finish_reason="length")
+
+    def _failure(self, output: Output) -> ApiError:
+        self._metrics.finished[output.finish_reason or "error"] += 1
+        if output.finish_reason == "abort":
+            return not_ready("the server is shutting down")
+        return ApiError(500, f"the engine failed on this request: {output.error}", code="engine_error")
+
+    def _start(self, group: Group, output: Output, now: float) -> None:
+        group.started = True
+        group.cached_tokens = output.cached_tokens
+        group.prompt_logprobs = output.prompt_logprobs
+        for choice in group.choices:
+            choice.last_time = now
+            if group.prompt.text is not None:
+                choice.echo(group.prompt.text, self._echo_entries(group))
+        self._state.first_token()
+        metrics = self._metrics
+        metrics.prompt_tokens += len(group.prompt.tokens)
+        metrics.cached_tokens += output.cached_tokens
+        metrics.time_to_first_token.observe(now - self._arrival)
+        if output.queue_seconds is not None:
+            metrics.queue_time.observe(output.queue_seconds)
+
+    def _echo_entries(self, group: Group) -> list[LogprobEntry]:
+        if not self.options.echo_logprobs or group.prompt_logprobs is None:
+            return []
+        entries, offset = [], 0
+        for token, logprob in zip(group.prompt.tokens, group.prompt_logprobs, strict=True):
+            entries.append(LogprobEntry(token, logprob, offset))
+            if token not in self.tokenizer.special:
+                offset += len(self.tokenizer.token_text(token))
+        return entries
+
+    def _finish(self, group: Group, choice: Choice, now: float) -> None:
+        self._metrics.finished[choice.finish_reason or "stop"] += 1
+        group.unfinished -= 1
+        if group.unfinished:
+            return
+        group.stream.abort()  # does nothing, unless a stop string ended it before the engine did
+        self.unfinished -= 1
+        self._metrics.request_latency.observe(now - self._arrival)
+
+    def close(self) -> None:
+        """Aborts what is unfinished. Idempotent."""
+        for pump in self._pumps:
+            pump.cancel()
+        for group in self._groups.values():
+            if group.unfinished:
+                group.stream.abort()
+                self._metrics.finished["abort"] += group.unfinished
+                group.unfinished = 0
+            if not group.started:
+                group.started = True
+                self._state.queued -= 1
+
+    def usage(self) -> Usage:
+        prompt = sum(len(group.prompt.tokens) for group in self._groups.values())
+        completion = sum(choice.num_tokens for choice in self.choices)
+        cached = sum(group.cached_tokens for group in self._groups.values())
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(cached),
+        )
+
+    def token_text(self, token: int) -> str:
+        """A token in logprobs."""
+        return f"token_id:{token}" if self.options.tokens_as_ids else self.tokenizer.token_text(token)
+
+    def prompt_logprobs(self, group: Group) -> PromptLogprobs:
+        return [
+            None if entry is None else self._prompt_logprob(entry) for entry in group.prompt_logprobs or []
+        ]
+
+    def _prompt_logprob(self, entry: TokenLogprob) -> dict[str, PromptLogprob]:
+        ranked = enumerate(zip(entry.top_tokens, entry.top_logprobs, strict=True), 1)
+        every = [(entry.token, entry.logprob, entry.rank)]
+        every += [(token, logprob, rank) for rank, (token, logprob) in ranked if token != entry.token]
+        return {
+            str(token): PromptLogprob(max(logprob, MIN_LOGPROB), rank, self.tokenizer.token_text(token))
+            for token, logprob, rank in every
+        }

@@ -1,0 +1,80 @@
+"""GET /health, /ready, /startup and /metrics."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from service.connection import ClientGone, Connection
+from service.errors import ApiError, not_ready
+from service.http import JsonResponse, error_response
+from service.state import ServerState
+
+
+async def health(request: Request) -> Response:
+    """Liveness: 503 tells a supervisor to restart us."""
+    state: ServerState = request.app.state.server
+    engine = state.engine
+    if engine is not None:
+        if engine.state == "dead":
+            raise ApiError(503, f"the engine died: {engine.error}", code="engine_dead")
+        stalled = engine.seconds_since_progress()
+        if stalled > state.config.stall_timeout:
+            raise ApiError(503, f"the engine has made no step for {stalled:.1f} s", code="engine_stalled")
+    return JsonResponse({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """Whether requests would be served."""
+    state: ServerState = request.app.state.server
+    state.serving()
+    return JsonResponse({"status": "ready"})
+
+
+async def metrics(request: Request) -> Response:
+    state: ServerState = request.app.state.server
+    return Response(state.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def startup(request: Request) -> Response:
+    return _StartupStream(request.app.state.server)
+
+
+class _StartupStream(Response):
+    """The start-up phases as they go, from the newest on; it ends when the engine is up, or dead."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = Connection(scope, receive, send, self._state.config)
+        self._state.streams.add(connection)
+        error = None
+        try:
+            async with connection:
+                connection.keep_alive()
+                await self._follow(connection)
+        except ClientGone:
+            return
+        except ApiError as failure:
+            error = failure
+        finally:
+            self._state.streams.discard(connection)
+        if error is not None and connection.started:
+            await connection.end_with_error(error)
+        elif error is not None:
+            await error_response(error)(scope, receive, send)
+
+    async def _follow(self, connection: Connection) -> None:
+        state = self._state
+        await state.engine_set.wait()
+        engine = state.engine
+        if engine is None:
+            raise not_ready("there is no engine")
+        async for progress in engine.watch_progress():
+            await connection.write(b"data: " + msgspec.json.encode(progress) + b"\n\n")
+        if engine.state == "dead":
+            raise ApiError(503, f"the engine died: {engine.error}", code="engine_dead")
+        await connection.end()

@@ -1,0 +1,56 @@
+"""Requests decoded to types, and replies encoded from them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.errors import ApiError, bad_value
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_PATH = re.compile(r"at `(?:key` in `)?\$\.?([A-Za-z0-9_]*)")
+_NAMED = re.compile(r"(?:unknown field|missing required field) `([^`]*)`")
+_FIELD = re.compile(r"\$\.([A-Za-z0-9_.]+)`")
+
+
+class JsonResponse(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return msgspec.json.encode(content)
+
+
+def error_response(error: ApiError) -> Response:
+    return Response(error.body(), error.status, error.headers, "application/json")
+
+
+async def decode(request: Request, kind: type[T]) -> T:
+    """The request's body as `kind`. Raises ApiError 400 whose `param` is the field at fault."""
+    body = await request.body()
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _bad_field(str(error), kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise bad_value(None, f"the body is not valid JSON: {error}", "invalid_json") from None
+
+
+def _bad_field(message: str, kind: type[msgspec.Struct]) -> ApiError:
+    """msgspec says `... - at `$.a.b[0]``; name the field there, or the one that is unknown or missing."""
+    named = _NAMED.search(message)
+    where = _PATH.search(message)
+    if named is None:
+        if where is not None and where.group(1):
+            return bad_value(where.group(1), f"{where.group(1)}: {message}")
+        first = message.split(" ", 1)[0]  # our own checks begin with the field's name
+        return bad_value(first if first in kind.__struct_fields__ else None, message)
+    path = _FIELD.search(message)
+    param = f"{path.group(1)}.{named.group(1)}" if path else named.group(1)
+    if "unknown" in message:
+        return bad_value(param, f"unknown field {param!r}: it is not supported here", "unknown_field")
+    return bad_value(param, f"missing required field {param!r}", "missing_field")

@@ -1,0 +1,67 @@
+"""uvicorn's HTTP protocol with limits on headers, which it has none of, and a way to drop a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from service.config import ServiceConfig
+
+
+def bounded_protocol(config: ServiceConfig) -> type[asyncio.Protocol]:
+    """For uvicorn's `http` setting."""
+
+    class Bounded(BoundedHttpProtocol):
+        limits = config
+
+    return Bounded
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """Headers must be whole within `receive_timeout` and `max_header_bytes`, or the connection ends."""
+
+    limits: ServiceConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._header_bytes = 0
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._in_headers = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_headers:
+            if self._header_timer is None:
+                self._expect_headers()
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._in_headers and self._header_bytes > self.limits.max_header_bytes:
+            self.transport.abort()
+
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        self._in_headers = False
+        self.scope["state"]["abort"] = self.transport.abort
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_headers = True
+        self._header_bytes = 0
+
+    def _expect_headers(self) -> None:
+        self._header_timer = self.loop.call_later(self.limits.receive_timeout, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None

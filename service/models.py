@@ -1,0 +1,64 @@
+"""GET /v1/models, POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.chat import render
+from service.http import JsonResponse, decode
+from service.preparation import check_token_ids
+from service.protocol import DetokenizeRequest, TokenizeRequest
+from service.replies import DetokenizeReply, Model, ModelList, TokenizeReply
+from service.state import ServerState
+
+
+def _model(state: ServerState, name: str) -> Model:
+    _, _, info = state.serving()
+    return Model(id=name, created=state.created, root=info.model, max_model_len=info.max_request_tokens)
+
+
+async def list_models(request: Request) -> Response:
+    state: ServerState = request.app.state.server
+    return JsonResponse(ModelList(data=[_model(state, name) for name in state.config.served_model_names]))
+
+
+async def get_model(request: Request) -> Response:
+    state: ServerState = request.app.state.server
+    return JsonResponse(_model(state, state.check_model(request.path_params["name"])))
+
+
+async def tokenize(request: Request) -> Response:
+    state: ServerState = request.app.state.server
+    _, tokenizer, info = state.serving()
+    body = await decode(request, TokenizeRequest)
+    model = state.check_model(body.model)
+    if body.messages is None:
+        text, add_special_tokens = body.prompt or "", True
+    else:
+        text, add_special_tokens = (
+            render(
+                tokenizer,
+                model,
+                body.messages,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                arguments=body.chat_template_kwargs,
+            ),
+            False,
+        )
+    if body.add_special_tokens is not None:
+        add_special_tokens = body.add_special_tokens
+    tokens = await state.encode(text, add_special_tokens=add_special_tokens)
+    reply = TokenizeReply(count=len(tokens), max_model_len=info.max_request_tokens, tokens=tokens)
+    if body.return_token_strs:
+        reply.token_strs = [tokenizer.token_name(token) for token in tokens]
+    return JsonResponse(reply)
+
+
+async def detokenize(request: Request) -> Response:
+    state: ServerState = request.app.state.server
+    _, tokenizer, info = state.serving()
+    body = await decode(request, DetokenizeRequest)
+    state.check_model(body.model)
+    check_token_ids(body.tokens, info.vocab_size, "tokens")
+    return JsonResponse(DetokenizeReply(tokenizer.decode(body.tokens, skip_special_tokens=False)))

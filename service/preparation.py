@@ -1,0 +1,68 @@
+"""From a validated request to what the engine is asked, with every bound checked."""
+
+from __future__ import annotations
+
+from engine.config import EngineInfo
+from engine.request import SamplingParams
+from service.errors import ApiError, bad_value
+from service.protocol import SamplingFields
+
+
+def check_token_ids(tokens: list[int], vocab_size: int, param: str) -> None:
+    """Raises ApiError 400 if a token is not of the model's vocabulary."""
+    if tokens and max(tokens) >= vocab_size:
+        raise bad_value(param, f"{param}: token id {max(tokens)} is not below the vocabulary's {vocab_size}")
+
+
+def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
+    """Raises ApiError 400 if a token id of the sampling parameters is not of the model's vocabulary."""
+    check_token_ids(body.stop_token_ids or [], info.vocab_size, "stop_token_ids")
+    biased = list(body.logit_bias or ())
+    check_token_ids(biased, info.vocab_size, "logit_bias")
+    if biased and min(biased) < 0:
+        raise bad_value("logit_bias", f"logit_bias: {min(biased)} is no token id")
+    if body.n is not None and body.n > info.max_num_seqs:
+        raise bad_value(
+            "n", f"n is {body.n}, and this server runs at most {info.max_num_seqs} sequences at once"
+        )
+
+
+def token_budget(
+    body: SamplingFields, prompt: list[int], param: str, info: EngineInfo, default: int | None
+) -> int:
+    """How many tokens may be generated; `default` None is all that fit. Raises ApiError 400."""
+    limit = info.max_request_tokens
+    room = limit - len(prompt)
+    if not prompt:
+        raise bad_value(param, f"{param} must not be empty: it has no tokens")
+    if room < 1:
+        raise bad_value(
+            param,
+            f"the prompt has {len(prompt)} tokens, which leaves no room for an answer in {limit} tokens",
+            "context_length_exceeded",
+        )
+    asked = body.token_limit
+    if asked is None:
+        return room if default is None else min(default, room)
+    if asked > room:
+        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        raise bad_value(
+            name,
+            f"the prompt has {len(prompt)} tokens and {name} is {asked}: together more than the {limit} "
+            "tokens that fit",
+            "context_length_exceeded",
+        )
+    return asked
+
+
+def sampling_params(body: SamplingFields, max_tokens: int, logprobs: int | None) -> SamplingParams:
+    """Raises ApiError 400 that names the field."""
+    try:
+        return body.sampling_params(max_tokens, logprobs)
+    except ValueError as error:
+        raise named(error) from None
+
+
+def named(error: ValueError) -> ApiError:
+    """The engine's refusals begin with the field's name."""
+    return bad_value(str(error).split(" ", 1)[0], str(error))

@@ -1,0 +1,197 @@
+"""What clients may send. Each type is declared once: it validates, converts and describes itself.
+
+Unknown fields, wrong types (a boolean is no number, a float no integer) and values out of range are
+refused by msgspec with the field's name. `null` means left out, as in the OpenAI API.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from engine.request import MAX_LOGPROBS, MAX_SEQUENCES, SamplingParams
+
+MAX_PROMPTS = 1024
+MAX_TOKEN_ID = (1 << 31) - 1
+MAX_TOKENS = 1 << 24
+MAX_TEXT = 4 << 20
+
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+ModelName = Annotated[str, Meta(max_length=256)]
+PromptItem = Text | TokenId | TokenIds
+
+# SamplingParams fields that a request has under the same name
+_SAME_NAME = (
+    "n",
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "min_tokens",
+    "ignore_eos",
+    "seed",
+    "prompt_logprobs",
+)
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The parameters that completions and chat share."""
+
+    model: ModelName | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 20, description="-1 or 0: off")] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    logit_bias: (
+        Annotated[dict[int, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None
+    ) = None
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool = True
+    prompt_logprobs: LogprobCount | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    user: Annotated[str, Meta(max_length=256, description="Your own label; it changes nothing")] | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options may only be given with stream: true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs may not be asked for with stream: true")
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise ValueError("max_completion_tokens and max_tokens differ: give one of them")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def sampling_params(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
+        """For the engine, with a seed drawn if none was given. Raises ValueError that names the field."""
+        given = {name: getattr(self, name) for name in _SAME_NAME if getattr(self, name) is not None}
+        given.setdefault("seed", secrets.randbits(63))
+        return SamplingParams(
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            top_k=max(self.top_k or 0, 0),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            **given,
+        )
+
+
+class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    prompt: Text | Annotated[list[PromptItem], Meta(min_length=1, max_length=MAX_TOKENS)]
+    echo: bool | None = None
+    logprobs: LogprobCount | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.prompt, str):
+            return
+        if len({type(item) for item in self.prompt}) > 1:
+            raise ValueError("prompt must hold only strings, only token ids, or only lists of token ids")
+        if not isinstance(self.prompt[0], int) and len(self.prompt) > MAX_PROMPTS:
+            raise ValueError(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(self.prompt)}")
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        ids = [item for item in self.prompt if isinstance(item, int)]
+        return [ids] if ids else [item for item in self.prompt if not isinstance(item, int)]
+
+
+class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["text"]
+    text: Text
+
+
+class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[TextPart], Meta(min_length=1, max_length=1024)]
+
+    def as_template_message(self) -> dict[str, str]:
+        """Plain strings, as templates expect; a developer speaks as the system."""
+        content = self.content
+        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class TemplateArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The template variables that a client may set."""
+
+    enable_thinking: bool | None = None
+
+
+Messages = Annotated[list[Message], Meta(min_length=1, max_length=4096)]
+
+
+class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    messages: Messages
+    logprobs: bool | None = None
+    top_logprobs: LogprobCount | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: TemplateArguments | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs may only be given with logprobs: true")
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Either `prompt`, or `messages` (which the chat template turns into a prompt)."""
+
+    model: ModelName | None = None
+    prompt: Text | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None  # left out: true for a prompt, false for messages
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: TemplateArguments | None = None
+    return_token_strs: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt or messages must be given, and not both")
+        if self.prompt is not None:
+            for name in ("add_generation_prompt", "chat_template_kwargs"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} belongs to messages, not to a prompt")
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: ModelName | None = None
+    tokens: TokenIds
