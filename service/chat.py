@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
 from service.answer import GenerationResponse
-from service.chat_template import TemplateError
 from service.choice import LogprobEntry
 from service.chunks import ChunkEncoder, ChunkStyle, Identity
-from service.errors import bad_value
+from service.errors import TemplateError, bad_value
 from service.generation import MIN_LOGPROB, Generation, Options, Prompt
 from service.http import decode
 from service.preparation import check_sampling, sampling_params, token_budget
 from service.protocol import ChatRequest, Message, TemplateArguments
 from service.replies import ChatChoice, ChatLogprobs, ChatReply, ReplyMessage, TokenLogprobs, TopLogprob
 from service.state import ServerState
-from service.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from service.tokenizer import Tokenizer
 
 
 def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> ChatLogprobs:

@@ -12,11 +12,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from service.errors import TemplateError
+
 MAX_TEMPLATE_CHARS = 1 << 20
-
-
-class TemplateError(ValueError):
-    """The template refused the messages, or failed on them."""
 
 
 class _GenerationTag(Extension):
@@ -57,7 +55,11 @@ class ChatTemplate:
         return variable in self._source
 
     def render(
-        self, messages: list[dict[str, str]], *, add_generation_prompt: bool, arguments: dict[str, Any]
+        self,
+        messages: list[dict[str, str]],
+        *,
+        add_generation_prompt: bool,
+        arguments: dict[str, Any] | None = None,
     ) -> str:
         """Raises TemplateError with the template's own words."""
         try:
@@ -67,7 +69,7 @@ class ChatTemplate:
                 tools=None,
                 documents=None,
                 **self._special_tokens,
-                **arguments,
+                **(arguments or {}),
             )
         except TemplateError:
             raise

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.request import Output, TokenLogprob
-from service.detokenizer import Detokenizer
 from service.stop_strings import StopMatcher
+
+if TYPE_CHECKING:
+    from service.detokenizer import Detokenizer
 
 
 class LogprobEntry(NamedTuple):

@@ -62,6 +62,10 @@ class ApiError(Exception):
         return b"data: " + self.body() + b"\n\n"
 
 
+class TemplateError(ValueError):
+    """A chat template refused the messages, or failed on them."""
+
+
 def bad_value(param: str | None, message: str, code: str | None = "invalid_value") -> ApiError:
     return ApiError(400, message, param=param, code=code)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from engine.request import Output, SamplingParams, TokenLogprob
 from service.choice import Choice, LogprobEntry
@@ -12,7 +13,9 @@ from service.engine_client import Engine, RequestStream
 from service.errors import ApiError, bad_value, not_ready
 from service.replies import PromptLogprob, PromptLogprobs, PromptTokensDetails, Usage
 from service.state import ServerState
-from service.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from service.tokenizer import Tokenizer
 
 MIN_LOGPROB = -9999.0  # JSON has no infinity
 

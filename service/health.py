@@ -35,7 +35,9 @@ async def ready(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     state: ServerState = request.app.state.server
-    return Response(state.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    from service.exposition import exposition
+
+    return Response(exposition(state.metrics), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def startup(request: Request) -> Response:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from importlib import import_module
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -16,7 +18,9 @@ from service.engine_client import Engine
 from service.errors import ApiError, not_ready
 from service.http_protocol import bounded_protocol
 from service.state import ServerState
-from service.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from service.tokenizer import Tokenizer
 
 log = logging.getLogger("quire.service")
 
@@ -109,7 +113,9 @@ class QuireServer(uvicorn.Server):
     async def _start(self) -> None:
         state = self.state
         state.set_engine(await self._start_engine())
-        state.tokenizer = await asyncio.get_running_loop().run_in_executor(state.pool, self._load_tokenizer)
+        loop = asyncio.get_running_loop()
+        state.tokenizer = await loop.run_in_executor(state.pool, self._load_tokenizer)
+        await loop.run_in_executor(state.pool, import_module, "service.exposition")
 
     async def _until_stopped(self) -> None:
         """Raises RuntimeError if the engine dies."""

@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from engine.config import EngineInfo
 from service.config import ServiceConfig
@@ -14,7 +15,9 @@ from service.connection import Connection
 from service.engine_client import Engine
 from service.errors import ApiError, not_ready
 from service.metrics import Metrics
-from service.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from service.tokenizer import Tokenizer
 
 _INLINE_CHARS = 2048  # tokenising this much takes about as long as a trip to another thread and back
 _LOADING_RETRY_SECONDS = 5

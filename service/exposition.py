@@ -1,0 +1,133 @@
+"""The metrics in Prometheus' text format. Imported when first asked for: prometheus_client imports slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.config import EngineInfo
+from service.histogram import Histogram
+from service.metrics import Metrics
+
+Labels = dict[str, str]
+
+
+def exposition(metrics: Metrics) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(metrics))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._request_families()
+        if self._metrics.engine_info is not None:
+            yield from self._cache_families(self._metrics.engine_info)
+        yield from self._step_families()
+
+    def _request_families(self) -> Iterator[Metric]:
+        model = {"model_name": self._metrics.model}
+        yield _counter(
+            "vllm:prompt_tokens",
+            "Prompt tokens of requests that started",
+            (model, self._metrics.prompt_tokens),
+        )
+        yield _counter("vllm:generation_tokens", "Tokens generated", (model, self._metrics.generation_tokens))
+        yield _counter(
+            "vllm:prefix_cache_queries", "Prompt tokens looked up", (model, self._metrics.prompt_tokens)
+        )
+        yield _counter(
+            "vllm:prefix_cache_hits", "Prompt tokens found cached", (model, self._metrics.cached_tokens)
+        )
+        yield _counter(
+            "quire_prefix_cache_tokens",
+            "Prompt tokens by where their keys and values came from",
+            ({"source": "device"}, self._metrics.cached_tokens),
+            ({"source": "miss"}, self._metrics.prompt_tokens - self._metrics.cached_tokens),
+        )
+        finished = [
+            ({**model, "finished_reason": reason}, count) for reason, count in self._metrics.finished.items()
+        ]
+        yield _counter("vllm:request_success", "Requests that ended, by how", *finished)
+        for name, text, histogram in (
+            ("vllm:time_to_first_token_seconds", "Arrival to first token", self._metrics.time_to_first_token),
+            ("vllm:inter_token_latency_seconds", "Time between tokens", self._metrics.inter_token_latency),
+            ("vllm:request_queue_time_seconds", "Arrival to first scheduling", self._metrics.queue_time),
+            ("vllm:e2e_request_latency_seconds", "Arrival to end", self._metrics.request_latency),
+        ):
+            yield _histogram(name, text, (model, histogram))
+
+    def _cache_families(self, info: EngineInfo) -> Iterator[Metric]:
+        labels = {
+            "model_name": self._metrics.model,
+            "block_size": str(info.block_size),
+            "num_gpu_blocks": str(info.num_blocks),
+            "cache_dtype": info.dtype,
+        }
+        yield _gauge("vllm:cache_config_info", "The KV cache's shape", (labels, 1))
+        yield _gauge("quire_kv_capacity_blocks", "KV blocks there are", ({"tier": "device"}, info.num_blocks))
+        stats = self._metrics.stats
+        if stats is None:
+            return
+        states = {"free": stats.free_blocks, "active": stats.active_blocks, "cached": stats.cached_blocks}
+        blocks = [({"tier": "device", "state": state}, count) for state, count in states.items()]
+        yield _gauge("quire_kv_blocks", "KV blocks by state", *blocks)
+        slots = stats.active_blocks * info.block_size
+        waste = 1 - stats.tokens_filled / slots if slots else 0.0
+        yield _gauge("quire_kv_fragmentation_ratio", "Slots of active blocks that hold no token", ({}, waste))
+        usage = stats.active_blocks / info.num_blocks
+        for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
+            yield _gauge(
+                name, "Share of KV blocks in use, 0 to 1", ({"model_name": self._metrics.model}, usage)
+            )
+
+    def _step_families(self) -> Iterator[Metric]:
+        stats = self._metrics.stats
+        if stats is None:
+            return
+        model = {"model_name": self._metrics.model}
+        requests = {"running": stats.running, "waiting": stats.waiting, "swapped": stats.swapped}
+        by_state = [({"state": state}, count) for state, count in requests.items()]
+        yield _gauge("quire_requests", "Requests in the engine by state", *by_state)
+        for state, count in requests.items():
+            yield _gauge(f"vllm:num_requests_{state}", f"Requests {state}", (model, count))
+        modes = {"recompute": stats.preemptions_recompute, "swap": stats.preemptions_swap}
+        by_mode = [({"mode": mode}, count) for mode, count in modes.items()]
+        yield _counter("quire_preemptions", "Requests preempted by how", *by_mode)
+        yield _counter("vllm:num_preemptions", "Requests preempted", (model, sum(modes.values())))
+        yield _gauge("quire_kv_block_references", "References that tables hold", ({}, stats.block_references))
+        yield _gauge("quire_kv_tokens_filled", "Tokens held in active blocks", ({}, stats.tokens_filled))
+        yield _counter("quire_kv_copy_on_write", "Blocks copied before a write", ({}, stats.copy_on_write))
+        yield _counter("quire_kv_block_allocations", "Blocks handed out", ({}, stats.block_allocations))
+        yield _counter("quire_kv_block_evictions", "Cached blocks given up", ({}, stats.block_evictions))
+        phases = [({"phase": phase}, histogram) for phase, histogram in self._metrics.phases.items()]
+        yield _histogram("quire_step_seconds", "Time of an engine step by phase", *phases)
+        kinds = [({"kind": kind}, histogram) for kind, histogram in self._metrics.step_tokens.items()]
+        yield _histogram("quire_step_tokens", "Tokens computed in an engine step", *kinds)
+
+
+def _counter(name: str, text: str, *samples: tuple[Labels, float]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=list(samples[0][0]))
+    for labels, value in samples:
+        family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _gauge(name: str, text: str, *samples: tuple[Labels, float]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=list(samples[0][0]))
+    for labels, value in samples:
+        family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _histogram(name: str, text: str, *samples: tuple[Labels, Histogram]) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=list(samples[0][0]))
+    for labels, histogram in samples:
+        family.add_metric(list(labels.values()), histogram.buckets(), histogram.total)
+    return family
