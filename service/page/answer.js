@@ -26,7 +26,7 @@ export async function streamAnswer(message, body, signal, changed) {
     }
     message.status = finishReason === "length" ? "length" : "done";
   } catch (error) {
-    if (error.name === "AbortError") {
+    if (signal.aborted) {
       message.status = "stopped";
     } else if (error instanceof ApiError) {
       if (error.status === 401) throw error;

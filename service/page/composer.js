@@ -58,6 +58,7 @@ export class Composer {
   #refresh() {
     const label = this.#busy ? "Stop" : "Send";
     this.#form.classList.toggle("busy", this.#busy);
+    if (!CSS.supports("field-sizing", "content")) this.#input.rows = Math.min(this.#input.value.split("\n").length, 8);
     this.#button.setAttribute("aria-label", label);
     this.#button.title = this.#busy ? "Stop (Esc)" : "Send (Enter)";
     this.#button.disabled = !this.#busy && (!this.#ready || this.#input.value.trim() === "");

@@ -11,30 +11,33 @@ export class Connection {
   #changed;
 
   /**
-   * changed(state) is called with {phase: "connecting"}, {phase: "loading", progress?}, {phase: "ready", models} or
-   * {phase: "offline", message}.
+   * changed(state) is called with {phase: "connecting"}, {phase: "loading", progress | message},
+   * {phase: "ready", models}, {phase: "offline", message}, or {phase: "locked"} when the user gave no key.
    */
   constructor(changed) {
     this.#changed = changed;
   }
 
-  /** Tries until the server is ready. Calls while it tries change nothing. */
+  /** Tries until the server is ready, or wants a key that the user does not give. Calls meanwhile change nothing. */
   async open() {
     if (this.#opening) return;
     this.#opening = true;
     this.#changed({ phase: "connecting" });
     for (let delay = FIRST_DELAY_MS; ; delay = Math.min(delay * 2, MAX_DELAY_MS)) {
       try {
-        for await (const progress of watchStartup()) this.#changed({ phase: "loading", progress });
+        for await (const progress of watchStartup()) {
+          if (progress.phase !== "ready") this.#changed({ phase: "loading", progress });
+        }
         this.#changed({ phase: "ready", models: await listModels() });
         break;
       } catch (error) {
         if (!(error instanceof ApiError)) console.error(error);
         if (error.status === 401) {
           if (await askForKey()) continue;
-          this.#changed({ phase: "offline", message: "This server asks for an API key." });
-        } else if (error.status === 503) {
-          this.#changed({ phase: "loading" });
+          this.#changed({ phase: "locked" });
+          break;
+        } else if (error.status === 503 && error.code !== "engine_dead") {
+          this.#changed({ phase: "loading", message: error.message });
         } else {
           this.#changed({ phase: "offline", message: error.message });
         }

@@ -14,7 +14,7 @@ import { Transcript } from "./transcript.js";
 const DEMO_MODEL = "quire-demo";
 const UNDO_MS = 8000;
 const SUGGESTIONS = {
-  demo: ["What is a KV cache?", "Why is it paged?", "Count from one to twenty.", "Who are you?"],
+  demo: ["What is a KV cache?", "What happens when the KV cache is full?", "Tell me a story.", "Who are you?"],
   any: [
     "Explain paged attention to a curious teenager.",
     "Write a Python function that merges two sorted lists.",
@@ -24,11 +24,19 @@ const SUGGESTIONS = {
 };
 const OUTCOMES = { done: "Answer complete.", length: "Answer cut at the token limit.", stopped: "Stopped.", error: "" };
 
+const CHIPS = { connecting: "connecting", loading: "loading", offline: "not connected", locked: "locked" };
+const PLACEHOLDERS = {
+  connecting: "Connecting",
+  loading: "Write while the model loads",
+  offline: "Waiting for the server",
+  locked: "Waiting for the API key",
+};
+
 const byId = (id) => document.getElementById(id);
 
 const conversation = Conversation.restore();
 const settings = new Settings();
-const startup = new StartupCard();
+const startup = new StartupCard(() => connection.open());
 const transcript = new Transcript(answerAgain);
 const composer = new Composer({ send, stop });
 const connection = new Connection(showConnection);
@@ -42,10 +50,8 @@ function showConnection(state) {
   startup.show(state);
   byId("model").dataset.phase = state.phase;
   if (state.phase === "ready") showModel(state.models[0]);
-  else if (!model) byId("model-name").textContent = { offline: "not connected" }[state.phase] ?? "connecting";
-  const name = model ? model.id : "the model";
-  const placeholders = { ready: `Ask ${name}`, loading: "The model is loading. You can write already", offline: "Waiting for the server" };
-  composer.setReady(state.phase === "ready", placeholders[state.phase] ?? "Connecting");
+  else if (!model) byId("model-name").textContent = CHIPS[state.phase];
+  composer.setReady(state.phase === "ready", state.phase === "ready" ? `Ask ${model.id}` : PLACEHOLDERS[state.phase]);
   if (state.phase === "ready") kvbar.poll();
 }
 
@@ -170,7 +176,10 @@ function hideToast() {
 }
 
 byId("new-chat").addEventListener("click", newChat);
-window.addEventListener("pagehide", () => conversation.save());
+window.addEventListener("pagehide", () => {
+  stop(); // else the browser's cutting the stream would look like the server's
+  conversation.save();
+});
 
 transcript.show(conversation.messages);
 showEmptiness();

@@ -83,7 +83,7 @@ export class MessageView {
 function waiting() {
   const blocks = element("span", { class: "blocks", "aria-hidden": "true" });
   for (let i = 0; i < 4; i += 1) blocks.append(element("i"));
-  return element("p", { class: "stats" }, blocks, element("span", {}, "Reading the prompt"));
+  return element("p", { class: "reading" }, blocks, element("span", {}, "Reading the prompt"));
 }
 
 /** The figures under an answer, each with an explanation as its tooltip. */

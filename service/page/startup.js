@@ -7,7 +7,6 @@ const NAMES = {
   weights: "Loading the weights",
   memory: "Setting up KV memory",
   "warm-up": "Warming up",
-  ready: "Ready",
 };
 
 export class StartupCard {
@@ -16,22 +15,29 @@ export class StartupCard {
   #detail = document.getElementById("startup-detail");
   #bar = document.getElementById("startup-bar");
   #steps = document.getElementById("startup-steps");
+  #unlock = document.getElementById("unlock");
   #seen = new Map(); // phase → seconds
+
+  /** `unlock` is called when the user wants to give the API key after all. */
+  constructor(unlock) {
+    this.#unlock.addEventListener("click", unlock);
+  }
 
   /** Shows a connection state; the card hides itself once the server is ready. */
   show({ phase, progress, message }) {
     this.#card.hidden = phase === "ready" || phase === "connecting";
-    this.#card.classList.toggle("offline", phase === "offline");
-    if (phase === "offline") {
+    this.#card.dataset.phase = phase;
+    this.#unlock.hidden = phase !== "locked";
+    if (phase === "offline" || phase === "locked") {
       this.#seen.clear();
-      this.#title.textContent = "Not connected";
-      this.#detail.textContent = message;
       this.#steps.replaceChildren();
+      this.#title.textContent = phase === "locked" ? "This server asks for an API key" : "Not connected";
+      this.#detail.textContent = message ?? "";
     } else if (phase === "loading" && progress) {
       this.#progress(progress);
     } else if (phase === "loading") {
-      this.#title.textContent = "The server is not ready yet";
-      this.#detail.textContent = "";
+      this.#title.textContent = "Not ready yet";
+      this.#detail.textContent = message;
       this.#bar.removeAttribute("value");
     }
   }
@@ -48,7 +54,8 @@ export class StartupCard {
       this.#bar.removeAttribute("value"); // moving, with no end known
     }
     const earlier = [...this.#seen].filter(([name]) => name !== phase);
-    this.#steps.replaceChildren(...earlier.map(([name, took]) => element("li", {}, `${NAMES[name] ?? name} · ${took.toFixed(1)} s`)));
+    const items = earlier.map(([name, took]) => element("li", {}, `${NAMES[name] ?? name} · ${took.toFixed(1)} s`));
+    this.#steps.replaceChildren(...items);
   }
 }
 

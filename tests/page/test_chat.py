@@ -1,0 +1,402 @@
+"""The chat page in a real browser, against a stub of the server."""
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncIterator, Callable
+
+from playwright.sync_api import Locator, Page, expect
+from stub_server import StubServer, api_error, delta, ending, event, opened
+
+OpenPage = Callable[..., Page]
+
+
+def ask(page: Page, text: str) -> None:
+    box = page.get_by_label("Message", exact=True)
+    box.fill(text)
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    box.press("Enter")
+
+
+def last_answer(page: Page) -> Locator:
+    return page.locator(".answer").last
+
+
+def prose(page: Page) -> Locator:
+    return last_answer(page).locator(".prose")
+
+
+def said(*texts: str) -> Callable[[], AsyncIterator[str]]:
+    """A complete answer in these deltas."""
+
+    async def script() -> AsyncIterator[str]:
+        for text in texts:
+            yield delta(text)
+        yield ending(prompt_tokens=21, completion_tokens=max(len(texts), 2), cached_tokens=16)
+
+    return script
+
+
+async def endless() -> AsyncIterator[str]:
+    while True:
+        yield delta("more ")
+        await asyncio.sleep(0.01)
+
+
+def test_answer_streams_in_and_is_measured(page: Page, stub: StubServer) -> None:
+    go_on = threading.Event()
+
+    async def in_two_halves() -> AsyncIterator[str]:
+        yield ": keep-alive\n\n" + event({"choices": [{"index": 0, "delta": {"role": "assistant"}}]})
+        yield delta("A block holds ")
+        await opened(go_on)
+        yield delta("sixteen tokens.")
+        yield ending(prompt_tokens=21, completion_tokens=7, cached_tokens=16)
+
+    stub.scripts = [in_two_halves]
+    ask(page, "What is a block?")
+    expect(prose(page)).to_have_text("A block holds")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    expect(last_answer(page)).to_have_attribute("aria-busy", "true")
+    go_on.set()
+    expect(prose(page)).to_have_text("A block holds sixteen tokens.")
+    stats = last_answer(page).locator(".stats")
+    expect(stats).to_contain_text(
+        re.compile(r"tokens/s.*first token \d+ ms.*7 tokens.*16 of 21 prompt tokens cached")
+    )
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(page.locator(".question")).to_have_text("What is a block?")
+    assert stub.requests == [
+        {
+            "model": "quire-demo",
+            "messages": [{"role": "user", "content": "What is a block?"}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ]
+
+
+def test_characters_cut_in_two_arrive_whole(page: Page, stub: StubServer) -> None:
+    async def in_pieces() -> AsyncIterator[bytes]:
+        stream = (delta("Grüße, 世界 🌍!") + ending(3, 4)).replace("\n", "\r\n").encode()
+        for start in range(0, len(stream), 3):
+            yield stream[start : start + 3]
+            await asyncio.sleep(0)
+
+    stub.scripts = [in_pieces]
+    ask(page, "Greet the world")
+    expect(prose(page)).to_have_text("Grüße, 世界 🌍!")
+
+
+def test_stop_ends_the_request_and_keeps_the_text(page: Page, stub: StubServer) -> None:
+    stub.scripts = [endless]
+    for stop in (
+        lambda: page.get_by_role("button", name="Stop").click(),
+        lambda: page.keyboard.press("Escape"),
+    ):
+        ask(page, "Go on for ever")
+        expect(prose(page)).to_contain_text("more more")
+        stop()
+        expect(last_answer(page).locator(".stats")).to_contain_text("Stopped")
+        assert stub.left.wait(5), "the server did not see the client leave"
+        stub.left.clear()
+        expect(prose(page)).to_contain_text("more more")
+        expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+
+def test_refusal_is_shown_and_retried(page: Page, stub: StubServer) -> None:
+    stub.scripts = [api_error(429, "The queue is full; try again in 2 s.", "queue_full"), said("Here it is.")]
+    ask(page, "Hello")
+    failure = last_answer(page).get_by_role("alert")
+    expect(failure).to_contain_text("The queue is full; try again in 2 s.")
+    expect(failure).to_contain_text("429 · queue_full")
+    failure.get_by_role("button", name="Retry").click()
+    expect(prose(page)).to_have_text("Here it is.")
+    expect(page.locator(".answer")).to_have_count(1)
+    assert [r["messages"] for r in stub.requests] == [[{"role": "user", "content": "Hello"}]] * 2
+
+
+def test_question_without_an_answer_is_not_sent_again(page: Page, stub: StubServer) -> None:
+    stub.scripts = [api_error(400, "The prompt is too long.", "context_length_exceeded"), said("Fine.")]
+    ask(page, "Too long")
+    expect(last_answer(page)).to_contain_text("The prompt is too long.")
+    ask(page, "Short")
+    expect(prose(page)).to_have_text("Fine.")
+    assert stub.requests[1]["messages"] == [{"role": "user", "content": "Short"}]
+
+
+def test_failure_in_mid_stream_keeps_the_text(page: Page, stub: StubServer) -> None:
+    async def fails() -> AsyncIterator[str]:
+        yield delta("Half of an ")
+        yield event(
+            {"error": {"message": "The engine died.", "type": "server_error", "param": None, "code": None}}
+        )
+
+    async def breaks_off() -> AsyncIterator[str]:
+        yield delta("Half of an ")
+
+    for script, message in (
+        (fails, "The engine died."),
+        (breaks_off, "The connection closed before the answer"),
+    ):
+        stub.scripts = [script]
+        ask(page, "Answer")
+        expect(last_answer(page).get_by_role("alert")).to_contain_text(message)
+        expect(prose(page)).to_have_text("Half of an")
+
+
+def test_output_of_the_model_is_text_and_never_markup(page: Page, stub: StubServer) -> None:
+    html = '<img src=x onerror="window.hit = 1"><script>window.hit = 1</script><b style="color:red">bold</b>'
+    answer = f"{html}\n\n- {html}\n\n> {html}\n\n# {html}\n\n`{html}` **{html}**\n\n```{html}\n{html}\n```\n"
+    stub.scripts = [said(*answer)]
+    ask(page, html)
+    expect(prose(page).locator("pre code")).to_have_text(html)
+    expect(last_answer(page).locator(".stats")).to_contain_text("cached")
+    assert prose(page).inner_text().count('<img src=x onerror="window.hit = 1">') >= 6
+    expect(page.locator(".question")).to_have_text(html)
+    assert page.locator("#messages :is(img, script, b, [style], [onerror])").count() == 0
+    assert page.evaluate("window.hit") is None
+
+
+def test_code_block_can_be_copied(open_page: OpenPage, stub: StubServer) -> None:
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    stub.scripts = [said("Run:\n\n```py", "thon\nprint('hi')\n", "\nprint('ho')\n```\n\nThat is all.")]
+    ask(page, "Code please")
+    block = prose(page).locator("figure.code")
+    expect(block.locator("figcaption")).to_contain_text("python")
+    block.get_by_role("button", name="Copy").click()
+    expect(block.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == "print('hi')\n\nprint('ho')"
+
+
+def test_conversation_survives_a_reload_and_goes_on(page: Page, stub: StubServer) -> None:
+    stub.scripts = [said("Hello **there**."), endless]
+    ask(page, "Hi")
+    expect(prose(page).locator("strong")).to_have_text("there")
+    ask(page, "Talk")
+    expect(prose(page)).to_contain_text("more more")
+    page.reload()
+    expect(page.locator(".question")).to_have_text(["Hi", "Talk"])
+    expect(page.locator(".answer").first.locator("strong")).to_have_text("there")
+    expect(last_answer(page)).to_contain_text("more more")
+    expect(last_answer(page)).to_contain_text("Stopped")
+    stub.scripts = [said("Yes.")]
+    ask(page, "Still there?")
+    expect(prose(page)).to_have_text("Yes.")
+    roles = [message["role"] for message in stub.requests[-1]["messages"]]
+    assert roles == ["user", "assistant", "user", "assistant", "user"]
+
+
+def test_new_chat_can_be_undone(page: Page, stub: StubServer) -> None:
+    expect(page.get_by_role("button", name="New chat")).to_be_disabled()
+    stub.scripts = [said("Kept.")]
+    ask(page, "Keep this")
+    expect(prose(page)).to_have_text("Kept.")
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator(".question")).to_have_count(0)
+    expect(page.get_by_role("heading", name="Ask away")).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(prose(page)).to_have_text("Kept.")
+    page.get_by_role("button", name="New chat").click()
+    page.reload()
+    expect(page.locator(".question")).to_have_count(0)
+
+
+def test_new_chat_stops_the_running_answer(page: Page, stub: StubServer) -> None:
+    stub.scripts = [endless, said("Fresh.")]
+    ask(page, "Go on for ever")
+    expect(prose(page)).to_contain_text("more more")
+    page.get_by_role("button", name="New chat").click()
+    assert stub.left.wait(5), "the server did not see the client leave"
+    ask(page, "Start again")
+    expect(page.locator(".answer .prose")).to_have_text(["Fresh."])
+    assert stub.requests[-1]["messages"] == [{"role": "user", "content": "Start again"}]
+
+
+def test_settings_are_sent_kept_and_checked(page: Page, stub: StubServer) -> None:
+    stub.scripts = [said("Aye.")]
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("System prompt").fill("You are a pirate.")
+    page.get_by_label("Temperature", exact=True).fill("0")
+    page.get_by_label("Top-p", exact=True).fill("0.9")
+    page.get_by_label("Max tokens").fill("64")
+    page.get_by_label("Seed").fill("7")
+    page.get_by_label("Temperature", exact=True).fill("3")
+    expect(page.locator("#temperature-problem")).to_contain_text("2")
+    page.get_by_role("button", name="Done").click()
+    page.reload()
+    ask(page, "Ahoy")
+    expect(prose(page)).to_have_text("Aye.")
+    body = stub.requests[-1]
+    assert body["messages"][0] == {"role": "system", "content": "You are a pirate."}
+    sampling = {name: body[name] for name in ("temperature", "top_p", "max_tokens", "seed")}
+    assert sampling == {"temperature": 0, "top_p": 0.9, "max_tokens": 64, "seed": 7}
+
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_role("button", name="Reset").click()
+    page.keyboard.press("Escape")
+    ask(page, "Again")
+    expect(page.locator(".answer")).to_have_count(2)
+    expect(prose(page)).to_have_text("Aye.")
+    assert set(stub.requests[-1]) == {"model", "messages", "stream", "stream_options"}
+
+
+def test_asks_for_the_key_until_it_fits(page: Page, stub: StubServer) -> None:
+    stub.api_key = "secret"
+    page.reload()
+    field = page.get_by_label("API key", exact=True).locator("visible=true").last
+    expect(page.locator("#key-reason")).to_have_text("This server asks for an API key.")
+    field.fill("wrong")
+    field.press("Enter")
+    expect(page.locator("#key-reason")).to_have_text("The server did not accept that key.")
+    field.fill("secret")
+    field.press("Enter")
+    stub.scripts = [said("Welcome.")]
+    ask(page, "Open")
+    expect(prose(page)).to_have_text("Welcome.")
+
+    stub.api_key = "changed"
+    ask(page, "Open again")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.locator("#api-key").fill("changed")
+    page.get_by_role("button", name="Continue").click()
+    expect(page.locator(".answer .prose")).to_have_text(["Welcome.", "Welcome."])
+    assert page.evaluate("localStorage.length + JSON.stringify(localStorage)").count("changed") == 0
+
+
+def test_without_a_key_it_waits_to_be_given_one(page: Page, stub: StubServer) -> None:
+    stub.api_key = "secret"
+    page.reload()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    card = page.get_by_role("region", name="Server start-up")
+    expect(card).to_contain_text("This server asks for an API key")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    card.get_by_role("button", name="Enter the key").click()
+    page.locator("#api-key").fill("secret")
+    page.keyboard.press("Enter")
+    expect(page.locator("#model")).to_have_text("quire-demo")
+
+
+def test_start_up_is_shown_until_the_server_is_ready(page: Page, stub: StubServer) -> None:
+    stub.loaded.clear()
+    stub.phases = [
+        {"phase": "download", "done": 5, "total": 5, "unit": "files", "seconds": 2.5},
+        {"phase": "weights", "done": 600_000_000, "total": 1_500_000_000, "unit": "bytes", "seconds": 1.0},
+        *stub.phases,
+    ]
+    page.reload()
+    card = page.get_by_role("region", name="Server start-up")
+    expect(card).to_contain_text("Loading the weights")
+    expect(card).to_contain_text("600.0 MB of 1.50 GB")
+    expect(card).to_contain_text("Downloading the model · 2.5 s")
+    page.get_by_label("Message", exact=True).fill("Early")
+    expect(page.get_by_role("button", name="Send")).to_be_disabled()
+    expect(page.locator("#model")).to_have_text("loading")
+    stub.loaded.set()
+    expect(card).to_be_hidden()
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+
+
+def test_names_the_model_and_says_when_it_is_the_demo(page: Page, stub: StubServer) -> None:
+    notice = page.get_by_text("is a tiny demonstration model")
+    expect(notice).to_be_visible()
+    expect(page.locator("#model")).to_have_text("quire-demo")
+    stub.model = "Qwen/Qwen3-0.6B"
+    page.reload()
+    expect(page.locator("#model")).to_have_text("Qwen/Qwen3-0.6B")
+    expect(notice).to_be_hidden()
+
+
+def test_shows_the_blocks_of_the_kv_cache(page: Page, stub: StubServer) -> None:
+    bar = page.get_by_role("region", name="KV cache")
+    expect(bar).to_contain_text("64 blocks of 16 tokens")
+    for state, number in (("active", 12), ("cached", 20), ("free", 32)):
+        expect(page.locator(f"#kv-{state}")).to_have_text(str(number))
+        expect(page.locator(f"#kv-map .{state}")).to_have_count(number)
+    expect(page.locator("#kv-map")).to_have_accessible_name(
+        re.compile("12 blocks active, 20 cached, 32 free, of 64")
+    )
+
+
+def test_keyboard_writes_lines_and_sends(page: Page, stub: StubServer) -> None:
+    stub.scripts = [said("Two lines.")]
+    expect(page.locator("#model")).to_have_text("quire-demo")
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+    page.keyboard.type("one")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("two")
+    page.keyboard.press("Enter")
+    expect(prose(page)).to_have_text("Two lines.")
+    assert stub.requests[0]["messages"][0]["content"] == "one\ntwo"
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+
+
+def test_scrolls_with_the_text_until_the_reader_scrolls_up(page: Page, stub: StubServer) -> None:
+    at_end = "(s => s.scrollHeight - s.scrollTop - s.clientHeight < 2)(document.getElementById('scroller'))"
+    go_on = threading.Event()
+
+    async def long() -> AsyncIterator[str]:
+        for i in range(60):
+            yield delta(f"Paragraph {i}.\n\n")
+        await opened(go_on)
+        yield delta("The end.") + ending(5, 400)
+
+    stub.scripts = [long]
+    ask(page, "Write a lot")
+    expect(prose(page)).to_contain_text("Paragraph 59.")
+    page.wait_for_function(at_end)
+    page.mouse.move(400, 300)
+    page.mouse.wheel(0, -600)
+    jump = page.get_by_role("button", name="Go to the newest text")
+    expect(jump).to_be_visible()
+    go_on.set()
+    expect(prose(page)).to_contain_text("The end.")
+    assert not page.evaluate(at_end)
+    jump.click()
+    page.wait_for_function(at_end)
+    expect(jump).to_be_hidden()
+
+
+def test_phone_has_no_sideways_scroll(open_page: OpenPage, stub: StubServer) -> None:
+    page = open_page(viewport={"width": 320, "height": 640}, has_touch=True, is_mobile=True)
+    fits = (
+        "document.documentElement.scrollWidth <= innerWidth && scroller.scrollWidth <= scroller.clientWidth"
+    )
+    expect(page.locator("#kv-map i")).to_have_count(64)
+    assert page.evaluate(fits)
+    stub.scripts = [said(f"{'w' * 200}\n\n`{'c' * 200}`\n\n```\n{'x' * 300}\n```\n\n- - {'y' * 200}")]
+    ask(page, "https://example.com/" + "z" * 200)
+    expect(prose(page).locator("pre")).to_be_visible()
+    expect(last_answer(page).locator(".stats")).to_contain_text("cached")
+    assert page.evaluate(fits)
+    page.get_by_role("button", name="Settings").click()
+    expect(page.get_by_role("heading", name="Settings")).to_be_in_viewport()
+    assert page.evaluate(fits)
+    for name in ("Done", "Close settings"):
+        expect(page.get_by_role("button", name=name)).to_be_in_viewport()
+
+
+def test_dark_mode_follows_the_system_and_the_button(open_page: OpenPage) -> None:
+    lightness = (
+        "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).every(c => c > 128)"
+    )
+    page = open_page(color_scheme="dark")
+    assert page.evaluate(lightness) is False
+    page.get_by_role("button", name="Switch between light and dark").click()
+    assert page.evaluate(lightness) is True
+    page.reload()
+    assert page.evaluate(lightness) is True
+    page.get_by_role("button", name="Switch between light and dark").click()
+    assert page.evaluate(lightness) is False
+    assert page.evaluate("localStorage.getItem('quire.theme')") is None
+
+
+def test_comes_back_when_the_server_does(page: Page, stub: StubServer) -> None:
+    expect(page.locator("#model")).to_have_attribute("data-phase", "ready")
+    page.context.set_offline(True)
+    expect(page.locator("#model")).to_have_attribute("data-phase", "offline")
+    expect(page.get_by_role("region", name="Server start-up")).to_contain_text("cannot be reached")
+    page.context.set_offline(False)
+    expect(page.locator("#model")).to_have_attribute("data-phase", "ready")
+    expect(page.get_by_role("region", name="Server start-up")).to_be_hidden()
