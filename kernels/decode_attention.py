@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.tile import LOWEST, attend, check_attention_inputs, load_tile
+from kernels.tile import LOWEST, attend, check_attention_inputs, load_blocks, load_tile
 
 LOG2_E = 1.4426950408889634
 TARGET_PROGRAMS = 1024
@@ -108,11 +108,13 @@ def _decode_kernel(
     peak = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     begin = first_tile + split * split_tiles
+    blocks = load_blocks(table, begin * TILE, context_len, BLOCK_SIZE, TILE)
     for tile in range(begin, tl.minimum(begin + split_tiles, first_tile + tiles)):
         k, v = load_tile(
-            kv, table, tile * TILE, context_len, block_stride, part_stride, slot_stride,
+            kv, blocks, tile * TILE, context_len, block_stride, part_stride, slot_stride,
             BLOCK_SIZE, HEAD_DIM, DIM, TILE, True,
         )  # fmt: skip
+        blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
         key = tile * TILE + tl.arange(0, TILE)
         seen = (key >= first_key) & (key < context_len)
         acc, peak, total = attend(q_tile, k, v, seen[None, :], acc, peak, total, scale_log2, True)

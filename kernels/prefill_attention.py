@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels.tile import LOWEST, attend, check_attention_inputs, load_tile
+from kernels.tile import LOWEST, attend, check_attention_inputs, load_blocks, load_tile
 
 LOG2_E = 1.4426950408889634
 
@@ -92,18 +92,21 @@ def _prefill_kernel(
     if window > 0:
         first_tile = tl.maximum(first_position + 1 - window, 0) // TILE
         masked_tile = first_tile
+    blocks = load_blocks(table, first_tile * TILE, context_len, BLOCK_SIZE, TILE)
     for tile in range(first_tile, masked_tile):
         k, v = load_tile(
-            kv, table, tile * TILE, context_len, block_stride, part_stride, slot_stride,
+            kv, blocks, tile * TILE, context_len, block_stride, part_stride, slot_stride,
             BLOCK_SIZE, HEAD_DIM, DIM, TILE, False,
         )  # fmt: skip
+        blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
         acc, peak, total = attend(q_tile, k, v, True, acc, peak, total, scale_log2, False)
     position = first_position + lane // GROUP
     for tile in range(masked_tile, tl.cdiv(end, TILE)):
         k, v = load_tile(
-            kv, table, tile * TILE, context_len, block_stride, part_stride, slot_stride,
+            kv, blocks, tile * TILE, context_len, block_stride, part_stride, slot_stride,
             BLOCK_SIZE, HEAD_DIM, DIM, TILE, True,
         )  # fmt: skip
+        blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
         age = position[:, None] - (tile * TILE + tl.arange(0, TILE))[None, :]
         seen = (age >= 0) & ((age < window) | (window == 0))
         acc, peak, total = attend(q_tile, k, v, seen, acc, peak, total, scale_log2, True)

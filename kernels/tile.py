@@ -11,9 +11,24 @@ LOWEST = tl.constexpr(-1.0e30)
 
 
 @triton.jit
+def load_blocks(
+    table: tl.tensor, first_key: tl.tensor, num_keys: tl.tensor, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr
+) -> tl.tensor:
+    """Block ids of the keys from `first_key`, a multiple of TILE: [TILE], or one where a block has them all.
+
+    An id is 0 from key `num_keys` on. Loops load ids one tile ahead of K and V: in the same round they would
+    cost the pipeline its depth.
+    """
+    if BLOCK_SIZE >= TILE:
+        return tl.load(table + first_key // BLOCK_SIZE, mask=first_key < num_keys, other=0)
+    key = first_key + tl.arange(0, TILE)
+    return tl.load(table + key // BLOCK_SIZE, mask=key < num_keys, other=0)
+
+
+@triton.jit
 def load_tile(
     kv: tl.tensor,
-    table: tl.tensor,
+    blocks: tl.tensor,
     first_key: tl.tensor,
     num_keys: tl.tensor,
     block_stride: tl.tensor,
@@ -27,15 +42,11 @@ def load_tile(
 ) -> tl.tensor:
     """K and V [TILE, DIM] of the keys from `first_key`; 0 past key `num_keys` (if MASKED) and past HEAD_DIM.
 
-    `kv` points at the kv head in block 0, `table` at the sequence's block ids.
+    `kv` points at the kv head in block 0, `blocks` are `load_blocks` of the same keys.
     """
     key = first_key + tl.arange(0, TILE)
     dim = tl.arange(0, DIM)
-    if MASKED:
-        block = tl.load(table + key // BLOCK_SIZE, mask=key < num_keys, other=0)
-    else:
-        block = tl.load(table + key // BLOCK_SIZE)
-    slot = block.to(tl.int64) * block_stride + key % BLOCK_SIZE * slot_stride
+    slot = blocks.to(tl.int64) * block_stride + key % BLOCK_SIZE * slot_stride
     pointer = kv + slot[:, None] + dim[None, :]
     if MASKED or HEAD_DIM < DIM:
         mask = (dim < HEAD_DIM)[None, :]

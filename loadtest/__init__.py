@@ -1,0 +1,1 @@
+"""Load tests and measurements of the server and its kernels."""

@@ -1,0 +1,221 @@
+"""Time paged attention on a GPU beside FlashAttention-3 and the device's bounds.
+
+    python -m loadtest.gpu_attention [--block-size 16] [--json PATH]
+
+Every case runs as a CUDA graph over several input sets that together exceed the L2 cache, as layers do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+
+from kernels.decode_attention import DecodeWorkspace, decode_attention
+from kernels.prefill_attention import prefill_attention
+
+HEAD_DIM = 128
+SCALE = HEAD_DIM**-0.5
+COPY_TERABYTES = 3.03  # per second, measured on an H100 80GB HBM3, read + write
+MATMUL_TERAFLOPS = 687.0  # per second, bf16 8192³, likewise
+WORKING_SET = 200 << 20  # bytes, four times the L2 cache
+MAX_SETS = 64
+REPLAYS = 15
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences of one attention call, and FlashAttention-3's rate: TB/s for decode, TFLOP/s for prefill."""
+
+    name: str
+    context_lens: list[int]
+    query_lens: list[int]
+    flash_attention_3: float
+    num_q_heads: int = 32
+    num_kv_heads: int = 8
+
+    @property
+    def is_decode(self) -> bool:
+        return max(self.query_lens) == 1
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of K and V, each read once."""
+        return sum(self.context_lens) * self.num_kv_heads * HEAD_DIM * 2 * 2
+
+    @property
+    def flops(self) -> int:
+        """Of both matmuls, over the visible keys only."""
+        pairs = sum(
+            n * context - n * (n - 1) // 2
+            for n, context in zip(self.query_lens, self.context_lens, strict=True)
+        )
+        return 4 * HEAD_DIM * self.num_q_heads * pairs
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A case's median time, its rate and FA3's in `unit`, its share of the bound, and error against fp64."""
+
+    name: str
+    block_size: int
+    microseconds: float
+    rate: float
+    flash_attention_3: float
+    unit: str
+    share_of_bound: float
+    max_error: float
+
+
+def decode_case(name: str, context_lens: list[int], microseconds: float, heads: int = 32) -> Case:
+    """A decode case, with FlashAttention-3's time turned into a rate."""
+    case = Case(name, context_lens, [1] * len(context_lens), 0.0, heads)
+    return Case(name, context_lens, case.query_lens, case.key_bytes / microseconds / 1e6, heads)
+
+
+def all_cases() -> list[Case]:
+    ragged = np.random.default_rng(0).integers(1, 4097, 256).tolist()
+    return [
+        decode_case("decode B1 ctx 8192", [8192], 30.0),
+        decode_case("decode B8 ctx 2048", [2048] * 8, 43.7),
+        decode_case("decode B32 ctx 2048", [2048] * 32, 112.0),
+        decode_case("decode B256 ctx 1024", [1024] * 256, 385.0),
+        decode_case("decode B64 ctx 16384", [16384] * 64, 1419.0),
+        Case("decode B256 ragged 1-4096", ragged, [1] * 256, 2.93),
+        decode_case("decode B1 ctx 512, 16/8", [512], 15.1, heads=16),
+        Case("prefill 32x512", [512] * 32, [512] * 32, 286.0),
+        Case("prefill 8x2048", [2048] * 8, [2048] * 8, 476.0),
+        Case("prefill 2x8192", [8192] * 2, [8192] * 2, 572.0),
+        Case("extend 2048 on 14336", [16384], [2048], 594.0),
+    ]
+
+
+class CaseInputs:
+    """Device tensors of a case: one cache, whose tables hold `num_sets` disjoint copies of the batch."""
+
+    def __init__(self, case: Case, block_size: int) -> None:
+        device = "cuda"
+        self.case = case
+        self.num_sets = min(max(2, math.ceil(WORKING_SET / case.key_bytes)), MAX_SETS)
+        batch = len(case.context_lens)
+        width = -(-max(case.context_lens) // block_size)
+        used = [-(-length // block_size) for length in case.context_lens]
+        num_blocks = self.num_sets * sum(used)
+        free = np.random.default_rng(1).permutation(num_blocks)
+        tables = np.zeros((self.num_sets * batch, width), np.int32)
+        taken = 0
+        for row, count in enumerate(used * self.num_sets):
+            tables[row, :count] = free[taken : taken + count]
+            taken += count
+        shape = (num_blocks, 2, case.num_kv_heads, block_size, HEAD_DIM)
+        self.kv = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
+        self.block_tables = torch.from_numpy(tables).to(device)
+        self.rows = torch.arange(self.num_sets * batch, dtype=torch.int32, device=device).split(batch)
+        self.context_lens = torch.tensor(case.context_lens, dtype=torch.int32, device=device)
+        starts = np.concatenate([[0], np.cumsum(case.query_lens)])
+        self.query_starts = torch.from_numpy(starts.astype(np.int32)).to(device)
+        tokens = sum(case.query_lens)
+        width = (case.num_q_heads + 2 * case.num_kv_heads) * HEAD_DIM
+        qkv = torch.randn(tokens, width, device=device, dtype=torch.bfloat16)
+        self.q = qkv[:, : case.num_q_heads * HEAD_DIM].view(tokens, case.num_q_heads, HEAD_DIM)
+        self.workspace = DecodeWorkspace.allocate(batch, case.num_q_heads, HEAD_DIM, device)
+
+    def attention(self, index: int) -> torch.Tensor:
+        """Attention over input set `index`."""
+        common = (self.q, self.kv, self.block_tables, self.rows[index])
+        if self.case.is_decode:
+            return decode_attention(*common, self.context_lens, SCALE, 0, self.workspace)
+        longest = max(self.case.query_lens)
+        return prefill_attention(*common, self.query_starts, self.context_lens, longest, SCALE, 0)
+
+    def max_error(self) -> float:
+        """Largest difference to fp64 attention over a few queries of the first, middle and last sequence."""
+        out = self.attention(0)
+        batch = len(self.case.context_lens)
+        block_size = self.kv.shape[3]
+        group = self.case.num_q_heads // self.case.num_kv_heads
+        errors = []
+        for sequence in {0, batch // 2, batch - 1}:
+            context_len, query_len = self.case.context_lens[sequence], self.case.query_lens[sequence]
+            blocks = self.block_tables[sequence, : -(-context_len // block_size)].long()
+            k, v = self.kv[blocks].double().permute(1, 2, 0, 3, 4).flatten(2, 3)  # [Hkv, keys, D]
+            for query in {0, query_len // 3, query_len - 1}:
+                token = int(self.query_starts[sequence]) + query
+                keys = context_len - query_len + query + 1
+                q = self.q[token].double().view(-1, group, HEAD_DIM)
+                exact = (q @ k[:, :keys].mT * SCALE).softmax(-1) @ v[:, :keys]
+                errors.append((exact.flatten(0, 1) - out[token].double()).abs().max().item())
+        return max(errors)
+
+
+def graph_microseconds(call: Callable[[int], object], count: int) -> float:
+    """Median time of `call(i)` inside a CUDA graph that runs it for i = 0 … count − 1."""
+    call(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for index in range(count):
+            call(index)
+    graph.replay()
+    times = []
+    for _ in range(REPLAYS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / count)
+    return statistics.median(times)
+
+
+def measure(case: Case, block_size: int) -> Measurement:
+    inputs = CaseInputs(case, block_size)
+    error = inputs.max_error()
+    microseconds = graph_microseconds(inputs.attention, inputs.num_sets)
+    if case.is_decode:
+        rate, unit, bound = case.key_bytes / microseconds / 1e6, "TB/s", COPY_TERABYTES
+    else:
+        rate, unit, bound = case.flops / microseconds / 1e6, "TFLOP/s", MATMUL_TERAFLOPS
+    return Measurement(
+        case.name, block_size, microseconds, rate, case.flash_attention_3, unit, rate / bound, error
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--block-size", type=int, default=16, choices=[16, 32, 64, 128])
+    parser.add_argument("--json", metavar="PATH", help="also write the measurements there")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("no CUDA device was found; run this on a machine with one")
+    torch.manual_seed(0)
+    device = torch.cuda.get_device_name()
+    print(
+        f"{device}, torch {torch.__version__}, block size {arguments.block_size}, bf16, head dim {HEAD_DIM}"
+    )
+    print(f"{'case':28}{'µs':>9}{'rate':>9}{'FA3':>9}  {'unit':8}{'of bound':>9}{'error':>10}")
+    measurements = []
+    for case in all_cases():
+        m = measure(case, arguments.block_size)
+        measurements.append(m)
+        print(
+            f"{m.name:28}{m.microseconds:9.1f}{m.rate:9.2f}{m.flash_attention_3:9.2f}  {m.unit:8}"
+            f"{m.share_of_bound:9.0%}{m.max_error:10.1e}",
+            flush=True,
+        )
+        torch.cuda.empty_cache()
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump({"device": device, "cases": [asdict(m) for m in measurements]}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
