@@ -18,7 +18,7 @@ COMMON: dict[str, Any] = {"num_hidden_layers": 2, "max_position_embeddings": 128
 DECODER = COMMON | {"hidden_size": 64, "intermediate_size": 88}
 
 # name -> (class stem, config, saved dtype). Between them: head dims 48-96, groups of 1, 2, 4 and 7, biases
-# and ties of both kinds, every rope, windows smaller than the prompts, all saved dtypes, one and several files.
+# and ties of both kinds, every rope, windows smaller than the prompts, all dtypes, one and several files.
 MODELS: dict[str, tuple[str, dict[str, Any], torch.dtype]] = {
     "llama3-sharded": (
         "Llama",
