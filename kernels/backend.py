@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.activation import silu_mul_reference
-from kernels.block_copy import copy_blocks_reference
-from kernels.decode_attention import decode_attention_reference
-from kernels.norm import add_rms_norm_reference, rms_norm_reference
-from kernels.prefill_attention import prefill_attention_reference
-from kernels.qkv_cache import qkv_to_cache_reference
-from kernels.sampling import sample_reference
+from kernels.activation import silu_mul, silu_mul_reference
+from kernels.block_copy import copy_blocks, copy_blocks_reference
+from kernels.decode_attention import decode_attention, decode_attention_reference
+from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from kernels.prefill_attention import prefill_attention, prefill_attention_reference
+from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
+from kernels.sampling import sample, sample_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,4 +43,19 @@ def torch_backend() -> Backend:
         silu_mul=silu_mul_reference,
         copy_blocks=copy_blocks_reference,
         sample=sample_reference,
+    )
+
+
+def triton_backend() -> Backend:
+    """The Triton kernels: a CUDA device; fp32, fp16 and bf16."""
+    return Backend(
+        name="triton",
+        decode_attention=decode_attention,
+        prefill_attention=prefill_attention,
+        qkv_to_cache=qkv_to_cache,
+        rms_norm=rms_norm,
+        add_rms_norm=add_rms_norm,
+        silu_mul=silu_mul,
+        copy_blocks=copy_blocks,
+        sample=sample,
     )

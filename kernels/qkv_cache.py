@@ -164,7 +164,7 @@ def _qkv_to_cache_kernel(
             kv_ptr
             + (slot // BLOCK_SIZE) * kv_block_stride
             + (slot % BLOCK_SIZE) * kv_offset_stride
-            + tl.where(is_qk, 0, kv_part_stride)
+            + (head >= Q_HEADS + KV_HEADS).to(tl.int64) * kv_part_stride
             + kv_head * kv_head_stride
             + column
         )

@@ -15,8 +15,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from kernels.sampling import SamplingState
 
-BLOCK = 4096  # tokens that the search looks at in one go
-PIVOTS = 4  # cuts that one pass over the row makes in the search interval
+BLOCK = 8192  # tokens that the search looks at in one go
 MIN_TEMPERATURE = 1e-20  # keeps (logit - max) / temperature free of 0 / 0
 
 
@@ -38,7 +37,6 @@ def keep_thresholds(logits: Tensor, rows: Tensor, state: SamplingState) -> Tenso
         logits.stride(0),
         logits.shape[1],
         MIN_TEMPERATURE,
-        PIVOTS,
         BLOCK,
         num_warps=16,
     )
@@ -85,7 +83,6 @@ def _threshold_kernel(
     stride: tl.tensor,
     VOCABULARY: tl.constexpr,
     MIN_TEMPERATURE: tl.constexpr,
-    PIVOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     sample = tl.program_id(0).to(tl.int64)
@@ -96,30 +93,28 @@ def _threshold_kernel(
     min_p = tl.load(min_p_ptr + row)
     threshold = float("-inf")
     if (temperature > 0) & ((top_p < 1) | (top_k > 0) | (min_p > 0)):
-        logits_row = logits_ptr + sample * stride
+        logits = logits_ptr + sample * stride
         column = tl.arange(0, BLOCK)
         peaks = tl.full((BLOCK,), float("-inf"), tl.float32)
         for start in range(0, VOCABULARY, BLOCK):
             inside = start + column < VOCABULARY
-            x = tl.load(logits_row + start + column, inside, other=float("-inf"))
+            x = tl.load(logits + start + column, inside, other=float("-inf"))
             peaks = tl.maximum(peaks, x.to(tl.float32))
         highest = tl.max(peaks)
         if min_p > 0:
             threshold = highest + temperature * tl.log(min_p)
         if top_k > 0:
             kth = _lowest_kept(
-                logits_row, highest, threshold, 0.0, top_k.to(tl.float32), False, VOCABULARY, PIVOTS, BLOCK
+                logits, highest, threshold, 0.0, top_k.to(tl.float32), False, VOCABULARY, BLOCK
             )
             threshold = tl.maximum(threshold, kth)
         if top_p < 1:
             sharpness = 1.0 / tl.maximum(temperature, MIN_TEMPERATURE)
-            everything = tl.full((PIVOTS,), float("-inf"), tl.float32)
-            masses = _masses(
-                logits_row, highest, threshold, sharpness, everything, True, VOCABULARY, PIVOTS, BLOCK
+            mass, _, _ = _masses(
+                logits, highest, threshold, sharpness, threshold, highest, highest, True, VOCABULARY, BLOCK
             )
-            target = top_p * tl.max(masses)
             nucleus = _lowest_kept(
-                logits_row, highest, threshold, sharpness, target, True, VOCABULARY, PIVOTS, BLOCK
+                logits, highest, threshold, sharpness, top_p * mass, True, VOCABULARY, BLOCK
             )
             threshold = tl.maximum(threshold, nucleus)
     tl.store(thresholds_ptr + sample, threshold)
@@ -127,59 +122,78 @@ def _threshold_kernel(
 
 @triton.jit
 def _lowest_kept(
-    logits_row: tl.tensor,
+    logits: tl.tensor,
     highest: tl.tensor,
     floor: tl.tensor,
     sharpness: tl.tensor,
     target: tl.tensor,
     WEIGHTED: tl.constexpr,
     VOCABULARY: tl.constexpr,
-    PIVOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """The largest value such that the logits from it up weigh target or more (see `_masses`)."""
-    dtype: tl.constexpr = logits_row.dtype.element_ty
-    low = tl.max(_to_order(tl.full((1,), float("-inf"), dtype)))  # reaches the target, or nothing does
-    high = tl.max(_to_order(tl.full((1,), 0.0, dtype) + highest.to(dtype))) + 1  # does not reach it
+    """The largest value whose mass (see `_masses`) reaches target, or some value below floor.
+
+    Every pass over the row cuts the interval [low, high) of representable values into four.
+    """
+    dtype: tl.constexpr = logits.dtype.element_ty
+    lowest = _to_order(tl.full((), float("-inf"), dtype))
+    low = tl.maximum(_to_order(floor.to(dtype)) - 1, lowest)
+    high = _to_order(highest.to(dtype)) + 1
     while high - low > 1:
-        step = (high - low + PIVOTS) // (PIVOTS + 1)
-        cuts = low + step * (1 + tl.arange(0, PIVOTS)).to(tl.int64)
-        pivots = _from_order(tl.minimum(cuts, high - 1), dtype)
-        masses = _masses(logits_row, highest, floor, sharpness, pivots, WEIGHTED, VOCABULARY, PIVOTS, BLOCK)
-        reached = tl.sum(((masses >= target) & (cuts < high)).to(tl.int64))
-        low += step * reached
+        step = (high - low + 3) // 4
+        a, b, c = low + step, low + 2 * step, low + 3 * step
+        mass_a, mass_b, mass_c = _masses(
+            logits,
+            highest,
+            floor,
+            sharpness,
+            _from_order(a, dtype),
+            _from_order(tl.minimum(b, high), dtype),
+            _from_order(tl.minimum(c, high), dtype),
+            WEIGHTED,
+            VOCABULARY,
+            BLOCK,
+        )
+        low = tl.where(mass_a >= target, a, low)
+        low = tl.where((mass_b >= target) & (b < high), b, low)
+        low = tl.where((mass_c >= target) & (c < high), c, low)
         high = tl.minimum(low + step, high)
-    return tl.max(_from_order(low + tl.zeros((1,), tl.int64), dtype))
+    return _from_order(low, dtype)
 
 
 @triton.jit
 def _masses(
-    logits_row: tl.tensor,
+    logits: tl.tensor,
     highest: tl.tensor,
     floor: tl.tensor,
     sharpness: tl.tensor,
-    pivots: tl.tensor,
+    a: tl.tensor,
+    b: tl.tensor,
+    c: tl.tensor,
     WEIGHTED: tl.constexpr,
     VOCABULARY: tl.constexpr,
-    PIVOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """[PIVOTS]: how many logits reach floor and the pivot; weighted, the sum of their exponentials."""
+    """How many logits reach floor and a, floor and b, floor and c; weighted, their exponentials' sums."""
     column = tl.arange(0, BLOCK)
-    sums = tl.zeros((PIVOTS, BLOCK), tl.float32)
+    sums_a = tl.zeros((BLOCK,), tl.float32)
+    sums_b = tl.zeros((BLOCK,), tl.float32)
+    sums_c = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, VOCABULARY, BLOCK):
         inside = start + column < VOCABULARY
-        x = tl.load(logits_row + start + column, inside, other=float("-inf")).to(tl.float32)
+        x = tl.load(logits + start + column, inside, other=float("-inf")).to(tl.float32)
         weight = (x >= floor).to(tl.float32)
         if WEIGHTED:
             weight *= tl.exp((x - highest) * sharpness)
-        sums += tl.where(x[None, :] >= pivots[:, None], weight[None, :], 0.0)
-    return tl.sum(sums, axis=1)
+        sums_a += tl.where(x >= a, weight, 0.0)
+        sums_b += tl.where(x >= b, weight, 0.0)
+        sums_c += tl.where(x >= c, weight, 0.0)
+    return tl.sum(sums_a), tl.sum(sums_b), tl.sum(sums_c)
 
 
 @triton.jit
 def _to_order(x: tl.tensor) -> tl.tensor:
-    """Integers in the order of the floats x."""
+    """An integer in the order of the floats: of fp32's values, or of 16-bit ones."""
     if x.dtype == tl.float32:
         bits = x.to(tl.int32, bitcast=True)
         return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
@@ -190,7 +204,7 @@ def _to_order(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _from_order(order: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """The floats, in fp32, that `_to_order` gave these integers."""
+    """The float, widened to fp32, that `_to_order` gave this integer."""
     bits = order.to(tl.int32)
     if dtype == tl.float32:
         return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

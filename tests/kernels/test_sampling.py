@@ -71,7 +71,7 @@ def test_greedy_ties_go_to_the_lowest_id(function, device, dtype):
 
 
 @pytest.mark.parametrize("function", IMPLEMENTATIONS)
-@pytest.mark.parametrize("row", [0, 1, 5])
+@pytest.mark.parametrize("row", [0, 1, 4])
 def test_rows_that_cannot_be_sampled_give_minus_one(function, row, device, dtype):
     logits = random_logits(6, 2100, device, dtype)
     logits[0, 2090] = math.nan
