@@ -14,7 +14,7 @@ import { Transcript } from "./transcript.js";
 const DEMO_MODEL = "quire-demo";
 const UNDO_MS = 8000;
 const SUGGESTIONS = {
-  demo: ["What is a KV cache?", "What happens when the KV cache is full?", "Tell me a story.", "Who are you?"],
+  demo: ["What is a KV cache?", "Can I run Quire without a GPU?", "Tell me a story.", "Who are you?"],
   any: [
     "Explain paged attention to a curious teenager.",
     "Write a Python function that merges two sorted lists.",
@@ -51,15 +51,21 @@ function showConnection(state) {
   byId("model").dataset.phase = state.phase;
   if (state.phase === "ready") showModel(state.models[0]);
   else if (!model) byId("model-name").textContent = CHIPS[state.phase];
-  composer.setReady(state.phase === "ready", state.phase === "ready" ? `Ask ${model.id}` : PLACEHOLDERS[state.phase]);
+  composer.setReady(state.phase === "ready", state.phase === "ready" ? `Ask ${shortName(model.id)}` : PLACEHOLDERS[state.phase]);
   if (state.phase === "ready") kvbar.poll();
+}
+
+/** A Hub id without its owner, a folder without those that it is in. */
+function shortName(id) {
+  return id.replace(/\/+$/, "").split("/").at(-1) || id;
 }
 
 function showModel(served) {
   model = served;
   const demo = model.id === DEMO_MODEL;
-  byId("model-name").textContent = model.id;
-  byId("model").title = model.max_model_len ? `Context of ${model.max_model_len.toLocaleString("en")} tokens` : model.id;
+  byId("model-name").textContent = shortName(model.id);
+  const context = model.max_model_len ? `, context of ${model.max_model_len.toLocaleString("en")} tokens` : "";
+  byId("model").title = model.id + context;
   byId("demo-notice").hidden = !demo;
   byId("suggestions").replaceChildren(
     ...SUGGESTIONS[demo ? "demo" : "any"].map((text) =>
@@ -67,7 +73,7 @@ function showModel(served) {
     ),
   );
   byId("suggestions").hidden = false;
-  document.title = `${model.id} · Quire`;
+  document.title = `${shortName(model.id)} · Quire`;
 }
 
 function showEmptiness() {

@@ -42,7 +42,8 @@ export class Transcript {
   }
 
   keepUp() {
-    if (this.#following) this.#scroller.scrollTop = this.#scroller.scrollHeight;
+    if (!this.#list.hasChildNodes()) this.#scroller.scrollTop = 0; // the welcome is read from its beginning
+    else if (this.#following) this.#scroller.scrollTop = this.#scroller.scrollHeight;
     else this.#jump.hidden = this.#isAtEnd();
   }
 

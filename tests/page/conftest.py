@@ -1,7 +1,7 @@
 """One browser and one stub server for all the tests of the page.
 
-Package scope, not session: Playwright's loop runs in the main thread as long as it lives, and asyncio.run() of
-other packages' tests would meet it there.
+Package scope, not session: Playwright's loop runs in the main thread as long as it lives, and asyncio.run()
+of other packages' tests would meet it there.
 """
 
 import shutil
@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, sync_playwright
 from stub_server import StubServer
 
+BLANK = "/static/logo.svg"
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -47,44 +48,68 @@ def stub(running_stub: StubServer) -> StubServer:
     return running_stub
 
 
-@pytest.fixture
-def open_page(browser: Browser, stub: StubServer) -> Iterator[Callable[..., Page]]:
-    """Opens the page in a fresh profile. Afterwards its console must hold no error and no warning."""
-    problems: list[str] = []
-    contexts = []
+@pytest.fixture(scope="package")
+def blank_page(browser: Browser, running_stub: StubServer) -> Iterator[Page]:
+    """A page of the server's origin that runs nothing by itself."""
+    context = browser.new_context(viewport={"width": 1000, "height": 760}, reduced_motion="reduce")
+    page = context.new_page()
+    page.goto(running_stub.url + BLANK)
+    yield page
+    context.close()
 
-    def listen(message: ConsoleMessage) -> None:
+
+class Console:
+    """What went wrong on the pages that it listens to."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def listen(self, page: Page) -> None:
+        page.on("console", self._message)
+        page.on("pageerror", self._error)
+
+    def leave(self, page: Page) -> None:
+        page.remove_listener("console", self._message)
+        page.remove_listener("pageerror", self._error)
+
+    def _message(self, message: ConsoleMessage) -> None:
         # The browser reports every HTTP error status of a fetch; those the tests look at on the page itself.
         if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
-            problems.append(message.text)
+            self.problems.append(message.text)
+
+    def _error(self, error: Error) -> None:
+        self.problems.append(str(error))
+
+
+@pytest.fixture
+def page(blank_page: Page, stub: StubServer) -> Iterator[Page]:
+    """The chat page with nothing stored. Afterwards its console must hold no error and no warning."""
+    console = Console()
+    console.listen(blank_page)
+    blank_page.goto(stub.url)
+    yield blank_page
+    blank_page.context.set_offline(False)
+    blank_page.goto(stub.url + BLANK)  # leaves the chat page, which stores its conversation then
+    blank_page.evaluate("localStorage.clear(); sessionStorage.clear()")
+    console.leave(blank_page)
+    assert console.problems == []
+
+
+@pytest.fixture
+def open_page(browser: Browser, stub: StubServer) -> Iterator[Callable[..., Page]]:
+    """Opens the chat page in a browser context with options of its own, under the same condition."""
+    console = Console()
+    contexts = []
 
     def open_(**options: Any) -> Page:
-        defaults: dict[str, Any] = {"viewport": {"width": 1000, "height": 760}, "reduced_motion": "reduce"}
-        context = browser.new_context(**{**defaults, **options})
-        context.set_default_timeout(10_000)
+        context = browser.new_context(reduced_motion="reduce", **options)
         contexts.append(context)
         page = context.new_page()
-        page.on("console", listen)
-        page.on("pageerror", lambda error: problems.append(str(error)))
+        console.listen(page)
         page.goto(stub.url)
         return page
 
     yield open_
     for context in contexts:
         context.close()
-    assert problems == []
-
-
-@pytest.fixture(scope="package")
-def blank_page(browser: Browser, running_stub: StubServer) -> Iterator[Page]:
-    """A page of the server's origin that runs nothing by itself, for tests of single modules."""
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto(f"{running_stub.url}/static/logo.svg")
-    yield page
-    context.close()
-
-
-@pytest.fixture
-def page(open_page: Callable[..., Page]) -> Page:
-    return open_page()
+    assert console.problems == []

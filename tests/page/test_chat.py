@@ -304,7 +304,8 @@ def test_names_the_model_and_says_when_it_is_the_demo(page: Page, stub: StubServ
     expect(page.locator("#model")).to_have_text("quire-demo")
     stub.model = "Qwen/Qwen3-0.6B"
     page.reload()
-    expect(page.locator("#model")).to_have_text("Qwen/Qwen3-0.6B")
+    expect(page.locator("#model")).to_have_text("Qwen3-0.6B")
+    expect(page.locator("#model")).to_have_attribute("title", "Qwen/Qwen3-0.6B, context of 2,048 tokens")
     expect(notice).to_be_hidden()
 
 
