@@ -118,6 +118,7 @@ class TextPieces:
         self._anchor, self._anchor_text = self._find_anchor()
         self._texts: dict[int, str] = {}
         self._bytes: dict[int, int | None] = {}
+        self.absent: set[int] = set()  # ids looked at that the vocabulary does not have
 
     def _find_anchor(self) -> tuple[int, str]:
         for token in range(self._backend.get_vocab_size(with_added_tokens=False)):
@@ -131,9 +132,10 @@ class TextPieces:
     def byte_of(self, token: int) -> int | None:
         """The byte that a byte-fallback token stands for, else None."""
         if token not in self._bytes:
-            match = (
-                _BYTE_TOKEN.fullmatch(self._backend.id_to_token(token) or "") if self._byte_fallback else None
-            )
+            name = self._backend.id_to_token(token)
+            if name is None:
+                self.absent.add(token)
+            match = _BYTE_TOKEN.fullmatch(name) if name and self._byte_fallback else None
             self._bytes[token] = int(match.group(1), 16) if match else None
         return self._bytes[token]
 
@@ -172,9 +174,10 @@ class _TextDetokenizer:
     def push(self, tokens: list[int]) -> str:
         pieces, out = self._pieces, ""
         for token in tokens:
-            if token in self._skip:
+            byte = pieces.byte_of(token)
+            if token in self._skip or token in pieces.absent:  # they do not even end a run of bytes
                 continue
-            if pieces.byte_of(token) is not None:
+            if byte is not None:
                 self._held.append(token)
             elif self._started:
                 out += self._release() + pieces.text(token)

@@ -1,0 +1,198 @@
+"""An engine without a model: the service's tests decide which tokens come, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.config import EngineInfo, Progress, StepStats
+from engine.engine import EngineDeadError
+from engine.request import Output, SamplingParams, TokenLogprob
+
+Script = Callable[[list[int], SamplingParams, int], list[int]]
+
+
+def echo(prompt: list[int], params: SamplingParams, index: int) -> list[int]:
+    """The prompt again and again, sample `index` starting at its index-th token."""
+    return [prompt[(index + at) % len(prompt)] for at in range(params.max_tokens)]
+
+
+def logprob(token: int, count: int) -> TokenLogprob:
+    """-0.5 for the token, which is also the best of `count` candidates; the others are its successors."""
+    return TokenLogprob(
+        token, -0.5, 1, [token + at for at in range(count)], [-0.5 - at for at in range(count)]
+    )
+
+
+@dataclass
+class FakeStream:
+    engine: FakeEngine
+    request_id: int
+    prompt: list[int]
+    params: SamplingParams
+    scripts: list[list[int]]
+    done: list[int] = field(default_factory=list)  # tokens given, by index
+    unfinished: set[int] = field(default_factory=set)
+    outputs: list[Output] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    aborted: bool = False
+
+    async def get(self) -> list[Output]:
+        assert self.outputs or self.unfinished, "get() after the last output"
+        await self.arrived.wait()
+        self.arrived.clear()
+        outputs, self.outputs = self.outputs, []
+        return outputs
+
+    def abort(self) -> None:
+        if self.unfinished:
+            self.aborted = True
+            self.unfinished.clear()
+
+    def push(self, output: Output) -> None:
+        if output.finish_reason is not None:
+            self.unfinished.discard(output.index)
+        self.outputs.append(output)
+        self.arrived.set()
+
+    def step(self, eos: tuple[int, ...]) -> None:
+        """One more token of every unfinished sequence."""
+        for index in sorted(self.unfinished):
+            at, params = self.done[index], self.params
+            token = self.scripts[index][at]
+            self.done[index] += 1
+            first = not any(self.done) or self.done[index] == 1
+            stops = token in params.stop_token_ids or (token in eos and not params.ignore_eos)
+            output = Output(self.request_id, index, [token], stop_token=token if stops else None)
+            if stops:
+                output.finish_reason = "stop"
+            elif self.done[index] == params.max_tokens:
+                output.finish_reason = "length"
+            if params.logprobs is not None:
+                output.logprobs = [logprob(token, params.logprobs)]
+            if first:
+                output.queue_seconds = 0.125
+                output.cached_tokens = self.engine.cached_tokens
+                if params.prompt_logprobs is not None:
+                    count = params.prompt_logprobs
+                    output.prompt_logprobs = [None, *[logprob(token, count) for token in self.prompt[1:]]]
+            self.push(output)
+
+
+class FakeEngine:
+    """`auto`: steps by itself once a turn of the loop; else only when `step` is called."""
+
+    def __init__(self, info: EngineInfo, *, auto: bool = True, script: Script = echo) -> None:
+        self._info = info
+        self.info: EngineInfo | None = None
+        self.state: Literal["loading", "ready", "dead"] = "loading"
+        self.error: str | None = None
+        self.on_stats: Callable[[StepStats], None] | None = None
+        self.progress: list[Progress] = []
+        self.auto = auto
+        self.script = script
+        self.streams: list[FakeStream] = []
+        self.stalled = 0.0
+        self.cached_tokens = 0
+        self.stopped = False
+        self._changed = asyncio.Event()
+        self._stepper: asyncio.Task[None] | None = None
+
+    def report(self, progress: Progress) -> None:
+        self.progress.append(progress)
+        if progress.phase == "ready":
+            self.info = self._info
+            self.state = "ready"
+        self._changed.set()
+
+    def become_ready(self) -> FakeEngine:
+        self.report(Progress(phase="ready", done=1, total=1, unit="engine", seconds=1.5))
+        return self
+
+    async def watch_progress(self) -> AsyncIterator[Progress]:
+        seen = max(0, len(self.progress) - 1)
+        while True:
+            while seen < len(self.progress):
+                yield self.progress[seen]
+                seen += 1
+            if self.state != "loading":
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    def add(self, prompt: list[int], params: SamplingParams) -> FakeStream:
+        if self.state != "ready":
+            raise EngineDeadError(self.error or "loading")
+        limit = self._info.num_blocks * self._info.block_size
+        if params.n * params.max_tokens + len(prompt) > limit:
+            raise ValueError(f"the request needs more than the {limit} tokens that the KV cache holds")
+        scripts = [self.script(prompt, params, index) for index in range(params.n)]
+        stream = FakeStream(self, len(self.streams) + 7, prompt, params, scripts)
+        stream.done = [0] * params.n
+        stream.unfinished = set(range(params.n))
+        self.streams.append(stream)
+        if self.auto and (self._stepper is None or self._stepper.done()):
+            self._stepper = asyncio.get_running_loop().create_task(self._run())
+        return stream
+
+    async def _run(self) -> None:
+        while self.active:
+            self.step()
+            await asyncio.sleep(0)
+
+    @property
+    def active(self) -> list[FakeStream]:
+        return [stream for stream in self.streams if stream.unfinished]
+
+    def step(self) -> None:
+        active = self.active
+        for stream in active:
+            stream.step(self._info.eos_token_ids)
+        if self.on_stats is not None:
+            self.on_stats(self._stats(active))
+
+    def _stats(self, active: list[FakeStream]) -> StepStats:
+        return StepStats(
+            free_blocks=self._info.num_blocks - 3,
+            active_blocks=2,
+            cached_blocks=1,
+            block_references=4,
+            tokens_filled=24,
+            running=len(active),
+            waiting=5,
+            swapped=0,
+            preemptions_recompute=6,
+            preemptions_swap=0,
+            block_allocations=8,
+            block_evictions=9,
+            copy_on_write=10,
+            prefill_tokens=11,
+            decode_tokens=len(active),
+            schedule_seconds=0.001,
+            launch_seconds=0.002,
+            wait_seconds=0.003,
+            commit_seconds=0.004,
+        )
+
+    def seconds_since_progress(self) -> float:
+        return self.stalled
+
+    def die(self, error: str) -> None:
+        self.state = "dead"
+        self.error = error
+        self._end("error", error)
+        self._changed.set()
+
+    async def stop(self) -> None:
+        self.stopped = True
+        self._end("abort", None)
+        self.state = "dead"
+        self.error = self.error or "stopped"
+        self._changed.set()
+
+    def _end(self, reason: Literal["abort", "error"], error: str | None) -> None:
+        for stream in self.active:
+            for index in sorted(stream.unfinished):
+                stream.push(Output(stream.request_id, index, [], finish_reason=reason, error=error))
