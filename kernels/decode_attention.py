@@ -11,11 +11,8 @@ import triton.language as tl
 from kernels.tile import LOWEST, attend, check_attention_inputs, load_blocks, load_tile
 
 LOG2_E = 1.4426950408889634
-TARGET_PROGRAMS = 1024
 MAX_SPLITS = 64
-MIN_SPLIT_TILES = 2
-LONG_SPLITS = 4
-LONG_SPLIT_TILES = 16
+FULL_DEVICE = 256  # programs: about two on every multiprocessor, which is what their shared memory allows
 
 
 @dataclass(frozen=True)
@@ -32,8 +29,8 @@ class DecodeWorkspace:
     def allocate(
         cls, max_batch: int, num_q_heads: int, head_dim: int, device: torch.device | str
     ) -> DecodeWorkspace:
-        """Enough for every batch up to `max_batch`."""
-        count = max(LONG_SPLITS * max_batch, min(TARGET_PROGRAMS, MAX_SPLITS * max_batch) + max_batch)
+        """Enough for every batch up to `max_batch`; only what leaves the device idle is split."""
+        count = min(max_batch * MAX_SPLITS, FULL_DEVICE)
         return cls(
             torch.empty(count, num_q_heads, head_dim, dtype=torch.float32, device=device),
             torch.empty(count, num_q_heads, dtype=torch.float32, device=device),
@@ -45,18 +42,17 @@ def _tiles_and_splits(
     context_len: tl.tensor,
     window: tl.tensor,
     max_splits: tl.tensor,
-    min_split_tiles: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
     """The row's first visible key, first tile, number of tiles, tiles in a split, and splits with work."""
     first_key = tl.where(window > 0, tl.maximum(context_len - window, 0), 0)
     first_tile = first_key // TILE
     tiles = tl.cdiv(context_len, TILE) - first_tile
-    split_tiles = tl.maximum(tl.cdiv(tiles, max_splits), min_split_tiles)
+    split_tiles = tl.maximum(tl.cdiv(tiles, max_splits), 1)
     return first_key, first_tile, tiles, split_tiles, tl.cdiv(tiles, split_tiles)
 
 
-@triton.jit(do_not_specialize=["window", "min_split_tiles"])
+@triton.jit(do_not_specialize=["window"])
 def _decode_kernel(
     out: tl.tensor,
     partials: tl.tensor,
@@ -68,7 +64,6 @@ def _decode_kernel(
     context_lens: tl.tensor,
     scale_log2: tl.tensor,
     window: tl.tensor,
-    min_split_tiles: tl.tensor,
     q_stride: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
@@ -90,7 +85,7 @@ def _decode_kernel(
     max_splits = tl.num_programs(2)
     context_len = tl.load(context_lens + index)
     first_key, first_tile, tiles, split_tiles, splits = _tiles_and_splits(
-        context_len, window, max_splits, min_split_tiles, TILE
+        context_len, window, max_splits, TILE
     )
     if split >= tl.maximum(splits, 1):
         return
@@ -130,7 +125,7 @@ def _decode_kernel(
         tl.store(lse + partial, peak + tl.log2(total), mask=lane < GROUP)
 
 
-@triton.jit(do_not_specialize=["window", "max_splits", "min_split_tiles"])
+@triton.jit(do_not_specialize=["window", "max_splits"])
 def _merge_kernel(
     out: tl.tensor,
     partials: tl.tensor,
@@ -138,7 +133,6 @@ def _merge_kernel(
     context_lens: tl.tensor,
     window: tl.tensor,
     max_splits: tl.tensor,
-    min_split_tiles: tl.tensor,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     TILE: tl.constexpr,
@@ -149,7 +143,7 @@ def _merge_kernel(
     index = tl.program_id(1)
     num_q_heads = tl.num_programs(0)
     context_len = tl.load(context_lens + index)
-    _, _, _, _, splits = _tiles_and_splits(context_len, window, max_splits, min_split_tiles, TILE)
+    _, _, _, _, splits = _tiles_and_splits(context_len, window, max_splits, TILE)
     if splits <= 1:
         return
     split = tl.arange(0, SPLITS)
@@ -164,17 +158,9 @@ def _merge_kernel(
     tl.store(out + offset, merged.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
-def plan_splits(batch: int, num_kv_heads: int, max_tiles: int) -> tuple[int, int]:
-    """(splits of a row, fewest tiles worth a split) from what is known without looking at the lengths.
-
-    Small batches are split to fill the device, large ones into a few long parts to even out ragged lengths.
-    """
-    programs = batch * num_kv_heads
-    splits = triton.cdiv(TARGET_PROGRAMS, programs)
-    min_split_tiles = MIN_SPLIT_TILES
-    if splits < LONG_SPLITS:
-        splits, min_split_tiles = LONG_SPLITS, LONG_SPLIT_TILES
-    return max(min(splits, MAX_SPLITS, triton.cdiv(max_tiles, min_split_tiles)), 1), min_split_tiles
+def plan_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
+    """How many splits of each row fill the device, from what is known without looking at the lengths."""
+    return max(min(FULL_DEVICE // (batch * num_kv_heads), MAX_SPLITS, max_tiles), 1)
 
 
 def decode_attention(
@@ -186,14 +172,14 @@ def decode_attention(
     scale: float,
     window: int,
     workspace: DecodeWorkspace,
-    splits: tuple[int, int] | None = None,
+    max_splits: int | None = None,
 ) -> torch.Tensor:
     """Attention of each row's newest token to its context; returns [B, Hq, D], 0 where the context is empty.
 
     q [B, Hq, D] (one query per row, at position context_len − 1), kv [blocks, 2, Hkv, block_size, D],
     block_tables [*, max_blocks] i32 indexed by rows [B] i32, context_lens [B] i32. `window` limits attention
     to that many newest keys, 0 means all. Grid and launches depend on shapes only, so CUDA graphs may capture
-    it. `splits` overrides `plan_splits`. Split-KV after Flash-Decoding (Dao et al. 2023).
+    it. `max_splits` overrides `plan_splits`. Split-KV after Flash-Decoding (Dao et al. 2023).
     """
     check_attention_inputs(q, kv)
     batch, num_q_heads, head_dim = q.shape
@@ -203,24 +189,24 @@ def decode_attention(
         return out
     group = num_q_heads // num_kv_heads
     dim = triton.next_power_of_2(head_dim)
-    tile = 64 if dim * q.element_size() <= 512 else 32  # three stages of K and V fit in shared memory
+    tile = 64 if dim * q.element_size() <= 512 else 32  # three of K and V fit in shared memory
     max_tiles = triton.cdiv(block_tables.shape[1] * block_size, tile)
-    max_splits, min_split_tiles = splits or plan_splits(batch, num_kv_heads, max_tiles)
-    if batch * max_splits * num_q_heads > workspace.lse.numel():
+    max_splits = max_splits or plan_splits(batch, num_kv_heads, max_tiles)
+    if max_splits > 1 and batch * max_splits * num_q_heads > workspace.lse.numel():
         raise ValueError(
             f"{batch} rows × {max_splits} splits × {num_q_heads} heads exceed the workspace's "
             f"{workspace.lse.numel()} partial results; allocate it for the largest batch"
         )
     _decode_kernel[num_kv_heads, batch, max_splits](
         out, workspace.partials, workspace.lse, q, kv, block_tables, rows, context_lens,
-        scale * LOG2_E, window, min_split_tiles,
+        scale * LOG2_E, window,
         q.stride(0), block_tables.stride(0), *kv.stride()[:4],
         GROUP=group, BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_SIZE=block_size,
-        HEAD_DIM=head_dim, DIM=dim, TILE=tile, num_warps=4, num_stages=3,
+        HEAD_DIM=head_dim, DIM=dim, TILE=tile, num_warps=4, num_stages=4,
     )  # fmt: skip
     if max_splits > 1:
         _merge_kernel[num_q_heads, batch](
-            out, workspace.partials, workspace.lse, context_lens, window, max_splits, min_split_tiles,
+            out, workspace.partials, workspace.lse, context_lens, window, max_splits,
             HEAD_DIM=head_dim, DIM=dim, TILE=tile, SPLITS=MAX_SPLITS, num_warps=4,
         )  # fmt: skip
     return out

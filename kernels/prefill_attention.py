@@ -19,16 +19,14 @@ def _find_sequence(
     """The sequence of a query tile, and the tile's number within it.
 
     Sequence p owns the tiles from query_starts[p] // BLOCK_Q + p on, which are at least as many as it needs.
+    Counting the sequences that begin by this tile finds it: one load, where bisection would be a chain of them.
     """
-    low = 0
-    high = num_sequences
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(query_starts + middle) // BLOCK_Q + middle <= tile:
-            low = middle
-        else:
-            high = middle
-    return low, tile - (tl.load(query_starts + low) // BLOCK_Q + low)
+    begun = 0
+    for first in range(0, num_sequences, 256):
+        sequence = first + tl.arange(0, 256)
+        starts = tl.load(query_starts + sequence, mask=sequence < num_sequences, other=0)
+        begun += tl.sum(((starts // BLOCK_Q + sequence <= tile) & (sequence < num_sequences)).to(tl.int32), 0)
+    return begun - 1, tile - (tl.load(query_starts + begun - 1) // BLOCK_Q + begun - 1)
 
 
 @triton.jit(do_not_specialize=["num_sequences", "window"])
@@ -152,6 +150,7 @@ def prefill_attention(
         q.stride(0), block_tables.stride(0), *kv.stride()[:4],
         GROUP=group, BLOCK_M=block_m, BLOCK_SIZE=block_size, HEAD_DIM=head_dim, DIM=dim,
         TILE=64 if row_bytes <= 512 else 32, num_warps=block_m // 16, num_stages=2,
+        maxnreg=128 if block_m == 128 else None,  # two programs on a multiprocessor: a third faster
     )  # fmt: skip
     return out
 

@@ -21,8 +21,9 @@ def load_blocks(
     """
     if BLOCK_SIZE >= TILE:
         return tl.load(table + first_key // BLOCK_SIZE, mask=first_key < num_keys, other=0)
-    key = first_key + tl.arange(0, TILE)
-    return tl.load(table + key // BLOCK_SIZE, mask=key < num_keys, other=0)
+    else:
+        key = first_key + tl.arange(0, TILE)
+        return tl.load(table + key // BLOCK_SIZE, mask=key < num_keys, other=0)
 
 
 @triton.jit
