@@ -19,11 +19,11 @@ def _find_sequence(
     """The sequence of a query tile, and the tile's number within it.
 
     Sequence p owns the tiles from query_starts[p] // BLOCK_Q + p on, which are at least as many as it needs.
-    Counting the sequences that begin by this tile finds it: one load, where bisection would be a chain of them.
+    Counting the sequences that begin by this tile finds it, mostly in one load; bisection is a chain of them.
     """
     begun = 0
-    for first in range(0, num_sequences, 256):
-        sequence = first + tl.arange(0, 256)
+    for first in range(0, num_sequences, 64):
+        sequence = first + tl.arange(0, 64)
         starts = tl.load(query_starts + sequence, mask=sequence < num_sequences, other=0)
         begun += tl.sum(((starts // BLOCK_Q + sequence <= tile) & (sequence < num_sequences)).to(tl.int32), 0)
     return begun - 1, tile - (tl.load(query_starts + begun - 1) // BLOCK_Q + begun - 1)
