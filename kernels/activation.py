@@ -17,7 +17,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     out = torch.empty(tokens, width // 2, dtype=gate_up.dtype, device=gate_up.device)
     if tokens:
         grid = (tokens, triton.cdiv(width // 2, BLOCK))
-        _silu_mul_kernel[grid](gate_up, out, gate_up.stride(0), width // 2, BLOCK)
+        _silu_mul_kernel[grid](gate_up, out, gate_up.stride(0), width // 2, BLOCK, num_warps=8)
     return out
 
 

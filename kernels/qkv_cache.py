@@ -61,7 +61,7 @@ def qkv_to_cache(
         head_dim // 2,
         triton.next_power_of_2(head_dim // 2),
         HEADS,
-        num_warps=2,
+        num_warps=4,
     )
 
 

@@ -155,13 +155,15 @@ def _chunk_argmax_kernel(
     logits = tl.load(logits_ptr + sample * stride + token, inside, other=float("-inf")).to(tl.float32)
     scores = logits
     if temperature > 0:
+        kept = logits >= tl.load(thresholds_ptr + sample)
+        scores = tl.where(kept, logits, float("-inf"))
+    if (temperature > 0) & (tl.max(scores) > float("-inf")):
         quad = chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
         position = tl.load(positions_ptr + sample) + tl.zeros_like(quad)
         index = tl.load(index_ptr + row) + tl.zeros_like(quad)
         a, b, c, d = tl.philox(tl.load(seed_ptr + row), quad, position, index, tl.zeros_like(quad))
         words = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
-        kept = logits >= tl.load(thresholds_ptr + sample)
-        scores = tl.where(kept, logits - temperature * log_exponential(words), float("-inf"))
+        scores -= temperature * log_exponential(words)
     # A NaN fails the comparison, so what cannot be sampled from shows as an infinite score.
     scores = tl.where(logits < float("inf"), scores, float("inf"))
     best = tl.max(scores)

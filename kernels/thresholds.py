@@ -15,7 +15,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from kernels.sampling import SamplingState
 
-BLOCK = 8192  # tokens that the search looks at in one go
+BLOCK = 4096  # tokens that the search looks at in one go
 MIN_TEMPERATURE = 1e-20  # keeps (logit - max) / temperature free of 0 / 0
 
 
@@ -38,7 +38,7 @@ def keep_thresholds(logits: Tensor, rows: Tensor, state: SamplingState) -> Tenso
         logits.shape[1],
         MIN_TEMPERATURE,
         BLOCK,
-        num_warps=16,
+        num_warps=32,
     )
     return thresholds
 
@@ -95,7 +95,7 @@ def _threshold_kernel(
     if (temperature > 0) & ((top_p < 1) | (top_k > 0) | (min_p > 0)):
         logits = logits_ptr + sample * stride
         column = tl.arange(0, BLOCK)
-        peaks = tl.full((BLOCK,), float("-inf"), tl.float32)
+        peaks = tl.full((BLOCK,), float("-inf"), tl.float32)  # of every BLOCK-th token
         for start in range(0, VOCABULARY, BLOCK):
             inside = start + column < VOCABULARY
             x = tl.load(logits + start + column, inside, other=float("-inf"))
@@ -104,40 +104,53 @@ def _threshold_kernel(
         if min_p > 0:
             threshold = highest + temperature * tl.log(min_p)
         if top_k > 0:
-            kth = _lowest_kept(
-                logits, highest, threshold, 0.0, top_k.to(tl.float32), False, VOCABULARY, BLOCK
-            )
+            bound = tl.maximum(threshold, _kth_peak(peaks, highest, top_k, logits.dtype.element_ty))
+            kth = _lowest_kept(logits, highest, bound, 0.0, top_k.to(tl.float32), False, VOCABULARY, BLOCK)
             threshold = tl.maximum(threshold, kth)
         if top_p < 1:
             sharpness = 1.0 / tl.maximum(temperature, MIN_TEMPERATURE)
             mass, _, _ = _masses(
-                logits, highest, threshold, sharpness, threshold, highest, highest, True, VOCABULARY, BLOCK
+                logits, highest, sharpness, threshold, highest, highest, True, VOCABULARY, BLOCK
             )
-            nucleus = _lowest_kept(
-                logits, highest, threshold, sharpness, top_p * mass, True, VOCABULARY, BLOCK
-            )
+            # Even V tokens below this bound weigh less than half of what the nucleus may leave out.
+            depth = tl.log(2.0 * VOCABULARY / ((1 - top_p) * mass))
+            bound = tl.maximum(threshold, highest - temperature * tl.maximum(depth, 0.0))
+            nucleus = _lowest_kept(logits, highest, bound, sharpness, top_p * mass, True, VOCABULARY, BLOCK)
             threshold = tl.maximum(threshold, nucleus)
     tl.store(thresholds_ptr + sample, threshold)
+
+
+@triton.jit
+def _kth_peak(peaks: tl.tensor, highest: tl.tensor, k: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """A value that k peaks or more reach, hence at most the k-th largest logit: the largest such value."""
+    low = _to_order(tl.full((), float("-inf"), dtype))
+    high = _to_order(highest.to(dtype)) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        reached = tl.sum((peaks >= _from_order(middle, dtype)).to(tl.int32)) >= k
+        low = tl.where(reached, middle, low)
+        high = tl.where(reached, high, middle)
+    return _from_order(low, dtype)
 
 
 @triton.jit
 def _lowest_kept(
     logits: tl.tensor,
     highest: tl.tensor,
-    floor: tl.tensor,
+    bound: tl.tensor,
     sharpness: tl.tensor,
     target: tl.tensor,
     WEIGHTED: tl.constexpr,
     VOCABULARY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """The largest value whose mass (see `_masses`) reaches target, or some value below floor.
+    """The largest value whose mass (see `_masses`) reaches target, or some value that bound already keeps.
 
     Every pass over the row cuts the interval [low, high) of representable values into four.
     """
     dtype: tl.constexpr = logits.dtype.element_ty
     lowest = _to_order(tl.full((), float("-inf"), dtype))
-    low = tl.maximum(_to_order(floor.to(dtype)) - 1, lowest)
+    low = tl.maximum(_to_order(bound.to(dtype)) - 1, lowest)
     high = _to_order(highest.to(dtype)) + 1
     while high - low > 1:
         step = (high - low + 3) // 4
@@ -145,7 +158,6 @@ def _lowest_kept(
         mass_a, mass_b, mass_c = _masses(
             logits,
             highest,
-            floor,
             sharpness,
             _from_order(a, dtype),
             _from_order(tl.minimum(b, high), dtype),
@@ -165,7 +177,6 @@ def _lowest_kept(
 def _masses(
     logits: tl.tensor,
     highest: tl.tensor,
-    floor: tl.tensor,
     sharpness: tl.tensor,
     a: tl.tensor,
     b: tl.tensor,
@@ -174,7 +185,7 @@ def _masses(
     VOCABULARY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """How many logits reach floor and a, floor and b, floor and c; weighted, their exponentials' sums."""
+    """How many logits reach a, b and c; weighted, their sums of exp((logit - highest) * sharpness)."""
     column = tl.arange(0, BLOCK)
     sums_a = tl.zeros((BLOCK,), tl.float32)
     sums_b = tl.zeros((BLOCK,), tl.float32)
@@ -182,9 +193,7 @@ def _masses(
     for start in range(0, VOCABULARY, BLOCK):
         inside = start + column < VOCABULARY
         x = tl.load(logits + start + column, inside, other=float("-inf")).to(tl.float32)
-        weight = (x >= floor).to(tl.float32)
-        if WEIGHTED:
-            weight *= tl.exp((x - highest) * sharpness)
+        weight = tl.exp((x - highest) * sharpness) if WEIGHTED else 1.0
         sums_a += tl.where(x >= a, weight, 0.0)
         sums_b += tl.where(x >= b, weight, 0.0)
         sums_c += tl.where(x >= c, weight, 0.0)

@@ -57,12 +57,12 @@ def test_reference_keeps_what_the_definition_keeps(row, filters):
     assert kept == kept_by_definition(row, **filters)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(ROW, FILTERS)
 def test_kernel_keeps_what_the_definition_keeps(row, filters):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = torch.zeros(1, dtype=torch.int32, device=device)
-    logits = torch.tensor([row], device=device)
+    logits = torch.tensor([row], device=device, dtype=torch.float16)  # 16 bits halve the search's passes
     threshold = keep_thresholds(logits, rows, state_of(filters, device))
     kept = {i for i, x in enumerate(row) if x >= threshold.item()}
     assert kept == kept_by_definition(row, **filters)
