@@ -1,4 +1,4 @@
-"""What the engine is told at start. Values are concrete: `auto` is resolved before this is made."""
+"""What an engine is told at start, and what it says of itself once it runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one engine. Raises ValueError that names the flag and what it may be."""
 
     model: str  # a folder that save_pretrained wrote
-    device: Literal["cuda", "cpu"] = "cpu"
+    device: Literal["auto", "cuda", "cpu"] = "auto"  # auto: cuda where there is one
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: int | None = None  # None: what the model and the KV cache allow
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
+    max_num_batched_tokens: int | None = None  # None: 8192 on a GPU, 2048 on a CPU
     block_size: int = 16
     gpu_memory_utilization: float = 0.9
     num_gpu_blocks_override: int | None = None
@@ -32,7 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"--block-size must be one of {BLOCK_SIZES}, got {self.block_size}")
         if self.max_num_seqs < 1:
             raise ValueError(f"--max-num-seqs must be at least 1, got {self.max_num_seqs}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least "
                 f"--max-num-seqs ({self.max_num_seqs}): every running sequence takes a token each step"
@@ -63,6 +63,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     bytes_per_block: int
     weight_bytes: int
+    body_weight_bytes: int  # read for every token: all but the embedding and the output head
+    head_weight_bytes: int  # read for every sampled token
 
     @property
     def capacity(self) -> Capacity:

@@ -28,7 +28,8 @@ class KVCache:
         copy_blocks: Callable[[Tensor, Tensor], None],
     ) -> None:
         shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim)
-        self.blocks = torch.zeros(shape, dtype=dtype, device=device)
+        # Never cleared: a slot is read only after it was written, and untouched pages cost a CPU nothing.
+        self.blocks = torch.empty(shape, dtype=dtype, device=device)
         self.block_size = block_size
         self._copy_blocks = copy_blocks
 

@@ -20,9 +20,10 @@ from engine.plan import RowStart, StepPlan, empty_int32
 from engine.request import SamplingParams
 from engine.runner import Limits, ModelRunner
 from engine.scheduler import Scheduler
-from kernels.backend import torch_backend
+from kernels.backend import torch_backend, triton_backend
 
 CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
+DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 2048}
 GRAPH_RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
 
 Phase = Literal["download", "weights", "memory", "warm-up", "ready"]
@@ -53,10 +54,10 @@ def start_engine(
     report = _Reporter(on_progress)
     folder = resolve_model(config.model, report.phase("download", "B"))
     model_config = ModelConfig.from_folder(folder)
-    device = torch.device(config.device)
-    dtype = _dtype(config, model_config)
+    device = _device(config)
+    dtype = _dtype(config, model_config, device)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
-    backend = torch_backend()
+    backend = triton_backend() if device.type == "cuda" else torch_backend()
     model, weight_bytes = load_model(
         folder,
         model_config,
@@ -68,7 +69,10 @@ def start_engine(
         seed=config.seed,
         on_progress=report.phase("weights", "B"),
     )
-    limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, max_model_len)
+    max_num_batched_tokens = config.max_num_batched_tokens or max(
+        DEFAULT_BATCHED_TOKENS[device.type], config.max_num_seqs
+    )
+    limits = Limits(config.max_num_seqs, max_num_batched_tokens, max_model_len)
     one_block = KVCache(model_config, 1, config.block_size, dtype, device, backend.copy_blocks)
     runner = ModelRunner(model, backend, one_block, limits, device)
 
@@ -86,6 +90,7 @@ def start_engine(
         runner.launch(_largest_step(Limits(1, 1, 1), sampled=1)).wait()
         warm_up(1, 1)
 
+    matrix_bytes = model_config.vocab_size * model_config.embedding_size * dtype.itemsize
     info = EngineInfo(
         model=config.model,
         architecture=model_config.architecture,
@@ -97,27 +102,37 @@ def start_engine(
         block_size=config.block_size,
         num_blocks=num_blocks,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
         bytes_per_block=block_bytes,
         weight_bytes=weight_bytes,
+        body_weight_bytes=weight_bytes - matrix_bytes * (1 if model_config.tie_word_embeddings else 2),
+        head_weight_bytes=matrix_bytes,
     )
-    scheduler = Scheduler(info.capacity, config.max_num_batched_tokens, model_config.eos_token_ids)
+    scheduler = Scheduler(info.capacity, max_num_batched_tokens, model_config.eos_token_ids)
     report.phase("ready", "s")(1, 1)
     return EngineCore(scheduler, runner), info
 
 
-def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+def _device(config: EngineConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: this torch sees no CUDA device; use --device cpu or auto")
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
     """`auto` is the checkpoint's own on a GPU, and float32 on a CPU, where it is quickest and exact."""
     name = config.dtype
     if name == "auto":
-        name = model.dtype if config.device == "cuda" else "float32"
+        name = model.dtype if device.type == "cuda" else "float32"
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
 def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int) -> int:
     """How many KV blocks fit beside the weights and the largest step's activations."""
-    if config.device == "cuda":
+    if runner.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(runner.device)
         torch.cuda.reset_peak_memory_stats(runner.device)
         before = torch.cuda.memory_allocated(runner.device)

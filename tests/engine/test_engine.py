@@ -246,8 +246,8 @@ def test_process_gives_the_same_tokens_and_forgets_aborted_requests(
                     if output.finish_reason is not None:
                         return tokens
 
-        stats = []
-        engine.on_stats = stats.append
+        idle = asyncio.Event()
+        engine.on_stats = lambda stats: idle.set() if stats.free_blocks == 64 else idle.clear()
         doomed = engine.add([9] * 40, SamplingParams(max_tokens=200, **GREEDY))
         await doomed.get()
         doomed.abort()
@@ -256,8 +256,8 @@ def test_process_gives_the_same_tokens_and_forgets_aborted_requests(
         assert results == [expected[request.id, 0] for request in requests]
         with pytest.raises(ValueError, match="max-model-len"):
             engine.add([5] * 300, SamplingParams())
-        while engine.seconds_since_progress() or stats[-1].free_blocks != 64:
-            await asyncio.sleep(0.01)
+        await idle.wait()
+        assert engine.seconds_since_progress() == 0
         last = engine.add([5], SamplingParams(max_tokens=200, **GREEDY))
         await engine.stop()
         assert [o.finish_reason for o in (await last.get())][-1] == "abort"

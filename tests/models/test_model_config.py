@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import transformers
-from tiny_models import MODELS
 
 from engine.models.config import Llama3Scaling, ModelConfig, RopeConfig
+from tests.models.tiny_models import MODELS
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_driver import PagedDriver
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.models.config import ModelConfig
 from engine.models.loader import Model, load_model
 from kernels.backend import torch_backend
+from tests.models.paged_driver import PagedDriver
 
 Edit = Callable[[dict[str, Tensor]], object]
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from paged_driver import PagedDriver
-from tiny_models import MODELS
 
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
@@ -20,6 +18,8 @@ from engine.models.loader import load_model
 from engine.models.opt import OPT
 from engine.models.weights import Weights
 from kernels.backend import torch_backend
+from tests.models.paged_driver import PagedDriver
+from tests.models.tiny_models import MODELS
 
 STEPS = 24
 LENGTHS = (37, 1, 16, 50, 5)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tiny_models import MODELS
+
+from tests.models.tiny_models import MODELS
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,74 @@
+"""Model folders for benchmarks with dummy weights: `python -m loadtest.model_configs FOLDER`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+        "rope_theta": 1000000,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 40960,
+    },
+    "llama-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+        "rope_theta": 500000,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 32768,
+    },
+}
+COMMON = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "dtype": "bfloat16",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def write_model_folders(root: Path) -> None:
+    """One folder a config: config.json and a byte-level tokenizer padded to the vocabulary, no weights."""
+    for name, config in CONFIGS.items():
+        folder = root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps({**config, **COMMON}, indent=1))
+        _byte_tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
+        special = {"bos_token": "<s>", "eos_token": "</s>"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(special))
+
+
+def _byte_tokenizer(vocab_size: int) -> Tokenizer:
+    names = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    names += [f"Ġw{i}" for i in range(vocab_size - len(names))]
+    tokenizer = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+if __name__ == "__main__":
+    write_model_folders(Path(sys.argv[1]))

@@ -1,0 +1,87 @@
+"""The workloads on which engines are compared: fixed seeds, so that every engine gets the same requests.
+
+End-of-sequence is ignored everywhere, so the work is fixed. ShareGPT- and Alpaca-like lengths are
+log-normal with the means that the PagedAttention paper gives (section 6.1): 161.31 and 337.99 tokens,
+19.31 and 58.45 tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+FIRST_TOKEN, LAST_TOKEN = 300, 60000
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One request of a workload."""
+
+    prompt: list[int]
+    output_len: int
+
+
+def mixed() -> list[Work]:
+    """256 prompts of 100 to 1024 tokens, outputs of 100 to 1024."""
+    rng = random.Random(0)
+    return [Work(_tokens(rng, rng.randint(100, 1024)), rng.randint(100, 1024)) for _ in range(256)]
+
+
+def sharegpt() -> list[Work]:
+    """1000 requests with ShareGPT's mean lengths."""
+    rng = random.Random(1)
+    return [
+        Work(
+            _tokens(rng, _length(rng, 161.31, sigma=1.1, most=1024)),
+            _length(rng, 337.99, sigma=0.9, most=1024),
+        )
+        for _ in range(1000)
+    ]
+
+
+def alpaca() -> list[Work]:
+    """2000 requests with Alpaca's mean lengths."""
+    rng = random.Random(2)
+    return [
+        Work(_tokens(rng, _length(rng, 19.31, sigma=0.6, most=256)), _length(rng, 58.45, sigma=0.9, most=512))
+        for _ in range(2000)
+    ]
+
+
+def prefix() -> list[Work]:
+    """256 requests under one system prompt of 2048 tokens."""
+    rng = random.Random(3)
+    shared = _tokens(rng, 2048)
+    return [Work(shared + _tokens(rng, 64), 64) for _ in range(256)]
+
+
+def single() -> list[Work]:
+    """One request alone."""
+    return [Work(_tokens(random.Random(4), 128), 512)]
+
+
+def prefill() -> list[Work]:
+    """16 long prompts, one token each."""
+    rng = random.Random(5)
+    return [Work(_tokens(rng, 8192), 1) for _ in range(16)]
+
+
+def decode256() -> list[Work]:
+    """256 equal requests, so that all decode together."""
+    rng = random.Random(6)
+    return [Work(_tokens(rng, 1024), 256) for _ in range(256)]
+
+
+WORKLOADS: dict[str, Callable[[], list[Work]]] = {
+    workload.__name__: workload for workload in (single, decode256, mixed, sharegpt, alpaca, prefix, prefill)
+}
+
+
+def _tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(FIRST_TOKEN, LAST_TOKEN) for _ in range(count)]
+
+
+def _length(rng: random.Random, mean: float, *, sigma: float, most: int) -> int:
+    return max(4, min(most, int(rng.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma))))

@@ -1,0 +1,216 @@
+"""`quire bench`: offline throughput of a workload, beside what the hardware would allow."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from engine.config import EngineInfo, StepStats
+from engine.core import EngineCore
+from engine.request import Request, SamplingParams
+from loadtest.workloads import Work
+
+PHASES = ("schedule", "launch", "wait", "commit")
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Measured on the device: bytes/s of a large copy (read + written), FLOP/s of a matrix product."""
+
+    bandwidth: float
+    flops: float
+
+
+@dataclass(slots=True)
+class Run:
+    """One pass over a workload, from its first step to its last commit."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    decode_steps: int = 0
+    bound_seconds: float = 0.0
+    preemptions: int = 0
+    phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One line of loadtest/results/*.jsonl. Rates are per second; `bound_share` is bound ÷ measured time."""
+
+    engine: str
+    model: str
+    workload: str
+    mode: str
+    out_tok_s: float
+    in_tok_s: float
+    req_s: float
+    seconds: float
+    bound_seconds: float
+    bound_share: float
+    runs: int
+    steps: int
+    preemptions: int
+    step_ms: dict[str, float]
+    device: str
+    dtype: str
+    commit: str
+    date: str
+    command: str
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """Time one large copy and one large matrix product, best of five."""
+    cuda = device.type == "cuda"
+    source = torch.empty((1 << 31 if cuda else 1 << 27) // 4, device=device)
+    target = torch.empty_like(source)
+    side = 8192 if cuda else 1024
+    a = torch.randn(side, side, device=device).to(dtype)
+    copy = _best_time(lambda: target.copy_(source), device)
+    product = _best_time(lambda: a @ a, device)
+    return Ceilings(2 * source.nbytes / copy, 2 * side**3 / product)
+
+
+def _best_time(work: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(6):
+        begin = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return min(times[1:])
+
+
+def run_workload(core: EngineCore, info: EngineInfo, work: list[Work], ceilings: Ceilings, seed: int) -> Run:
+    """Add all requests at once and step until the last has finished."""
+    for i, one in enumerate(work):
+        params = SamplingParams(temperature=0.6, max_tokens=one.output_len, ignore_eos=True, seed=seed + i)
+        core.add(Request(seed + i, one.prompt, params))
+    run = Run()
+    preemptions = core.stats.preemptions_recompute
+    begin = time.perf_counter()
+    while core.has_work:
+        core.step()
+        stats = core.stats
+        run.steps += 1
+        run.decode_steps += stats.prefill_tokens == 0 and stats.decode_tokens > 0
+        run.bound_seconds += _bound(stats, info, ceilings)
+        for phase in PHASES:
+            run.phases[phase] += getattr(stats, f"{phase}_seconds")
+    run.seconds = time.perf_counter() - begin
+    run.preemptions = core.stats.preemptions_recompute - preemptions
+    return run
+
+
+def _bound(stats: StepStats, info: EngineInfo, ceilings: Ceilings) -> float:
+    """Least seconds a step can take: weights and context read once, or its matrix products' arithmetic."""
+    tokens = stats.prefill_tokens + stats.decode_tokens
+    if not tokens:
+        return 0.0
+    context_bytes = stats.tokens_filled * info.bytes_per_block / info.block_size
+    reading = (info.body_weight_bytes + info.head_weight_bytes + context_bytes) / ceilings.bandwidth
+    dtype: torch.dtype = getattr(torch, info.dtype)
+    products = info.body_weight_bytes * tokens + info.head_weight_bytes * stats.decode_tokens
+    return max(reading, 2 * products / dtype.itemsize / ceilings.flops)
+
+
+def bench(
+    core: EngineCore, info: EngineInfo, name: str, work: list[Work], runs: int, ceilings: Ceilings
+) -> Result:
+    """Warm up, run `runs` times and report the median run."""
+    longest = info.max_request_tokens
+    for i, one in enumerate(work):
+        if len(one.prompt) + one.output_len > longest:
+            raise ValueError(
+                f"request {i} of workload {name} has {len(one.prompt)} + {one.output_len} tokens, but at "
+                f"most {longest} fit; raise --max-model-len or give the KV cache more memory"
+            )
+    # A smaller vocabulary folds the ids: which tokens they are changes no amount of work.
+    work = [Work([token % info.vocab_size for token in one.prompt], one.output_len) for one in work]
+    warm = [Work(one.prompt, min(one.output_len, 8)) for one in work[: info.max_num_seqs]]
+    run_workload(core, info, warm, ceilings, seed=1 << 40)
+    measured = [run_workload(core, info, work, ceilings, seed=run << 20) for run in range(runs)]
+    middle = sorted(measured, key=lambda run: run.seconds)[(len(measured) - 1) // 2]
+    seconds = statistics.median(run.seconds for run in measured)
+    return Result(
+        engine="quire",
+        model=Path(info.model).name,
+        workload=name,
+        mode="offline",
+        out_tok_s=round(sum(one.output_len for one in work) / seconds, 1),
+        in_tok_s=round(sum(len(one.prompt) for one in work) / seconds, 1),
+        req_s=round(len(work) / seconds, 2),
+        seconds=round(seconds, 3),
+        bound_seconds=round(middle.bound_seconds, 3),
+        bound_share=round(middle.bound_seconds / seconds, 3),
+        runs=runs,
+        steps=middle.steps,
+        preemptions=middle.preemptions,
+        step_ms={phase: round(1000 * total / middle.steps, 3) for phase, total in middle.phases.items()},
+        device=info.device,
+        dtype=info.dtype,
+        commit=_commit(),
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        command=shlex.join(["quire", *sys.argv[1:]]),
+    )
+
+
+def _commit() -> str:
+    """The checkout's commit, "+" added when files differ from it; "unknown" outside a checkout."""
+
+    def git(*words: str) -> str:
+        out = subprocess.run(
+            ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        )
+        return out.stdout.strip() if out.returncode == 0 else ""
+
+    head = git("rev-parse", "--short", "HEAD")
+    return f"{head}{'+' if git('status', '--porcelain', '-uno') else ''}" if head else "unknown"
+
+
+def show(results: list[Result], ceilings: Ceilings, info: EngineInfo) -> None:
+    """The results as a table on stdout."""
+    table = Table(
+        title=f"{info.architecture} {info.dtype} on {info.device}: weights {info.weight_bytes / 1e9:.2f} GB, "
+        f"{info.num_blocks:,} blocks of {info.block_size}",
+        caption=f"bound: {ceilings.bandwidth / 1e12:.2f} TB/s, {ceilings.flops / 1e12:.1f} TFLOP/s, measured "
+        "here; phases are ms a step",
+    )
+    for column in ("workload", "out tok/s", "in tok/s", "req/s", "seconds", "bound s", "share", "steps"):
+        table.add_column(column, justify="left" if column == "workload" else "right")
+    for phase in PHASES:
+        table.add_column(phase, justify="right")
+    for result in results:
+        table.add_row(
+            result.workload,
+            f"{result.out_tok_s:,.0f}",
+            f"{result.in_tok_s:,.0f}",
+            f"{result.req_s:,.1f}",
+            f"{result.seconds:.2f}",
+            f"{result.bound_seconds:.2f}",
+            f"{result.bound_share:.0%}",
+            f"{result.steps:,}",
+            *(f"{result.step_ms[phase]:.3f}" for phase in PHASES),
+        )
+    console = Console()
+    Console(width=max(console.width, 132)).print(table)
+
+
+def append_results(results: list[Result], path: Path) -> None:
+    """One JSON object a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        for result in results:
+            file.write(json.dumps(asdict(result)) + "\n")

@@ -1,0 +1,45 @@
+"""`quire serve`: the engine process, the HTTP server and the terminal, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rich.console import Console
+
+from engine.config import EngineConfig
+from engine.engine import AsyncEngine
+from engine.models.hub import resolve_model
+from service.config import ServiceConfig
+from service.progress import PhaseBars
+from service.server import serve
+from service.tokenizer import Tokenizer
+
+
+def launch(service: ServiceConfig, config: EngineConfig) -> int:
+    """Serve until a signal or the engine's death; the process's exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    watchers: list[asyncio.Task[None]] = []
+
+    async def start_engine() -> AsyncEngine:
+        engine = AsyncEngine(config)
+        await engine.start()
+        watchers.append(asyncio.create_task(_show_progress(engine, service), name="quire-progress"))
+        return engine
+
+    return serve(service, start_engine, lambda: Tokenizer.from_folder(resolve_model(config.model)))
+
+
+async def _show_progress(engine: AsyncEngine, service: ServiceConfig) -> None:
+    host = f"[{service.host}]" if ":" in service.host else service.host
+    url = f"http://{host}:{service.port}"
+    console = Console(stderr=True)
+    console.print(f"     quire   {service.served_model_names[0]} at [bold]{url}[/bold]", highlight=False)
+    bars = PhaseBars()
+    try:
+        async for event in engine.watch_progress():
+            bars.show(event)
+    finally:
+        bars.stop()
+    if engine.state == "ready":
+        console.print(f"      chat   [bold]{url}/[/bold]   Ctrl-C ends it", highlight=False)

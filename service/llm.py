@@ -1,0 +1,137 @@
+"""Offline use: prompts in, completions out, on the engine that serves, in this process."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.config import EngineConfig, Progress
+from engine.models.hub import resolve_model
+from engine.request import Request, SamplingParams
+from engine.startup import start_engine
+from service.choice import Choice
+from service.demo import MODEL_FOLDER
+from service.tokenizer import Tokenizer
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One of a prompt's n samples; token_ids include a stopping eos, the text does not."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+
+
+class LLM:
+    """`LLM(model).generate(prompts, SamplingParams(max_tokens=64))`; `settings` are EngineConfig's fields.
+
+    A model is a folder or a Hub id; left out, it is the bundled demo model. Raises ValueError as
+    EngineConfig, the loader and the tokenizer do.
+    """
+
+    def __init__(
+        self,
+        model: str = MODEL_FOLDER,
+        *,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+        **settings: object,
+    ) -> None:
+        config = msgspec.convert({"model": model, **settings}, EngineConfig)
+        self.core, self.info = start_engine(config, on_progress)
+        self.tokenizer = Tokenizer.from_folder(resolve_model(model))
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | list[str] | list[list[int]],
+        params: SamplingParams | None = None,
+        stop: tuple[str, ...] = (),
+    ) -> list[list[Completion]]:
+        """For each prompt its n completions, all prompts in one continuous batch.
+
+        Without params: 16 tokens at temperature 1. Raises ValueError for a prompt that can never fit.
+        """
+        single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+        each: list[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
+        choices = self._add(each, params, stop)
+        for _ in self._run(choices):
+            pass
+        return [
+            [
+                Completion("".join(choice.texts), choice.tokens, choice.finish_reason or "abort")
+                for choice in of_one
+            ]
+            for of_one in choices.values()
+        ]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, stop: tuple[str, ...] = ()
+    ) -> Iterator[str]:
+        """The text of the first completion, as it comes."""
+        choices = self._add([prompt], params, stop)
+        for touched in self._run(choices):
+            if touched.index == 0 and (text := touched.take_text()):
+                yield text
+
+    def chat_prompt(self, messages: list[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation, by the model's chat template, that ask for the next answer."""
+        template = self.tokenizer.chat_template
+        if template is None:
+            raise ValueError("this model has no chat template; give it a plain prompt")
+        text = template.render(messages, add_generation_prompt=True)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _add(
+        self, prompts: list[Prompt], params: SamplingParams | None, stop: tuple[str, ...]
+    ) -> dict[int, list[Choice]]:
+        choices: dict[int, list[Choice]] = {}
+        try:
+            for prompt in prompts:
+                own = params or SamplingParams(seed=secrets.randbits(63))
+                tokens = (
+                    self.tokenizer.encode(prompt, add_special_tokens=True)
+                    if isinstance(prompt, str)
+                    else prompt
+                )
+                request = Request(next(self._ids), tokens, own)
+                self.core.add(request)
+                choices[request.id] = [
+                    Choice(i, self.tokenizer.detokenizer([], skip_special_tokens=True), stop)
+                    for i in range(own.n)
+                ]
+        except ValueError:
+            for request_id in choices:
+                self.core.abort(request_id)
+            raise
+        return choices
+
+    def _run(self, choices: dict[int, list[Choice]]) -> Iterator[Choice]:
+        """Step until all have finished; yields each choice that something was added to."""
+        unfinished = sum(map(len, choices.values()))
+        try:
+            while unfinished:
+                for output in self.core.step():
+                    group = choices[output.request_id]
+                    choice = group[output.index]
+                    if choice.finish_reason is not None:
+                        continue  # the engine was ahead of a stop string
+                    if output.error is not None:
+                        raise RuntimeError(f"the engine failed on a prompt: {output.error}")
+                    choice.add(output)
+                    if choice.finish_reason is not None:
+                        unfinished -= 1
+                        if all(other.finish_reason is not None for other in group):
+                            self.core.abort(output.request_id)
+                    yield choice
+        finally:
+            for request_id in choices:
+                self.core.abort(request_id)
+            while self.core.has_work:
+                self.core.step()

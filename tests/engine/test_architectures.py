@@ -1,0 +1,53 @@
+"""Every architecture through the whole engine: on a CPU with torch, on a GPU with Triton and CUDA graphs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from engine.config import EngineConfig
+from engine.request import Request, SamplingParams
+from engine.startup import start_engine
+from tests.models.tiny_models import MODELS
+
+STEPS = 12
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_tokens_equal_transformers(name: str, model_folder: Callable[[str], Path]) -> None:
+    folder = model_folder(name)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    vocab_size = reference.config.vocab_size
+    rng = random.Random(name)
+    prompts = [[rng.randrange(4, vocab_size) for _ in range(rng.randint(1, 70))] for _ in range(12)]
+    core, _ = start_engine(
+        EngineConfig(
+            model=str(folder),
+            dtype="float32",
+            max_num_seqs=8,
+            max_num_batched_tokens=48,
+            num_gpu_blocks_override=24,
+        )
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True, logprobs=0)
+    for i, prompt in enumerate(prompts):
+        core.add(Request(i, prompt, params))
+    tokens: list[list[int]] = [[] for _ in prompts]
+    logprobs: list[list[float]] = [[] for _ in prompts]
+    while core.has_work:
+        for output in core.step():
+            tokens[output.request_id] += output.tokens
+            logprobs[output.request_id] += [entry.logprob for entry in output.logprobs or []]
+    for prompt, got, scores in zip(prompts, tokens, logprobs, strict=True):
+        with torch.inference_mode():
+            logits = reference(torch.tensor([prompt + got])).logits[0, len(prompt) - 1 : -1]
+        assert got == logits.argmax(-1).tolist()
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(got).unsqueeze(1)).squeeze(1)
+        torch.testing.assert_close(torch.tensor(scores), expected, atol=1e-3, rtol=0)
