@@ -6,8 +6,10 @@ by closing the socket.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import struct
@@ -96,13 +98,13 @@ class FrameReader:
         return frames
 
 
-def run_engine(connection: socket.socket) -> None:
-    """Start the engine that the first frame describes and step it until the peer closes the socket."""
+def run_engine(connection: socket.socket) -> int:
+    """Start the engine that the first frame describes and step it until the peer closes; the exit code."""
     reader = FrameReader(connection)
     try:
         first, *frames = reader.read(wait=True)
     except EOFError:
-        return
+        return 0
     config = msgspec.msgpack.decode(first, type=EngineConfig)
     try:
         from engine.startup import start_engine  # torch: not before the first frame could be refused
@@ -113,12 +115,14 @@ def run_engine(connection: socket.socket) -> None:
         connection.sendall(encode_frame(ReadyFrame(info)))
         _serve(connection, reader, core, frames)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
+        return 0
     except Exception as error:
         if not isinstance(error, ValueError):
             logger.exception("the engine cannot go on")
-        connection.sendall(encode_frame(FatalFrame(f"{type(error).__name__}: {error}")))
-        sys.exit(1)
+        with contextlib.suppress(OSError):
+            connection.sendall(encode_frame(FatalFrame(f"{type(error).__name__}: {error}")))
+        return 1
+    return 0
 
 
 def _serve(connection: socket.socket, reader: FrameReader, core: EngineCore, frames: list[bytes]) -> None:
@@ -155,7 +159,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         connection.setblocking(True)
-        run_engine(connection)
+        code = run_engine(connection)
+    logging.shutdown()
+    os._exit(code)  # nothing is left to save, and tearing down CUDA and Triton takes a second or more
 
 
 if __name__ == "__main__":

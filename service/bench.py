@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import shlex
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -20,6 +16,7 @@ from rich.table import Table
 from engine.config import EngineInfo, StepStats
 from engine.core import EngineCore
 from engine.request import Request, SamplingParams
+from loadtest.provenance import Provenance
 from loadtest.workloads import Work
 
 PHASES = ("schedule", "launch", "wait", "commit")
@@ -161,23 +158,8 @@ def bench(
         step_ms={phase: round(1000 * total / middle.steps, 3) for phase, total in middle.phases.items()},
         device=info.device,
         dtype=info.dtype,
-        commit=_commit(),
-        date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        command=shlex.join(["quire", *sys.argv[1:]]),
+        **asdict(Provenance.here()),
     )
-
-
-def _commit() -> str:
-    """The checkout's commit, "+" added when files differ from it; "unknown" outside a checkout."""
-
-    def git(*words: str) -> str:
-        out = subprocess.run(
-            ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-        )
-        return out.stdout.strip() if out.returncode == 0 else ""
-
-    head = git("rev-parse", "--short", "HEAD")
-    return f"{head}{'+' if git('status', '--porcelain', '-uno') else ''}" if head else "unknown"
 
 
 def show(results: list[Result], ceilings: Ceilings, info: EngineInfo) -> None:

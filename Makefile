@@ -1,0 +1,45 @@
+# Quire. `make serve` and `make test` do everything that a fresh Debian machine needs.
+#   make serve  PORT=8000 MODEL=folder-or-hub-id ARGS="--max-num-seqs 64"
+
+PYTHON ?= python3
+PORT ?= 8000
+MODEL ?=
+ARGS ?=
+VENV := .venv
+RUN := $(VENV)/bin/
+
+.PHONY: setup serve test lint gpu-test gpu-bench clean
+
+setup: $(VENV)/.ready
+
+# pip downloads what is missing only, so setting up again after a change is quick.
+$(VENV)/.ready: pyproject.toml constraints.txt .ci/debian-packages
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Quire needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) -V). Set PYTHON=..."; exit 1; }
+	@PYTHON=$(PYTHON) bash .ci/debian-packages
+	test -x $(RUN)python || $(PYTHON) -m venv $(VENV)
+	$(RUN)python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+serve: setup
+	@exec $(RUN)quire serve $(MODEL) --port $(PORT) $(ARGS)
+
+test: setup lint
+	$(RUN)python -m pytest -n 2 --dist worksteal -q
+
+lint: setup
+	$(RUN)ruff check .
+	$(RUN)ruff format --check .
+	$(RUN)mypy
+
+# On a machine with a CUDA device. QUIRE_PYTHON is whichever Python has torch, triton and pytest there.
+QUIRE_PYTHON ?= $(RUN)python
+
+gpu-test:
+	$(QUIRE_PYTHON) -m pytest -n 8 -q tests/kernels tests/models tests/engine
+
+gpu-bench:
+	$(QUIRE_PYTHON) -m loadtest.gpu_bench
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,58 @@
+"""Every GPU figure in one go: `python -m loadtest.gpu_bench [--output FOLDER] [--runs N]`.
+
+Kernels first, then a Qwen3-0.6B and a Llama-3.1-8B configuration with dummy weights, offline and served.
+Needs one CUDA device; about eight minutes on an H100.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from loadtest.model_configs import write_model_folders
+
+RESULTS = Path(__file__).parent / "results"
+OFFLINE = {
+    "qwen3-0.6b": "single,decode256,mixed,sharegpt,alpaca,prefill",
+    "llama-8b": "single,decode256,mixed",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, default=RESULTS, help="where the results go (added to)")
+    parser.add_argument("--runs", type=int, default=3, help="the median run counts")
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    output = arguments.output.resolve()
+    with tempfile.TemporaryDirectory() as models:
+        write_model_folders(Path(models))
+        commands = [
+            ["-m", "loadtest.gpu_attention", "--json", str(output / "attention.json")],
+            ["-m", "loadtest.gpu_kernels", "--json", str(output / "kernels.json")],
+        ]
+        for model, workloads in OFFLINE.items():
+            bench = ["-m", "service.cli", "bench", f"{models}/{model}", "--load-format", "dummy"]
+            options = ["--workload", workloads, "--runs", str(arguments.runs)]
+            commands.append([*bench, *options, "--result-file", str(output / "offline.jsonl")])
+        commands.append(
+            ["-m", "loadtest.served", f"{models}/qwen3-0.6b", "--result-file", str(output / "served.jsonl")]
+        )
+        failed = [command for command in commands if _run(command) != 0]
+    for command in failed:
+        print(f"failed: python {' '.join(command)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _run(command: list[str]) -> int:
+    print(f"\n$ python {' '.join(command)}", flush=True)
+    return subprocess.run([sys.executable, *command], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Where and when a figure was measured: what stands beside it in loadtest/results/."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Commit (a "+" means files differed from it), date (UTC) and command of a measurement."""
+
+    commit: str
+    date: str
+    command: str
+
+    @classmethod
+    def here(cls) -> Provenance:
+        """Of this process. QUIRE_COMMIT names the commit where the checkout came without its .git."""
+        return cls(
+            commit=os.environ.get("QUIRE_COMMIT") or _commit() or "unknown",
+            date=datetime.now(UTC).strftime("%Y-%m-%d"),
+            command=shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
+        )
+
+
+def _module() -> str:
+    spec = sys.modules["__main__"].__spec__
+    return spec.name if spec is not None else Path(sys.argv[0]).name
+
+
+def _commit() -> str:
+    head = _git("rev-parse", "--short", "HEAD")
+    return f"{head}+" if head and _git("status", "--porcelain", "-uno") else head
+
+
+def _git(*words: str) -> str:
+    out = subprocess.run(
+        ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return out.stdout.strip() if out.returncode == 0 else ""
