@@ -15,7 +15,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from kernels.sampling import SamplingState
 
-BLOCK = 4096  # tokens that the search looks at in one go
+BLOCK = 8192  # tokens that the search looks at in one go
 MIN_TEMPERATURE = 1e-20  # keeps (logit - max) / temperature free of 0 / 0
 
 

@@ -9,11 +9,19 @@ from kernels.activation import silu_mul, silu_mul_reference
 SHAPES = [(1, 64), (3, 1024), (2, 1500)]
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kernel_equals_reference(shape, device, dtype):
     tokens, width = shape
     gate_up = (4 * torch.randn(tokens, 2 * width + 8, device=device)).to(dtype)[:, : 2 * width]
-    torch.testing.assert_close(silu_mul(gate_up), silu_mul_reference(gate_up))
+    # The SiLU and its product with up may each round an ulp apart.
+    tolerance = max(1e-5, 4 * torch.finfo(dtype).eps)
+    result, expected = silu_mul(gate_up), silu_mul_reference(gate_up)
+    torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
