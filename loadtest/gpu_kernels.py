@@ -98,7 +98,7 @@ def layer_cases(model: Model, tokens: int) -> Iterator[Case]:
         return lambda: qkv_to_cache(qkv, positions, slots, kv, model.q_heads, rope, q_norm, k_norm, 1e-6)
 
     yield Case("rms_norm", model.name, tokens, 4 * tokens * hidden, norm)
-    yield Case("add_rms_norm", model.name, tokens, 10 * tokens * hidden, add_norm)
+    yield Case("add_rms_norm", model.name, tokens, 8 * tokens * hidden, add_norm)
     yield Case("silu_mul", model.name, tokens, 6 * tokens * model.intermediate, activation)
     yield Case("qkv_to_cache", model.name, tokens, 4 * tokens * heads * head_dim, to_cache)
 
