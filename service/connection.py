@@ -64,9 +64,8 @@ class Connection:
         if isinstance(error, asyncio.CancelledError) and self._reason is not None and task is not None:
             task.uncancel()
             if isinstance(self._reason, ClientGone):
-                self._abort_transport()
-            else:
-                self._stop_watching()
+                await self._abort_transport()
+            self._stop_watching()
             raise self._reason from None
         self._stop_watching()
 
@@ -75,12 +74,12 @@ class Connection:
             if helper is not None:
                 helper.cancel()
 
-    def _abort_transport(self) -> None:
+    async def _abort_transport(self) -> None:
         """A plain close would wait for ever for the client to read what is buffered."""
-        self._stop_watching()
         abort: Callable[[], None] | None = self._scope.get("state", {}).get("abort")
-        if abort is not None:
+        if abort is not None and self._watcher is not None:
             abort()
+            await asyncio.wait([self._watcher], timeout=1)  # until the server, too, knows that it is gone
 
     def interrupt(self, reason: Exception) -> None:
         """Ends the block with `reason`, unless it has ended or is about to."""
@@ -138,4 +137,4 @@ class Connection:
             async with asyncio.timeout(self._config.terminal_timeout):
                 await self._send({"type": "http.response.body", "body": error.event(), "more_body": False})
         except TimeoutError:
-            self._abort_transport()
+            await self._abort_transport()

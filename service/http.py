@@ -13,9 +13,8 @@ from service.errors import ApiError, bad_value
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_PATH = re.compile(r"at `(?:key` in `)?\$\.?([A-Za-z0-9_]*)")
-_NAMED = re.compile(r"(?:unknown field|missing required field) `([^`]*)`")
-_FIELD = re.compile(r"\$\.([A-Za-z0-9_.]+)`")
+_PATH = re.compile(r"`\$\.?([^`]*)`$")
+_NAMED = re.compile(r"(unknown field|missing required field) `([^`]*)`")
 
 
 class JsonResponse(Response):
@@ -41,16 +40,17 @@ async def decode(request: Request, kind: type[T]) -> T:
 
 
 def _bad_field(message: str, kind: type[msgspec.Struct]) -> ApiError:
-    """msgspec says `... - at `$.a.b[0]``; name the field there, or the one that is unknown or missing."""
+    """msgspec says `... - at `$.a[0].b``; name the field there, or the one in it that is unknown or missing."""
+    found = _PATH.search(message)
+    path = found.group(1) if found else ""
     named = _NAMED.search(message)
-    where = _PATH.search(message)
-    if named is None:
-        if where is not None and where.group(1):
-            return bad_value(where.group(1), f"{where.group(1)}: {message}")
-        first = message.split(" ", 1)[0]  # our own checks begin with the field's name
-        return bad_value(first if first in kind.__struct_fields__ else None, message)
-    path = _FIELD.search(message)
-    param = f"{path.group(1)}.{named.group(1)}" if path else named.group(1)
-    if "unknown" in message:
-        return bad_value(param, f"unknown field {param!r}: it is not supported here", "unknown_field")
-    return bad_value(param, f"missing required field {param!r}", "missing_field")
+    if named is not None:
+        problem, name = named.groups()
+        param = f"{path}.{name}" if path else name
+        if problem == "unknown field":
+            return bad_value(param, f"unknown field {param!r}: it is not supported here", "unknown_field")
+        return bad_value(param, f"{problem} {param!r}", "missing_field")
+    if path:
+        return bad_value(path, f"{path}: {message}")
+    first = message.split(" ", 1)[0]  # our own checks begin with the field's name
+    return bad_value(first if first in kind.__struct_fields__ else None, message)

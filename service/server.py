@@ -86,22 +86,26 @@ class QuireServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second ends at once."""
+        self.stop_soon()
+
+    def stop_soon(self) -> None:
+        """As a signal does; from any thread."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.stop)
+            self._loop.call_soon_threadsafe(self._hurry)
         else:
             self.should_exit = True
 
-    def stop(self) -> None:
-        """As a signal does. Call it in the event loop."""
+    def _hurry(self) -> None:
         (self._now if self._stop.is_set() else self._stop).set()
 
     async def _live(self) -> None:
+        start = asyncio.create_task(self._start())
         try:
-            await self._start()
-            await self._until_stopped()
+            await self._until_stopped(start)
         except Exception as error:
             self.exit_code = 1
             log.error("the server ends: %s", error)
+        start.cancel()
         try:
             await self._drain()
             if self.state.engine is not None:
@@ -117,10 +121,12 @@ class QuireServer(uvicorn.Server):
         state.tokenizer = await loop.run_in_executor(state.pool, self._load_tokenizer)
         await loop.run_in_executor(state.pool, import_module, "service.exposition")
 
-    async def _until_stopped(self) -> None:
-        """Raises RuntimeError if the engine dies."""
-        engine = self.state.engine
+    async def _until_stopped(self, start: asyncio.Task[None]) -> None:
+        """Raises RuntimeError if the engine dies, and what `start` raises."""
         while not self._stop.is_set():
+            if start.done():
+                start.result()
+            engine = self.state.engine
             if engine is not None and engine.state == "dead":
                 raise RuntimeError(f"the engine died: {engine.error}")
             await asyncio.sleep(_POLL_SECONDS)

@@ -69,6 +69,7 @@ class Exchange:
             more = at < len(parts) - 1 or not whole
             self._incoming.put_nowait({"type": "http.request", "body": part, "more_body": more})
         self.sent: list[Message] = []
+        self.left = False
         self.readable = asyncio.Event()  # cleared: the client does not read, and sends block
         self.readable.set()
         self._changed = asyncio.Event()
@@ -88,6 +89,7 @@ class Exchange:
         self._changed.set()
 
     def leave(self) -> None:
+        self.left = True
         self._incoming.put_nowait({"type": "http.disconnect"})
 
     @property

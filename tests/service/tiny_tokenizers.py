@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
-TEXTS = ["the cat sat on the mat", "hello world, hello there", "der Bär grüßt 你好 🙂 naïve", "a b c d 1 2 3\n\n"]
+TEXTS = [
+    "the cat sat on the mat",
+    "hello world, hello there",
+    "der Bär grüßt 你好 🙂 naïve",
+    "a b c d 1 2 3\n\n",
+]
 SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>"]
 
 

@@ -1,0 +1,221 @@
+"""Nothing is accepted and ignored: what we do not act on is refused with its name."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.service.asgi import get, post
+from tests.service.conftest import Service
+
+pytestmark = pytest.mark.anyio
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+COMPLETION = {"prompt": "hi"}
+
+BAD_IN_BOTH: list[tuple[str, Any]] = [
+    ("temperature", True),
+    ("temperature", "1"),
+    ("temperature", -0.1),
+    ("temperature", 2.1),
+    ("n", 1.0),
+    ("n", True),
+    ("n", 0),
+    ("n", 129),
+    ("n", 10**30),
+    ("max_tokens", "5"),
+    ("max_tokens", -1),
+    ("max_tokens", 1.5),
+    ("top_p", 0),
+    ("top_p", 1.01),
+    ("top_k", -2),
+    ("top_k", 2.0),
+    ("min_p", 1.5),
+    ("repetition_penalty", 0),
+    ("presence_penalty", 2.5),
+    ("frequency_penalty", -2.5),
+    ("stream", 1),
+    ("stream", "true"),
+    ("seed", 1 << 63),
+    ("seed", 0.5),
+    ("stop", ""),
+    ("stop", 5),
+    ("stop", ["a"] * 17),
+    ("stop", ["a", 1]),
+    ("stop", "x" * 257),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", [True]),
+    ("stop_token_ids", 5),
+    ("logit_bias", {"a": 1}),
+    ("logit_bias", {"1": 101}),
+    ("logit_bias", {"1": "x"}),
+    ("logit_bias", {str(at): 1 for at in range(1025)}),
+    ("logit_bias", {"-1": 1}),
+    ("min_tokens", -1),
+    ("min_tokens", 1000),
+    ("ignore_eos", 0),
+    ("skip_special_tokens", None),
+    ("prompt_logprobs", 21),
+    ("return_token_ids", "yes"),
+    ("user", 5),
+    ("model", 5),
+    ("stream_options", {"include_usage": True}),  # without stream
+]
+BAD: list[tuple[str, dict[str, Any], str, Any]] = [
+    *(("/v1/completions", COMPLETION, name, value) for name, value in BAD_IN_BOTH),
+    *(("/v1/chat/completions", CHAT, name, value) for name, value in BAD_IN_BOTH),
+    *(
+        ("/v1/completions", COMPLETION, name, value)
+        for name, value in [
+            ("prompt", 5),
+            ("prompt", []),
+            ("prompt", ["a", 1]),
+            ("prompt", [[1], 1]),
+            ("prompt", [1.0]),
+            ("prompt", [True]),
+            ("prompt", [-1]),
+            ("prompt", None),
+            ("prompt", ["a"] * 1025),
+            ("logprobs", True),
+            ("logprobs", 21),
+            ("echo", "yes"),
+            ("messages", CHAT["messages"]),
+            ("top_logprobs", 1),
+        ]
+    ),
+    *(
+        ("/v1/chat/completions", CHAT, name, value)
+        for name, value in [
+            ("messages", []),
+            ("messages", "hi"),
+            ("messages", [{"role": "wizard", "content": "x"}]),
+            ("messages", [{"role": "user"}]),
+            ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+            ("messages", [{"role": "user", "content": None}]),
+            ("logprobs", 1),
+            ("top_logprobs", 1),  # without logprobs
+            ("echo", True),
+            ("prompt", "x"),
+            ("chat_template_kwargs", {"enable_thinking": 1}),
+            ("add_generation_prompt", "x"),
+        ]
+    ),
+    ("/tokenize", {"prompt": "a"}, "prompt", 5),
+    ("/tokenize", {"prompt": "a"}, "add_generation_prompt", True),
+    ("/detokenize", {"tokens": [1]}, "tokens", [320]),
+    ("/detokenize", {"tokens": [1]}, "tokens", "x"),
+]
+
+
+@pytest.mark.parametrize(("path", "good", "name", "value"), BAD)
+async def test_bad_values_are_named(
+    service: Service, path: str, good: dict[str, Any], name: str, value: Any
+) -> None:
+    reply = await post(service.app, path, {**good, name: value})
+    assert reply.status == 400
+    error = reply.error
+    assert re.split(r"[.\[]", error["param"])[0] == name
+    assert name in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert not service.engine.streams
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["best_of", "use_beam_search", "length_penalty", "early_stopping", "priority", "cache_salt", "suffix"]
+    + ["response_format", "tools", "tool_choice", "functions", "include_stop_str_in_output", "Temperature"],
+)
+async def test_unknown_fields_are_named(service: Service, name: str) -> None:
+    for path, good in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)):
+        reply = await post(service.app, path, {**good, name: None})
+        assert (reply.status, reply.error["param"], reply.error["code"]) == (400, name, "unknown_field")
+        assert name in reply.error["message"]
+
+
+async def test_nested_unknown_fields_are_named(service: Service) -> None:
+    for body, param in (
+        ({"stream": True, "stream_options": {"chunk": 1}}, "stream_options.chunk"),
+        ({"chat_template_kwargs": {"fast": True}}, "chat_template_kwargs.fast"),
+        ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages[0].name"),
+    ):
+        reply = await post(service.app, "/v1/chat/completions", {**CHAT, **body})
+        assert reply.status == 400
+        assert (reply.error["param"], reply.error["code"]) == (param, "unknown_field")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": Infinity}',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "a"} x',
+        b'{"prompt": ' + b"[" * 100_000,
+        b"[1]",
+        b'"x"',
+        b"null",
+    ],
+)
+async def test_what_is_no_json_object(service: Service, body: bytes) -> None:
+    reply = await post(service.app, "/v1/completions", body)
+    assert reply.status == 400
+    assert reply.error["message"]
+    assert not service.engine.streams
+
+
+async def test_numbers_too_large_for_a_float(service: Service) -> None:
+    reply = await post(service.app, "/v1/completions", b'{"prompt": "a", "temperature": 1e999}')
+    assert (reply.status, reply.error["param"]) == (400, "temperature")
+
+
+async def test_limits_that_differ(service: Service) -> None:
+    body = {**COMPLETION, "max_tokens": 5, "max_completion_tokens": 6}
+    reply = await post(service.app, "/v1/completions", body)
+    assert (reply.status, reply.error["param"]) == (400, "max_completion_tokens")
+    body["max_completion_tokens"] = 5
+    assert (await post(service.app, "/v1/completions", body)).status == 200
+
+
+async def test_prompt_logprobs_do_not_stream(service: Service) -> None:
+    body = {**COMPLETION, "prompt_logprobs": 1, "stream": True}
+    reply = await post(service.app, "/v1/completions", body)
+    assert (reply.status, reply.error["param"]) == (400, "prompt_logprobs")
+
+
+async def test_openapi_describes_every_field_with_its_limits(service: Service) -> None:
+    reply = await get(service.app, "/openapi.json")
+    document = reply.json()
+    assert document["openapi"] == "3.1.0"
+    schemas = document["components"]["schemas"]
+    n = schemas["CompletionRequest"]["properties"]["n"]["anyOf"][0]
+    assert (n["minimum"], n["maximum"]) == (1, 128)
+    assert schemas["ChatRequest"]["additionalProperties"] is False
+    text = json.dumps(document)
+    references = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}
+    assert references <= set(schemas)
+    assert {"CompletionReply", "ChatReply", "ErrorReply", "Model"} <= references
+    for name in ("CompletionRequest", "ChatRequest", "TokenizeRequest", "DetokenizeRequest"):
+        for field, schema in schemas[name]["properties"].items():
+            assert_bounded(field, schema)
+    routes = {route.path for route in service.app._app.routes}  # type: ignore[attr-defined]
+    assert {path for path in document["paths"] if "{" not in path} <= routes
+
+
+def assert_bounded(field: str, schema: dict[str, Any]) -> None:
+    """Every number, string and list says how large it may be."""
+    for part in schema.get("anyOf", [schema]):
+        kind = part.get("type")
+        if kind in ("integer", "number"):
+            assert "maximum" in part, field
+        if kind == "string" and "enum" not in part:
+            assert "maxLength" in part, field
+        if kind == "array":
+            assert "maxItems" in part, field
+            assert_bounded(field, part["items"])
+        if kind == "object" and "additionalProperties" in part:
+            assert "maxProperties" in part, field

@@ -1,0 +1,368 @@
+"""The real server on a real port: the openai client, sockets that misbehave, signals and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from service.config import ServiceConfig
+from service.engine_client import Engine
+from service.server import QuireServer, serve
+from service.tokenizer import Tokenizer
+from tests.service.conftest import make_info
+from tests.service.fake_engine import FakeEngine
+
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+class Live:
+    """A server in a thread of its own."""
+
+    def __init__(self, tokenizer: Tokenizer, *, auto: bool = True, **config: Any) -> None:
+        self.engine: FakeEngine
+
+        async def start_engine() -> FakeEngine:
+            self.engine = FakeEngine(make_info(tokenizer), auto=auto).become_ready()
+            return self.engine
+
+        settings = ServiceConfig(served_model_names=("tiny",), port=0, **config)
+        self.server = QuireServer(settings, start_engine, lambda: tokenizer)
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+        self.wait(lambda: self.server.started and self.server.state.ready)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Fails by the test's timeout if it never comes true."""
+        tick = threading.Event()
+        while not condition():
+            assert self.thread.is_alive(), "the server ended"
+            tick.wait(0.01)
+
+    def call(self, function: Callable[[], object]) -> None:
+        """In the server's loop."""
+        done = threading.Event()
+
+        def run() -> None:
+            function()
+            done.set()
+
+        loop = self.server._loop
+        assert loop is not None
+        loop.call_soon_threadsafe(run)
+        assert done.wait(10)
+
+    def end(self) -> int:
+        """Stops it at once, if it still runs. Returns the exit code."""
+        if self.thread.is_alive():
+            self.server.stop_soon()
+            self.server.stop_soon()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        return self.server.exit_code
+
+
+@pytest.fixture(scope="module")
+def live(tokenizer: Tokenizer) -> Iterator[Live]:
+    server = Live(tokenizer, api_keys=("key",))
+    yield server
+    assert server.end() == 0
+
+
+@pytest.fixture
+def make_live(tokenizer: Tokenizer) -> Iterator[Callable[..., Live]]:
+    made: list[Live] = []
+
+    def make(**settings: Any) -> Live:
+        made.append(Live(tokenizer, **settings))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.end()
+
+
+@pytest.fixture
+def client(live: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="key", max_retries=0) as client:
+        yield client
+
+
+def test_openai_chat(client: openai.OpenAI) -> None:
+    assert client.models.list().data[0].id == "tiny"
+    reply = client.chat.completions.create(
+        model="tiny", messages=HELLO, max_completion_tokens=6, n=2, logprobs=True, top_logprobs=3, seed=1
+    )
+    assert [choice.index for choice in reply.choices] == [0, 1]
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.choices[0].message.role == "assistant"
+    assert reply.choices[0].logprobs is not None
+    content = reply.choices[0].logprobs.content
+    assert content is not None
+    assert [len(entry.top_logprobs) for entry in content] == [3] * 6
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 12
+
+
+def test_openai_stream(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=9, n=2)
+    texts, reasons, usage = ["", ""], [None, None], None
+    for chunk in client.chat.completions.create(
+        model="tiny", messages=HELLO, max_tokens=9, n=2, stream=True, stream_options={"include_usage": True}
+    ):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert reasons == ["length", "length"]
+    assert usage is not None
+    assert usage == whole.usage
+
+
+def test_openai_async_stream(live: Live) -> None:
+    async def one(client: openai.AsyncOpenAI, at: int) -> str:
+        stream = await client.completions.create(
+            model="tiny", prompt=f"{at} a b", max_tokens=8, stream=True, stop="zzz"
+        )
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    async def all_of_them() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="key", max_retries=0) as client:
+            return await asyncio.gather(*(one(client, at) for at in range(8)))
+
+    texts = asyncio.run(all_of_them())
+    assert [text[0] for text in texts] == [str(at) for at in range(8)]
+
+
+def test_openai_completions(client: openai.OpenAI) -> None:
+    reply = client.completions.create(model="tiny", prompt=["ab", "cd"], max_tokens=2, logprobs=1, echo=True)
+    assert [choice.text for choice in reply.choices] == ["abab", "cdcd"]
+    assert reply.choices[1].logprobs is not None
+    assert reply.choices[1].logprobs.tokens == ["c", "d", "c", "d"]
+
+
+def test_openai_errors(live: Live, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(model="tiny", messages=HELLO, temperature=3)
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other", messages=HELLO)
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{live.url}/v1", api_key="wrong", max_retries=0).models.list()
+
+
+def request_bytes(body: dict[str, Any], headers: str = "") -> bytes:
+    data = json.dumps(body).encode()
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer key\r\nContent-Length: {len(data)}\r\n{headers}\r\n"
+    )
+    return head.encode() + data
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_socket_that_closes_aborts(make_live: Callable[..., Live], stream: bool) -> None:
+    live = make_live(auto=False)
+    with socket.create_connection(("127.0.0.1", live.port)) as connection:
+        connection.sendall(request_bytes({"prompt": "ab", "max_tokens": 300, "stream": stream}))
+        live.wait(lambda: bool(live.engine.streams))
+        live.call(live.engine.step)
+        if stream:
+            assert b"200 OK" in connection.recv(4096)
+    live.wait(lambda: live.engine.streams[0].aborted)
+    live.wait(lambda: not live.server.state.generations)
+
+
+def test_stalled_reader_is_dropped(make_live: Callable[..., Live]) -> None:
+    """A real socket whose buffers are full; the connection does not linger."""
+    live = make_live(send_timeout=0.3)
+    with socket.create_connection(("127.0.0.1", live.port)) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        body = {"prompt": "ab", "max_tokens": 390, "stream": True, "logprobs": 20, "n": 4}
+        for _ in range(30):  # pipelined: together more than any buffer
+            connection.sendall(request_bytes(body))
+        live.wait(lambda: bool(live.engine.streams))
+        live.wait(lambda: not live.server.server_state.connections)
+
+
+def received(connection: socket.socket, text: bytes) -> bytes:
+    """All that comes, up to `text`."""
+    data = b""
+    while text not in data:
+        part = connection.recv(65536)
+        assert part, f"closed before {text!r}: {data!r}"
+        data += part
+    return data
+
+
+@contextlib.contextmanager
+def one_token_of_two(live: Live) -> Iterator[socket.socket]:
+    """A stream that has had its first token."""
+    with socket.create_connection(("127.0.0.1", live.port)) as connection:
+        body = {"prompt": "ab", "max_tokens": 2, "stream": True}
+        connection.sendall(request_bytes(body, "Connection: close\r\n"))
+        live.wait(lambda: bool(live.engine.streams))
+        live.call(live.engine.step)
+        received(connection, b'"text":"a"')
+        yield connection
+
+
+def last_event(connection: socket.socket) -> bytes:
+    """The stream's last, when the server has closed it in order."""
+    data = closed(connection)
+    assert data.endswith(b"0\r\n\r\n")
+    return data.split(b"data: ")[-1].split(b"\n\n")[0]
+
+
+def closed(connection: socket.socket) -> bytes:
+    """All that comes until the other side closes."""
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(65536):
+            data += part
+    return data
+
+
+def test_headers_have_limits(make_live: Callable[..., Live]) -> None:
+    live = make_live(receive_timeout=0.2, max_header_bytes=10_000)
+    for start in (b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20_000):
+        with socket.create_connection(("127.0.0.1", live.port)) as connection:
+            connection.sendall(start)
+            assert closed(connection) == b""
+    with socket.create_connection(("127.0.0.1", live.port)) as connection:  # an idle one may stay
+        for _ in range(3):
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert received(connection, b'{"status":"ok"}').startswith(b"HTTP/1.1 200 OK")
+            live.wait(lambda at=live.server._loop.time(): live.server._loop.time() > at + 0.3)  # type: ignore
+
+
+def test_drain(make_live: Callable[..., Live]) -> None:
+    """Not ready at once; what runs may end, what is new is refused; then exit 0."""
+    live = make_live(auto=False)
+    with one_token_of_two(live) as running:
+        live.server.stop_soon()
+        live.wait(lambda: live.server.state.draining)
+        assert httpx.get(f"{live.url}/ready").status_code == 503
+        refused = httpx.post(f"{live.url}/v1/completions", json={"prompt": "a"})
+        assert refused.status_code == 503
+        assert "retry-after" in refused.headers
+        live.call(live.engine.step)
+        assert last_event(running) == b"[DONE]"
+    live.thread.join(20)
+    assert live.end() == 0
+    assert live.engine.stopped
+
+
+@pytest.mark.parametrize("second_signal", [True, False])
+def test_end_of_patience(make_live: Callable[..., Live], second_signal: bool) -> None:
+    live = make_live(auto=False, shutdown_timeout=300.0 if second_signal else 0.1)
+    with one_token_of_two(live) as running:
+        live.server.stop_soon()
+        if second_signal:
+            live.server.stop_soon()
+        assert json.loads(last_event(running))["error"]["code"] == "not_ready"
+    live.thread.join(20)
+    assert live.end() == 0
+
+
+def test_death_of_the_engine_ends_the_server(make_live: Callable[..., Live]) -> None:
+    live = make_live(auto=False)
+    with one_token_of_two(live) as running:
+        live.call(lambda: live.engine.die("killed"))
+        assert "killed" in json.loads(last_event(running))["error"]["message"]
+    live.thread.join(5)
+    assert not live.thread.is_alive()
+    assert live.end() == 1
+
+
+def test_failing_start_ends_the_server(tokenizer: Tokenizer) -> None:
+    async def fails() -> Engine:
+        raise ValueError("no model there")
+
+    def no_tokenizer() -> Tokenizer:
+        raise ValueError("no tokenizer there")
+
+    async def starts() -> Engine:
+        return FakeEngine(make_info(tokenizer)).become_ready()
+
+    config = ServiceConfig(served_model_names=("tiny",), port=0)
+    starters: list[tuple[Callable[[], Awaitable[Engine]], Callable[[], Tokenizer]]] = [
+        (fails, lambda: tokenizer),
+        (starts, no_tokenizer),
+    ]
+    for start_engine, load_tokenizer in starters:
+        assert serve(config, start_engine, load_tokenizer) == 1
+
+
+def test_port_in_use(live: Live, tokenizer: Tokenizer) -> None:
+    async def starts() -> Engine:
+        return FakeEngine(make_info(tokenizer))
+
+    config = ServiceConfig(served_model_names=("tiny",), port=live.port)
+    assert serve(config, starts, lambda: tokenizer) == 1
+
+
+PROGRAM = """
+import asyncio, sys
+from service.config import ServiceConfig
+from service.server import serve
+
+async def start_engine():
+    await asyncio.Event().wait()  # a start that takes for ever: the port answers all the same
+
+sys.exit(serve(ServiceConfig(served_model_names=("m",), port=int(sys.argv[1])), start_engine, lambda: None))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_while_loading(number: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(port)], cwd=root)
+    try:
+        tick = threading.Event()
+        while True:
+            assert process.poll() is None
+            with contextlib.suppress(httpx.ConnectError):
+                assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 503
+                break
+            tick.wait(0.05)
+        process.send_signal(number)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_nothing_heavy_is_imported_before_the_port_is_bound() -> None:
+    """The port answers within a second of start: these alone would take it."""
+    code = "import sys, service.server; print(*sys.modules)"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    heavy = {
+        "torch",
+        "numpy",
+        "transformers",
+        "triton",
+        "tokenizers",
+        "jinja2",
+        "prometheus_client",
+        "pydantic",
+    }
+    assert not heavy & set(done.stdout.split())
