@@ -40,7 +40,7 @@ async def decode(request: Request, kind: type[T]) -> T:
 
 
 def _bad_field(message: str, kind: type[msgspec.Struct]) -> ApiError:
-    """msgspec says `... - at `$.a[0].b``; name the field there, or the one in it that is unknown or missing."""
+    """msgspec says `... - at `$.a[0].b``; name the field there, or what is unknown or missing in it."""
     found = _PATH.search(message)
     path = found.group(1) if found else ""
     named = _NAMED.search(message)

@@ -98,6 +98,7 @@ class FakeEngine:
         self.cached_tokens = 0
         self.stopped = False
         self._changed = asyncio.Event()
+        self._added = asyncio.Event()
         self._stepper: asyncio.Task[None] | None = None
 
     def report(self, progress: Progress) -> None:
@@ -133,9 +134,16 @@ class FakeEngine:
         stream.done = [0] * params.n
         stream.unfinished = set(range(params.n))
         self.streams.append(stream)
+        self._added.set()
         if self.auto and (self._stepper is None or self._stepper.done()):
             self._stepper = asyncio.get_running_loop().create_task(self._run())
         return stream
+
+    async def until_added(self, count: int) -> None:
+        """Waits until it has been given so many requests."""
+        while len(self.streams) < count:
+            self._added.clear()
+            await self._added.wait()
 
     async def _run(self) -> None:
         while self.active:

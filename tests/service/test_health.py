@@ -170,8 +170,7 @@ async def test_metrics_move(service: Service) -> None:
     await post(service.app, "/v1/completions", {"prompt": "abc", "max_tokens": 3})
     service.engine.auto = False
     left = exchange(service.app, "/v1/completions", {"prompt": "abc", "max_tokens": 3})
-    while len(service.engine.streams) < 3:
-        await asyncio.sleep(0)
+    await service.engine.until_added(3)
     left.leave()
     assert left.task is not None
     await left.task

@@ -122,11 +122,13 @@ async def test_bad_values_are_named(
     assert not service.engine.streams
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["best_of", "use_beam_search", "length_penalty", "early_stopping", "priority", "cache_salt", "suffix"]
-    + ["response_format", "tools", "tool_choice", "functions", "include_stop_str_in_output", "Temperature"],
+UNKNOWN = (
+    *("best_of", "use_beam_search", "length_penalty", "early_stopping", "priority", "cache_salt", "suffix"),
+    *("response_format", "tools", "tool_choice", "functions", "include_stop_str_in_output", "Temperature"),
 )
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
 async def test_unknown_fields_are_named(service: Service, name: str) -> None:
     for path, good in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)):
         reply = await post(service.app, path, {**good, name: None})

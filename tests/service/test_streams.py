@@ -23,8 +23,7 @@ async def started(service: Service, body: dict[str, Any]) -> Exchange:
     """A request that the engine has, and that has had no step."""
     before = len(service.engine.streams)
     running = exchange(service.app, PATH, body)
-    while len(service.engine.streams) == before:
-        await asyncio.sleep(0)
+    await service.engine.until_added(before + 1)
     return running
 
 

@@ -52,7 +52,7 @@ def _llama_vocab() -> dict[str, int]:
 
 
 def llama() -> Tokenizer:
-    """As Llama 2 and Mistral: spaces are ▁, what is missing falls back to bytes, the first space is dropped."""
+    """As Llama 2 and Mistral: spaces are ▁, bytes for what is missing, and the first space is dropped."""
     tokenizer = Tokenizer(models.BPE(_llama_vocab(), [], unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
