@@ -1,7 +1,7 @@
-"""One browser and one stub server for all the tests of the page.
+"""One browser and one stub server for each module of the page's tests.
 
-Package scope, not session: Playwright's loop runs in the main thread as long as it lives, and asyncio.run()
-of other packages' tests would meet it there.
+Not for the session: Playwright's loop runs in the main thread as long as it lives, and asyncio.run() of other
+tests would meet it there.
 """
 
 import shutil
@@ -24,7 +24,7 @@ ARGUMENTS = [
 ]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
@@ -35,7 +35,7 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def running_stub() -> Iterator[StubServer]:
     server = StubServer()
     yield server
@@ -48,7 +48,7 @@ def stub(running_stub: StubServer) -> StubServer:
     return running_stub
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def blank_page(browser: Browser, running_stub: StubServer) -> Iterator[Page]:
     """A page of the server's origin that runs nothing by itself."""
     context = browser.new_context(viewport={"width": 1000, "height": 760}, reduced_motion="reduce")
