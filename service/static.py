@@ -24,11 +24,11 @@ _TYPES = {".js": "text/javascript", ".html": "text/html", ".css": "text/css", ".
 
 
 def page_routes(folder: Path = PAGE) -> list[Route]:
-    """`/` is index.html; every other file goes by its name."""
+    """`/` is index.html; every other file is /static/<name>."""
     routes = []
     for file in sorted(folder.glob("*")):
         if file.is_file() and not file.name.startswith("."):
-            path = "/" if file.name == "index.html" else f"/{file.name}"
+            path = "/" if file.name == "index.html" else f"/static/{file.name}"
             routes.append(Route(path, _serve(file)))
     return routes
 
