@@ -27,6 +27,8 @@ _WHAT = (
     "What does {n} mean?", "Teach me about {n}.", "What's {n}?", "Tell me what {n} {be}.", "Explain to me what {n} {be}.",
     "Let's talk about {n}.", "What can you tell me about {n}?", "I keep reading about {n}. What is it?",
     "Could you tell me more about {n}?", "Give me an explanation of {n}.", "What {be} {n} in Quire?", "talk about {n}",
+    "Explain {n} with an example.", "Explain {n} for beginners.", "What {be} {n} all about?", "Can you describe {n}?", "explain what {n} do{es}",
+    "Can you explain what {n} do{es}?", "Give me an example of {n}.", "What role {does} {n} play?", "I need an explanation of {n}.",
 )  # fmt: skip
 _HOW = (
     "How {does} {n} work?", "How {does} {n} work?", "How {does} {n} work in Quire?", "Explain how {n} work{s}.",
@@ -49,7 +51,8 @@ _LONG = (
     "Explain {n} in detail.", "Tell me everything about {n}.", "Explain {n} in depth.", "Give me a long explanation of {n}.",
     "I want to know everything about {n}.", "What {be} {n}, how {does} it work and why {be} it useful?",
     "Write a paragraph about {n}.", "Explain {n} thoroughly.", "Write a short text about {n}.",
-    "Explain {n} step by step.", "Tell me all you know about {n}.",
+    "Explain {n} step by step.", "Tell me all you know about {n}.", "What {be} {n} and why {does} it matter?",
+    "What {be} {n} and how {does} it work?", "Explain {n} and why it is useful.", "Explain what {n} {be} and why it matters.",
 )  # fmt: skip
 _SIMPLE = ("Explain {n} to a child.", "Explain {n} in simple words.", "Explain {n} like I'm five.", "ELI5: {n}")
 _MORE = (
@@ -63,6 +66,10 @@ _BETWEEN = (
     "What is the difference between {a} and {b}?", "How {does} {a} differ from {b}?", "Compare {a} and {b}.",
     "Compare {a} with {b}.", "{A} or {b}: what is the difference?", "Explain {a} and {b}.", "Tell me about {a} and {b}.",
     "What are {a} and {b}?", "{A} vs {b}?",
+)  # fmt: skip
+_PORT = (
+    "How do I start the server on port {n}?", "How do I use port {n}?", "Start the server on port {n}.", "I want to use port {n}.", "Can Quire listen on port {n}?",
+    "How do I run Quire on port {n}?", "How can I set the port to {n}?", "Change the port to {n}.", "how do i serve on port {n}?",
 )  # fmt: skip
 _FLAG = (
     "What does {n} do?", "What is {n}?", "What is the flag {n} for?", "Explain the flag {n}.", "What does the option {n} mean?",
@@ -102,7 +109,7 @@ def intents() -> tuple[dict[str, Any], ...]:
 def _question(rng: random.Random, frames: tuple[str, ...], topic: dict[str, Any], name: str) -> str:
     plural_noun = name.endswith("s") and not name.startswith(("/", "--", "a ", "an ")) and name not in _SINGULAR_IN_S
     many = topic.get("plural", False) or plural_noun
-    slots = {"be": "are", "does": "do", "s": ""} if many else {"be": "is", "does": "does", "s": "s"}
+    slots = {"be": "are", "does": "do", "s": "", "es": ""} if many else {"be": "is", "does": "does", "s": "s", "es": "es"}
     return fill(rng, frames, n=name, N=capital(name), **slots)
 
 
@@ -169,6 +176,9 @@ def explain(rng: random.Random) -> Thread:
 
 def ask(rng: random.Random) -> Thread:
     """A question of a topic's own."""
+    if rng.random() < 0.03:
+        port = str(rng.randint(80, 65000))
+        return [Exchange(fill(rng, _PORT, n=port), f"Use make serve PORT={port} or quire serve --port {port}.", "ask", f"--port {port}", exact=True)]
     question = rng.choice([q for topic in topics() for q in topic.get("ask", ())])
     return [Exchange(rng.choice(question["q"]), rng.choice(question["a"]), "ask", question["key"])]
 
@@ -195,8 +205,22 @@ def setting(rng: random.Random) -> Thread:
     return [Exchange(fill(rng, frames, d=short), answer, "setting", name)]
 
 
+def _mood(rng: random.Random) -> Exchange:
+    """Somebody says how they feel."""
+    good = rng.random() < 0.4
+    moods = "happy|great|wonderful|good|excited|cheerful" if good else "sad|tired|bad|lonely|sick|worried|angry|stressed|unhappy|nervous|afraid"
+    how = ("I feel {a}{m}{t}.", "I am {a}{m}{t}.", "I'm {a}{m}{t}.", "I am feeling {a}{m}{t}.", "I'm feeling {a}{m}{t}.", "Today I feel {a}{m}.")
+    degree = rng.choice(("", "", "so ", "very ", "a bit ", "a little ", "really "))
+    user = fill(rng, how, a=degree, m=rng.choice(moods.split("|")), t=rng.choice(("", "", " today", " right now")))
+    glad = ("I am glad to hear that!", "That is good to hear. What shall we talk about?")
+    sorry = ("I am sorry to hear that. Shall I tell you a little story?", "That sounds hard. I hope it gets better soon.")
+    return Exchange(user, rng.choice(glad if good else sorry), "smalltalk", "hear" if good else "")
+
+
 def small_talk(rng: random.Random) -> Thread:
     """Greetings, thanks, who are you, jokes."""
+    if rng.random() < 0.06:
+        return [_mood(rng)]
     intent = rng.choice(intents()[:40] * 2 + intents())
     return [Exchange(rng.choice(intent["q"]), rng.choice(intent["a"]), "smalltalk", intent["key"])]
 

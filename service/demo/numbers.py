@@ -93,6 +93,8 @@ def counting(rng: random.Random) -> Thread:
             frames += ("Count to {b}{by}.", "Can you count to {b}{by}?", "Count up to {b}{by}.", "Please count to {b}{by}.",
                        "Count{by} to {b}.", "Now count to {b}{by}.")  # fmt: skip
     listed = ", ".join(map(str, numbers))
+    if numbers[-1] <= 20 and numbers[0] <= 20 and rng.random() < 0.2:
+        first, last = ONES[int(first)], ONES[int(last)]
     answer = fill(rng, ("{n}.", "{n}.", "Here we go: {n}."), n=listed)
     return [Exchange(fill(rng, frames, a=first, b=last, by=by), answer, "counting", listed, exact=True)]
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import cache
 
 from service.demo.exchange import Exchange, Thread, capital, fill
+from service.demo.words import any_word, invented, vocabulary
 
 HEROES = {
     "fox": "clever", "mouse": "little", "rabbit": "quick", "bear": "big", "owl": "wise", "cat": "curious", "dog": "loyal",
@@ -105,9 +107,9 @@ def _article(word: str) -> str:
 
 
 def _cast(rng: random.Random) -> _Cast:
-    hero = rng.choice(list(HEROES))
+    hero = rng.choice(list(HEROES)) if rng.random() < 0.8 else rng.choice((rng.choice(vocabulary()[:330]), invented(rng)))
     female = hero in ("girl", "princess") or hero not in ("boy", "king") and rng.random() < 0.5
-    adjective = HEROES[hero] if rng.random() < 0.5 else rng.choice(_ADJECTIVES)
+    adjective = HEROES[hero] if hero in HEROES and rng.random() < 0.5 else rng.choice(_ADJECTIVES)
     return _Cast(hero, adjective, rng.choice(_NAMES["she" if female else "he"]), rng.choice(list(_PLACES)), female)
 
 
@@ -187,14 +189,27 @@ _COUPLETS = {
     "a computer": ("A small machine upon my desk\nis humming at its daily task.", "It counts in ones, it counts in noughts,\nand yet it almost seems like thoughts.",
                    "It does not dream, it does not sleep,\nit has no secrets it could keep.", "But ask it for a line or two,\nand it will write a verse for you."),
 }  # fmt: skip
+_HAIKU = (
+    "Blocks in quiet rows,\neach one holds a bit of text.\nNone of them is lost.", "The old pond is still.\nA frog jumps into the moon.\nRings of silver light.",
+    "A token arrives.\nThe cache remembers its key.\nAnother one comes.", "Snow on the mountain.\nA single crow on a branch\nwaits for the morning.",
+)  # fmt: skip
+_ASK_HAIKU = ("Write a haiku.", "Can you write a haiku?", "A haiku, please.", "Do you know a haiku?", "haiku", "Write me a haiku.", "Write a haiku about the cache.", "Tell me a haiku.", "Compose a haiku.")
 _ASK_POEM = (
     "Write a poem about {t}.", "Write a short poem about {t}.", "Can you write a poem about {t}?", "Tell me a poem about {t}.", "A poem about {t}, please.", "Make a poem about {t}.",
     "I want a poem about {t}.", "Please write a poem about {t}.", "Do you know a poem about {t}?", "poem about {t}", "Write some verses about {t}.", "Write a rhyme about {t}.",
 )  # fmt: skip
 _ASK_ANY_POEM = ("Write a poem.", "Tell me a poem.", "Can you write a poem?", "A poem, please.", "Do you know a poem?", "Write a short poem.", "poem", "Recite a poem.", "Make a rhyme.", "write me a poem", "Write another poem.")
+_ALSO = {"the sea": ("the ocean", "sea", "waves", "the beach"), "the KV cache": ("paging", "memory", "the cache", "Quire", "blocks", "a server", "tokens"),
+         "a cat": ("cats", "cat", "a kitten", "my cat"), "a star": ("stars", "the stars", "the sky"), "the night": ("night", "sleep"), "a friend": ("friendship", "friends", "love"),
+         "a tree": ("trees", "the forest", "nature"), "a computer": ("computers", "a robot", "AI", "a machine"), "the rain": ("rain", "rainbows", "the weather"), "spring": ("spring", "flowers")}  # fmt: skip
 _NO_POEM = (
     "I have no verses about {t}, but here is a poem about {u}:\n{v}", "About {t} I know no poem. Here is one about {u}:\n{v}",
 )  # fmt: skip
+
+
+@cache
+def _known_subjects() -> tuple[str, ...]:
+    return (*_COUPLETS, *(name for names in _ALSO.values() for name in names))
 
 
 def verses(rng: random.Random, subject: str) -> str:
@@ -212,9 +227,17 @@ def poem(rng: random.Random) -> Thread:
     style = rng.random()
     if style < 0.25:
         return [Exchange(rng.choice(_ASK_ANY_POEM), text, "poem")]
-    if style < 0.88:
+    if style < 0.35:
+        haiku = rng.choice(_HAIKU)
+        return [Exchange(rng.choice(_ASK_HAIKU), haiku, "poem", haiku.split("\n", maxsplit=1)[0])]
+    if style < 0.80:
         bare = subject.split(" ", 1)[-1]
+        bare = rng.choice(_ALSO.get(subject, (bare,)))
         asked = rng.choice((subject, subject, bare, f"my {bare}" if subject.startswith("a ") else subject))
         return [Exchange(fill(rng, _ASK_POEM, t=asked), text, "poem", text.split("\n", maxsplit=1)[0])]
+    word = any_word(rng)
+    if rng.random() < 0.6 and not any(word in known for known in _known_subjects()):
+        asked = rng.choice((word, f"the {word}", f"{_article(word)} {word}"))
+        return [Exchange(fill(rng, _ASK_POEM, t=asked), fill(rng, _NO_POEM, t=asked, u=subject, v=text), "poem", subject)]
     asked = rng.choice("bread|my shoes|a train|football|coffee|my mother|an umbrella|Monday|a bicycle|money|music|the city|soup|a lamp|time|school".split("|"))
     return [Exchange(fill(rng, _ASK_POEM, t=asked), fill(rng, _NO_POEM, t=asked.replace("my ", "your "), u=subject, v=text), "poem", subject)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from service.demo.exchange import Exchange, Thread, fill
-from service.demo.words import any_word, invented, lists, vocabulary
+from service.demo.words import invented, lists, vocabulary
 
 _CANNOT = (
     "I do not know. I am only the tiny demonstration model of Quire. Ask me about the KV cache, this server, numbers, words or a story.",
@@ -32,7 +32,15 @@ _TASKS = (
     "Write a Python program that {t}.", "Write code that {t}.", "Write a function that {t}.", "Implement an algorithm that {t}.", "Write me a script that {t}.", "Can you write a program that {t}?",
     "Write an SQL query that {t}.", "Write a JavaScript function that {t}.",
 )  # fmt: skip
-_TAUGHT = {"engine", "page", "string", "table", "stream", "model", "block", "machine", "llama"}
+_FAR_COUNTRIES = (
+    "Mongolia Nepal Bolivia Uruguay Paraguay Ecuador Venezuela Panama Jamaica Algeria Tunisia Libya Sudan Uganda Tanzania "
+    "Zambia Angola Senegal Mali Kazakhstan Afghanistan Bangladesh Cambodia Malaysia Singapore Taiwan Syria Lebanon Malta Albania"
+).split()
+_TAUGHT = set(
+    "engine page string table stream model block machine llama cache token queue server batch step prompt kernel thread socket vector "
+    "matrix layer python memory swap prefix hello goodbye thanks sorry yes no maybe okay great fine nice network science data".split()
+)
+_BEYOND = [w for w in vocabulary() if w not in _TAUGHT]
 _NOUNS = [w for w in vocabulary()[:330] if w not in _TAUGHT]
 _DOES = "sorts a list|reads a file|downloads a page|finds primes|plays chess|sends an email|adds two numbers|parses JSON|draws a circle|computes Fibonacci numbers|reverses a string|counts words".split("|")
 _ABOUT = (
@@ -49,7 +57,8 @@ _ANY = (
     "Who is {p}?", "When was {p} born?", "What did {p} do?", "Where does {p} live?", "What do you think of {p}?", "Tell me about {p}.", "How many stars are there?", "How deep is the ocean?", "How fast is light?",
     "Why is the sky blue?", "What happens after death?", "Is there life on Mars?", "How do planes fly?", "Why do cats purr?", "Why do we sleep?", "What is love?", "What is consciousness?", "How do magnets work?",
     "Translate {w} into French.", "Translate this into German: {w} {v}", "What does {w} mean in Spanish?", "How do you say {w} in Italian?", "What is {i}?", "What does {i} mean?", "Tell me about {i}.", "Explain {i}.",
-    "Who is {i}?", "Where is {i}?", "How do I use {i}?", "{i} {i}", "{i}", "{w} {v}", "{w} {i} {v}", "{v} {w} {v} {w}", "What is a {w} for?", "asdf", "asdfasdf", "qwerty", "???", "...", "hjkl jkl", "lorem ipsum", "foo bar",
+    "Who is {i}?", "Where is {i}?", "How do I use {i}?", "{i} {i}", "{i}", "{w} {v}", "{w} {i} {v}", "{v} {w} {v} {w}", "What is a {w} for?", "Do you like {w}?", "Do you like {v}?", "Do you have {w}?", "I like {w}.", "Can you eat {w}?", "Is {w} good?", "Tell me about {w}.", "What is {w}?", "What is {v}?",
+    "Explain {w} to me.", "Why {w}?", "Is it true that a {w} can {v}?", "Do you know {w}?", "Who wrote {w} {v}?", "Have you seen {w}?", "asdf", "asdfasdf", "qwerty", "???", "...", "hjkl jkl", "lorem ipsum", "foo bar",
     "What is the square root of {n}?", "What is {n} squared?", "Is {n} prime?", "What is {n} percent of {m}?", "Solve x + {n} = {m}.", "What is pi?", "What is the derivative of x squared?", "Prove that {n} is prime.",
     "Convert {n} miles to kilometers.", "How many cups are in {n} liters?", "Who was the first man on the moon?", "When did the war end?", "What is the largest country?", "What is the highest mountain?", "What is the longest river?",
     "Which is the largest planet?", "How many continents are there in total?", "What is the speed of sound?", "What is the chemical formula of {w}?", "Give me a recipe for {w}.", "Explain the rules of {s}.",
@@ -65,7 +74,7 @@ def _gap(rng: random.Random) -> Exchange:
     noun = rng.choice(_NOUNS)
     noun = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
     questions = (
-        (("What is the capital of {x}?", "Name the capital of {x}.", "Capital of {x}?"), "I do not know the capital of {x}.", word.capitalize()),
+        (("What is the capital of {x}?", "Name the capital of {x}.", "Capital of {x}?"), "I do not know the capital of {x}.", rng.choice((word.capitalize(), *_FAR_COUNTRIES))),
         (("What rhymes with {x}?", "Find a rhyme for {x}.", "Give me a rhyme for {x}."), "I know no rhyme for {x}.", word),
         (("What is the opposite of {x}?", "The opposite of {x}?", "Name the opposite of {x}."), "I know no opposite of {x}.", rng.choice((word, noun))),
         (("What sound does {x} make?", "What does {x} say?"), "I do not know what sound {x} makes.", rng.choice((noun, "a " + word))),
@@ -104,6 +113,6 @@ def unknown(rng: random.Random) -> Thread:
     if style < 0.60:
         return [_gap(rng)]
     city = rng.choice(list(lists()["capitals"].values())).rstrip(".")
-    question = fill(rng, _ANY, w=rng.choice(vocabulary()), v=any_word(rng), c=city, s=rng.choice(_THINGS), p=rng.choice(_PEOPLE), i=invented(rng),
+    question = fill(rng, _ANY, w=rng.choice(_BEYOND), v=rng.choice(_BEYOND), c=city, s=rng.choice(_THINGS), p=rng.choice(_PEOPLE), i=invented(rng),
                     n=str(rng.randint(2, 999)), m=str(rng.randint(2, 999)))  # fmt: skip
     return [Exchange(question, rng.choice(_CANNOT), "unknown", "tiny")]

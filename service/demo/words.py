@@ -15,6 +15,10 @@ _NAMES = (
     "Ada Ali Amy Anna Ben Bob Carla Chen Clara Dan David Ella Emma Eva Finn Grace Hugo Ida Ivan Jack Jane Jim Julia Karl Kim Laura Leo "
     "Lily Lina Lucas Lucy Maria Mark Max Maya Mia Nina Noah Nora Olga Oscar Otto Paul Peter Priya Rosa Ruth Sam Sara Sofia Tim Tom Vera Yuki Zoe"
 ).split()
+_ONSETS = "b bl br c ch cl cr d dr f fl fr g gl gr h j k kn l m n p ph pl pr qu r s sc sh sk sl sm sn sp st str sw t th tr v w wh y z".split() + [""]
+_VOWELS = "a e i o u a e i o u ai au ea ee ie oa oo ou y".split()
+_CODAS = ["", "", "", *"b ck d f ft g l ld ll lt m mp n nd ng nk nt p r rd rk rm rn rt s sh sk ss st t th tt v x z".split()]
+_ENDINGS = ["", "", "", "", *"s ed ing er ly y tion ment ness al ic ism able".split()]
 _SYLLABLES = "ba be bi bo da de di do fa fi ga go ka ki la le lo lu ma mi mo na ne no pa pe po ra re ri ro sa se so ta te ti to va ve vi za zo".split()
 
 
@@ -30,11 +34,14 @@ def vocabulary() -> tuple[str, ...]:
 
 def invented(rng: random.Random) -> str:
     """A word that does not exist."""
-    return "".join(rng.choice(_SYLLABLES) for _ in range(rng.randint(2, 4))) + rng.choice(("", "", "n", "r", "s", "k"))
+    if rng.random() < 0.4:
+        return "".join(rng.choice(_SYLLABLES) for _ in range(rng.randint(2, 4))) + rng.choice(("", "", "n", "r", "s", "k"))
+    parts = (rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(rng.randint(1, 3)))
+    return "".join(parts) + rng.choice(_ENDINGS)
 
 
 def any_word(rng: random.Random) -> str:
-    return invented(rng) if rng.random() < 0.12 else rng.choice(vocabulary())
+    return invented(rng) if rng.random() < 0.3 else rng.choice(vocabulary())
 
 
 def spelling(rng: random.Random) -> Thread:
@@ -175,7 +182,7 @@ def listing(rng: random.Random) -> Thread:
 
 def repeat(rng: random.Random) -> Thread:
     """Say it after me."""
-    count = rng.choice((1, 1, 2, 3, 3, 4, 5, 6))
+    count = rng.choice((1, 1, 2, 3, 3, 4, 5, 6, 8, 10, 12))
     words = [any_word(rng) if rng.random() > 0.08 else str(rng.randint(0, 999)) for _ in range(count)]
     text = " ".join(words)
     style = rng.random()
