@@ -2,80 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.auth import Gate
 from service.chat import chat_completions
 from service.completions import completions
 from service.errors import ApiError
+from service.gate import Gate
 from service.health import health, metrics, ready, startup
-from service.http import JsonResponse, error_response
+from service.http import JsonResponse
 from service.models import detokenize, get_model, list_models, tokenize
 from service.openapi import describe
 from service.state import ServerState
-from service.static import page_routes
+from service.static import page_files
+
+Handler = Callable[[ServerState, Request], Awaitable[Response]]
+
+
+class Endpoint:
+    """A handler as an ASGI app. What it raises is for the gate, which words every error."""
+
+    def __init__(self, state: ServerState, handler: Handler, method: str) -> None:
+        self._state = state
+        self._handler = handler
+        self._method = method
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]  # the server leaves out the body
+        if method != self._method:
+            raise ApiError(405, f"{scope['path']} does not take {scope['method']}, but {self._method}")
+        response = await self._handler(self._state, Request(scope, receive))
+        await response(scope, receive, send)
 
 
 def create_app(state: ServerState) -> ASGIApp:
-    """Answers at once; until `state` has an engine and a tokenizer the API says 503."""
-    pages = page_routes()
+    """Answers at once; until `state` has an engine and a tokenizer the API says 503.
+
+    A bare Router, not Starlette(): its two layers of error handling would wrap every send of a stream.
+    """
+
+    def get(path: str, handler: Handler) -> Route:
+        return Route(path, Endpoint(state, handler, "GET"))
+
+    def post(path: str, handler: Handler) -> Route:
+        return Route(path, Endpoint(state, handler, "POST"))
+
     public = [
-        Route("/health", health),
-        Route("/ready", ready),
-        Route("/startup", startup),
-        Route("/metrics", metrics),
-        Route("/openapi.json", openapi),
-        *pages,
+        get("/health", health),
+        get("/ready", ready),
+        get("/startup", startup),
+        get("/metrics", metrics),
+        get("/openapi.json", openapi),
+        *(get(path, handler) for path, handler in page_files()),
     ]
     keyed = [
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-        Route("/v1/models", list_models),
-        Route("/v1/models/{name:path}", get_model),
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
+        post("/v1/completions", completions),
+        post("/v1/chat/completions", chat_completions),
+        get("/v1/models", list_models),
+        get("/v1/models/{name:path}", get_model),
+        post("/tokenize", tokenize),
+        post("/detokenize", detokenize),
     ]
-    app = Starlette(
-        routes=[*public, *keyed],
-        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _failure},
-    )
-    app.router.redirect_slashes = False
-    app.state.server = state
-    return Gate(app, state.config, frozenset(route.path for route in public))
+    router = Router([*keyed, *public], redirect_slashes=False, default=_not_found)
+    return Gate(router, state.config, frozenset(route.path for route in public))
 
 
-async def openapi(request: Request) -> Response:
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    raise ApiError(404, f"there is no {scope['path']}")
+
+
+async def openapi(state: ServerState, request: Request) -> Response:
     try:
         number = version("quire")
     except PackageNotFoundError:  # run from a checkout
         number = "0"
     return JsonResponse(describe(number))
-
-
-def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error_response(error)
-
-
-def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = error.detail
-    if error.status_code == 404:
-        message = f"there is no {request.url.path}"
-    elif error.status_code == 405:
-        message = f"{request.url.path} does not take {request.method}"
-    response = error_response(ApiError(error.status_code, message))
-    response.headers.update(error.headers or {})
-    return response
-
-
-def _failure(request: Request, error: Exception) -> Response:
-    """A bug of ours; the server logs it."""
-    return error_response(ApiError(500, "internal error", code="internal_error"))

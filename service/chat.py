@@ -85,8 +85,7 @@ def render(
         raise bad_value("messages", str(error)) from None
 
 
-async def chat_completions(request: Request) -> Response:
-    state: ServerState = request.app.state.server
+async def chat_completions(state: ServerState, request: Request) -> Response:
     engine, tokenizer, info = state.serving()
     body = await decode(request, ChatRequest)
     model = state.check_model(body.model)

@@ -44,8 +44,7 @@ def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> Completi
 STYLE = ChunkStyle("text_completion", b'"text":', b'"text":', b"", logprobs_of)
 
 
-async def completions(request: Request) -> Response:
-    state: ServerState = request.app.state.server
+async def completions(state: ServerState, request: Request) -> Response:
     engine, tokenizer, info = state.serving()
     body = await decode(request, CompletionRequest)
     model = state.check_model(body.model)

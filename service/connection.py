@@ -104,7 +104,7 @@ class Connection:
             elif self.on_blocked is not None:
                 self.on_blocked()
         elif now - self._last_write >= self._config.keep_alive:
-            self._comment = self._loop.create_task(self._write(KEEP_ALIVE))
+            self._comment = self._loop.create_task(self._write_comment())
         self._timer = self._loop.call_later(self._tick_seconds, self._tick)
 
     async def write(self, data: bytes) -> None:
@@ -112,14 +112,21 @@ class Connection:
         if self._comment is not None:
             await self._comment
             self._comment = None
-        await self._write(data)
-
-    async def _write(self, data: bytes) -> None:
         self._sending_since = self._last_write = self._loop.time()
         if not self.started:
-            await self._send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
-            self.started = True
+            await self._start()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sending_since = None
+
+    async def _start(self) -> None:
+        await self._send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
+        self.started = True
+
+    async def _write_comment(self) -> None:
+        self._sending_since = self._last_write = self._loop.time()
+        if not self.started:
+            await self._start()
+        await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
         self._sending_since = None
 
     async def end(self, data: bytes = b"") -> None:

@@ -13,9 +13,8 @@ from service.http import JsonResponse, error_response
 from service.state import ServerState
 
 
-async def health(request: Request) -> Response:
+async def health(state: ServerState, request: Request) -> Response:
     """Liveness: 503 tells a supervisor to restart us."""
-    state: ServerState = request.app.state.server
     engine = state.engine
     if engine is not None:
         if engine.state == "dead":
@@ -26,22 +25,20 @@ async def health(request: Request) -> Response:
     return JsonResponse({"status": "ok"})
 
 
-async def ready(request: Request) -> Response:
+async def ready(state: ServerState, request: Request) -> Response:
     """Whether requests would be served."""
-    state: ServerState = request.app.state.server
     state.serving()
     return JsonResponse({"status": "ready"})
 
 
-async def metrics(request: Request) -> Response:
-    state: ServerState = request.app.state.server
+async def metrics(state: ServerState, request: Request) -> Response:
     from service.exposition import exposition
 
     return Response(exposition(state.metrics), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-async def startup(request: Request) -> Response:
-    return _StartupStream(request.app.state.server)
+async def startup(state: ServerState, request: Request) -> Response:
+    return _StartupStream(state)
 
 
 class _StartupStream(Response):

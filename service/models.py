@@ -18,18 +18,15 @@ def _model(state: ServerState, name: str) -> Model:
     return Model(id=name, created=state.created, root=info.model, max_model_len=info.max_request_tokens)
 
 
-async def list_models(request: Request) -> Response:
-    state: ServerState = request.app.state.server
+async def list_models(state: ServerState, request: Request) -> Response:
     return JsonResponse(ModelList(data=[_model(state, name) for name in state.config.served_model_names]))
 
 
-async def get_model(request: Request) -> Response:
-    state: ServerState = request.app.state.server
+async def get_model(state: ServerState, request: Request) -> Response:
     return JsonResponse(_model(state, state.check_model(request.path_params["name"])))
 
 
-async def tokenize(request: Request) -> Response:
-    state: ServerState = request.app.state.server
+async def tokenize(state: ServerState, request: Request) -> Response:
     _, tokenizer, info = state.serving()
     body = await decode(request, TokenizeRequest)
     model = state.check_model(body.model)
@@ -55,8 +52,7 @@ async def tokenize(request: Request) -> Response:
     return JsonResponse(reply)
 
 
-async def detokenize(request: Request) -> Response:
-    state: ServerState = request.app.state.server
+async def detokenize(state: ServerState, request: Request) -> Response:
     _, tokenizer, info = state.serving()
     body = await decode(request, DetokenizeRequest)
     state.check_model(body.model)

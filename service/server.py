@@ -110,6 +110,9 @@ class QuireServer(uvicorn.Server):
             await self._drain()
             if self.state.engine is not None:
                 await self.state.engine.stop()
+        except Exception:
+            self.exit_code = 1
+            log.exception("the server did not end in order")
         finally:
             self.state.pool.shutdown(wait=False, cancel_futures=True)
             self.should_exit = True

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import mimetypes
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+
+from service.state import ServerState
 
 PAGE = Path(__file__).parent / "page"
+
+Serve = Callable[[ServerState, Request], Awaitable[Response]]
 
 _HEADERS = {
     "content-security-policy": (
@@ -23,21 +27,21 @@ _HEADERS = {
 _TYPES = {".js": "text/javascript", ".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
-def page_routes(folder: Path = PAGE) -> list[Route]:
-    """`/` is index.html; every other file is /static/<name>."""
-    routes = []
+def page_files(folder: Path = PAGE) -> list[tuple[str, Serve]]:
+    """(path, handler): `/` is index.html, and every other file is /static/<name>."""
+    files = []
     for file in sorted(folder.glob("*")):
         if file.is_file() and not file.name.startswith("."):
             path = "/" if file.name == "index.html" else f"/static/{file.name}"
-            routes.append(Route(path, _serve(file)))
-    return routes
+            files.append((path, _serve(file)))
+    return files
 
 
-def _serve(file: Path):  # type: ignore[no-untyped-def]
+def _serve(file: Path) -> Serve:
     content = file.read_bytes()
     kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
 
-    async def endpoint(request: Request) -> Response:
+    async def serve(state: ServerState, request: Request) -> Response:
         return Response(content, headers=_HEADERS, media_type=kind)
 
-    return endpoint
+    return serve

@@ -12,7 +12,7 @@ from tests.service.asgi import Exchange, Reply, get, post
 from tests.service.conftest import Service
 
 pytestmark = pytest.mark.anyio
-PUBLIC = ["/", "/main.js", "/health", "/ready", "/metrics", "/openapi.json"]
+PUBLIC = ["/", "/static/main.js", "/health", "/ready", "/metrics", "/openapi.json"]
 KEYED = ["/v1/models", "/v1/models/tiny", "/nowhere", "/v1/completions", "/tokenize", "/healthz", "/health/"]
 BODY = {"prompt": "a", "max_tokens": 1}
 
@@ -152,13 +152,26 @@ async def test_client_that_is_silent_after_its_body_may_be(make_service: Callabl
     assert (await running.finish()).status == 200
 
 
+async def test_client_that_leaves_amid_its_body(service: Service) -> None:
+    headers = {"content-type": "application/json"}
+    running = Exchange(service.app, "POST", "/v1/completions", b"{", headers, whole=False).start()
+    running.leave()
+    assert running.task is not None
+    await running.task
+    assert running.sent == []
+
+
+async def test_head(service: Service) -> None:
+    assert (await Exchange(service.app, "HEAD", "/health").start().finish()).status == 200
+
+
 async def test_unknown_paths_and_methods(service: Service) -> None:
     reply = await get(service.app, "/nowhere")
     assert (reply.status, reply.error["message"]) == (404, "there is no /nowhere")
     for path in ("/page/index.html", "/../service/app.py", "/%2e%2e/app.py", "/index.html", "/app.py", "/v1"):
         assert (await get(service.app, path)).status == 404, path
     assert (await get(service.app, "/v1/completions")).status == 405
-    assert (await post(service.app, "/health", {})).error["message"] == "/health does not take POST"
+    assert (await post(service.app, "/health", {})).error["message"] == "/health does not take POST, but GET"
 
 
 async def test_page(service: Service) -> None:
@@ -169,9 +182,9 @@ async def test_page(service: Service) -> None:
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     assert reply.headers["x-content-type-options"] == "nosniff"
-    script = await get(service.app, "/main.js")
+    script = await get(service.app, "/static/main.js")
     assert script.headers["content-type"].startswith("text/javascript")
-    assert (await get(service.app, "/page.css")).headers["content-type"].startswith("text/css")
+    assert (await get(service.app, "/static/page.css")).headers["content-type"].startswith("text/css")
 
 
 async def test_bug_of_ours_is_a_500_in_words(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

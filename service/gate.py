@@ -8,6 +8,7 @@ import hmac
 import re
 import secrets
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.config import ServiceConfig
@@ -38,18 +39,27 @@ class Gate:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
+        started = False
 
         async def send_with_id(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             await send(message)
 
         try:
             self._check(scope, headers)
-        except ApiError as error:
+            await self._app(scope, _Bounded(receive, self._config).receive, send_with_id)
+        except ApiError as error:  # only ever raised before a response has begun
             await error_response(error)(scope, receive, send_with_id)
+        except ClientDisconnect:  # in the middle of its body
             return
-        await self._app(scope, _Bounded(receive, self._config).receive, send_with_id)
+        except Exception:
+            if not started:
+                bug = ApiError(500, "internal error", code="internal_error")
+                await error_response(bug)(scope, receive, send_with_id)
+            raise  # a bug of ours: the server logs it
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Raises ApiError."""
