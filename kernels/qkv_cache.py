@@ -84,10 +84,12 @@ def qkv_to_cache_reference(
         q.copy_(_norm_and_rotate(q, q_norm, table, eps))
     k = _norm_and_rotate(k, k_norm, table, eps)
 
-    written = (slots >= 0).nonzero().squeeze(1)
-    block, offset = slots[written] // block_size, slots[written] % block_size
-    kv[:, 0][block, :, offset] = k[written]
-    kv[:, 1][block, :, offset] = v[written]
+    padding = slots < 0
+    if padding.any():
+        slots, k, v = slots[~padding], k[~padding], v[~padding]
+    block, offset = slots // block_size, slots % block_size
+    kv[:, 0][block, :, offset] = k
+    kv[:, 1][block, :, offset] = v
 
 
 def _norm_and_rotate(heads: Tensor, norm: Tensor | None, table: Tensor | None, eps: float) -> Tensor:
