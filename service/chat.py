@@ -100,7 +100,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
         add_generation_prompt=body.add_generation_prompt,
         arguments=body.chat_template_kwargs,
     )
-    tokens = await state.encode(text, add_special_tokens=False)
+    tokens = await state.encode(text, "messages", add_special_tokens=False)
     top = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling_params(body, token_budget(body, tokens, "messages", info, None), top)
     options = Options(

@@ -56,7 +56,7 @@ async def completions(state: ServerState, request: Request) -> Response:
     prompts, params = [], []
     for prompt in body.prompts:
         if isinstance(prompt, str):
-            tokens, text = await state.encode(prompt, add_special_tokens=True), prompt
+            tokens, text = await state.encode(prompt, "prompt", add_special_tokens=True), prompt
         else:
             check_token_ids(prompt, info.vocab_size, "prompt")
             tokens, text = prompt, ""

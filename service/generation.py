@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.request import Output, SamplingParams, TokenLogprob
+from engine.request import FinishReason, Output, SamplingParams, TokenLogprob
 from service.choice import Choice, LogprobEntry
 from service.engine_client import Engine, RequestStream
 from service.errors import ApiError, bad_value, not_ready
@@ -76,6 +76,7 @@ class Generation:
         self._groups: dict[int, Group] = {}
         self._pumps: list[asyncio.Task[None]] = []
         self._inbox: list[Output] = []
+        self._end_reason: FinishReason = "abort"  # of choices that are unfinished when it is closed
         self._arrived = asyncio.Event()
         self.backlog = 0  # bytes, about, that have come since its user last set this to 0
         self.unfinished = len(prompts)
@@ -174,9 +175,9 @@ class Generation:
         return Output(output.request_id, output.index, [], finish_reason="length")
 
     def _failure(self, output: Output) -> ApiError:
-        self._metrics.finished[output.finish_reason or "error"] += 1
         if output.finish_reason == "abort":
             return not_ready("the server is shutting down")
+        self._end_reason = "error"
         return ApiError(500, f"the engine failed on this request: {output.error}", code="engine_error")
 
     def _start(self, group: Group, output: Output, now: float) -> None:
@@ -221,7 +222,7 @@ class Generation:
         for group in self._groups.values():
             if group.unfinished:
                 group.stream.abort()
-                self._metrics.finished["abort"] += group.unfinished
+                self._metrics.finished[self._end_reason] += group.unfinished
                 group.unfinished = 0
             if not group.started:
                 group.started = True

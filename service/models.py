@@ -45,7 +45,8 @@ async def tokenize(state: ServerState, request: Request) -> Response:
         )
     if body.add_special_tokens is not None:
         add_special_tokens = body.add_special_tokens
-    tokens = await state.encode(text, add_special_tokens=add_special_tokens)
+    param = "prompt" if body.messages is None else "messages"
+    tokens = await state.encode(text, param, add_special_tokens=add_special_tokens)
     reply = TokenizeReply(count=len(tokens), max_model_len=info.max_request_tokens, tokens=tokens)
     if body.return_token_strs:
         reply.token_strs = [tokenizer.token_name(token) for token in tokens]

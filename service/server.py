@@ -66,7 +66,7 @@ class QuireServer(uvicorn.Server):
                 create_app(self.state),
                 host=config.host,
                 port=config.port,
-                loop="uvloop",
+                loop="auto",  # uvloop, where there is one
                 http=bounded_protocol(config),
                 ws="none",
                 lifespan="off",

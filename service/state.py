@@ -100,15 +100,15 @@ class ServerState:
         rate = (len(self._starts) - 1) / max(time.monotonic() - self._starts[0], 1e-3)
         return min(60, max(1, math.ceil(self.queued / 2 / rate)))
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    async def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         """Long texts are tokenised in another thread, so that streams go on."""
         _, tokenizer, _ = self.serving()
         size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
         if size > self.config.max_prompt_bytes:
             raise ApiError(
                 413,
-                f"the prompt has {size} bytes, more than {self.config.max_prompt_bytes}",
-                param="prompt",
+                f"{param}: the prompt has {size} bytes, more than {self.config.max_prompt_bytes}",
+                param=param,
                 code="prompt_too_large",
             )
         if size <= _INLINE_CHARS:
