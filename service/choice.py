@@ -24,6 +24,7 @@ class Choice:
         "_detokenizer",
         "_length",
         "_matcher",
+        "_min_tokens",
         "finish_reason",
         "index",
         "last_time",
@@ -34,10 +35,14 @@ class Choice:
         "tokens",
     )
 
-    def __init__(self, index: int, detokenizer: Detokenizer, stops: tuple[str, ...]) -> None:
+    def __init__(
+        self, index: int, detokenizer: Detokenizer, stops: tuple[str, ...], min_tokens: int = 0
+    ) -> None:
+        """Stop strings are looked for in what follows the first `min_tokens` tokens."""
         self.index = index
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops) if stops else None
+        self._min_tokens = min_tokens
         self._length = 0  # characters so far, held back ones included
         self.texts: list[str] = []
         self.tokens: list[int] = []
@@ -90,7 +95,7 @@ class Choice:
         if not text:
             return
         self._length += len(text)
-        if self._matcher is not None:
+        if self._matcher is not None and self.num_tokens > self._min_tokens:
             text = self._matcher.push(text)
             if self._matcher.matched is not None:
                 self.finish_reason = "stop"

@@ -102,6 +102,7 @@ class Generation:
                 first + i,
                 self.tokenizer.detokenizer(context, skip_special_tokens=options.skip_special_tokens),
                 options.stops,
+                params.min_tokens,
             )
             for i in range(params.n)
         ]

@@ -159,6 +159,17 @@ async def test_stop_string(make_service: Callable[..., Service], tokenizer: Toke
     assert service.engine.streams[0].aborted
 
 
+async def test_stop_string_waits_for_min_tokens(
+    make_service: Callable[..., Service], tokenizer: Tokenizer
+) -> None:
+    service = make_service(script=says(tokenizer, "ababab"))
+    body = {"prompt": "a", "max_tokens": 6, "stop": "b", "min_tokens": 3}
+    reply = await post(service.app, PATH, body)
+    assert len(tokenizer.encode("ababab", add_special_tokens=False)) == 6
+    assert reply.json()["choices"][0]["text"] == "aba"
+    assert reply.json()["usage"]["completion_tokens"] == 4
+
+
 async def test_stop_string_of_one_sample_leaves_the_others(
     make_service: Callable[..., Service], tokenizer: Tokenizer
 ) -> None:
