@@ -1,71 +1,139 @@
-"""The blocks of one memory tier: ids, reference counts and the free list."""
+"""The blocks of one memory tier: ids, reference counts, the free list and the order of eviction."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 
 
 class OutOfBlocks(Exception):
-    """No free block is left; the caller must free some first."""
+    """No block can be had; the caller must give some back first."""
 
 
 class BlockPool:
     """Hands out block ids 0..num_blocks-1 and counts who refers to each (PagedAttention, section 4.2).
 
-    A block is free exactly when its count is 0. Nothing here knows what a block holds.
+    A block is active while tables name it, and in transfer while only a copy under way holds it. After that
+    it is cached if its content was marked worth keeping, else free. Cached blocks are given out again
+    when no free one is left, the one cached first going first. Nothing here knows what a block holds.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_evict: Callable[[int], None]) -> None:
         if num_blocks < 1:
             raise ValueError(f"a block pool needs at least one block, got {num_blocks}")
         self.num_blocks = num_blocks
-        self.references = 0  # sum of all counts
+        self.references = 0  # by tables, over all blocks
+        self.num_active = 0
         self.allocations = 0  # since start
-        self._counts = [0] * num_blocks
+        self.evictions = 0  # since start
+        self._on_evict = on_evict
+        self._counts = [0] * num_blocks  # tables that name it
+        self._holds = [0] * num_blocks  # transfers that read or write it
+        self._kept = bytearray(num_blocks)
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the lowest ids go first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # the next to evict first
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
     @property
-    def num_active(self) -> int:
-        return self.num_blocks - len(self._free)
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` can give: free and cached ones."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_in_transfer(self) -> int:
+        """Blocks that no table names but a transfer still holds."""
+        return self.num_blocks - self.num_active - self.num_available
 
     def count(self, block: int) -> int:
+        """How many tables name `block`."""
         return self._counts[block]
 
+    def is_kept(self, block: int) -> bool:
+        return bool(self._kept[block])
+
     def allocate(self) -> int:
-        """A block with one reference. Raises OutOfBlocks."""
-        if not self._free:
+        """A block that one table names; evicts a cached one if need be. Raises OutOfBlocks."""
+        if self._free:
+            block = self._free.pop()
+        elif self._cached:
+            block, _ = self._cached.popitem(last=False)
+            self._kept[block] = False
+            self.evictions += 1
+            self._on_evict(block)
+        else:
             raise OutOfBlocks
-        block = self._free.pop()
         self._counts[block] = 1
         self.references += 1
+        self.num_active += 1
         self.allocations += 1
         return block
 
     def share(self, block: int) -> None:
-        assert self._counts[block] > 0, f"block {block} is free and cannot be shared"
+        """One more table names `block`, which is active or cached."""
+        if self._counts[block] == 0:
+            assert self._kept[block], f"block {block} holds nothing that could be shared"
+            self._cached.pop(block, None)  # it may be in transfer instead
+            self.num_active += 1
         self._counts[block] += 1
         self.references += 1
 
     def release(self, block: int) -> None:
+        """One table less names `block`."""
         assert self._counts[block] > 0, f"block {block} is released more often than it was taken"
         self._counts[block] -= 1
         self.references -= 1
         if self._counts[block] == 0:
+            self.num_active -= 1
+            self._settle(block)
+
+    def hold(self, block: int) -> None:
+        """A transfer needs `block` as it is until `unhold`, whatever tables do."""
+        assert self._counts[block] > 0 or self._holds[block] > 0 or self._kept[block]
+        self._cached.pop(block, None)
+        self._holds[block] += 1
+
+    def unhold(self, block: int) -> None:
+        assert self._holds[block] > 0, f"no transfer holds block {block}"
+        self._holds[block] -= 1
+        if self._counts[block] == 0:
+            self._settle(block)
+
+    def keep(self, block: int) -> None:
+        """The content of active `block` is to outlive its last reference."""
+        assert self._counts[block] > 0, f"block {block} is not active"
+        self._kept[block] = True
+
+    def _settle(self, block: int) -> None:
+        """`block` has lost its last table or transfer: cached, free, or still in transfer."""
+        if self._holds[block]:
+            return
+        if self._kept[block]:
+            self._cached[block] = None
+        else:
             self._free.append(block)
 
-    def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Assert every invariant, given all block tables that exist. O(blocks)."""
-        expected = Counter(block for table in tables for block in table)
-        for block, count in enumerate(self._counts):
-            assert count == expected[block], (
-                f"block {block} has count {count}, but {expected[block]} tables name it"
-            )
-        free = set(self._free)
+    def check(self, tables: Iterable[Sequence[int]], holds: Iterable[int] = ()) -> None:
+        """Assert every invariant, given all block tables and all holds that exist. O(blocks)."""
+        counts = Counter(block for table in tables for block in table)
+        held = Counter(holds)
+        free, cached = set(self._free), set(self._cached)
         assert len(free) == len(self._free), "a block is on the free list twice"
-        assert free == {block for block, count in enumerate(self._counts) if count == 0}
+        for block in range(self.num_blocks):
+            assert self._counts[block] == counts[block], (
+                f"block {block} has count {self._counts[block]}, but {counts[block]} tables name it"
+            )
+            assert self._holds[block] == held[block], (
+                f"block {block} has {self._holds[block]} holds, but {held[block]} transfers hold it"
+            )
+            idle = counts[block] == 0 and held[block] == 0
+            assert (block in free) == (idle and not self._kept[block])
+            assert (block in cached) == (idle and bool(self._kept[block]))
         assert self.references == sum(self._counts)
+        assert self.num_active == sum(1 for count in self._counts if count)

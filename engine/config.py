@@ -24,6 +24,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     gpu_memory_utilization: float = 0.9
     num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool = True
     enforce_eager: bool = False
     seed: int = 0  # of dummy weights
 

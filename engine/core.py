@@ -94,7 +94,7 @@ class EngineCore:
         return StepStats(
             free_blocks=pool.num_free,
             active_blocks=pool.num_active,
-            cached_blocks=0,
+            cached_blocks=pool.num_cached,
             block_references=pool.references,
             tokens_filled=scheduler.tokens_filled,
             running=sum(len(group.live) for group in scheduler.running),
@@ -103,7 +103,7 @@ class EngineCore:
             preemptions_recompute=scheduler.preemptions,
             preemptions_swap=0,
             block_allocations=pool.allocations,
-            block_evictions=0,
+            block_evictions=pool.evictions,
             copy_on_write=scheduler.blocks.copies_on_write,
             prefill_tokens=prefills,
             decode_tokens=decodes,

@@ -79,6 +79,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     prompt: list[int]
     params: SamplingParams
     arrival: float = 0.0  # time.monotonic() at the front end, seconds
+    cache_salt: str = ""  # prompts share cached blocks only with those of the same salt
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):

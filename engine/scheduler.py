@@ -16,6 +16,7 @@ from engine.block_manager import BlockManager
 from engine.block_pool import OutOfBlocks
 from engine.outputs import collect_prompt_logprobs, sampled_logprobs
 from engine.plan import Int32, StepPlan, StepResult
+from engine.prefix_cache import BlockHasher
 from engine.request import FinishReason, Output, Request, TokenLogprob
 from engine.rows import Rows
 from engine.sequence import NO_ROW, Sequence, SequenceGroup
@@ -28,19 +29,25 @@ class Scheduler:
     """Owns the queues and, through the block manager, all block tables."""
 
     def __init__(
-        self, capacity: Capacity, max_num_batched_tokens: int, eos_token_ids: tuple[int, ...] = ()
+        self,
+        capacity: Capacity,
+        max_num_batched_tokens: int,
+        eos_token_ids: tuple[int, ...] = (),
+        *,
+        hasher: BlockHasher | None = None,
     ) -> None:
-        self.blocks = BlockManager(capacity.num_blocks, capacity.block_size)
+        """Without a hasher nothing is found again: there is no prefix cache."""
         self.rows = Rows(capacity.max_num_seqs)
+        self.blocks = BlockManager(capacity.num_blocks, capacity.block_size, self.rows, hasher)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.eos_token_ids = eos_token_ids
         self.waiting: deque[SequenceGroup] = deque()  # by arrival; all arrived after those running
         self.running: list[SequenceGroup] = []  # by arrival
         self.flights: deque[Flight] = deque()  # handed out and not committed, oldest first
         self.preemptions = 0  # groups that yielded, since start
+        self._capacity = capacity
         self._groups: dict[int, SequenceGroup] = {}
         self._arrivals = 0
-        self._capacity = capacity
         self._watermark = int(capacity.num_blocks * WATERMARK)
         self._decode_rows: Int32 | None = None  # rows past prefill, oldest group first; None: stale
         self._shared_tails: dict[int, Sequence] = {}  # by row: forked, and to write into a shared block next
@@ -88,7 +95,7 @@ class Scheduler:
             for sequence in prefill.samples:
                 self.rows.decoding[sequence.row] = True
                 self._decode_rows = None
-        plan, flight = draft.build(self.rows, decodes)
+        plan, flight = draft.build(self.rows, decodes, self.blocks.take_moves(), self.blocks.block_size)
         self.flights.append(flight)
         return plan
 
@@ -99,10 +106,10 @@ class Scheduler:
         for row in rows[full].tolist():
             sequence = self.rows.sequences[row]
             if sequence is not None:  # else it was preempted for an older one just now
-                self._grow(draft, sequence, int(self.rows.context[row]) + 1)
+                self._back(draft, sequence, int(self.rows.context[row]) + 1)
         for row, sequence in sorted(self._shared_tails.items(), key=lambda item: item[1].group.order):
             if sequence.row == row and self.rows.context[row] < self.rows.limit[row]:
-                self._unshare_tail(draft, sequence)
+                self._own(draft, sequence, int(self.rows.context[row]))
         return rows[self.rows.decoding[rows]]
 
     def _rows_past_prefill(self) -> Int32:
@@ -123,97 +130,124 @@ class Scheduler:
         while group.prefill_queue and draft.budget:
             sequence = group.prefill_queue[0]
             row = sequence.row
-            start = int(self.rows.context[row])
             if not sequence.table:
-                start = self._share_prompt(draft, sequence)
+                self._find_start(sequence)
+            start = int(self.rows.context[row])
             end = min(len(sequence.tokens), start + draft.budget)
-            if not self._grow(draft, sequence, end):
+            if start % self.blocks.block_size and not self._own(draft, sequence, start):
+                return
+            if not self._back(draft, sequence, end):
                 return
             self.rows.context[row] = end
             draft.budget -= end - start
             done = end == len(sequence.tokens)
             if done:
                 group.prefill_queue.pop(0)
-            samples = self._fork(draft, sequence) if done else []
+            samples = self._fork(sequence) if done else []
             draft.prefills.append(Prefill(sequence, start, end, samples, row))
 
     def _admit(self, draft: StepDraft, now: float) -> None:
-        available = self.blocks.pool.num_free - sum(self._blocks_to_come(group) for group in self.running)
+        available = self.blocks.pool.num_available - sum(
+            self._blocks_to_come(group) for group in self.running
+        )
         while self.waiting and draft.budget:
             group = self.waiting[0]
             live = group.live
-            needed = self._blocks_to_resume(group)
             spare = self._watermark if self.running else 0
+            found = self._find(live[0])
+            needed = self._blocks_to_find(group, found)
+            if needed + spare > available and len(found) * self.blocks.block_size == len(live[0].tokens):
+                found.pop()  # there may be room for the last block, but not for a copy of it
+                needed = self._blocks_to_find(group, found)
             if len(live) > self.rows.num_free or needed + spare > available:
                 return
             available -= needed
             self.waiting.popleft()
             self.running.append(group)
-            if group.queue_seconds is None:
-                group.queue_seconds = now - group.request.arrival
             for sequence in live:
                 self.rows.assign(sequence)
                 draft.start(sequence)
+            self._begin(live[0], found)
+            if group.queue_seconds is None:
+                group.queue_seconds = now - group.request.arrival
+                group.cached_tokens = int(self.rows.context[live[0].row])
             group.prefill_queue = live if group.forked else live[:1]
             self._schedule_prefill(draft, group)
 
     # -- blocks -------------------------------------------------------------------------------------
 
     def _blocks_to_resume(self, group: SequenceGroup) -> int:
-        """Blocks that a waiting group needs until each of its sequences has taken a decode step."""
+        """Blocks that a waiting group names until each of its sequences has taken a decode step."""
         shared = group.num_prompt // self.blocks.block_size
         most = group.num_prompt + group.request.params.max_tokens - 1
         return shared + sum(
             self.blocks.blocks_for(min(len(sequence.tokens) + 1, most)) - shared for sequence in group.live
         )
 
+    def _blocks_to_find(self, group: SequenceGroup, found: list[int]) -> int:
+        """Of `_blocks_to_resume`, how many must come from those available when `found` are shared.
+
+        One more when the tokens are found whole: the last one is computed in a copy of its block.
+        """
+        in_use = sum(self.blocks.pool.count(block) > 0 for block in found)
+        whole = len(found) * self.blocks.block_size == len(group.live[0].tokens)
+        return self._blocks_to_resume(group) - in_use + whole
+
     def _blocks_to_come(self, group: SequenceGroup) -> int:
         """Blocks that a running group was admitted with and has not taken yet."""
         if not group.prefill_queue:
             return 0
-        return max(0, self._blocks_to_resume(group) - len(self._distinct_blocks(group)))
+        held = {block for sequence in group.live for block in sequence.table}
+        return max(0, self._blocks_to_resume(group) - len(held))
 
-    def _distinct_blocks(self, group: SequenceGroup) -> set[int]:
-        return {block for sequence in group.live for block in sequence.table}
+    def _begin(self, sequence: Sequence, found: list[int]) -> None:
+        """Start the table of `sequence` with found blocks; at least its last token is to be computed."""
+        self.blocks.attach(sequence, found)
+        known = min(len(found) * self.blocks.block_size, len(sequence.tokens) - 1)
+        self.rows.context[sequence.row] = known
 
-    def _grow(self, draft: StepDraft, sequence: Sequence, num_tokens: int) -> bool:
+    def _find(self, sequence: Sequence) -> list[int]:
+        """Blocks that need not be computed: those findable, up to where prompt logprobs are still wanted."""
+        group = sequence.group
+        found = self.blocks.match(sequence)
+        if group.prompt_logprobs is not None and group.prompt_logprobs_asked < group.num_prompt:
+            return found[: (group.prompt_logprobs_asked - 1) // self.blocks.block_size]
+        return found
+
+    def _find_start(self, sequence: Sequence) -> None:
+        """Resuming a later sequence of a group: it shares the first one's prompt, and may find more."""
+        first = sequence.group.live[0]
+        most = (len(sequence.tokens) - 1) // self.blocks.block_size
+        found = self._find(sequence)[:most]
+        shared = min(sequence.group.num_prompt // self.blocks.block_size, most)
+        if first is not sequence and shared > len(found):
+            self.blocks.fork(first, sequence, shared)
+            self.rows.context[sequence.row] = shared * self.blocks.block_size
+        else:
+            self._begin(sequence, found)
+
+    def _back(self, draft: StepDraft, sequence: Sequence, num_tokens: int) -> bool:
         """Back `num_tokens` of `sequence` with blocks; False when its own group had to yield for it."""
-        held = len(sequence.table)
         while True:
             try:
-                self.blocks.extend(sequence.table, num_tokens)
-                break
+                self.blocks.grow(sequence, num_tokens)
+                return True
             except OutOfBlocks:
                 if self._preempt_newest(draft) is sequence.group:
                     return False
-        self._record_blocks(draft, sequence, held)
-        return True
 
-    def _unshare_tail(self, draft: StepDraft, sequence: Sequence) -> None:
-        row = sequence.row
-        logical = int(self.rows.context[row]) // self.blocks.block_size
-        while self.blocks.is_shared(sequence.table, logical):
+    def _own(self, draft: StepDraft, sequence: Sequence, position: int) -> bool:
+        """Make the block of `position` writable; False when its own group had to yield for it."""
+        while not self.blocks.is_writable(sequence, position):
             try:
-                source, destination = self.blocks.copy_on_write(sequence.table, logical)
+                self.blocks.copy_on_write(sequence, position)
             except OutOfBlocks:
                 if self._preempt_newest(draft) is sequence.group:
-                    return
-                continue
-            draft.copies.append((row, source, destination))
-            draft.blocks.append((row, logical, destination))
-        del self._shared_tails[row]
+                    return False
+        self._shared_tails.pop(sequence.row, None)
+        return True
 
-    def _share_prompt(self, draft: StepDraft, sequence: Sequence) -> int:
-        """Resuming: a later sequence shares the full prompt blocks of the group's first; tokens shared."""
-        first = sequence.group.live[0]
-        if first is sequence:
-            return 0
-        shared = min(sequence.group.num_prompt, len(sequence.tokens) - 1) // self.blocks.block_size
-        sequence.table = self.blocks.fork(first.table, shared)
-        self._record_blocks(draft, sequence, 0)
-        return shared * self.blocks.block_size
-
-    def _fork(self, draft: StepDraft, sequence: Sequence) -> list[Sequence]:
+    def _fork(self, sequence: Sequence) -> list[Sequence]:
         """`sequence` is in the cache as a whole: which sequences sample from its last logits."""
         group = sequence.group
         if group.forked:
@@ -223,17 +257,11 @@ class Scheduler:
         partial = len(sequence.tokens) % self.blocks.block_size != 0
         for other in live:
             if other is not sequence:
-                other.table = self.blocks.fork(sequence.table)
-                self._record_blocks(draft, other, 0)
+                self.blocks.fork(sequence, other)
                 self.rows.context[other.row] = self.rows.context[sequence.row]
             if partial and len(live) > 1:
                 self._shared_tails[other.row] = other
         return live
-
-    def _record_blocks(self, draft: StepDraft, sequence: Sequence, held: int) -> None:
-        for logical in range(held, len(sequence.table)):
-            draft.blocks.append((sequence.row, logical, sequence.table[logical]))
-        self.rows.capacity[sequence.row] = len(sequence.table) * self.blocks.block_size
 
     # -- yielding and ending ------------------------------------------------------------------------
 
@@ -249,7 +277,7 @@ class Scheduler:
         return group
 
     def _release(self, sequence: Sequence) -> None:
-        self.blocks.free(sequence.table)
+        self.blocks.free(sequence)
         self._shared_tails.pop(sequence.row, None)
         self.rows.release(sequence)
         self._decode_rows = None
@@ -273,6 +301,11 @@ class Scheduler:
     def commit(self, result: StepResult) -> list[Output]:
         """Book what the oldest handed-out step gave; what it brings for ended sequences is dropped."""
         flight = self.flights.popleft()
+        for block in flight.held:
+            self.blocks.pool.unhold(block)
+        for sequence, num_blocks in flight.filled:
+            if sequence.row != NO_ROW:  # else its blocks are gone
+                self.blocks.publish(sequence, num_blocks)
         for wanted, got in zip(flight.prompt_logprobs, result.prompt_logprobs, strict=True):
             collect_prompt_logprobs(wanted, got)
         logprobs = sampled_logprobs(flight.samples, result)
@@ -289,6 +322,7 @@ class Scheduler:
             group.first_output_due = False
             output.prompt_logprobs = group.prompt_logprobs
             output.queue_seconds = group.queue_seconds
+            output.cached_tokens = group.cached_tokens
         if token < 0:
             output.tokens = []
             output.finish_reason = "error"
@@ -311,24 +345,26 @@ class Scheduler:
     @property
     def tokens_filled(self) -> int:
         """Token slots in use in distinct active blocks."""
-        pool = self.blocks.pool
+        pool, block_size = self.blocks.pool, self.blocks.block_size
         total = int(self.rows.context.sum())
         # Every reference beyond a block's first counts its tokens again: shared blocks are full, but for
         # the tails of groups that have forked and not written since.
-        twice = (pool.references - pool.num_active) * self.blocks.block_size
+        twice = (pool.references - pool.num_active) * block_size
         tails: dict[int, int] = {}
         for row, sequence in self._shared_tails.items():
-            logical, filled = divmod(int(self.rows.context[row]), self.blocks.block_size)
+            logical, filled = divmod(int(self.rows.context[row]), block_size)
             tails[sequence.table[logical]] = filled
         for block, filled in tails.items():
-            twice -= (pool.count(block) - 1) * (self.blocks.block_size - filled)
+            twice -= (pool.count(block) - 1) * (block_size - filled)
         return total - twice
 
     def check(self) -> None:
         """Assert every invariant. O(blocks + tokens)."""
         groups = [*self.running, *self.waiting]
         live = [sequence for group in groups for sequence in group.live]
-        self.blocks.check(sequence.table for sequence in live)
+        held = [block for flight in self.flights for block in flight.held]
+        held += [source for _, source, _ in self.blocks.moves.copies]
+        self.blocks.check(live, held)
         assert sorted(self._groups) == sorted(group.request.id for group in groups)
         orders = [group.order for group in groups]
         assert orders == sorted(orders), "a group runs or waits out of its turn"

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from engine.block_manager import BlockTable
+from engine.prefix_cache import Digest
 from engine.request import FinishReason, Request, TokenLogprob
 
 NO_ROW = -1
+BlockTable = list[int]
 
 
 class Sequence:
     """One line of tokens: the prompt and what was generated after it, known to the host."""
 
-    __slots__ = ("finish_reason", "group", "index", "row", "table", "tokens")
+    __slots__ = ("digests", "finish_reason", "group", "index", "published", "row", "table", "tokens")
 
     def __init__(self, group: SequenceGroup, index: int) -> None:
         self.group = group
         self.index = index
         self.tokens = list(group.request.prompt)
         self.table: BlockTable = []
+        self.digests: list[Digest] = []  # of the full blocks of `tokens`, as far as they were needed
+        self.published = 0  # blocks of `table` that are findable, or were found
         self.row = NO_ROW  # device row while the group runs
         self.finish_reason: FinishReason | None = None
 
@@ -30,6 +33,7 @@ class SequenceGroup:
     """The sequences of one request: admitted, preempted and resumed together (section 4.5)."""
 
     __slots__ = (
+        "cached_tokens",
         "first_output_due",
         "forked",
         "num_prompt",
@@ -57,6 +61,7 @@ class SequenceGroup:
             [None] if params.prompt_logprobs is not None else None
         )
         self.prompt_logprobs_asked = 1  # prompt tokens before this one are collected or in flight
+        self.cached_tokens = 0  # of the prompt, found when it was first admitted
         self.queue_seconds: float | None = None
         self.first_output_due = True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -17,6 +18,7 @@ from engine.models.config import ModelConfig
 from engine.models.hub import resolve_model
 from engine.models.loader import load_model
 from engine.plan import RowStart, StepPlan, empty_int32
+from engine.prefix_cache import BlockHasher
 from engine.request import SamplingParams
 from engine.runner import Limits, ModelRunner
 from engine.scheduler import Scheduler
@@ -108,7 +110,8 @@ def start_engine(
         body_weight_bytes=weight_bytes - matrix_bytes * (1 if model_config.tie_word_embeddings else 2),
         head_weight_bytes=matrix_bytes,
     )
-    scheduler = Scheduler(info.capacity, max_num_batched_tokens, model_config.eos_token_ids)
+    hasher = BlockHasher(config.block_size, secrets.randbits(64)) if config.enable_prefix_caching else None
+    scheduler = Scheduler(info.capacity, max_num_batched_tokens, model_config.eos_token_ids, hasher=hasher)
     report.phase("ready", "s")(1, 1)
     return EngineCore(scheduler, runner), info
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.block_manager import Moves
 from engine.plan import Int32, PromptLogprobs, RowStart, StepPlan
 from engine.rows import Rows
 from engine.sequence import Sequence, SequenceGroup
@@ -37,21 +38,17 @@ class Flight:
 
     samples: list[Sequence]
     prompt_logprobs: list[WantedPromptLogprobs]
-
-
-def _pairs(pairs: list[tuple[int, int]]) -> Int32:
-    return np.array(pairs, np.int32).reshape(-1, 2)
+    filled: list[tuple[Sequence, int]]  # sequences that filled blocks, and how many they have filled by then
+    held: list[int]  # blocks that the step's copies read
 
 
 @dataclass(slots=True)
 class StepDraft:
-    """What the step does besides its decodes. Entries carry their row, so that a preemption can undo them."""
+    """What the step does besides its decodes."""
 
     budget: int = 0  # tokens still to give away
     prefills: list[Prefill] = field(default_factory=list)
     starts: list[RowStart] = field(default_factory=list)
-    blocks: list[tuple[int, int, int]] = field(default_factory=list)  # (row, logical block, block)
-    copies: list[tuple[int, int, int]] = field(default_factory=list)  # (row, source, destination)
     preempted: set[int] = field(default_factory=set)  # rows
 
     def start(self, sequence: Sequence) -> None:
@@ -71,13 +68,11 @@ class StepDraft:
         )
 
     def forget_preempted(self) -> None:
-        """Drop all that was drafted for rows that yielded: their blocks may have new owners by now."""
-        gone = self.preempted
-        self.prefills = [prefill for prefill in self.prefills if prefill.row not in gone]
-        self.blocks = [entry for entry in self.blocks if entry[0] not in gone]
-        self.copies = [entry for entry in self.copies if entry[0] not in gone]
+        """Drop all that was drafted for rows that yielded."""
+        self.prefills = [prefill for prefill in self.prefills if prefill.row not in self.preempted]
 
-    def build(self, rows: Rows, decodes: Int32) -> tuple[StepPlan, Flight]:
+    def build(self, rows: Rows, decodes: Int32, moves: Moves, block_size: int) -> tuple[StepPlan, Flight]:
+        """The plan, and what to remember of it. `rows` are as they will be once the step is done."""
         samples = [rows.sequences[row] for row in decodes.tolist()]
         sample_tokens = list(range(len(decodes)))
         wanted: list[WantedPromptLogprobs] = []
@@ -103,7 +98,11 @@ class StepDraft:
         sequences = [sequence for sequence in samples if sequence is not None]
         assert len(sequences) == len(samples), "a decode was scheduled on an empty row"
         sample_rows = np.array([sequence.row for sequence in sequences], np.int32)
-        table = np.array(self.blocks, np.int32).reshape(-1, 3)
+        table = np.array([(*key, block) for key, block in moves.entries.items()], np.int32).reshape(-1, 3)
+        copies = [(source, destination) for _, source, destination in moves.copies]
+        filled_rows = decodes[rows.context[decodes] % block_size == 0].tolist()
+        filled = [(rows.sequences[row], int(rows.context[row]) // block_size) for row in filled_rows]
+        filled += [(prefill.sequence, prefill.end // block_size) for prefill in self.prefills]
         plan = StepPlan(
             rows=all_rows,
             num_decodes=len(decodes),
@@ -114,13 +113,14 @@ class StepDraft:
             table_rows=table[:, 0],
             table_columns=table[:, 1],
             table_blocks=table[:, 2],
-            copies=_pairs([(source, destination) for _, source, destination in self.copies]),
+            copies=np.array(copies, np.int32).reshape(-1, 2),
             sample_rows=sample_rows,
             sample_tokens=np.array(sample_tokens, np.int32),
             sample_positions=rows.context[sample_rows],
             prompt_logprobs=tuple(asked),
         )
-        return plan, Flight(sequences, wanted)
+        whose = [(sequence, count) for sequence, count in filled if sequence is not None]
+        return plan, Flight(sequences, wanted, whose, [source for source, _ in copies])
 
 
 def _prompt_logprobs(prefill: Prefill) -> WantedPromptLogprobs | None:

@@ -94,7 +94,8 @@ def run_workload(core: EngineCore, info: EngineInfo, work: list[Work], ceilings:
     """Add all requests at once and step until the last has finished."""
     for i, one in enumerate(work):
         params = SamplingParams(temperature=0.6, max_tokens=one.output_len, ignore_eos=True, seed=seed + i)
-        core.add(Request(seed + i, one.prompt, params))
+        # A salt of its own: no run finds what an earlier one left in the prefix cache.
+        core.add(Request(seed + i, one.prompt, params, cache_salt=str(seed)))
     run = Run()
     preemptions = core.stats.preemptions_recompute
     begin = time.perf_counter()

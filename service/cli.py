@@ -52,10 +52,11 @@ def _flag(parser: Parser, name: str, *, default: object = None, **options: Any) 
     variable = f"QUIRE_{name.removeprefix('--').replace('-', '_').upper()}"
     options["help"] = f"{options.get('help', '')} [{variable}]"
     value = os.environ.get(variable)
-    if options.get("action") == "store_true":
+    if options.get("action") in ("store_true", "store_false"):
         if value not in (None, "0", "1"):
             parser.error(f"{variable} must be 0 or 1, got {value!r}")
-        parser.add_argument(name, default=value == "1", **options)
+        given = options["action"] == "store_true"
+        parser.add_argument(name, default=given if value == "1" else not given, **options)
     elif options.get("action") == "append":
         parser.add_argument(name, default=[value] if value else [], **options)
     else:
@@ -106,6 +107,13 @@ def _add_engine_flags(parser: Parser) -> None:
         help="share of the GPU's memory for weights, activations and KV blocks",
     )
     _flag(parser, "--num-gpu-blocks-override", type=int, help="KV blocks, on a CPU too; measured if left out")
+    _flag(
+        parser,
+        "--no-enable-prefix-caching",
+        dest="enable_prefix_caching",
+        action="store_false",
+        help="compute every prompt anew",
+    )
     _flag(parser, "--enforce-eager", action="store_true", help="no CUDA graphs")
     _flag(parser, "--seed", type=int, default=0, help="of dummy weights")
 

@@ -32,7 +32,7 @@ def run(core: EngineCore, requests: list[Request]) -> dict[tuple[int, int], list
         for output in core.step():
             outputs.setdefault((output.request_id, output.index), []).append(output)
         core.scheduler.check()
-    assert core.scheduler.blocks.pool.num_free == core.scheduler.blocks.pool.num_blocks
+    assert core.scheduler.blocks.pool.num_available == core.scheduler.blocks.pool.num_blocks
     return outputs
 
 
@@ -247,7 +247,7 @@ def test_process_gives_the_same_tokens_and_forgets_aborted_requests(
                         return tokens
 
         idle = asyncio.Event()
-        engine.on_stats = lambda stats: idle.set() if stats.free_blocks == 64 else idle.clear()
+        engine.on_stats = lambda stats: idle.set() if stats.active_blocks == 0 else idle.clear()
         doomed = engine.add([9] * 40, SamplingParams(max_tokens=200, **GREEDY))
         await doomed.get()
         doomed.abort()

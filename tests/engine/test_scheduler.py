@@ -8,6 +8,7 @@ import pytest
 
 from engine.admission import Capacity
 from engine.core import EngineCore
+from engine.prefix_cache import BlockHasher
 from engine.request import Output, Request, SamplingParams
 from engine.scheduler import Scheduler
 from tests.engine.oracle import VOCAB, OracleRunner, expected_tokens
@@ -15,9 +16,12 @@ from tests.engine.oracle import VOCAB, OracleRunner, expected_tokens
 EOS = (3,)
 
 
-def make_core(num_blocks: int, block_size: int, max_num_seqs: int, budget: int) -> EngineCore:
+def make_core(
+    num_blocks: int, block_size: int, max_num_seqs: int, budget: int, *, caching: bool = True
+) -> EngineCore:
     capacity = Capacity(num_blocks, block_size, max_num_seqs, max_model_len=1000, vocab_size=VOCAB)
-    scheduler = Scheduler(capacity, budget, EOS)
+    hasher = BlockHasher(block_size, seed=0) if caching else None
+    scheduler = Scheduler(capacity, budget, EOS, hasher=hasher)
     return EngineCore(scheduler, OracleRunner(num_blocks, block_size, max_num_seqs), clock=lambda: 0.0)
 
 
@@ -33,7 +37,12 @@ def random_request(rng: random.Random, request_id: int, longest: int, widest: in
         logprobs=rng.choice([None, 0, 2]),
         prompt_logprobs=rng.choice([None, None, 0, 3]),
     )
-    return Request(request_id, [rng.randrange(VOCAB) for _ in range(rng.randint(1, longest))], params)
+    prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, longest))]
+    if rng.random() < 0.5:  # few prompts, so that they come again, whole or as prefixes
+        prompt = [7 * i % VOCAB for i in range(rng.choice([4, 8, 12, 16, longest]))] + prompt[
+            : rng.randint(0, 3)
+        ]
+    return Request(request_id, prompt, params, cache_salt=rng.choice(["", "", "tenant"]))
 
 
 def distinct_filled(core: EngineCore) -> int:
@@ -51,13 +60,15 @@ def distinct_filled(core: EngineCore) -> int:
 
 @pytest.mark.parametrize("chunk", range(10))
 def test_every_request_gets_its_tokens_under_any_schedule(chunk: int) -> None:
-    preemptions = copies = 0
+    preemptions = copies = cached = evictions = 0
     for seed in range(chunk * 80, chunk * 80 + 80):
         rng = random.Random(seed)
         block_size = rng.choice([1, 2, 4, 8])
         max_num_seqs = rng.randint(1, 8)
         num_blocks = max(3, rng.randint(16, 90) // block_size)
-        core = make_core(num_blocks, block_size, max_num_seqs, rng.randint(max_num_seqs, 24))
+        budget = rng.randint(max_num_seqs, 24)
+        caching = rng.random() < 0.7
+        core = make_core(num_blocks, block_size, max_num_seqs, budget, caching=caching)
         pending = [random_request(rng, i, rng.choice([4, 12, 24]), max_num_seqs) for i in range(12)]
         accepted: dict[int, Request] = {}
         aborted: set[int] = set()
@@ -82,14 +93,16 @@ def test_every_request_gets_its_tokens_under_any_schedule(chunk: int) -> None:
             assert core.scheduler.tokens_filled == distinct_filled(core)
             steps += 1
             assert steps < 20_000, f"seed {seed} does not end"
-        assert core.scheduler.blocks.pool.num_free == core.scheduler.blocks.pool.num_blocks
+        assert core.scheduler.blocks.pool.num_available == core.scheduler.blocks.pool.num_blocks
         preemptions += core.scheduler.preemptions
         copies += core.scheduler.blocks.copies_on_write
+        evictions += core.scheduler.blocks.pool.evictions
         for request in accepted.values():
             if request.id in aborted:
                 continue
             for index in range(request.params.n):
                 outputs = got.pop((request.id, index))
+                cached += outputs[0].cached_tokens
                 tokens = [token for output in outputs for token in output.tokens]
                 assert tokens == expected_tokens(request, index, EOS), f"seed {seed} request {request.id}"
                 assert [o.finish_reason for o in outputs[:-1]] == [None] * (len(outputs) - 1)
@@ -103,4 +116,4 @@ def test_every_request_gets_its_tokens_under_any_schedule(chunk: int) -> None:
                     everyone = outputs[0].prompt_logprobs
                     assert everyone is not None
                     assert [entry and entry.token for entry in everyone] == [None, *request.prompt[1:]]
-    assert preemptions > 30 and copies > 30, "the runs no longer reach what they are for"
+    assert min(preemptions, copies, cached, evictions) > 30, "the runs no longer reach what they are for"
