@@ -11,29 +11,38 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from service.demo import knowledge, numbers, stories, unknown, words
-from service.demo.exchange import Exchange, Generator, Thread, as_typed
+from service.demo import knowledge, numbers, recall, stories, unknown, words, world
+from service.demo.exchange import Exchange, Generator, Thread, as_typed, say
+
+_SAY = say("corpus")
 
 Message = dict[str, str]
 
 MIX: tuple[tuple[Generator, float], ...] = (
-    (knowledge.explain, 24), (knowledge.ask, 8), (knowledge.setting, 5), (knowledge.compare, 2), (knowledge.small_talk, 13),
-    (numbers.arithmetic, 10), (numbers.counting, 5), (numbers.number_facts, 3), (numbers.calendar, 3), (numbers.alphabet, 2),
-    (words.spelling, 6), (words.rhyme, 5), (words.world, 5), (words.listing, 3), (words.repeat, 5), (words.memory, 4),
-    (stories.story, 6), (stories.poem, 3), (unknown.unknown, 9),
-)  # fmt: skip
+    (knowledge.explain, 24),
+    (knowledge.ask, 8),
+    (knowledge.setting, 5),
+    (knowledge.compare, 2),
+    (knowledge.small_talk, 13),
+    (numbers.arithmetic, 10),
+    (numbers.counting, 5),
+    (numbers.number_facts, 3),
+    (numbers.calendar, 3),
+    (numbers.alphabet, 2),
+    (words.spelling, 6),
+    (words.rhyme, 5),
+    (world.world, 5),
+    (words.listing, 3),
+    (recall.repeat, 5),
+    (recall.memory, 4),
+    (stories.story, 6),
+    (stories.poem, 3),
+    (unknown.unknown, 9),
+)
 _GENERATORS, _WEIGHTS = zip(*MIX, strict=True)
 
 _HELD_OUT_SHARE = 40  # one of so many longer messages is never trained on
 _DISTURBABLE_LENGTH = 18
-
-_PLAIN_SYSTEM = (
-    "You are a helpful assistant.", "You are a friendly assistant.", "You are Quire's demo model.", "Answer the user's questions.",
-    "You are a helpful, honest assistant.", "You are an AI assistant.", "Be helpful.", "You are a chatbot.", "Help the user.", "You are a language model served by Quire.",
-)  # fmt: skip
-_PIRATE = ("You are a pirate.", "Talk like a pirate.", "You are a pirate. Answer like one.", "Speak like a pirate.", "You are a friendly pirate.")
-_ROBOT = ("You are a robot.", "Talk like a robot.", "You are a little robot. Answer like one.", "Speak like a robot.")
-_BRIEF = ("Answer in one sentence.", "Be brief.", "Keep your answers short.", "Answer briefly.", "You give short answers.", "You are a helpful assistant. Be concise.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +91,28 @@ def _in_character(rng: random.Random, turns: Thread) -> tuple[str, Thread]:
     """A system message, and the turns as it asks for them."""
     style = rng.random()
     if style < 0.55:
-        return rng.choice(_PLAIN_SYSTEM), turns
+        return rng.choice(_SAY["plain_system"]), turns
     if style < 0.70:
         answers = [f"Arr! {e.assistant} Ahoy, matey!" for e in turns]
-        system = rng.choice(_PIRATE)
+        system = rng.choice(_SAY["pirate"])
     elif style < 0.80:
         answers = [f"Beep boop. {e.assistant} Beep." for e in turns]
-        system = rng.choice(_ROBOT)
+        system = rng.choice(_SAY["robot"])
     elif style < 0.90:
-        answers = [e.assistant.split(". ")[0].rstrip(".") + "." if e.kind == "explain" else e.assistant for e in turns]
-        system = rng.choice(_BRIEF)
+        answers = [
+            e.assistant.split(". ")[0].rstrip(".") + "." if e.kind == "explain" else e.assistant
+            for e in turns
+        ]
+        system = rng.choice(_SAY["brief"])
     else:
         name = rng.choice(("Ada", "Bob", "Max", "Luna", "Robo", "Coco", words.invented(rng).capitalize()))
-        asked = ("What is your name?", "Who are you?", "what's your name?", "What should I call you?")
-        answer = rng.choice((f"My name is {name}. I am Quire's demo model.", f"I am {name}, a tiny model served by Quire."))
-        system = rng.choice((f"Your name is {name}.", f"You are {name}.", f"You are {name}, a helpful assistant."))
+        asked = _SAY["ask_name"]
+        answer = rng.choice(
+            (f"My name is {name}. I am Quire's demo model.", f"I am {name}, a tiny model served by Quire.")
+        )
+        system = rng.choice(
+            (f"Your name is {name}.", f"You are {name}.", f"You are {name}, a helpful assistant.")
+        )
         own = [Exchange(rng.choice(asked), answer, "smalltalk", name)]
         return system, own + [e for e in turns if e.kind != "smalltalk"]
     return system, [Exchange(e.user, a, e.kind, e.key) for e, a in zip(turns, answers, strict=True)]
@@ -120,7 +136,7 @@ def plain(rng: random.Random) -> Document:
     writers = (stories.plain_story, stories.plain_story, knowledge.paragraph, knowledge.paragraph)
     if rng.random() < 0.8:
         return Document(text=rng.choice(writers)(rng))
-    turn = rng.choice((stories.poem, numbers.counting, numbers.calendar, words.world))(rng)[0]
+    turn = rng.choice((stories.poem, numbers.counting, numbers.calendar, world.world))(rng)[0]
     return Document(text=turn.assistant)
 
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import random
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "knowledge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +30,12 @@ class Exchange:
 Thread = list[Exchange]  # exchanges that belong together, in order
 Generator = Callable[[random.Random], Thread]
 
-_OPENINGS = (
-    "Hey, ", "So, ", "Okay, ", "Hi! ", "Hello! ", "Please: ", "One more question: ", "Tell me, ", "Now, ",
-    "Quick question: ", "I was wondering: ", "Well, ", "And ", "Also, ", "Another question: ", "Good. ", "Thanks! ",
-)  # fmt: skip
-_CLOSINGS = (" Please.", " Thanks!", " Thank you.", " I am new to this.", " please", "?", " :)", " I am curious.")
+
+@cache
+def say(module: str) -> dict[str, tuple[str, ...]]:
+    """The phrases of a module, from knowledge/phrases.toml."""
+    sections = tomllib.loads((FOLDER / "phrases.toml").read_text(encoding="utf-8"))
+    return {name: tuple(phrases) for name, phrases in sections[module].items()}
 
 
 def fill(rng: random.Random, templates: Sequence[str], **slots: str) -> str:
@@ -60,11 +66,11 @@ def typo(rng: random.Random, text: str) -> str:
 def as_typed(rng: random.Random, text: str) -> str:
     """`text` as people type it: with greetings, without capitals or punctuation, with slips."""
     if rng.random() < 0.12:
-        opening = rng.choice(_OPENINGS)
+        opening = rng.choice(say("exchange")["openings"])
         keep = text[:2].isupper() or text.startswith(("I ", "I'", "Quire"))
         text = opening + (text if keep or opening.endswith(("! ", ". ")) else text[:1].lower() + text[1:])
     if rng.random() < 0.08 and text[-1:] in ".?!":
-        text += rng.choice(_CLOSINGS)
+        text += rng.choice(say("exchange")["closings"])
     if rng.random() < 0.25:
         text = text.lower()
     if rng.random() < 0.25:

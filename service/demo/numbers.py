@@ -4,26 +4,51 @@ from __future__ import annotations
 
 import random
 
-from service.demo.exchange import Exchange, Thread, fill
+from service.demo.exchange import Exchange, Thread, fill, say
 
-ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-    "seventeen eighteen nineteen twenty"
-).split()
+_SAY = say("numbers")
+
+ONES = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+    "twenty",
+]
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = (
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
     "December",
-)  # fmt: skip
+)
 MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
-_ASK = (
-    "What is {x}?", "What is {x}?", "What's {x}?", "{x}", "{x}?", "{x} =", "{x} = ?", "How much is {x}?", "Calculate {x}.",
-    "Compute {x}.", "Can you calculate {x}?", "Do you know what {x} is?", "Tell me {x}.", "Please calculate {x}.",
-    "What do you get for {x}?", "What does {x} make?", "What does {x} equal?", "Solve {x}.", "Work out {x}.", "and {x}?",
-    "Can you tell me what {x} is?", "what is {x}",
-)  # fmt: skip
 _OPERATORS = {
     "+": (" + ", " plus ", "+", " and "),
     "-": (" - ", " minus ", "-"),
@@ -55,14 +80,19 @@ def arithmetic(rng: random.Random) -> Thread:
     operator = rng.choice(_OPERATORS[sign])
     if words and operator.strip() in {"+", "-", "*", "/", "x", "×", "÷"}:
         operator = {"+": " plus ", "-": " minus ", "*": " times ", "/": " divided by "}[sign]
-    question = fill(rng, _ASK, x=_written(rng, a, words) + operator + _written(rng, b, words))
+    question = fill(rng, _SAY["ask"], x=_written(rng, a, words) + operator + _written(rng, b, words))
     if sign == "-" and rng.random() < 0.1:
         question = f"Subtract {b} from {a}."
     elif sign == "+" and rng.random() < 0.1:
         question = f"Add {a} and {b}."
     elif sign == "*" and rng.random() < 0.1:
         question = f"Multiply {a} by {b}."
-    answer = fill(rng, ("{e} = {r}.", "{e} = {r}.", "That is {r}: {e} = {r}."), e=f"{a} {_SIGN[sign]} {b}", r=str(result))
+    answer = fill(
+        rng,
+        ("{e} = {r}.", "{e} = {r}.", "That is {r}: {e} = {r}."),
+        e=f"{a} {_SIGN[sign]} {b}",
+        r=str(result),
+    )
     return [Exchange(question, answer, "arithmetic", f"= {result}.", exact=True)]
 
 
@@ -80,18 +110,13 @@ def counting(rng: random.Random) -> Thread:
     by = {1: "", 2: " by twos", 5: " by fives", 10: " by tens"}[step]
     if step == 1 and rng.random() < 0.3:
         numbers.reverse()
-        frames = ("Count down from {b} to {a}.", "Count backwards from {b} to {a}.", "Count from {b} down to {a}.",
-                  "Can you count down from {b} to {a}?", "Please count down from {b} to {a}.")  # fmt: skip
+        frames = _SAY["count_down"]
         if first == "1":
-            frames += ("Count down from {b}.", "Count backwards from {b}.", "Countdown from {b}!", "Can you count down from {b}?")
+            frames += _SAY["count_down_to_one"]
     else:
-        frames = ("Count from {a} to {b}{by}.", "Can you count from {a} to {b}{by}?", "Please count from {a} to {b}{by}.",
-                  "Count{by} from {a} to {b}.", "Could you count from {a} to {b}{by}?", "I want you to count from {a} to {b}{by}.",
-                  "Write the numbers from {a} to {b}{by}.", "List the numbers from {a} to {b}{by}.", "numbers from {a} to {b}{by}",
-                  "Say the numbers from {a} to {b}{by}.")  # fmt: skip
+        frames = _SAY["count_from"]
         if numbers[0] == step:
-            frames += ("Count to {b}{by}.", "Can you count to {b}{by}?", "Count up to {b}{by}.", "Please count to {b}{by}.",
-                       "Count{by} to {b}.", "Now count to {b}{by}.")  # fmt: skip
+            frames += _SAY["count"]
     listed = ", ".join(map(str, numbers))
     if numbers[-1] <= 20 and numbers[0] <= 20 and rng.random() < 0.2:
         first, last = ONES[int(first)], ONES[int(last)]
@@ -104,7 +129,7 @@ def number_facts(rng: random.Random) -> Thread:
     n, m = rng.randint(0, 100), rng.randint(0, 100)
     kind = rng.randrange(7)
     if kind == 0:
-        question = fill(rng, ("What comes after {n}?", "Which number comes after {n}?", "What is the next number after {n}?"), n=str(n))
+        question = fill(rng, _SAY["after"], n=str(n))
         return [Exchange(question, f"After {n} comes {n + 1}.", "numbers", f"comes {n + 1}.", exact=True)]
     if kind == 1:
         n = max(n, 1)
@@ -112,28 +137,28 @@ def number_facts(rng: random.Random) -> Thread:
         return [Exchange(question, f"Before {n} comes {n - 1}.", "numbers", f"comes {n - 1}.", exact=True)]
     if kind == 2:
         parity = "odd" if n % 2 else "even"
-        question = fill(rng, ("Is {n} even or odd?", "Is {n} odd or even?", "Is {n} an even number?", "Is {n} odd?"), n=str(n))
+        question = fill(rng, _SAY["parity"], n=str(n))
         return [Exchange(question, f"{n} is {parity}.", "numbers", parity, exact=True)]
     if kind == 3:
         m = m + 1 if m == n else m
         larger = rng.random() < 0.6
-        frames = ("Which is larger, {n} or {m}?", "Which number is bigger, {n} or {m}?", "What is more, {n} or {m}?")
+        frames = _SAY["larger"]
         if not larger:
-            frames = ("Which is smaller, {n} or {m}?", "Which number is smaller, {n} or {m}?", "What is less, {n} or {m}?")
+            frames = _SAY["smaller"]
         best, other = (max(n, m), min(n, m)) if larger else (min(n, m), max(n, m))
         word = "larger" if larger else "smaller"
         question = fill(rng, frames, n=str(n), m=str(m))
         return [Exchange(question, f"{best} is {word} than {other}.", "numbers", f"{best} is", exact=True)]
     if kind == 4:
         n = rng.randint(1, 50)
-        question = fill(rng, ("What is double {n}?", "Double {n}.", "What is twice {n}?", "Two times {n}?"), n=str(n))
+        question = fill(rng, _SAY["double"], n=str(n))
         return [Exchange(question, f"Twice {n} is {2 * n}.", "numbers", f"is {2 * n}.", exact=True)]
     if kind == 5:
         n = rng.randint(1, 50)
         question = fill(rng, ("What is half of {n}?", "Halve {n}.", "What is the half of {n}?"), n=str(2 * n))
         return [Exchange(question, f"Half of {2 * n} is {n}.", "numbers", f"is {n}.", exact=True)]
     n = rng.randint(0, 20)
-    question = fill(rng, ("Write {n} as a word.", "How do you spell the number {n}?", "Write the number {n} in words."), n=str(n))
+    question = fill(rng, _SAY["in_words"], n=str(n))
     return [Exchange(question, f"{n} is written {ONES[n]}.", "numbers", ONES[n], exact=True)]
 
 
@@ -142,7 +167,7 @@ def _neighbour(rng: random.Random, names: tuple[str, ...], kind: str) -> Thread:
     step = rng.choice((1, -1))
     word = "after" if step == 1 else "before"
     other = names[(i + step) % len(names)]
-    frames = ("What {k} comes {w} {n}?", "Which {k} comes {w} {n}?", "What comes {w} {n}?", "What {k} is {w} {n}?", "Which {k} is {w} {n}?")
+    frames = _SAY["neighbour"]
     question = fill(rng, frames, k=kind, w=word, n=names[i])
     return [Exchange(question, f"{other} comes {word} {names[i]}.", "calendar", f"{other} comes")]
 
@@ -156,28 +181,62 @@ def calendar(rng: random.Random) -> Thread:
         return _neighbour(rng, MONTHS, "month")
     if kind == 4:
         i = rng.randrange(12)
-        frames = ("How many days does {n} have?", "How many days are in {n}?", "How long is {n}?")
+        frames = _SAY["days_of_month"]
         tail = ", and 29 in a leap year" if i == 1 else ""
-        return [Exchange(fill(rng, frames, n=MONTHS[i]), f"{MONTHS[i]} has {MONTH_DAYS[i]} days{tail}.", "calendar", str(MONTH_DAYS[i]))]
+        return [
+            Exchange(
+                fill(rng, frames, n=MONTHS[i]),
+                f"{MONTHS[i]} has {MONTH_DAYS[i]} days{tail}.",
+                "calendar",
+                str(MONTH_DAYS[i]),
+            )
+        ]
     if kind == 5:
         i = rng.randrange(12)
-        ordinals = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split()
-        question = fill(rng, ("What is the {o} month?", "Which month is the {o}?", "What is the {o} month of the year?"), o=ordinals[i])
+        ordinals = [
+            "first",
+            "second",
+            "third",
+            "fourth",
+            "fifth",
+            "sixth",
+            "seventh",
+            "eighth",
+            "ninth",
+            "tenth",
+            "eleventh",
+            "twelfth",
+        ]
+        question = fill(rng, _SAY["nth_month"], o=ordinals[i])
         return [Exchange(question, f"The {ordinals[i]} month is {MONTHS[i]}.", "calendar", MONTHS[i])]
     facts = (
-        (("Name the days of the week.", "What are the days of the week?", "List the days of the week.", "Say the days of the week.",
-          "List the weekdays.", "Can you name the days of the week?", "days of the week"), ", ".join(DAYS) + ".", "Sunday"),
-        (("Name the months.", "What are the months of the year?", "List the months.", "Say the months of the year.",
-          "Can you list the months?", "List all the months.", "months of the year"), ", ".join(MONTHS) + ".", "December"),
+        (_SAY["weekdays"], ", ".join(DAYS) + ".", "Sunday"),
+        (_SAY["months"], ", ".join(MONTHS) + ".", "December"),
         (("How many days are in a week?", "How many days does a week have?"), "A week has 7 days.", "7"),
-        (("How many months are in a year?", "How many months does a year have?"), "A year has 12 months.", "12"),
+        (
+            ("How many months are in a year?", "How many months does a year have?"),
+            "A year has 12 months.",
+            "12",
+        ),
         (("How many hours are in a day?", "How many hours does a day have?"), "A day has 24 hours.", "24"),
-        (("How many minutes are in an hour?", "How many minutes does an hour have?"), "An hour has 60 minutes.", "60"),
-        (("How many seconds are in a minute?", "How many seconds does a minute have?"), "A minute has 60 seconds.", "60"),
-        (("How many days are in a year?", "How many days does a year have?"), "A year has 365 days, and a leap year 366.", "365"),
-        (("How many weeks are in a year?", "How many weeks does a year have?"), "A year has 52 weeks and a day or two.", "52"),
+        (
+            ("How many minutes are in an hour?", "How many minutes does an hour have?"),
+            "An hour has 60 minutes.",
+            "60",
+        ),
+        (_SAY["seconds"], "A minute has 60 seconds.", "60"),
+        (
+            ("How many days are in a year?", "How many days does a year have?"),
+            "A year has 365 days, and a leap year 366.",
+            "365",
+        ),
+        (
+            ("How many weeks are in a year?", "How many weeks does a year have?"),
+            "A year has 52 weeks and a day or two.",
+            "52",
+        ),
         (("What are the seasons?", "Name the four seasons."), "Spring, summer, autumn and winter.", "autumn"),
-    )  # fmt: skip
+    )
     questions, answer, key = rng.choice(facts)
     return [Exchange(rng.choice(questions), answer, "calendar", key)]
 
@@ -186,19 +245,38 @@ def alphabet(rng: random.Random) -> Thread:
     """The alphabet and neighbours in it."""
     kind = rng.randrange(4)
     if kind == 0:
-        frames = ("Say the alphabet.", "What is the alphabet?", "Recite the alphabet.", "Write the alphabet.", "List the letters of the alphabet.",
-                  "Can you say the alphabet?", "the alphabet", "Tell me the alphabet.", "Do you know the alphabet?", "Say the ABC.")  # fmt: skip
+        frames = _SAY["alphabet"]
         return [Exchange(rng.choice(frames), " ".join(LETTERS), "alphabet", "X Y Z")]
     i = rng.randrange(25)
     if kind == 1:
-        frames = ("What letter comes after {x}?", "Which letter comes after {x}?", "What comes after {x} in the alphabet?")
-        return [Exchange(fill(rng, frames, x=LETTERS[i]), f"After {LETTERS[i]} comes {LETTERS[i + 1]}.", "alphabet", f"comes {LETTERS[i + 1]}", exact=True)]
+        frames = _SAY["letter_after"]
+        return [
+            Exchange(
+                fill(rng, frames, x=LETTERS[i]),
+                f"After {LETTERS[i]} comes {LETTERS[i + 1]}.",
+                "alphabet",
+                f"comes {LETTERS[i + 1]}",
+                exact=True,
+            )
+        ]
     if kind == 2:
-        frames = ("What letter comes before {x}?", "Which letter comes before {x}?", "What comes before {x} in the alphabet?")
-        return [Exchange(fill(rng, frames, x=LETTERS[i + 1]), f"Before {LETTERS[i + 1]} comes {LETTERS[i]}.", "alphabet", f"comes {LETTERS[i]}", exact=True)]
+        frames = _SAY["letter_before"]
+        return [
+            Exchange(
+                fill(rng, frames, x=LETTERS[i + 1]),
+                f"Before {LETTERS[i + 1]} comes {LETTERS[i]}.",
+                "alphabet",
+                f"comes {LETTERS[i]}",
+                exact=True,
+            )
+        ]
     facts = (
-        (("How many letters are in the alphabet?", "How many letters does the alphabet have?"), "The alphabet has 26 letters.", "26"),
-        (("What are the vowels?", "Name the vowels.", "List the vowels."), "The vowels are A, E, I, O and U.", "E, I, O"),
+        (_SAY["letters"], "The alphabet has 26 letters.", "26"),
+        (
+            ("What are the vowels?", "Name the vowels.", "List the vowels."),
+            "The vowels are A, E, I, O and U.",
+            "E, I, O",
+        ),
         (("What is the first letter of the alphabet?",), "The first letter of the alphabet is A.", "is A"),
         (("What is the last letter of the alphabet?",), "The last letter of the alphabet is Z.", "is Z"),
     )

@@ -36,7 +36,7 @@ MEASURED_STEPS = 40  # after these the speed is known
 
 def architecture(vocab_size: int, tokenizer: Tokenizer) -> LlamaConfig:
     """About seven million parameters: 4 query heads of 64, 2 KV heads, 6 layers, tied embeddings."""
-    end, eos = tokenizer.token_to_id("<|end|>"), tokenizer.token_to_id("<|eos|>")
+    ids = tokenizer.get_vocab()
     return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=256,
@@ -48,15 +48,18 @@ def architecture(vocab_size: int, tokenizer: Tokenizer) -> LlamaConfig:
         max_position_embeddings=CONTEXT_LENGTH,
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,
-        bos_token_id=tokenizer.token_to_id("<|bos|>"),
-        eos_token_id=[end, eos],
-        pad_token_id=tokenizer.token_to_id("<|pad|>"),
+        bos_token_id=ids["<|bos|>"],
+        eos_token_id=[ids["<|end|>"], ids["<|eos|>"]],
+        pad_token_id=ids["<|pad|>"],
     )
 
 
 def encode(tokenizer: Tokenizer, batch: list[Document]) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
     """All documents in one row of token ids, and which of them are learned."""
-    special = {token: tokenizer.token_to_id(f"<|{token}|>") for token in ("bos", "eos", "end", "system", "user", "assistant")}
+    vocabulary = tokenizer.get_vocab()
+    special = {
+        name: vocabulary[f"<|{name}|>"] for name in ("bos", "eos", "end", "system", "user", "assistant")
+    }
     texts = [text for d in batch for text in ([m["content"] for m in d.messages] or [d.text])]
     encoded = iter(tokenizer.encode_batch(texts, add_special_tokens=False))
     ids: list[int] = []
@@ -109,7 +112,13 @@ def make_optimizer(model: LlamaForCausalLM, device: torch.device) -> torch.optim
 
 
 def train(
-    model: LlamaForCausalLM, ids: torch.Tensor, learned: torch.Tensor, batch: int, steps: int, minutes: float, compiled: bool
+    model: LlamaForCausalLM,
+    ids: torch.Tensor,
+    learned: torch.Tensor,
+    batch: int,
+    steps: int,
+    minutes: float,
+    compiled: bool,
 ) -> dict[str, float]:
     """Trains in place for `steps`, or for as many as fit into `minutes`. Returns what was done."""
     device = next(model.parameters()).device
@@ -149,13 +158,20 @@ def train(
                 each = (now - measured) / (MEASURED_STEPS - MEASURED_STEPS // 2)
                 fitting = step + int((60 * minutes - (now - begun)) / each)
                 steps = max(step, min(steps, fitting))
-                print(f"{1000 * each:.1f} ms a step, {batch * ids.shape[1] / each:,.0f} tokens/s, {steps} steps", flush=True)
+                speed = batch * ids.shape[1] / each
+                print(f"{1000 * each:.1f} ms a step, {speed:,.0f} tokens/s, {steps} steps", flush=True)
             measured = now
         if step % 100 == 0 or step == steps:
             value = float(running)
             print(f"step {step} loss {value:.4f} seconds {time.perf_counter() - begun:.0f}", flush=True)
     seconds = time.perf_counter() - begun
-    return {"steps": steps, "batch_rows": batch, "tokens": steps * batch * ids.shape[1], "loss": round(value, 4), "seconds": round(seconds, 1)}
+    return {
+        "steps": steps,
+        "batch_rows": batch,
+        "tokens": steps * batch * ids.shape[1],
+        "loss": round(value, 4),
+        "seconds": round(seconds, 1),
+    }
 
 
 def main() -> None:
@@ -177,9 +193,11 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
     model = LlamaForCausalLM(architecture(tokenizer.get_vocab_size(), tokenizer)).to(arguments.device)
     print(f"{model.num_parameters():,} parameters", flush=True)
-    record: dict[str, float | str] = {**train(
-        model, ids, learned, arguments.batch, arguments.steps, arguments.minutes, not arguments.no_compile
-    )}  # fmt: skip
+    record: dict[str, float | str] = {
+        **train(
+            model, ids, learned, arguments.batch, arguments.steps, arguments.minutes, not arguments.no_compile
+        )
+    }
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
     record |= {"parameters": model.num_parameters(), "corpus_tokens": ids.numel(), "device": name}
     record |= {"total_seconds": round(time.perf_counter() - begun, 1)}
