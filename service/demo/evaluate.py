@@ -1,6 +1,6 @@
 """Measures the demo model on prompts that it was never trained on, and prints what it says.
 
-    python -m service.demo.evaluate --training training.json --output loadtest/results/demo-model.json
+    python -m service.demo.evaluate --training training.json
 
 Prompts are hand-written (evaluation.toml) or made by the generators and held out of the corpus.
 """
@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from service.demo.corpus import MIX, exchanges, held_out
+from service.demo.corpus import exchanges, held_out
 from service.demo.tokenizer import MODEL_FOLDER
 
 MAX_NEW_TOKENS = 200
 BATCH = 16
 GENERATED_PROMPTS = 100
+MOST_OF_A_KIND = 10
 SEED = 99
 _FOLLOW_UPS = {"follow", "memory", "memory-now"}  # meaningless without the turns before them
 
@@ -55,7 +56,7 @@ class Chat:
 
     @torch.no_grad()
     def answer(self, conversations: list[list[dict[str, str]]], temperature: float = 0.0) -> list[Answer]:
-        inputs = self.tokenizer.apply_chat_template(
+        inputs: Any = self.tokenizer.apply_chat_template(
             conversations, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
         )
         sampling: dict[str, Any] = {"do_sample": False}
@@ -89,15 +90,10 @@ def generated_prompts() -> list[Prompt]:
     rng = random.Random(SEED)
     found: dict[str, Prompt] = {}
     counts: dict[str, int] = defaultdict(int)
-    most = -(-GENERATED_PROMPTS // (len(MIX) - 1))
     while len(found) < GENERATED_PROMPTS:
         first = exchanges(rng)[0]
-        if (
-            first.key
-            and first.kind not in _FOLLOW_UPS
-            and held_out(first.user)
-            and counts[first.kind] <= most
-        ):
+        wanted = first.key and first.kind not in _FOLLOW_UPS and counts[first.kind] < MOST_OF_A_KIND
+        if wanted and held_out(first.user):
             counts[first.kind] += first.user not in found
             found[first.user] = Prompt((first.user,), first.key, first.kind)
     return list(found.values())
@@ -120,7 +116,7 @@ def share(values: list[bool]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Evaluate the demo model on prompts that it has not seen.")
     parser.add_argument("--training", type=Path, required=True, help="training.json that train.py wrote")
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", type=Path, default=Path("loadtest/results/demo-model.json"))
     arguments = parser.parse_args()
     prompts = written_prompts() + generated_prompts()
     answers = ask_all(Chat(), prompts)
@@ -138,11 +134,10 @@ def main() -> None:
         "contains_expected": share([good for kind in right.values() for good in kind]),
         "contains_expected_by_kind": {kind: [share(good), len(good)] for kind, good in sorted(right.items())},
         "training": json.loads(arguments.training.read_text()),
-        "training_command": "python -m service.demo.train --shards 360 --batch 64 --steps 5200 --minutes 5.8 --output DIR",
         "commit": commit.stdout.strip(),
-        "device": "CPU, fp32 (training: see above)",
+        "device": "CPU, fp32",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": "python -m service.demo.evaluate --training DIR/training.json --output loadtest/results/demo-model.json",
+        "command": "python -m service.demo.evaluate --training training.json",
     }
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(record, indent=2) + "\n")

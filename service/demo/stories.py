@@ -110,7 +110,8 @@ def story(rng: random.Random) -> Thread:
     else:
         place = parts()["places"][cast.place]
         question = fill(rng, _SAY["story_happens"], w=place)
-    thread = [Exchange(question, tell(rng, cast), "story", cast.name)]
+    key = next((k for k in (cast.name, cast.hero) if k in question), "")
+    thread = [Exchange(question, tell(rng, cast), "story", key)]
     if rng.random() < 0.15:
         again = _SAY["another_one"]
         thread.append(Exchange(rng.choice(again), plain_story(rng), "story"))
@@ -139,7 +140,7 @@ def poem(rng: random.Random) -> Thread:
         return [Exchange(rng.choice(_SAY["ask_any_poem"]), text, "poem")]
     if style < 0.35:
         haiku = rng.choice(parts()["haiku"])
-        return [Exchange(rng.choice(_SAY["ask_haiku"]), haiku, "poem", haiku.split("\n", maxsplit=1)[0])]
+        return [Exchange(rng.choice(_SAY["ask_haiku"]), haiku, "poem")]
     if style < 0.80:
         bare = subject.split(" ", 1)[-1]
         bare = rng.choice(parts()["also"].get(subject, (bare,)))

@@ -13,6 +13,8 @@ import json
 import math
 import multiprocessing
 import os
+import shlex
+import sys
 import time
 from itertools import islice
 from pathlib import Path
@@ -31,6 +33,7 @@ WEIGHTS_SEED = 1
 DOCUMENTS_PER_SHARD = 5_000
 PEAK_RATE, FINAL_RATE, WARMUP_STEPS = 3e-3, 0.03, 150
 WEIGHT_DECAY, CLIP = 0.1, 1.0
+_SPECIAL = ("bos", "eos", "end", "system", "user", "assistant")
 MEASURED_STEPS = 40  # after these the speed is known
 
 
@@ -57,9 +60,7 @@ def architecture(vocab_size: int, tokenizer: Tokenizer) -> LlamaConfig:
 def encode(tokenizer: Tokenizer, batch: list[Document]) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
     """All documents in one row of token ids, and which of them are learned."""
     vocabulary = tokenizer.get_vocab()
-    special = {
-        name: vocabulary[f"<|{name}|>"] for name in ("bos", "eos", "end", "system", "user", "assistant")
-    }
+    special = {name: vocabulary[f"<|{name}|>"] for name in _SPECIAL}
     texts = [text for d in batch for text in ([m["content"] for m in d.messages] or [d.text])]
     encoded = iter(tokenizer.encode_batch(texts, add_special_tokens=False))
     ids: list[int] = []
@@ -200,6 +201,7 @@ def main() -> None:
     }
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
     record |= {"parameters": model.num_parameters(), "corpus_tokens": ids.numel(), "device": name}
+    record |= {"command": shlex.join(["python", "-m", "service.demo.train", *sys.argv[1:]])}
     record |= {"total_seconds": round(time.perf_counter() - begun, 1)}
     arguments.output.mkdir(parents=True, exist_ok=True)
     end = model.config.eos_token_id

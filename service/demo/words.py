@@ -83,7 +83,7 @@ def spelling(rng: random.Random) -> Thread:
         word = rng.choice(found)
         quoted = letter.upper()
         frames = _SAY["starts_with"]
-        key = word
+        key = ""
         answer = f"{capital(word)} starts with {letter.upper()}."
     return [Exchange(fill(rng, frames, q=quoted), answer, "spelling", key, exact=True)]
 
@@ -174,4 +174,4 @@ def listing(rng: random.Random) -> Thread:
         answer = "\n".join(f"{i}. {capital(item)}" for i, item in enumerate(chosen, 1))
     else:
         answer = capital(join(chosen)) + "."
-    return [Exchange(question, answer, "list", chosen[-1])]
+    return [Exchange(question, answer, "list")]
