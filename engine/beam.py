@@ -1,0 +1,190 @@
+"""Beam search, the selection step: which candidates go on, which are finished, when the search is over.
+
+Pure and on the host: log-probabilities in, the next live beams out. Forking block tables is the caller's.
+The search is that of transformers 5 (`GenerationMixin._beam_search`): sequences, scores and stopping are
+equal, in fp32 arithmetic of the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+EarlyStopping = bool | Literal["never"]
+
+# Up to here length ** penalty of any length that a request may ask for (2**24) fits a float32.
+MAX_LENGTH_PENALTY = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A finished sequence."""
+
+    tokens: list[int]  # generated, a stopping token included
+    score: float  # cumulative_logprob / len(tokens) ** length_penalty
+    cumulative_logprob: float
+    finish_reason: Literal["stop", "length"]
+    stop_token: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamStep:
+    """The next live beams, best first: beam i continues the old beam parents[i] with tokens[i].
+
+    At most `width` of them, fewer only where the vocabulary leaves no more; none when the search is over.
+    """
+
+    parents: list[int]
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    score: float
+    cumulative_logprob: float
+    parent: int  # beam after `length - 1` steps
+    token: int  # the last one
+    length: int
+
+
+class BeamSearch:
+    """The search over one prompt. Call `advance` with the candidates of each step until `done`.
+
+    `early_stopping`: True ends the search as soon as `width` hypotheses are finished, False when the best
+    live beam at its present length would not enter them, "never" when it could not at any length.
+    `length_penalty` above 0 favours long hypotheses, below 0 short ones. Before `min_tokens` tokens are
+    generated no stop token is chosen. Raises ValueError for values that make no search.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_return: int,
+        max_tokens: int,
+        stop_tokens: frozenset[int],
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
+        min_tokens: int = 0,
+    ) -> None:
+        if not 1 <= num_return <= width:
+            raise ValueError(f"num_return must be between 1 and the beam width {width}, got {num_return}")
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
+        if not abs(length_penalty) <= MAX_LENGTH_PENALTY:  # also false for NaN
+            raise ValueError(
+                f"length_penalty must be between -{MAX_LENGTH_PENALTY} and {MAX_LENGTH_PENALTY}, "
+                f"got {length_penalty}"
+            )
+        if not (isinstance(early_stopping, bool) or early_stopping == "never"):
+            raise ValueError(f'early_stopping must be true, false or "never", got {early_stopping!r}')
+        self.width = width
+        self.num_return = num_return
+        self.max_tokens = max_tokens
+        self.stop_tokens = stop_tokens
+        self.length_penalty = length_penalty
+        self.early_stopping = early_stopping
+        self.min_tokens = min_tokens
+        self.done = False
+        self._totals = np.zeros((1, 1), np.float32)  # [live beams, 1] cumulative log-probability
+        self._steps: list[BeamStep] = []  # tokens are read back along the parents, once, at the end
+        self._finished: list[_Finished] = []  # best first, at most width
+
+    @property
+    def candidates_per_beam(self) -> int:
+        """How many of its best tokens `advance` needs of each beam (all, where the vocabulary is smaller).
+
+        Wanted are the `width` best that do not stop and the stop tokens ahead of them, and one beam holds no
+        more of either. The `max(2, 1 + stop tokens) * width` best over all beams, which transformers takes,
+        hold nothing else of use.
+        """
+        return self.width + len(self.stop_tokens)
+
+    def advance(self, top_tokens: NDArray[np.int32], top_logprobs: NDArray[np.float32]) -> BeamStep:
+        """Choose among the candidates of each live beam, in the order of the last BeamStep.
+
+        top_tokens, top_logprobs: [B, K], best first, log_softmax of the raw logits; B is 1 at the first
+        step, K at least `candidates_per_beam` or the vocabulary. Equal totals go to the lower beam, then to
+        the earlier candidate. Raises FloatingPointError if there is a NaN.
+        """
+        if self.done or len(top_logprobs) != len(self._totals):
+            expected = "no more" if self.done else str(len(self._totals))
+            raise ValueError(f"candidates of {expected} beams expected, got those of {len(top_logprobs)}")
+        all_totals = (top_logprobs + self._totals).ravel()
+        if math.isnan(all_totals.max()):
+            raise FloatingPointError("the log-probabilities of a beam are NaN")
+        best = _best_first(all_totals, (1 + len(self.stop_tokens)) * self.width)
+        totals: list[float] = all_totals[best].tolist()
+        tokens: list[int] = top_tokens.ravel()[best].tolist()
+        parents: list[int] = (best // top_tokens.shape[1]).tolist()
+
+        length = len(self._steps) + 1
+        stops = [token in self.stop_tokens for token in tokens]
+        too_early = length <= self.min_tokens
+        eligible = [i for i, total in enumerate(totals) if total > -math.inf and not (too_early and stops[i])]
+        is_last = length == self.max_tokens
+        for i in eligible[: self.width]:
+            if is_last or stops[i]:
+                score = self._score(totals[i], length)
+                self._finished.append(_Finished(score, totals[i], parents[i], tokens[i], length))
+        self._finished.sort(key=lambda finished: -finished.score)  # stable: earlier ones win ties
+        del self._finished[self.width :]
+
+        live = [] if is_last else [i for i in eligible if not stops[i]][: self.width]
+        if not live or self._is_over(totals[live[0]], length):
+            self.done = True
+            return BeamStep([], [])
+        self._totals = all_totals[best[live]].reshape(-1, 1)
+        step = BeamStep([parents[i] for i in live], [tokens[i] for i in live])
+        self._steps.append(step)
+        return step
+
+    def result(self) -> list[Hypothesis]:
+        """The `num_return` best hypotheses, best first.
+
+        Fewer only where no more sequences exist (transformers fills up with copies of score -1e9 there).
+        """
+        if not self.done:
+            raise RuntimeError("the search is not over: there is no result yet")
+        return [self._hypothesis(finished) for finished in self._finished[: self.num_return]]
+
+    def _score(self, total: float, length: int) -> float:
+        # A quotient of two float32 that is rounded to double and then to float32 is correctly rounded.
+        return float(np.float32(total / float(np.float32(length**self.length_penalty))))
+
+    def _is_over(self, best_live_total: float, length: int) -> bool:
+        if len(self._finished) < self.width:
+            return False
+        if self.early_stopping is True:
+            return True
+        if self.early_stopping == "never" and self.length_penalty > 0:
+            length = self.max_tokens  # where the penalty leaves most of a total
+        return self._score(best_live_total, length) <= self._finished[-1].score
+
+    def _hypothesis(self, finished: _Finished) -> Hypothesis:
+        tokens = [finished.token]
+        beam = finished.parent
+        for step in reversed(self._steps[: finished.length - 1]):
+            tokens.append(step.tokens[beam])
+            beam = step.parents[beam]
+        tokens.reverse()
+        stopped = finished.token in self.stop_tokens
+        return Hypothesis(
+            tokens=tokens,
+            score=finished.score,
+            cumulative_logprob=finished.cumulative_logprob,
+            finish_reason="stop" if stopped else "length",
+            stop_token=finished.token if stopped else None,
+        )
+
+
+def _best_first(totals: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """Indices of the `count` greatest (all, if there are fewer), greatest first, equal ones in order."""
+    if len(totals) <= max(count, 256):  # where sorting all is quicker than parting the best from the rest
+        return (-totals).argsort(kind="stable")[:count]
+    at_least = np.partition(totals, -count)[-count]
+    candidates = np.flatnonzero(totals >= at_least)
+    return candidates[(-totals[candidates]).argsort(kind="stable")[:count]]
