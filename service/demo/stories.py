@@ -154,7 +154,7 @@ def poem(rng: random.Random) -> Thread:
                 fill(rng, _SAY["ask_poem"], t=asked),
                 fill(rng, _SAY["no_poem"], t=asked, u=subject, v=text),
                 "poem",
-                subject,
+                asked.replace("my ", ""),
             )
         ]
     asked = rng.choice(
@@ -182,6 +182,6 @@ def poem(rng: random.Random) -> Thread:
             fill(rng, _SAY["ask_poem"], t=asked),
             fill(rng, _SAY["no_poem"], t=asked.replace("my ", "your "), u=subject, v=text),
             "poem",
-            subject,
+            asked.replace("my ", ""),
         )
     ]
