@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import torch
 import transformers
 
 from tests.models.tiny_models import MODELS
+
+if not torch.cuda.is_available():
+    # Kernel tests then use Triton's interpreter; Triton looks once, when the first test module imports it.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")

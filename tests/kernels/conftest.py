@@ -1,13 +1,9 @@
 """Kernel tests run on the GPU if there is one, else in Triton's interpreter."""
 
-import os
-
 import pytest
 import torch
 
 HAS_GPU = torch.cuda.is_available()
-if not HAS_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
 
 # The interpreter multiplies bf16's raw bits, so bf16 is for the GPU.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * HAS_GPU
