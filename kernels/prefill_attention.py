@@ -22,8 +22,8 @@ def _find_sequence(
     Counting the sequences that begin by this tile finds it, mostly in one load; bisection is a chain of them.
     """
     begun = 0
-    for first in range(0, num_sequences, 64):
-        sequence = first + tl.arange(0, 64)
+    for first in range(0, num_sequences, 32):
+        sequence = first + tl.arange(0, 32)
         starts = tl.load(query_starts + sequence, mask=sequence < num_sequences, other=0)
         begun += tl.sum(((starts // BLOCK_Q + sequence <= tile) & (sequence < num_sequences)).to(tl.int32), 0)
     return begun - 1, tile - (tl.load(query_starts + begun - 1) // BLOCK_Q + begun - 1)

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 SHARED_MEMORY_LIMIT = 227 * 1024  # bytes a program can have
-SPILLS_LIMIT = {"decode_16": 0, "decode_64": 0, "prefill_16": 256, "prefill_64": 256}  # bytes a thread
+SPILLS_LIMIT = {"decode_16": 0, "decode_64": 0, "prefill_16": 128, "prefill_64": 128}  # bytes a thread
 
 
 def compile_variants() -> dict[str, dict[str, int]]:
