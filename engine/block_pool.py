@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 
 class OutOfBlocks(Exception):
@@ -75,6 +76,15 @@ class BlockPool:
         self.allocations += 1
         return block
 
+    def next_to_evict(self, count: int) -> list[int]:
+        """Up to `count` cached blocks in the order in which they would be evicted."""
+        return list(islice(self._cached, count))
+
+    def refresh(self, block: int) -> None:
+        """If `block` is cached, it is the last to be evicted from now on."""
+        if block in self._cached:
+            self._cached.move_to_end(block)
+
     def share(self, block: int) -> None:
         """One more table names `block`, which is active or cached."""
         if self._counts[block] == 0:
@@ -99,11 +109,14 @@ class BlockPool:
         self._cached.pop(block, None)
         self._holds[block] += 1
 
-    def unhold(self, block: int) -> None:
+    def unhold(self, block: int, *, evict_next: bool = False) -> None:
+        """A transfer is done with `block`. evict_next: once cached, it is the first to go."""
         assert self._holds[block] > 0, f"no transfer holds block {block}"
         self._holds[block] -= 1
         if self._counts[block] == 0:
             self._settle(block)
+            if evict_next and block in self._cached:
+                self._cached.move_to_end(block, last=False)
 
     def keep(self, block: int) -> None:
         """The content of active `block` is to outlive its last reference."""

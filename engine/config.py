@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from engine.admission import Capacity
+from engine.preemption import PreemptionMode
 
 BLOCK_SIZES = (16, 32, 64, 128)
 
@@ -23,6 +24,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int | None = None  # None: 8192 on a GPU, 2048 on a CPU
     block_size: int = 16
     gpu_memory_utilization: float = 0.9
+    swap_space: float = 4.0  # GiB of host memory for KV blocks; 0: no host tier
+    preemption_mode: PreemptionMode = "auto"
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
@@ -42,6 +45,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"--gpu-memory-utilization must be between 0.05 and 1, got {self.gpu_memory_utilization}"
             )
+        if not 0 <= self.swap_space <= 1 << 20:
+            raise ValueError(f"--swap-space must be between 0 and {1 << 20} GiB, got {self.swap_space}")
+        if self.preemption_mode == "swap" and self.swap_space == 0:
+            raise ValueError("--preemption-mode swap needs host memory: --swap-space must be more than 0")
         if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 1:
             raise ValueError("--num-gpu-blocks-override must be at least 1")
         if self.max_model_len is not None and self.max_model_len < 1:
@@ -60,6 +67,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int  # what the model and the flags allow
     block_size: int
     num_blocks: int
+    num_host_blocks: int
     max_num_seqs: int
     max_num_batched_tokens: int
     bytes_per_block: int
@@ -106,6 +114,12 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     swapped: int
     preemptions_recompute: int
     preemptions_swap: int
+    host_free_blocks: int
+    host_active_blocks: int
+    host_cached_blocks: int
+    host_capacity_blocks: int
+    swap_out_blocks: int  # device to host since start, spilled cached blocks included
+    swap_in_blocks: int
     block_allocations: int
     block_evictions: int
     copy_on_write: int

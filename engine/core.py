@@ -91,6 +91,7 @@ class EngineCore:
 
     def _stats(self, prefills: int, decodes: int, phases: tuple[float, float, float, float]) -> StepStats:
         scheduler, pool = self.scheduler, self.scheduler.blocks.pool
+        host = scheduler.blocks.host.pool if scheduler.blocks.host is not None else None
         return StepStats(
             free_blocks=pool.num_free,
             active_blocks=pool.num_active,
@@ -98,10 +99,16 @@ class EngineCore:
             block_references=pool.references,
             tokens_filled=scheduler.tokens_filled,
             running=sum(len(group.live) for group in scheduler.running),
-            waiting=len(scheduler.waiting),
-            swapped=0,
-            preemptions_recompute=scheduler.preemptions,
-            preemptions_swap=0,
+            waiting=sum(not group.swapped for group in scheduler.waiting),
+            swapped=sum(group.swapped for group in scheduler.waiting),
+            preemptions_recompute=scheduler.recomputes,
+            preemptions_swap=scheduler.swaps,
+            host_free_blocks=host.num_free if host else 0,
+            host_active_blocks=host.num_active if host else 0,
+            host_cached_blocks=host.num_cached if host else 0,
+            host_capacity_blocks=host.num_blocks if host else 0,
+            swap_out_blocks=scheduler.blocks_swapped_out,
+            swap_in_blocks=scheduler.blocks_swapped_in,
             block_allocations=pool.allocations,
             block_evictions=pool.evictions,
             copy_on_write=scheduler.blocks.copies_on_write,

@@ -59,16 +59,22 @@ class DeviceResult:
         )
 
 
-class CudaFlight:
-    """Results on their way to pinned memory; the event says when they are there."""
+Transfer = Callable[[], None]
 
-    def __init__(self, result: DeviceResult) -> None:
+
+class CudaFlight:
+    """Results on their way to pinned memory; the events say when all of the step is done."""
+
+    def __init__(self, result: DeviceResult, transferred: torch.cuda.Event | None) -> None:
         self._result = result.map(_to_pinned)
+        self._transferred = transferred
         self._done = torch.cuda.Event()
         self._done.record()
 
     def wait(self) -> StepResult:
         self._done.synchronize()
+        if self._transferred is not None:
+            self._transferred.synchronize()
         return self._result.numpy()
 
 
@@ -77,14 +83,26 @@ def _to_pinned(tensor: Tensor) -> Tensor:
 
 
 class CudaQueue:
-    """Steps are enqueued on one stream of the device."""
+    """Steps are enqueued on one stream of the device, and transfers between the tiers on another.
+
+    A transfer starts when all earlier steps are done and runs beside its own step and the next: no step
+    waits for it, since the scheduler gives its blocks to nobody before it was waited for.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
+        self._copy_stream = torch.cuda.Stream(device)
 
-    def submit(self, step: Callable[[], DeviceResult]) -> CudaFlight:
+    def submit(self, step: Callable[[], DeviceResult], transfer: Transfer | None) -> CudaFlight:
+        transferred = None
+        if transfer is not None:
+            self._copy_stream.wait_stream(self._stream)
+            with torch.cuda.stream(self._copy_stream):
+                transfer()
+                transferred = torch.cuda.Event()
+                transferred.record()
         with torch.cuda.stream(self._stream):
-            return CudaFlight(step())
+            return CudaFlight(step(), transferred)
 
 
 class ThreadFlight:
@@ -101,5 +119,10 @@ class ThreadQueue:
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="quire-step")
 
-    def submit(self, step: Callable[[], DeviceResult]) -> ThreadFlight:
-        return ThreadFlight(self._worker.submit(step))
+    def submit(self, step: Callable[[], DeviceResult], transfer: Transfer | None) -> ThreadFlight:
+        def both() -> DeviceResult:
+            if transfer is not None:
+                transfer()
+            return step()
+
+        return ThreadFlight(self._worker.submit(both))

@@ -31,6 +31,7 @@ class RowStart:
     stop_tokens: frozenset[int]  # not to be sampled before min_tokens
     prompt: list[int]  # empty unless a penalty looks at it; read-only
     output: list[int]  # tokens generated before a recompute, ditto
+    last_token: int = -1  # what it sampled last, when its blocks come back from host memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class StepPlan:
     table_columns: Int32  # [K]
     table_blocks: Int32  # [K]
     copies: Int32  # [C, 2] (source, destination) blocks, before the forward
+    swap_out: Int32  # [., 2] (device, host) blocks; reads what all earlier steps wrote
+    swap_in: Int32  # [., 2] (host, device) blocks; both are done when this step's result is had
     sample_rows: Int32  # [S] device row that each sampled token belongs to
     sample_tokens: Int32  # [S] index in 0..T-1 of the token whose logits it is drawn from
     sample_positions: Int32  # [S] position that the sampled token takes in its sequence

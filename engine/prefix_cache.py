@@ -74,6 +74,11 @@ class PrefixCache:
         self._digests[block] = digest
         return True
 
+    def describe(self, block: int) -> tuple[Digest, bytes]:
+        """Digest and token ids of a published block."""
+        digest = self._digests[block]
+        return digest, self._entries[digest].piece
+
     def forget(self, block: int) -> None:
         """`block` is going to hold something else."""
         del self._entries[self._digests.pop(block)]

@@ -37,6 +37,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
+    beam_width: int = 0  # 0: no beam search; else the n best of so many beams, by transformers' scores
+    length_penalty: float = 1.0  # of beam search: score = sum of log-probabilities / length ** penalty
+    early_stopping: bool | Literal["never"] = False  # of beam search
     logprobs: int | None = None  # None: off; 0: the sampled token only; k: the k best as well
     prompt_logprobs: int | None = None
 
@@ -49,15 +52,38 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise ValueError("repetition_penalty must be greater than 0, got 0")
         if self.top_p == 0:
             raise ValueError("top_p must be greater than 0, got 0")
+        if self.beam_width:
+            self._check_beams()
         if self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens must not exceed max_tokens ({self.max_tokens}), got {self.min_tokens}"
             )
 
+    def _check_beams(self) -> None:
+        if self.n > self.beam_width:
+            raise ValueError(f"n must not exceed the beam width ({self.beam_width}), got {self.n}")
+        for name, neutral in _NOT_WITH_BEAMS:
+            if getattr(self, name) != neutral:
+                raise ValueError(f"{name} must be {neutral} with beam search, got {getattr(self, name)}")
+
+
+_NOT_WITH_BEAMS: tuple[tuple[str, object], ...] = (
+    ("temperature", 0.0),
+    ("top_p", 1.0),
+    ("top_k", 0),
+    ("min_p", 0.0),
+    ("repetition_penalty", 1.0),
+    ("presence_penalty", 0.0),
+    ("frequency_penalty", 0.0),
+    ("logit_bias", {}),
+    ("logprobs", None),
+)
 
 _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("n", 1, MAX_SEQUENCES),
     ("temperature", 0.0, 2.0),
+    ("beam_width", 0, MAX_SEQUENCES),
+    ("length_penalty", -5.0, 5.0),
     ("top_p", 0.0, 1.0),
     ("top_k", 0, 1 << 20),
     ("min_p", 0.0, 1.0),
@@ -109,5 +135,7 @@ class Output(msgspec.Struct, array_like=True):
     logprobs: list[TokenLogprob] | None = None  # one per token, if asked for
     prompt_logprobs: list[TokenLogprob | None] | None = None  # with the first output; None for token 0
     cached_tokens: int = 0  # prompt tokens served from the prefix cache; with the first output
+    cached_host_tokens: int = 0  # of those, from blocks in host memory
     queue_seconds: float | None = None  # arrival to first scheduling; with the first output
+    cumulative_logprob: float | None = None  # of a beam, with all its tokens, when the search is over
     error: str | None = None  # with finish_reason "error"

@@ -7,22 +7,27 @@ Deterministic: the same calls in the same order give the same plans.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 
 import numpy as np
 
 from engine.admission import Capacity
-from engine.block_manager import BlockManager
+from engine.block_manager import BlockManager, Found
 from engine.block_pool import OutOfBlocks
 from engine.outputs import collect_prompt_logprobs, sampled_logprobs
 from engine.plan import Int32, StepPlan, StepResult
+from engine.preemption import PreemptionPolicy
 from engine.prefix_cache import BlockHasher
 from engine.request import FinishReason, Output, Request, TokenLogprob
 from engine.rows import Rows
 from engine.sequence import NO_ROW, Sequence, SequenceGroup
 from engine.step import Flight, Prefill, StepDraft
 
+logger = logging.getLogger("quire.scheduler")
+
 WATERMARK = 0.01  # share of the blocks that admission leaves to those already running
+MAX_SPILLS = 64  # cached blocks a step looks at to copy to host memory before they are evicted
 
 
 class Scheduler:
@@ -35,19 +40,29 @@ class Scheduler:
         eos_token_ids: tuple[int, ...] = (),
         *,
         hasher: BlockHasher | None = None,
+        num_host_blocks: int = 0,
+        policy: PreemptionPolicy | None = None,
     ) -> None:
-        """Without a hasher nothing is found again: there is no prefix cache."""
+        """Without a hasher there is no prefix cache, without host blocks nothing is swapped or spilled."""
         self.rows = Rows(capacity.max_num_seqs)
-        self.blocks = BlockManager(capacity.num_blocks, capacity.block_size, self.rows, hasher)
+        self.blocks = BlockManager(
+            capacity.num_blocks, capacity.block_size, self.rows, hasher, num_host_blocks
+        )
+        self.policy = policy or PreemptionPolicy()
         self.max_num_batched_tokens = max_num_batched_tokens
         self.eos_token_ids = eos_token_ids
         self.waiting: deque[SequenceGroup] = deque()  # by arrival; all arrived after those running
         self.running: list[SequenceGroup] = []  # by arrival
         self.flights: deque[Flight] = deque()  # handed out and not committed, oldest first
-        self.preemptions = 0  # groups that yielded, since start
+        self.recomputes = 0  # groups that yielded and lost their blocks, since start
+        self.swaps = 0  # groups that yielded and went to host memory, since start
+        self.blocks_swapped_out = 0  # since start, spilled ones included
+        self.blocks_swapped_in = 0
         self._capacity = capacity
         self._groups: dict[int, SequenceGroup] = {}
         self._arrivals = 0
+        steps_ahead = max_num_batched_tokens // capacity.block_size + capacity.max_num_seqs
+        self._spill_reserve = min(capacity.num_blocks // 2, steps_ahead)
         self._watermark = int(capacity.num_blocks * WATERMARK)
         self._decode_rows: Int32 | None = None  # rows past prefill, oldest group first; None: stale
         self._shared_tails: dict[int, Sequence] = {}  # by row: forked, and to write into a shared block next
@@ -83,18 +98,22 @@ class Scheduler:
         draft.budget = self.max_num_batched_tokens - len(decodes)
         for group in list(self.running):
             self._schedule_prefill(draft, group)
-        if not draft.preempted:
-            self._admit(draft, now)
-        else:
+        if draft.preempted:
             draft.forget_preempted()
             decodes = decodes[self.rows.decoding[decodes]]
-        if not len(decodes) and not draft.prefills:
+        elif not draft.stalled:
+            self._admit(draft, now)
+        if self.blocks.pool.num_free < self._spill_reserve:
+            self.blocks.spill(min(MAX_SPILLS, self._spill_reserve - self.blocks.pool.num_free))
+        if not len(decodes) and not draft.prefills and not self.blocks.moves.has_transfers:
             return None
         self.rows.context[decodes] += 1
         for prefill in draft.prefills:
             for sequence in prefill.samples:
                 self.rows.decoding[sequence.row] = True
                 self._decode_rows = None
+        self.blocks_swapped_out += len(self.blocks.moves.swap_out) + len(self.blocks.moves.spills)
+        self.blocks_swapped_in += len(self.blocks.moves.swap_in)
         plan, flight = draft.build(self.rows, decodes, self.blocks.take_moves(), self.blocks.block_size)
         self.flights.append(flight)
         return plan
@@ -108,9 +127,13 @@ class Scheduler:
             if sequence is not None:  # else it was preempted for an older one just now
                 self._back(draft, sequence, int(self.rows.context[row]) + 1)
         for row, sequence in sorted(self._shared_tails.items(), key=lambda item: item[1].group.order):
-            if sequence.row == row and self.rows.context[row] < self.rows.limit[row]:
+            # Not while its blocks are on their way, and not once it was preempted for an older one.
+            if self.rows.decoding[row] and self.rows.context[row] < self.rows.limit[row]:
                 self._own(draft, sequence, int(self.rows.context[row]))
-        return rows[self.rows.decoding[rows]]
+        rows = rows[self.rows.decoding[rows]]
+        if draft.stalled:
+            rows = rows[~np.isin(rows, list(draft.stalled))]
+        return rows
 
     def _rows_past_prefill(self) -> Int32:
         if self._decode_rows is None:
@@ -127,17 +150,20 @@ class Scheduler:
 
     def _schedule_prefill(self, draft: StepDraft, group: SequenceGroup) -> None:
         """Take chunks of what `group` has not computed yet, as far as the budget and the blocks go."""
-        while group.prefill_queue and draft.budget:
+        while group.prefill_queue and draft.budget and not group.transferring:
             sequence = group.prefill_queue[0]
             row = sequence.row
             if not sequence.table:
                 self._find_start(sequence)
-            start = int(self.rows.context[row])
+            # Were all tokens found, the last one is computed all the same, for its logits.
+            start = min(int(self.rows.context[row]), len(sequence.tokens) - 1)
             end = min(len(sequence.tokens), start + draft.budget)
-            if start % self.blocks.block_size and not self._own(draft, sequence, start):
+            if start < self.rows.capacity[row] and not self._own(draft, sequence, start):
                 return
             if not self._back(draft, sequence, end):
-                return
+                end = int(self.rows.capacity[row]) if sequence.row == row else start
+                if end <= start:
+                    return
             self.rows.context[row] = end
             draft.budget -= end - start
             done = end == len(sequence.tokens)
@@ -145,34 +171,73 @@ class Scheduler:
                 group.prefill_queue.pop(0)
             samples = self._fork(sequence) if done else []
             draft.prefills.append(Prefill(sequence, start, end, samples, row))
+            if not done:
+                return
 
     def _admit(self, draft: StepDraft, now: float) -> None:
-        available = self.blocks.pool.num_available - sum(
-            self._blocks_to_come(group) for group in self.running
-        )
-        while self.waiting and draft.budget:
+        """Let waiting groups in, strictly in order: those that were preempted come before all new ones."""
+        available = self.blocks.pool.num_available
+        available -= sum(self._blocks_to_come(group) for group in self.running)
+        while self.waiting and draft.budget and not self.waiting[0].transferring:
             group = self.waiting[0]
-            live = group.live
-            spare = self._watermark if self.running else 0
-            found = self._find(live[0])
-            needed = self._blocks_to_find(group, found)
-            if needed + spare > available and len(found) * self.blocks.block_size == len(live[0].tokens):
-                found.pop()  # there may be room for the last block, but not for a copy of it
-                needed = self._blocks_to_find(group, found)
-            if len(live) > self.rows.num_free or needed + spare > available:
+            if len(group.live) > self.rows.num_free:
                 return
+            spare = self._watermark if self.running else 0
+            if group.swapped:
+                away = {block for sequence in group.live for block in sequence.host_table}
+                needed = max(self._blocks_to_resume(group), len(away))
+                # A group that comes back and must yield again has moved its blocks for nothing: leave a
+                # block for each sequence that runs.
+                spare = max(spare, self.rows.size - self.rows.num_free) if self.running else 0
+                if needed + spare > available:
+                    return
+                self._swap_in(draft, group)
+            else:
+                found = self._find(group.live[0])
+                needed = self._blocks_to_find(group, found)
+                if needed + spare > available and self._is_whole(group, found):
+                    found = found.first(len(found) - 1)  # no room for a copy of the last block
+                    needed = self._blocks_to_find(group, found)
+                if needed + spare > available:
+                    return
+                self._begin_group(draft, group, found, now)
             available -= needed
-            self.waiting.popleft()
-            self.running.append(group)
-            for sequence in live:
-                self.rows.assign(sequence)
-                draft.start(sequence)
-            self._begin(live[0], found)
-            if group.queue_seconds is None:
-                group.queue_seconds = now - group.request.arrival
-                group.cached_tokens = int(self.rows.context[live[0].row])
-            group.prefill_queue = live if group.forked else live[:1]
-            self._schedule_prefill(draft, group)
+
+    def _begin_group(self, draft: StepDraft, group: SequenceGroup, found: Found, now: float) -> None:
+        self.running.append(self.waiting.popleft())
+        live = group.live
+        for sequence in live:
+            self.rows.assign(sequence)
+            draft.start(sequence)
+        self._begin(draft, live[0], found)
+        if group.queue_seconds is None:
+            group.queue_seconds = now - group.request.arrival
+            group.cached_tokens = min(int(self.rows.context[live[0].row]), group.num_prompt - 1)
+            on_device = len(found.device) * self.blocks.block_size
+            group.cached_host_tokens = max(0, group.cached_tokens - on_device)
+        group.prefill_queue = live if group.forked else live[:1]
+        self._schedule_prefill(draft, group)
+
+    def _swap_in(self, draft: StepDraft, group: SequenceGroup) -> None:
+        self.running.append(self.waiting.popleft())
+        for sequence in group.live:
+            self.rows.assign(sequence)
+            waits = sequence in group.prefill_queue
+            assert waits or len(sequence.tokens) == sequence.saved_context + 1 or not sequence.host_table
+            draft.start(sequence, -1 if waits else sequence.tokens[-1])
+        self.blocks.swap_in(group)
+        for sequence in group.live:
+            context = int(self.rows.context[sequence.row])
+            draft.brought.append((sequence, context // self.blocks.block_size))
+            if context % self.blocks.block_size and not self.blocks.is_writable(sequence, context):
+                self._shared_tails[sequence.row] = sequence
+        group.swapped = False
+        self._transfer(draft, group)
+
+    def _transfer(self, draft: StepDraft, group: SequenceGroup) -> None:
+        """Leave `group` alone until this step is committed: its blocks are on their way."""
+        group.transferring = True
+        draft.arrivals.append(group)
 
     # -- blocks -------------------------------------------------------------------------------------
 
@@ -184,14 +249,16 @@ class Scheduler:
             self.blocks.blocks_for(min(len(sequence.tokens) + 1, most)) - shared for sequence in group.live
         )
 
-    def _blocks_to_find(self, group: SequenceGroup, found: list[int]) -> int:
+    def _is_whole(self, group: SequenceGroup, found: Found) -> bool:
+        return len(found) * self.blocks.block_size == len(group.live[0].tokens)
+
+    def _blocks_to_find(self, group: SequenceGroup, found: Found) -> int:
         """Of `_blocks_to_resume`, how many must come from those available when `found` are shared.
 
         One more when the tokens are found whole: the last one is computed in a copy of its block.
         """
-        in_use = sum(self.blocks.pool.count(block) > 0 for block in found)
-        whole = len(found) * self.blocks.block_size == len(group.live[0].tokens)
-        return self._blocks_to_resume(group) - in_use + whole
+        in_use = sum(self.blocks.pool.count(block) > 0 for block in found.device)
+        return self._blocks_to_resume(group) - in_use + self._is_whole(group, found)
 
     def _blocks_to_come(self, group: SequenceGroup) -> int:
         """Blocks that a running group was admitted with and has not taken yet."""
@@ -200,52 +267,71 @@ class Scheduler:
         held = {block for sequence in group.live for block in sequence.table}
         return max(0, self._blocks_to_resume(group) - len(held))
 
-    def _begin(self, sequence: Sequence, found: list[int]) -> None:
-        """Start the table of `sequence` with found blocks; at least its last token is to be computed."""
+    def _begin(self, draft: StepDraft, sequence: Sequence, found: Found) -> None:
+        """Start the table of `sequence` with found blocks."""
         self.blocks.attach(sequence, found)
-        known = min(len(found) * self.blocks.block_size, len(sequence.tokens) - 1)
-        self.rows.context[sequence.row] = known
+        self.rows.context[sequence.row] = len(found) * self.blocks.block_size
+        if found.host:
+            draft.brought.append((sequence, len(found)))
+            self._transfer(draft, sequence.group)
 
-    def _find(self, sequence: Sequence) -> list[int]:
+    def _find(self, sequence: Sequence) -> Found:
         """Blocks that need not be computed: those findable, up to where prompt logprobs are still wanted."""
         group = sequence.group
         found = self.blocks.match(sequence)
         if group.prompt_logprobs is not None and group.prompt_logprobs_asked < group.num_prompt:
-            return found[: (group.prompt_logprobs_asked - 1) // self.blocks.block_size]
+            return found.first((group.prompt_logprobs_asked - 1) // self.blocks.block_size)
         return found
 
     def _find_start(self, sequence: Sequence) -> None:
         """Resuming a later sequence of a group: it shares the first one's prompt, and may find more."""
         first = sequence.group.live[0]
         most = (len(sequence.tokens) - 1) // self.blocks.block_size
-        found = self._find(sequence)[:most]
+        found = Found(self._find(sequence).device[:most], [])
         shared = min(sequence.group.num_prompt // self.blocks.block_size, most)
         if first is not sequence and shared > len(found):
             self.blocks.fork(first, sequence, shared)
             self.rows.context[sequence.row] = shared * self.blocks.block_size
         else:
-            self._begin(sequence, found)
+            self.blocks.attach(sequence, found)
+            self.rows.context[sequence.row] = len(found) * self.blocks.block_size
 
     def _back(self, draft: StepDraft, sequence: Sequence, num_tokens: int) -> bool:
-        """Back `num_tokens` of `sequence` with blocks; False when its own group had to yield for it."""
+        """Back `num_tokens` of `sequence` with blocks; False when it cannot go on in this step."""
         while True:
             try:
                 self.blocks.grow(sequence, num_tokens)
                 return True
             except OutOfBlocks:
-                if self._preempt_newest(draft) is sequence.group:
+                missing = self.blocks.blocks_for(num_tokens) - len(sequence.table)
+                if not self._make_room(draft, sequence, missing):
                     return False
 
     def _own(self, draft: StepDraft, sequence: Sequence, position: int) -> bool:
-        """Make the block of `position` writable; False when its own group had to yield for it."""
+        """Make the block of `position` writable; False when `sequence` cannot go on in this step."""
         while not self.blocks.is_writable(sequence, position):
             try:
                 self.blocks.copy_on_write(sequence, position)
             except OutOfBlocks:
-                if self._preempt_newest(draft) is sequence.group:
+                if not self._make_room(draft, sequence, 1):
                     return False
         self._shared_tails.pop(sequence.row, None)
         return True
+
+    def _make_room(self, draft: StepDraft, sequence: Sequence, missing: int) -> bool:
+        """Have newer groups yield; True when it is worth trying again in this very step."""
+        if self.blocks.pool.num_in_transfer - draft.promised < missing:
+            newest = self.running[-1]
+            if not newest.transferring:
+                self._preempt_newest(draft, sequence)
+                if newest is sequence.group:
+                    return False
+                if not newest.swapped or self.blocks.pool.num_available:
+                    return True
+                return self._make_room(draft, sequence, missing)
+        draft.promised += missing
+        draft.stalled.add(sequence.row)
+        return False
 
     def _fork(self, sequence: Sequence) -> list[Sequence]:
         """`sequence` is in the cache as a whole: which sequences sample from its last logits."""
@@ -265,16 +351,35 @@ class Scheduler:
 
     # -- yielding and ending ------------------------------------------------------------------------
 
-    def _preempt_newest(self, draft: StepDraft) -> SequenceGroup:
-        """The newest running group yields its blocks; its tokens are kept and prefilled again later."""
+    def _preempt_newest(self, draft: StepDraft, beneficiary: Sequence) -> None:
+        """The newest running group yields its blocks, keeps its tokens and comes back before any other."""
         group = self.running.pop()
+        rows = {sequence.row for sequence in group.live}
+        blocks = len({block for sequence in group.live for block in sequence.table})
+        tokens = int(self.rows.context[list(rows)].sum())
+        # What this very step was to do to its blocks has not happened yet, and will not.
+        touched = any(copy[0] in rows for copy in self.blocks.moves.copies)
+        touched = touched or any(prefill.row in rows for prefill in draft.prefills)
+        draft.preempted |= rows
+        swap = not touched and self.policy.swaps(blocks, tokens) and self.blocks.swap_out(group)
         for sequence in group.live:
-            draft.preempted.add(sequence.row)
             self._release(sequence)
-        group.prefill_queue = []
+        if swap:
+            self.swaps += 1
+            group.swapped = True
+            self._transfer(draft, group)
+        else:
+            self.recomputes += 1
+            group.prefill_queue = []
         self.waiting.appendleft(group)
-        self.preemptions += 1
-        return group
+        logger.debug(
+            "preempted request=%d for=%d mode=%s blocks=%d tokens=%d",
+            group.request.id,
+            beneficiary.group.request.id,
+            "swap" if swap else "recompute",
+            blocks,
+            tokens,
+        )
 
     def _release(self, sequence: Sequence) -> None:
         self.blocks.free(sequence)
@@ -289,6 +394,7 @@ class Scheduler:
         group = sequence.group
         if sequence.row != NO_ROW:
             self._release(sequence)
+        self.blocks.drop_host(sequence)
         if sequence in group.prefill_queue:
             group.prefill_queue.remove(sequence)
         if not group.live:
@@ -301,11 +407,12 @@ class Scheduler:
     def commit(self, result: StepResult) -> list[Output]:
         """Book what the oldest handed-out step gave; what it brings for ended sequences is dropped."""
         flight = self.flights.popleft()
-        for block in flight.held:
-            self.blocks.pool.unhold(block)
+        self.blocks.arrived(flight.moves)
         for sequence, num_blocks in flight.filled:
             if sequence.row != NO_ROW:  # else its blocks are gone
                 self.blocks.publish(sequence, num_blocks)
+        for group in flight.arrivals:
+            self._arrive(group)
         for wanted, got in zip(flight.prompt_logprobs, result.prompt_logprobs, strict=True):
             collect_prompt_logprobs(wanted, got)
         logprobs = sampled_logprobs(flight.samples, result)
@@ -315,6 +422,17 @@ class Scheduler:
                 outputs.append(self._append(sequence, token, logprobs.get(i)))
         return outputs
 
+    def _arrive(self, group: SequenceGroup) -> None:
+        """The blocks of `group` are where they were sent."""
+        group.transferring = False
+        if group.swapped:
+            self.blocks.publish_on_host(group)
+            return
+        for sequence in group.live:
+            if sequence.table and sequence not in group.prefill_queue:
+                self.rows.decoding[sequence.row] = True
+        self._decode_rows = None
+
     def _append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> Output:
         group = sequence.group
         output = Output(group.request.id, sequence.index, [token])
@@ -323,6 +441,7 @@ class Scheduler:
             output.prompt_logprobs = group.prompt_logprobs
             output.queue_seconds = group.queue_seconds
             output.cached_tokens = group.cached_tokens
+            output.cached_host_tokens = group.cached_host_tokens
         if token < 0:
             output.tokens = []
             output.finish_reason = "error"
@@ -362,9 +481,7 @@ class Scheduler:
         """Assert every invariant. O(blocks + tokens)."""
         groups = [*self.running, *self.waiting]
         live = [sequence for group in groups for sequence in group.live]
-        held = [block for flight in self.flights for block in flight.held]
-        held += [source for _, source, _ in self.blocks.moves.copies]
-        self.blocks.check(live, held)
+        self.blocks.check(live, [flight.moves for flight in self.flights])
         assert sorted(self._groups) == sorted(group.request.id for group in groups)
         orders = [group.order for group in groups]
         assert orders == sorted(orders), "a group runs or waits out of its turn"
@@ -380,3 +497,4 @@ class Scheduler:
             assert len(sequence.table) <= self.blocks.blocks_for(max(context, 1)), "a block too many"
         for group in self.waiting:
             assert all(not sequence.table and sequence.row == NO_ROW for sequence in group.live)
+            assert group.swapped or not any(sequence.host_table for sequence in group.live)

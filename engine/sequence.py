@@ -12,7 +12,19 @@ BlockTable = list[int]
 class Sequence:
     """One line of tokens: the prompt and what was generated after it, known to the host."""
 
-    __slots__ = ("digests", "finish_reason", "group", "index", "published", "row", "table", "tokens")
+    __slots__ = (
+        "digests",
+        "finish_reason",
+        "group",
+        "host_published",
+        "host_table",
+        "index",
+        "published",
+        "row",
+        "saved_context",
+        "table",
+        "tokens",
+    )
 
     def __init__(self, group: SequenceGroup, index: int) -> None:
         self.group = group
@@ -21,6 +33,9 @@ class Sequence:
         self.table: BlockTable = []
         self.digests: list[Digest] = []  # of the full blocks of `tokens`, as far as they were needed
         self.published = 0  # blocks of `table` that are findable, or were found
+        self.host_table: BlockTable = []  # host blocks that hold what `table` named, while swapped out
+        self.host_published = 0  # how many of them hold findable content
+        self.saved_context = 0  # tokens that they hold
         self.row = NO_ROW  # device row while the group runs
         self.finish_reason: FinishReason | None = None
 
@@ -33,6 +48,7 @@ class SequenceGroup:
     """The sequences of one request: admitted, preempted and resumed together (section 4.5)."""
 
     __slots__ = (
+        "cached_host_tokens",
         "cached_tokens",
         "first_output_due",
         "forked",
@@ -45,6 +61,8 @@ class SequenceGroup:
         "request",
         "sequences",
         "stop_tokens",
+        "swapped",
+        "transferring",
     )
 
     def __init__(self, request: Request, order: int, eos_token_ids: tuple[int, ...]) -> None:
@@ -62,6 +80,9 @@ class SequenceGroup:
         )
         self.prompt_logprobs_asked = 1  # prompt tokens before this one are collected or in flight
         self.cached_tokens = 0  # of the prompt, found when it was first admitted
+        self.cached_host_tokens = 0  # of those, in host memory
+        self.swapped = False  # what it had computed is in host memory, or on its way there
+        self.transferring = False  # blocks are on their way, to or from host memory
         self.queue_seconds: float | None = None
         self.first_output_due = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 import time
@@ -18,6 +19,7 @@ from engine.models.config import ModelConfig
 from engine.models.hub import resolve_model
 from engine.models.loader import load_model
 from engine.plan import RowStart, StepPlan, empty_int32
+from engine.preemption import PreemptionPolicy
 from engine.prefix_cache import BlockHasher
 from engine.request import SamplingParams
 from engine.runner import Limits, ModelRunner
@@ -26,6 +28,8 @@ from kernels.backend import torch_backend, triton_backend
 
 CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 2048}
+TIMED_BLOCKS = 64  # moved to time the link to host memory
+TIMED_TOKENS = 512  # prefilled to time a recompute
 GRAPH_RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
 
 Phase = Literal["download", "weights", "memory", "warm-up", "ready"]
@@ -83,6 +87,9 @@ def start_engine(
     block_bytes = bytes_per_block(model_config, config.block_size, dtype)
     num_blocks = config.num_gpu_blocks_override or _measure_blocks(config, runner, block_bytes)
     runner.cache = KVCache(model_config, num_blocks, config.block_size, dtype, device, backend.copy_blocks)
+    num_host_blocks = min(int(config.swap_space * 2**30) // block_bytes, num_blocks)
+    if num_host_blocks:
+        runner.cache.add_host_tier(num_host_blocks)
     memory(num_blocks, num_blocks)
 
     warm_up = report.phase("warm-up", "graphs")
@@ -103,6 +110,7 @@ def start_engine(
         max_model_len=max_model_len,
         block_size=config.block_size,
         num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         bytes_per_block=block_bytes,
@@ -111,7 +119,17 @@ def start_engine(
         head_weight_bytes=matrix_bytes,
     )
     hasher = BlockHasher(config.block_size, secrets.randbits(64)) if config.enable_prefix_caching else None
-    scheduler = Scheduler(info.capacity, max_num_batched_tokens, model_config.eos_token_ids, hasher=hasher)
+    policy = PreemptionPolicy(mode=config.preemption_mode)
+    if config.preemption_mode == "auto" and num_host_blocks:
+        policy = measure_costs(runner, num_blocks)
+    scheduler = Scheduler(
+        info.capacity,
+        max_num_batched_tokens,
+        model_config.eos_token_ids,
+        hasher=hasher,
+        num_host_blocks=num_host_blocks,
+        policy=policy,
+    )
     report.phase("ready", "s")(1, 1)
     return EngineCore(scheduler, runner), info
 
@@ -157,6 +175,31 @@ def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int)
     return min(spare // block_bytes, most)
 
 
+def measure_costs(runner: ModelRunner, num_blocks: int) -> PreemptionPolicy:
+    """Time one transfer of a few blocks and one prefill: what a preemption costs either way."""
+    assert runner.cache.host is not None
+    count = min(TIMED_BLOCKS, num_blocks, len(runner.cache.host))
+    blocks = np.arange(count, dtype=np.int32)
+    pairs = np.stack([blocks, blocks], axis=1)
+    tokens = min(TIMED_TOKENS, runner.limits.max_num_batched_tokens, runner.limits.max_model_len)
+    prefill = _largest_step(Limits(1, tokens, tokens), sampled=1)
+    nothing = _largest_step(Limits(1, 1, 1), sampled=1)
+    transfer = dataclasses.replace(nothing, swap_out=pairs)
+    seconds = [_best_seconds(runner, plan) for plan in (transfer, nothing, prefill)]
+    return PreemptionPolicy(
+        seconds_per_block=max(seconds[0] - seconds[1], 0.0) / count, seconds_per_token=seconds[2] / tokens
+    )
+
+
+def _best_seconds(runner: ModelRunner, plan: StepPlan) -> float:
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        runner.launch(plan).wait()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
 def _largest_step(limits: Limits, sampled: int) -> StepPlan:
     """A step that prefills as many tokens as a step may and samples `sampled` rows, all in block 0."""
     lengths: list[int] = []
@@ -175,6 +218,8 @@ def _largest_step(limits: Limits, sampled: int) -> StepPlan:
         table_columns=empty_int32(),
         table_blocks=empty_int32(),
         copies=empty_int32().reshape(0, 2),
+        swap_out=empty_int32().reshape(0, 2),
+        swap_in=empty_int32().reshape(0, 2),
         sample_rows=np.arange(sampled, dtype=np.int32),
         sample_tokens=np.zeros(sampled, np.int32),
         sample_positions=np.ones(sampled, np.int32),

@@ -39,7 +39,8 @@ class Flight:
     samples: list[Sequence]
     prompt_logprobs: list[WantedPromptLogprobs]
     filled: list[tuple[Sequence, int]]  # sequences that filled blocks, and how many they have filled by then
-    held: list[int]  # blocks that the step's copies read
+    moves: Moves
+    arrivals: list[SequenceGroup]  # groups whose blocks are where they should be once it is committed
 
 
 @dataclass(slots=True)
@@ -50,8 +51,12 @@ class StepDraft:
     prefills: list[Prefill] = field(default_factory=list)
     starts: list[RowStart] = field(default_factory=list)
     preempted: set[int] = field(default_factory=set)  # rows
+    stalled: set[int] = field(default_factory=set)  # rows that wait for blocks in transfer
+    promised: int = 0  # blocks in transfer that those rows will take
+    arrivals: list[SequenceGroup] = field(default_factory=list)
+    brought: list[tuple[Sequence, int]] = field(default_factory=list)  # full blocks that come from the host
 
-    def start(self, sequence: Sequence) -> None:
+    def start(self, sequence: Sequence, last_token: int = -1) -> None:
         group = sequence.group
         params = group.request.params
         penalised = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
@@ -64,6 +69,7 @@ class StepDraft:
                 stop_tokens=group.stop_tokens,
                 prompt=group.request.prompt if penalised else [],
                 output=sequence.tokens[group.num_prompt :] if penalised else [],
+                last_token=last_token,
             )
         )
 
@@ -99,7 +105,6 @@ class StepDraft:
         assert len(sequences) == len(samples), "a decode was scheduled on an empty row"
         sample_rows = np.array([sequence.row for sequence in sequences], np.int32)
         table = np.array([(*key, block) for key, block in moves.entries.items()], np.int32).reshape(-1, 3)
-        copies = [(source, destination) for _, source, destination in moves.copies]
         filled_rows = decodes[rows.context[decodes] % block_size == 0].tolist()
         filled = [(rows.sequences[row], int(rows.context[row]) // block_size) for row in filled_rows]
         filled += [(prefill.sequence, prefill.end // block_size) for prefill in self.prefills]
@@ -113,14 +118,20 @@ class StepDraft:
             table_rows=table[:, 0],
             table_columns=table[:, 1],
             table_blocks=table[:, 2],
-            copies=np.array(copies, np.int32).reshape(-1, 2),
+            copies=_pairs([(source, destination) for _, source, destination in moves.copies]),
+            swap_out=_pairs([(t.device, t.host) for t in (*moves.swap_out, *moves.spills)]),
+            swap_in=_pairs([(t.host, t.device) for t in moves.swap_in]),
             sample_rows=sample_rows,
             sample_tokens=np.array(sample_tokens, np.int32),
             sample_positions=rows.context[sample_rows],
             prompt_logprobs=tuple(asked),
         )
         whose = [(sequence, count) for sequence, count in filled if sequence is not None]
-        return plan, Flight(sequences, wanted, whose, [source for source, _ in copies])
+        return plan, Flight(sequences, wanted, whose + self.brought, moves, self.arrivals)
+
+
+def _pairs(pairs: list[tuple[int, int]]) -> Int32:
+    return np.array(pairs, np.int32).reshape(-1, 2)
 
 
 def _prompt_logprobs(prefill: Prefill) -> WantedPromptLogprobs | None:

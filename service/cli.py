@@ -109,6 +109,20 @@ def _add_engine_flags(parser: Parser) -> None:
     _flag(parser, "--num-gpu-blocks-override", type=int, help="KV blocks, on a CPU too; measured if left out")
     _flag(
         parser,
+        "--swap-space",
+        type=float,
+        default=4.0,
+        help="GiB of host memory for KV blocks of preempted requests and cached ones; 0: none",
+    )
+    _flag(
+        parser,
+        "--preemption-mode",
+        choices=("auto", "swap", "recompute"),
+        default="auto",
+        help="auto: whichever costs less, as measured at start",
+    )
+    _flag(
+        parser,
         "--no-enable-prefix-caching",
         dest="enable_prefix_caching",
         action="store_false",

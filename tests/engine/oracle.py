@@ -3,49 +3,65 @@ table, so that any lost, stale or aliased block changes the output."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+
 import numpy as np
 
 from engine.core import Runner
 from engine.plan import Logprobs, StepPlan, StepResult
 from engine.request import Request, SamplingParams
 
+Slot = tuple[int, int, int]
+"""(position, token, hash of all that came before), as keys and values depend on all that came before."""
+
 VOCAB = 50
 _MASK = (1 << 61) - 1
 
 
-def _next_token(history: list[tuple[int, int]], params: SamplingParams, index: int) -> int:
-    state = params.seed * 31 + (index if params.temperature else 0)
-    for position, token in history:
-        state = (state * 1_000_003 + position * 131 + token + 7) & _MASK
-    return (state >> 7) % VOCAB
+def _hash(history: int, position: int, token: int) -> int:
+    return (history * 1_000_003 + position * 131 + token + 7) & _MASK
+
+
+def _next_token(history: int, params: SamplingParams, index: int) -> int:
+    seed = params.seed * 31 + (index if params.temperature else 0)
+    return (_hash(history, seed, index) >> 7) % VOCAB
 
 
 def expected_tokens(request: Request, index: int, eos: tuple[int, ...] = ()) -> list[int]:
     """What sequence `index` of `request` must produce, whatever the schedule was."""
     params = request.params
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
-    tokens = list(request.prompt)
-    while len(tokens) - len(request.prompt) < params.max_tokens:
-        tokens.append(_next_token(list(enumerate(tokens)), params, index))
-        if tokens[-1] in stops:
+    history = 0
+    for position, token in enumerate(request.prompt):
+        history = _hash(history, position, token)
+    generated: list[int] = []
+    while len(generated) < params.max_tokens:
+        generated.append(_next_token(history, params, index))
+        history = _hash(history, len(request.prompt) + len(generated) - 1, generated[-1])
+        if generated[-1] in stops:
             break
-    return tokens[len(request.prompt) :]
+    return generated
 
 
 class OracleFlight:
-    def __init__(self, result: StepResult) -> None:
+    def __init__(self, runner: OracleRunner, result: StepResult) -> None:
+        self.runner = runner
         self.result = result
 
     def wait(self) -> StepResult:
+        self.runner.under_way.popleft()()
         return self.result
 
 
 class OracleRunner(Runner):
     """Executes plans on a toy cache of (position, token) pairs, exactly in the order of the contract."""
 
-    def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, num_host_blocks: int = 0) -> None:
         self.block_size = block_size
-        self.cache: list[list[tuple[int, int] | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.cache: list[list[Slot | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.host: list[list[Slot | None]] = [[None] * block_size for _ in range(num_host_blocks)]
+        self.under_way: deque[Callable[[], None]] = deque()  # transfers happen as late as they may
         self.tables = np.full((max_num_seqs, num_blocks + 1), -1, np.int64)
         self.last = [0] * max_num_seqs
         self.state: dict[int, tuple[SamplingParams, int]] = {}
@@ -54,7 +70,10 @@ class OracleRunner(Runner):
     def launch(self, plan: StepPlan) -> OracleFlight:
         for start in plan.starts:
             self.state[start.row] = (start.params, start.index)
+            if start.last_token >= 0:
+                self.last[start.row] = start.last_token
         self.tables[plan.table_rows, plan.table_columns] = plan.table_blocks
+        self._transfer(plan)
         destinations = plan.copies[:, 1].tolist()
         assert len(set(destinations)) == len(destinations), "two copies write one block"
         assert not set(destinations) & set(plan.copies[:, 0].tolist()), "a copy reads what another writes"
@@ -75,7 +94,11 @@ class OracleRunner(Runner):
             slot = (int(block), position % self.block_size)
             assert slot not in written, f"slot {slot} is written twice in one step"
             written.add(slot)
-            self.cache[slot[0]][slot[1]] = (position, token)
+            self.cache[slot[0]][slot[1]] = (position, token, 0)
+        for row, position in tokens:  # all are in the cache before any is read, as in a layer
+            block, offset = self.tables[row, position // self.block_size], position % self.block_size
+            _, token, _ = self.cache[block][offset] or (0, 0, 0)
+            self.cache[block][offset] = (position, token, self._read(row, position))
         self.tokens_computed += len(tokens)
         sampled = []
         for row, index, position in zip(
@@ -89,14 +112,36 @@ class OracleRunner(Runner):
             history = self._read(source, position)
             sampled.append(_next_token(history, *self.state[row]))
             self.last[row] = sampled[-1]
-        return OracleFlight(self._result(plan, tokens, ids, sampled))
+        return OracleFlight(self, self._result(plan, tokens, ids, sampled))
 
-    def _read(self, row: int, length: int) -> list[tuple[int, int]]:
-        history = []
+    def _transfer(self, plan: StepPlan) -> None:
+        """Swaps read at once or when waited for, and are written when waited for: both must be the same."""
+        arrivals: list[tuple[list[Slot | None], list[list[Slot | None]], int]] = []
+        for device, host in plan.swap_out.tolist():
+            arrivals.append((self.cache[device], self.host, host))
+            self.host[host] = [None] * self.block_size
+        for host, device in plan.swap_in.tolist():
+            arrivals.append((self.host[host], self.cache, device))
+            self.cache[device] = [None] * self.block_size
+        before = [list(source) for source, _, _ in arrivals]
+
+        def arrive() -> None:
+            for (source, tier, target), content in zip(arrivals, before, strict=True):
+                assert source == content, "a block was written while it was read by a transfer"
+                assert tier[target] == [None] * self.block_size, "a block was written before its transfer"
+                tier[target] = content
+
+        self.under_way.append(arrive)
+
+    def _read(self, row: int, length: int) -> int:
+        """Hash of the first `length` tokens of `row`, each of which was computed from the right ones."""
+        history = 0
         for position in range(length):
             entry = self.cache[self.tables[row, position // self.block_size]][position % self.block_size]
             assert entry is not None, f"row {row} reads position {position}, which nobody wrote"
-            history.append(entry)
+            assert entry[0] == position, f"row {row} reads position {entry[0]} at {position}"
+            assert entry[2] == history, f"position {position} of row {row} was computed from other tokens"
+            history = _hash(history, position, entry[1])
         return history
 
     def _result(

@@ -8,6 +8,7 @@ import pytest
 
 from engine.admission import Capacity
 from engine.core import EngineCore
+from engine.preemption import PreemptionMode, PreemptionPolicy
 from engine.prefix_cache import BlockHasher
 from engine.request import Output, Request, SamplingParams
 from engine.scheduler import Scheduler
@@ -17,12 +18,23 @@ EOS = (3,)
 
 
 def make_core(
-    num_blocks: int, block_size: int, max_num_seqs: int, budget: int, *, caching: bool = True
+    num_blocks: int,
+    block_size: int,
+    max_num_seqs: int,
+    budget: int,
+    *,
+    caching: bool = True,
+    num_host_blocks: int = 0,
+    mode: PreemptionMode = "recompute",
 ) -> EngineCore:
     capacity = Capacity(num_blocks, block_size, max_num_seqs, max_model_len=1000, vocab_size=VOCAB)
     hasher = BlockHasher(block_size, seed=0) if caching else None
-    scheduler = Scheduler(capacity, budget, EOS, hasher=hasher)
-    return EngineCore(scheduler, OracleRunner(num_blocks, block_size, max_num_seqs), clock=lambda: 0.0)
+    policy = PreemptionPolicy(mode=mode)
+    scheduler = Scheduler(
+        capacity, budget, EOS, hasher=hasher, num_host_blocks=num_host_blocks, policy=policy
+    )
+    runner = OracleRunner(num_blocks, block_size, max_num_seqs, num_host_blocks)
+    return EngineCore(scheduler, runner, clock=lambda: 0.0)
 
 
 def random_request(rng: random.Random, request_id: int, longest: int, widest: int) -> Request:
@@ -60,15 +72,24 @@ def distinct_filled(core: EngineCore) -> int:
 
 @pytest.mark.parametrize("chunk", range(10))
 def test_every_request_gets_its_tokens_under_any_schedule(chunk: int) -> None:
-    preemptions = copies = cached = evictions = 0
-    for seed in range(chunk * 80, chunk * 80 + 80):
+    recomputes = swaps = copies = cached = from_host = evictions = 0
+    for seed in range(chunk * 100, chunk * 100 + 100):
         rng = random.Random(seed)
         block_size = rng.choice([1, 2, 4, 8])
         max_num_seqs = rng.randint(1, 8)
         num_blocks = max(3, rng.randint(16, 90) // block_size)
         budget = rng.randint(max_num_seqs, 24)
         caching = rng.random() < 0.7
-        core = make_core(num_blocks, block_size, max_num_seqs, budget, caching=caching)
+        host = rng.choice([0, num_blocks // 3, num_blocks])
+        core = make_core(
+            num_blocks,
+            block_size,
+            max_num_seqs,
+            budget,
+            caching=caching,
+            num_host_blocks=host,
+            mode=rng.choice(["swap", "swap", "recompute"]),
+        )
         pending = [random_request(rng, i, rng.choice([4, 12, 24]), max_num_seqs) for i in range(12)]
         accepted: dict[int, Request] = {}
         aborted: set[int] = set()
@@ -94,7 +115,10 @@ def test_every_request_gets_its_tokens_under_any_schedule(chunk: int) -> None:
             steps += 1
             assert steps < 20_000, f"seed {seed} does not end"
         assert core.scheduler.blocks.pool.num_available == core.scheduler.blocks.pool.num_blocks
-        preemptions += core.scheduler.preemptions
+        if core.scheduler.blocks.host is not None:
+            assert core.scheduler.blocks.host.pool.num_available == host
+        recomputes += core.scheduler.recomputes
+        swaps += core.scheduler.swaps
         copies += core.scheduler.blocks.copies_on_write
         evictions += core.scheduler.blocks.pool.evictions
         for request in accepted.values():
@@ -103,6 +127,7 @@ def test_every_request_gets_its_tokens_under_any_schedule(chunk: int) -> None:
             for index in range(request.params.n):
                 outputs = got.pop((request.id, index))
                 cached += outputs[0].cached_tokens
+                from_host += outputs[0].cached_host_tokens
                 tokens = [token for output in outputs for token in output.tokens]
                 assert tokens == expected_tokens(request, index, EOS), f"seed {seed} request {request.id}"
                 assert [o.finish_reason for o in outputs[:-1]] == [None] * (len(outputs) - 1)
@@ -116,4 +141,6 @@ def test_every_request_gets_its_tokens_under_any_schedule(chunk: int) -> None:
                     everyone = outputs[0].prompt_logprobs
                     assert everyone is not None
                     assert [entry and entry.token for entry in everyone] == [None, *request.prompt[1:]]
-    assert min(preemptions, copies, cached, evictions) > 30, "the runs no longer reach what they are for"
+    assert min(recomputes, swaps, copies, cached, from_host, evictions) > 10, (
+        "the runs no longer reach what they are for"
+    )

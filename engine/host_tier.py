@@ -1,0 +1,29 @@
+"""Blocks in host memory: those of swapped groups, and cached ones that device memory had no room for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.block_pool import BlockPool
+from engine.prefix_cache import Digest, PrefixCache
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One block on its way; both ends are held until the step that carries it is committed."""
+
+    device: int
+    host: int
+
+
+class HostTier:
+    """The second tier: the same accounting as the device's, and content found by the same digests."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.cache = PrefixCache()
+        self.pool = BlockPool(num_blocks, self.cache.forget)
+
+    def publish(self, digest: Digest, piece: bytes, block: int) -> None:
+        """Active `block` holds `piece`, now that its transfer is done: keep it findable."""
+        if not self.pool.is_kept(block) and self.cache.publish(digest, piece, block):
+            self.pool.keep(block)
