@@ -1,19 +1,22 @@
-"""`quire serve`: the engine process, the HTTP server and the terminal, put together."""
+"""`quire serve`: the engine process, the HTTP server and the terminal, put together.
+
+What imports slowly is imported once the port is bound, in other threads, so that the port answers meanwhile.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-
-from rich.console import Console
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
-from engine.engine import AsyncEngine
-from engine.models.hub import resolve_model
 from service.config import ServiceConfig
-from service.progress import PhaseBars
 from service.server import serve
-from service.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from engine.engine import AsyncEngine
+    from service.tokenizer import Tokenizer
 
 
 def launch(service: ServiceConfig, config: EngineConfig) -> int:
@@ -22,15 +25,29 @@ def launch(service: ServiceConfig, config: EngineConfig) -> int:
     watchers: list[asyncio.Task[None]] = []
 
     async def start_engine() -> AsyncEngine:
+        await asyncio.to_thread(import_module, "engine.engine")
+        from engine.engine import AsyncEngine
+
         engine = AsyncEngine(config)
         await engine.start()
         watchers.append(asyncio.create_task(_show_progress(engine, service), name="quire-progress"))
         return engine
 
-    return serve(service, start_engine, lambda: Tokenizer.from_folder(resolve_model(config.model)))
+    def load_tokenizer() -> Tokenizer:
+        from engine.models.hub import resolve_model
+        from service.tokenizer import Tokenizer
+
+        return Tokenizer.from_folder(resolve_model(config.model))
+
+    return serve(service, start_engine, load_tokenizer)
 
 
 async def _show_progress(engine: AsyncEngine, service: ServiceConfig) -> None:
+    await asyncio.to_thread(import_module, "service.progress")
+    from rich.console import Console
+
+    from service.progress import PhaseBars
+
     host = f"[{service.host}]" if ":" in service.host else service.host
     url = f"http://{host}:{service.port}"
     console = Console(stderr=True)
