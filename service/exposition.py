@@ -48,7 +48,8 @@ class _Families(Collector):
         yield _counter(
             "quire_prefix_cache_tokens",
             "Prompt tokens by where their keys and values came from",
-            ({"source": "device"}, self._metrics.cached_tokens),
+            ({"source": "device"}, self._metrics.cached_tokens - self._metrics.cached_host_tokens),
+            ({"source": "host"}, self._metrics.cached_host_tokens),
             ({"source": "miss"}, self._metrics.prompt_tokens - self._metrics.cached_tokens),
         )
         finished = [
@@ -68,23 +69,52 @@ class _Families(Collector):
             "model_name": self._metrics.model,
             "block_size": str(info.block_size),
             "num_gpu_blocks": str(info.num_blocks),
+            "num_cpu_blocks": str(info.num_host_blocks),
             "cache_dtype": info.dtype,
         }
         yield _gauge("vllm:cache_config_info", "The KV cache's shape", (labels, 1))
-        yield _gauge("quire_kv_capacity_blocks", "KV blocks there are", ({"tier": "device"}, info.num_blocks))
+        capacity = {"device": info.num_blocks, "host": info.num_host_blocks}
+        by_tier = [({"tier": tier}, count) for tier, count in capacity.items()]
+        yield _gauge("quire_kv_capacity_blocks", "KV blocks there are", *by_tier)
         stats = self._metrics.stats
         if stats is None:
             return
-        states = {"free": stats.free_blocks, "active": stats.active_blocks, "cached": stats.cached_blocks}
-        blocks = [({"tier": "device", "state": state}, count) for state, count in states.items()]
-        yield _gauge("quire_kv_blocks", "KV blocks by state", *blocks)
+        states = {
+            ("device", "free"): stats.free_blocks,
+            ("device", "active"): stats.active_blocks,
+            ("device", "cached"): stats.cached_blocks,
+            ("host", "free"): stats.host_free_blocks,
+            ("host", "active"): stats.host_active_blocks,
+            ("host", "cached"): stats.host_cached_blocks,
+        }
+        yield _gauge(
+            "quire_kv_blocks",
+            "KV blocks by state. A block in transfer between the tiers is in none, so that the sum may be less "
+            "than the capacity for a moment",
+            *(({"tier": tier, "state": state}, count) for (tier, state), count in states.items()),
+        )
+        swapped = {"out": stats.swap_out_blocks, "in": stats.swap_in_blocks}
+        for name, unit, scale in (
+            ("quire_kv_swap_blocks", "Blocks", 1),
+            ("quire_kv_swap_bytes", "Bytes", info.bytes_per_block),
+        ):
+            yield _counter(
+                name,
+                f"{unit} copied between device and host memory; out: to the host, spilled cached ones too",
+                *(({"direction": direction}, count * scale) for direction, count in swapped.items()),
+            )
         slots = stats.active_blocks * info.block_size
         waste = 1 - stats.tokens_filled / slots if slots else 0.0
         yield _gauge("quire_kv_fragmentation_ratio", "Slots of active blocks that hold no token", ({}, waste))
         usage = stats.active_blocks / info.num_blocks
-        for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
+        host_usage = stats.host_active_blocks / max(info.num_host_blocks, 1)
+        for name, tier, share in (
+            ("vllm:kv_cache_usage_perc", "KV", usage),
+            ("vllm:gpu_cache_usage_perc", "KV", usage),
+            ("vllm:cpu_cache_usage_perc", "host KV", host_usage),
+        ):
             yield _gauge(
-                name, "Share of KV blocks in use, 0 to 1", ({"model_name": self._metrics.model}, usage)
+                name, f"Share of {tier} blocks in use, 0 to 1", ({"model_name": self._metrics.model}, share)
             )
 
     def _step_families(self) -> Iterator[Metric]:

@@ -193,6 +193,7 @@ class Generation:
         metrics = self._metrics
         metrics.prompt_tokens += len(group.prompt.tokens)
         metrics.cached_tokens += output.cached_tokens
+        metrics.cached_host_tokens += output.cached_host_tokens
         metrics.time_to_first_token.observe(now - self._arrival)
         if output.queue_seconds is not None:
             metrics.queue_time.observe(output.queue_seconds)

@@ -20,6 +20,7 @@ class Metrics:
         self.stats: StepStats | None = None
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.cached_host_tokens = 0  # of those, from blocks in host memory
         self.generation_tokens = 0
         self.finished: dict[str, int] = dict.fromkeys(get_args(FinishReason), 0)
         self.time_to_first_token = Histogram(SECONDS)

@@ -47,6 +47,8 @@ def make_info(tokenizer: Tokenizer) -> EngineInfo:
         "max_model_len": 400,
         "block_size": 16,
         "num_blocks": 100,
+        "num_host_blocks": 64,
+        "bytes_per_block": 1024,
         "max_num_seqs": 130,
     }
     rest = {field.name: 1 for field in msgspec.structs.fields(EngineInfo) if field.name not in read}

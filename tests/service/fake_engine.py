@@ -75,6 +75,7 @@ class FakeStream:
             if first:
                 output.queue_seconds = 0.125
                 output.cached_tokens = self.engine.cached_tokens
+                output.cached_host_tokens = self.engine.cached_host_tokens
                 if params.prompt_logprobs is not None:
                     count = params.prompt_logprobs
                     output.prompt_logprobs = [None, *[logprob(token, count) for token in self.prompt[1:]]]
@@ -96,6 +97,7 @@ class FakeEngine:
         self.streams: list[FakeStream] = []
         self.stalled = 0.0
         self.cached_tokens = 0
+        self.cached_host_tokens = 0
         self.stopped = False
         self._changed = asyncio.Event()
         self._added = asyncio.Event()
@@ -162,6 +164,7 @@ class FakeEngine:
             self.on_stats(self._stats(active))
 
     def _stats(self, active: list[FakeStream]) -> StepStats:
+        host = (20, 21, 22) if self.info is not None and self.info.num_host_blocks else (0, 0, 0)
         return StepStats(
             free_blocks=self._info.num_blocks - 3,
             active_blocks=2,
@@ -170,13 +173,13 @@ class FakeEngine:
             tokens_filled=24,
             running=len(active),
             waiting=5,
-            swapped=0,
+            swapped=7,
             preemptions_recompute=6,
-            preemptions_swap=0,
-            host_free_blocks=20,
-            host_active_blocks=21,
-            host_cached_blocks=22,
-            host_capacity_blocks=64,
+            preemptions_swap=12,
+            host_free_blocks=host[0],
+            host_active_blocks=host[1],
+            host_cached_blocks=host[2],
+            host_capacity_blocks=self._info.num_host_blocks,
             swap_out_blocks=23,
             swap_in_blocks=24,
             block_allocations=8,

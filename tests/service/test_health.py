@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -123,9 +124,10 @@ MOVED = {
     "vllm:prompt_tokens_total": 6.0,
     "vllm:generation_tokens_total": 5.0,
     "vllm:prefix_cache_queries_total": 6.0,
-    "vllm:prefix_cache_hits_total": 2.0,
+    "vllm:prefix_cache_hits_total": 4.0,
     "quire_prefix_cache_tokens_total{source=device}": 2.0,
-    "quire_prefix_cache_tokens_total{source=miss}": 4.0,
+    "quire_prefix_cache_tokens_total{source=host}": 2.0,
+    "quire_prefix_cache_tokens_total{source=miss}": 2.0,
     "vllm:request_success_total{finished_reason=length}": 2.0,
     "vllm:request_success_total{finished_reason=abort}": 1.0,
     "vllm:request_success_total{finished_reason=stop}": 0.0,
@@ -140,7 +142,15 @@ STATED = {
     "quire_kv_blocks{state=free,tier=device}": 97.0,
     "quire_kv_blocks{state=active,tier=device}": 2.0,
     "quire_kv_blocks{state=cached,tier=device}": 1.0,
+    "quire_kv_blocks{state=free,tier=host}": 20.0,
+    "quire_kv_blocks{state=active,tier=host}": 21.0,
+    "quire_kv_blocks{state=cached,tier=host}": 22.0,
     "quire_kv_capacity_blocks{tier=device}": 100.0,
+    "quire_kv_capacity_blocks{tier=host}": 64.0,
+    "quire_kv_swap_blocks_total{direction=out}": 23.0,
+    "quire_kv_swap_blocks_total{direction=in}": 24.0,
+    "quire_kv_swap_bytes_total{direction=out}": 23.0 * 1024,
+    "quire_kv_swap_bytes_total{direction=in}": 24.0 * 1024,
     "quire_kv_block_references": 4.0,
     "quire_kv_tokens_filled": 24.0,
     "quire_kv_fragmentation_ratio": 0.25,
@@ -148,24 +158,25 @@ STATED = {
     "quire_kv_block_allocations_total": 8.0,
     "quire_kv_block_evictions_total": 9.0,
     "quire_preemptions_total{mode=recompute}": 6.0,
-    "quire_preemptions_total{mode=swap}": 0.0,
+    "quire_preemptions_total{mode=swap}": 12.0,
     "quire_requests{state=running}": 1.0,
     "quire_requests{state=waiting}": 5.0,
-    "quire_requests{state=swapped}": 0.0,
+    "quire_requests{state=swapped}": 7.0,
     "vllm:num_requests_running": 1.0,
     "vllm:num_requests_waiting": 5.0,
-    "vllm:num_requests_swapped": 0.0,
+    "vllm:num_requests_swapped": 7.0,
     "vllm:kv_cache_usage_perc": 0.02,
     "vllm:gpu_cache_usage_perc": 0.02,
-    "vllm:num_preemptions_total": 6.0,
-    "vllm:cache_config_info{block_size=16,cache_dtype=float32,num_gpu_blocks=100}": 1.0,
+    "vllm:cpu_cache_usage_perc": 21 / 64,
+    "vllm:num_preemptions_total": 18.0,
+    "vllm:cache_config_info{block_size=16,cache_dtype=float32,num_cpu_blocks=64,num_gpu_blocks=100}": 1.0,
 }
 
 
 async def test_metrics_move(service: Service) -> None:
     before = await scrape(service)
     assert before["vllm:prompt_tokens_total"] == 0
-    service.engine.cached_tokens = 1
+    service.engine.cached_tokens, service.engine.cached_host_tokens = 2, 1
     await post(service.app, "/v1/completions", {"prompt": "abc", "max_tokens": 2, "stream": True})
     await post(service.app, "/v1/completions", {"prompt": "abc", "max_tokens": 3})
     service.engine.auto = False
@@ -189,6 +200,16 @@ async def test_metrics_move(service: Service) -> None:
     histograms = {name.rsplit("_", 1)[0] for name in exported if name.endswith("_bucket")}
     tested |= {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
     assert exported <= tested  # a new metric has to come with a value here
+
+
+async def test_metrics_without_a_host_tier(service: Service) -> None:
+    assert service.engine.info is not None
+    service.engine.info = msgspec.structs.replace(service.engine.info, num_host_blocks=0)
+    await post(service.app, "/v1/completions", {"prompt": "a", "max_tokens": 1})
+    after = await scrape(service)
+    assert after["quire_kv_capacity_blocks{tier=host}"] == 0
+    assert after["quire_kv_blocks{state=active,tier=host}"] == 0
+    assert after["vllm:cpu_cache_usage_perc"] == 0
 
 
 async def test_models(service: Service) -> None:
