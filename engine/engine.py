@@ -105,11 +105,11 @@ class AsyncEngine:
         self._writer.write(encode_frame(self.config))
         self._pump_task = asyncio.create_task(self._pump(reader), name="quire-engine-pump")
 
-    def add(self, prompt: list[int], params: SamplingParams) -> RequestStream:
+    def add(self, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> RequestStream:
         """Queue a request. Raises ValueError when it could never run, EngineDeadError when none is served."""
         if self.state != "ready" or self.info is None:
             raise EngineDeadError(self.error or "the engine is still loading")
-        request = Request(self._next_id, prompt, params, time.monotonic())
+        request = Request(self._next_id, prompt, params, time.monotonic(), cache_salt)
         self.info.capacity.check(request)
         self._next_id += 1
         stream = RequestStream(self, request)

@@ -14,7 +14,7 @@ from service.chunks import ChunkEncoder, ChunkStyle, Identity
 from service.errors import TemplateError, bad_value
 from service.generation import MIN_LOGPROB, Generation, Options, Prompt
 from service.http import decode
-from service.preparation import check_sampling, sampling_params, token_budget
+from service.preparation import cache_salt, check_sampling, sampling_params, token_budget
 from service.protocol import ChatRequest, Message, TemplateArguments
 from service.replies import ChatChoice, ChatLogprobs, ChatReply, ReplyMessage, TokenLogprobs, TopLogprob
 from service.state import ServerState
@@ -109,8 +109,10 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
         continues=False,
         token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids,
+        best=body.ranked,
     )
-    generation = Generation(state, engine, tokenizer, [Prompt(tokens, None)], [params], options)
+    salt = cache_salt(request, body.cache_salt)
+    generation = Generation(state, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt)
     identity = Identity.new("chatcmpl", model)
     chunks = None
     if body.stream:
@@ -119,21 +121,21 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
         )
 
     def reply() -> ChatReply:
-        (group,) = generation.groups
         choices = [
             ChatChoice(
-                index=choice.index,
+                index=index,
                 message=ReplyMessage("assistant", choice.take_text()),
                 logprobs=logprobs_of(generation, choice.logprobs) if body.logprobs else None,
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop_reason,
+                cumulative_logprob=UNSET if choice.cumulative_logprob is None else choice.cumulative_logprob,
                 token_ids=choice.tokens if body.return_token_ids else UNSET,
                 prompt_token_ids=tokens if body.return_token_ids else UNSET,
                 prompt_logprobs=generation.prompt_logprobs(group)
                 if body.prompt_logprobs is not None
                 else UNSET,
             )
-            for choice in group.choices
+            for index, (group, choice) in enumerate(generation.returned())
         ]
         return ChatReply(
             id=identity.id,

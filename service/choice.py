@@ -25,6 +25,7 @@ class Choice:
         "_length",
         "_matcher",
         "_min_tokens",
+        "cumulative_logprob",
         "finish_reason",
         "index",
         "last_time",
@@ -50,6 +51,7 @@ class Choice:
         self.num_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.cumulative_logprob: float | None = None  # of a beam
         self.last_time = 0.0  # when its latest token came
 
     def echo(self, text: str, logprobs: list[LogprobEntry]) -> None:
@@ -63,6 +65,7 @@ class Choice:
         if self.finish_reason is not None:
             return
         tokens = output.tokens
+        self.cumulative_logprob = output.cumulative_logprob
         if self._matcher is None and output.logprobs is None and output.stop_token is None:
             text = self._detokenizer.push(tokens) if tokens else ""
             if text:
@@ -102,6 +105,12 @@ class Choice:
                 self.stop_reason = self._matcher.matched
         if text:
             self.texts.append(text)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Per token generated; of tokens that came with their log-probabilities, none of them taken."""
+        entries = self.logprobs[len(self.logprobs) - self.num_tokens :]  # an echoed prompt stands before
+        return sum(entry.logprob.logprob for entry in entries if entry.logprob) / max(len(entries), 1)
 
     def take_text(self) -> str:
         texts = self.texts

@@ -85,6 +85,8 @@ class ChunkEncoder:
         parts += [b',"finish_reason":', _encode(finish)]
         if choice.stop_reason is not None:
             parts += [b',"stop_reason":', _encode(choice.stop_reason)]
+        if choice.cumulative_logprob is not None:
+            parts += [b',"cumulative_logprob":', _encode(choice.cumulative_logprob)]
         tokens = choice.take_tokens()
         if self._token_ids:
             parts += [b',"token_ids":', _encode(tokens)]

@@ -12,7 +12,7 @@ from service.chunks import ChunkEncoder, ChunkStyle, Identity
 from service.errors import bad_value
 from service.generation import MIN_LOGPROB, Generation, Options, Prompt
 from service.http import decode
-from service.preparation import check_sampling, check_token_ids, sampling_params, token_budget
+from service.preparation import cache_salt, check_sampling, check_token_ids, sampling_params, token_budget
 from service.protocol import CompletionRequest
 from service.replies import CompletionChoice, CompletionLogprobs, CompletionReply
 from service.state import ServerState
@@ -76,8 +76,10 @@ async def completions(state: ServerState, request: Request) -> Response:
         discard_output=body.token_limit == 0,
         token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids,
+        best=body.ranked,
     )
-    generation = Generation(state, engine, tokenizer, prompts, params, options)
+    salt = cache_salt(request, body.cache_salt)
+    generation = Generation(state, engine, tokenizer, prompts, params, options, salt)
     identity = Identity.new("cmpl", model)
     chunks = None
     if body.stream:
@@ -88,19 +90,19 @@ async def completions(state: ServerState, request: Request) -> Response:
     def reply() -> CompletionReply:
         choices = [
             CompletionChoice(
-                index=choice.index,
+                index=index,
                 text=choice.take_text(),
                 logprobs=logprobs_of(generation, choice.logprobs) if logprobs else None,
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop_reason,
+                cumulative_logprob=UNSET if choice.cumulative_logprob is None else choice.cumulative_logprob,
                 token_ids=choice.tokens if body.return_token_ids else UNSET,
                 prompt_token_ids=group.prompt.tokens if body.return_token_ids else UNSET,
                 prompt_logprobs=generation.prompt_logprobs(group)
                 if body.prompt_logprobs is not None
                 else UNSET,
             )
-            for group in generation.groups
-            for choice in group.choices
+            for index, (group, choice) in enumerate(generation.returned())
         ]
         return CompletionReply(
             id=identity.id,

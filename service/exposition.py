@@ -89,8 +89,8 @@ class _Families(Collector):
         }
         yield _gauge(
             "quire_kv_blocks",
-            "KV blocks by state. A block in transfer between the tiers is in none, so that the sum may be less "
-            "than the capacity for a moment",
+            "KV blocks by state. A block in transfer between the tiers is in none: the sum may be less than "
+            "the capacity for a moment",
             *(({"tier": tier, "state": state}, count) for (tier, state), count in states.items()),
         )
         swapped = {"out": stats.swap_out_blocks, "in": stats.swap_in_blocks}

@@ -29,7 +29,8 @@ class Gate:
         self._app = app
         self._config = config
         self._public = public
-        self._keys = [_digest(key.encode()) for key in config.api_keys]
+        keys = [_digest(key.encode()) for key in config.api_keys]
+        self._tenants = {key: key.hex() for key in keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # there are no WebSocket routes, and no lifespan
@@ -49,7 +50,7 @@ class Gate:
             await send(message)
 
         try:
-            self._check(scope, headers)
+            scope.setdefault("state", {})["tenant"] = self._check(scope, headers)
             await self._app(scope, _Bounded(receive, self._config).receive, send_with_id)
         except ApiError as error:  # only ever raised before a response has begun
             await error_response(error)(scope, receive, send_with_id)
@@ -61,8 +62,8 @@ class Gate:
                 await error_response(bug)(scope, receive, send_with_id)
             raise  # a bug of ours: the server logs it
 
-    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        """Raises ApiError."""
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
+        """Whose request this is: "" where no key is asked for. Raises ApiError."""
         allowed = self._config.allowed_hosts
         if allowed is not None and _host(headers.get(b"host", b"")) not in allowed:
             raise ApiError(
@@ -71,17 +72,21 @@ class Gate:
                 param="host",
                 code="invalid_host",
             )
-        if self._keys and scope["path"] not in self._public:
-            self._check_key(headers.get(b"authorization", b""))
+        tenant = ""
+        if self._tenants and scope["path"] not in self._public:
+            tenant = self._check_key(headers.get(b"authorization", b""))
         if scope["method"] == "POST":
             self._check_body(headers)
+        return tenant
 
-    def _check_key(self, authorization: bytes) -> None:
+    def _check_key(self, authorization: bytes) -> str:
         key = authorization[len(_BEARER) :] if authorization[: len(_BEARER)].lower() == _BEARER else b""
         digest = _digest(key)
-        if not any([hmac.compare_digest(digest, known) for known in self._keys]):  # every one is compared
+        matches = [known for known in self._tenants if hmac.compare_digest(digest, known)]  # all are compared
+        if not matches:
             message = "give a valid API key as 'Authorization: Bearer <key>'"
             raise ApiError(401, message, code="invalid_api_key")
+        return self._tenants[matches[0]]
 
     def _check_body(self, headers: dict[bytes, bytes]) -> None:
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()

@@ -37,11 +37,12 @@ class Options:
     discard_output: bool = False  # max_tokens 0: the engine's one token is not shown
     token_ids: bool = False
     tokens_as_ids: bool = False
+    best: int | None = None  # how many of a prompt's samples are returned, ranked; None: all, in order
 
 
 @dataclass
 class Group:
-    """One prompt and its n choices."""
+    """One prompt and its choices: n, or the best_of that n are chosen of."""
 
     prompt: Prompt
     stream: RequestStream
@@ -67,6 +68,7 @@ class Generation:
         prompts: list[Prompt],
         params: list[SamplingParams],
         options: Options,
+        cache_salt: str,
     ) -> None:
         self._state = state
         self._metrics = state.metrics
@@ -83,14 +85,14 @@ class Generation:
         state.admit(len(prompts))
         try:
             for prompt, sampling in zip(prompts, params, strict=True):
-                self._add(engine, prompt, sampling)
+                self._add(engine, prompt, sampling, cache_salt)
         except BaseException:
             self.close()
             raise
 
-    def _add(self, engine: Engine, prompt: Prompt, params: SamplingParams) -> None:
+    def _add(self, engine: Engine, prompt: Prompt, params: SamplingParams, cache_salt: str) -> None:
         try:
-            stream = engine.add(prompt.tokens, params)
+            stream = engine.add(prompt.tokens, params, cache_salt)
         except ValueError as error:
             raise bad_value("prompt", str(error), "context_length_exceeded") from None
         except RuntimeError as error:  # EngineDeadError
@@ -229,6 +231,19 @@ class Generation:
             if not group.started:
                 group.started = True
                 self._state.queued -= 1
+
+    def returned(self) -> list[tuple[Group, Choice]]:
+        """The choices that the client gets, by index, when all have finished."""
+        best = self.options.best
+        return [
+            (group, choice)
+            for group in self._groups.values()
+            for choice in (
+                group.choices
+                if best is None
+                else sorted(group.choices, key=lambda choice: -choice.mean_logprob)[:best]
+            )
+        ]
 
     def usage(self) -> Usage:
         prompt = sum(len(group.prompt.tokens) for group in self._groups.values())

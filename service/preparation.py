@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from starlette.requests import Request
+
 from engine.config import EngineInfo
 from engine.request import SamplingParams
 from service.errors import ApiError, bad_value
@@ -21,10 +23,20 @@ def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
     check_token_ids(biased, info.vocab_size, "logit_bias")
     if biased and min(biased) < 0:
         raise bad_value("logit_bias", f"logit_bias: {min(biased)} is no token id")
-    if body.n is not None and body.n > info.max_num_seqs:
-        raise bad_value(
-            "n", f"n is {body.n}, and this server runs at most {info.max_num_seqs} sequences at once"
-        )
+    for name, count in (("best_of", body.best_of), ("n", body.n)):
+        if count is not None and count > info.max_num_seqs:
+            raise bad_value(
+                name, f"{name} is {count}, and this server runs at most {info.max_num_seqs} sequences at once"
+            )
+
+
+def cache_salt(request: Request, own: str | None) -> str:
+    """Prompts share cached blocks only with those of the same salt: of one tenant, and of one `own` salt.
+
+    A server's tenants are all equally long, so that no choice of `own` makes another tenant's salt.
+    """
+    tenant: str = request.state.tenant
+    return tenant + (own or "")
 
 
 def token_budget(

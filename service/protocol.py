@@ -27,6 +27,27 @@ LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 ModelName = Annotated[str, Meta(max_length=256)]
 PromptItem = Text | TokenId | TokenIds
 
+_CACHE_SALT = "Cached blocks are shared only with requests of the same salt, and never between API keys"
+_BEST_OF = (
+    "How many samples are made, of which the n with the highest mean log-probability per token come back, "
+    "best first; usage.completion_tokens counts the tokens of all of them. Not with stream. With "
+    "use_beam_search it is the beam width (n if left out), and only beams that come back are counted"
+)
+_LENGTH_PENALTY = (
+    "Beams are ranked by the sum of log-probabilities / length ** length_penalty (1 if left out). Needs "
+    "use_beam_search"
+)
+_EARLY_STOPPING = (
+    "When beam search ends, with as many finished beams as its width: true: at once; false: when the best "
+    'unfinished one would not be among them now; "never": when it could not be at any length. Needs '
+    "use_beam_search"
+)
+_BEAMS = (
+    "Beam search: the n best sequences come back, best first, with cumulative_logprob; streamed, as one "
+    "delta per choice when the search ends. Not with sampling parameters, penalties, logit_bias, logprobs "
+    "or stop; temperature is left out or 0"
+)
+
 # SamplingParams fields that a request has under the same name
 _SAME_NAME = (
     "n",
@@ -76,6 +97,11 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_logprobs: LogprobCount | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256, description=_CACHE_SALT)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES, description=_BEST_OF)] | None = None
+    use_beam_search: Annotated[bool, Meta(description=_BEAMS)] | None = None
+    length_penalty: Annotated[float, Meta(ge=-5, le=5, description=_LENGTH_PENALTY)] | None = None
+    early_stopping: Annotated[bool | Literal["never"], Meta(description=_EARLY_STOPPING)] | None = None
     user: Annotated[str, Meta(max_length=256, description="Your own label; it changes nothing")] | None = None
 
     def __post_init__(self) -> None:
@@ -86,10 +112,32 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise ValueError("max_completion_tokens and max_tokens differ: give one of them")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise ValueError(f"best_of must be at least n ({self.n or 1}), got {self.best_of}")
+        if self.use_beam_search:
+            self._check_beams()
+            return
+        if self.best_of is not None and self.stream:
+            raise ValueError("best_of may not be given with stream: true, unless use_beam_search is")
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} needs use_beam_search")
+
+    def _check_beams(self) -> None:
+        """What the engine's own check of beam search cannot see, or would name as it is not named here."""
+        if self.stop:
+            raise ValueError("stop may not be given with use_beam_search; stop_token_ids may")
+        if self.token_limit == 0:
+            raise ValueError("max_tokens must be at least 1 with use_beam_search, got 0")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def ranked(self) -> int | None:
+        """How many of the samples are returned, the best of best_of; None: all of them."""
+        return (self.n or 1) if (self.best_of or 1) > 1 and not self.use_beam_search else None
 
     @property
     def token_limit(self) -> int | None:
@@ -103,6 +151,17 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """For the engine, with a seed drawn if none was given. Raises ValueError that names the field."""
         given = {name: getattr(self, name) for name in _SAME_NAME if getattr(self, name) is not None}
         given.setdefault("seed", secrets.randbits(63))
+        if self.use_beam_search:
+            if logprobs is not None:
+                raise ValueError("logprobs may not be asked for with use_beam_search")
+            given.setdefault("temperature", 0.0)
+            given["beam_width"] = self.best_of or self.n or 1
+            for name in ("length_penalty", "early_stopping"):
+                if getattr(self, name) is not None:
+                    given[name] = getattr(self, name)
+        elif self.ranked is not None:
+            given["n"] = self.best_of
+            logprobs = logprobs or 0
         return SamplingParams(
             max_tokens=max_tokens,
             logprobs=logprobs,

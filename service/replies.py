@@ -53,6 +53,7 @@ class _Choice(msgspec.Struct, kw_only=True):
     index: int
     finish_reason: str | None = None
     stop_reason: int | str | None = None  # the stop string or token id that ended it
+    cumulative_logprob: float | msgspec.UnsetType = msgspec.UNSET  # of a beam
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET

@@ -51,7 +51,9 @@ def make_info(tokenizer: Tokenizer) -> EngineInfo:
         "bytes_per_block": 1024,
         "max_num_seqs": 130,
     }
-    rest = {field.name: 1 for field in msgspec.structs.fields(EngineInfo) if field.name not in read}
+    rest: dict[str, Any] = {
+        field.name: 1 for field in msgspec.structs.fields(EngineInfo) if field.name not in read
+    }
     return EngineInfo(**read, **rest)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from engine.config import EngineInfo, Progress, StepStats
 from engine.engine import EngineDeadError
-from engine.request import Output, SamplingParams, TokenLogprob
+from engine.request import FinishReason, Output, SamplingParams, TokenLogprob
 
 Script = Callable[[list[int], SamplingParams, int], list[int]]
 
@@ -19,10 +19,10 @@ def echo(prompt: list[int], params: SamplingParams, index: int) -> list[int]:
     return [prompt[(index + at) % len(prompt)] for at in range(params.max_tokens)]
 
 
-def logprob(token: int, count: int) -> TokenLogprob:
-    """-0.5 for the token, which is also the best of `count` candidates; the others are its successors."""
+def logprob(token: int, count: int, value: float = -0.5) -> TokenLogprob:
+    """`value` for the token, which is also the best of `count` candidates; the others are its successors."""
     return TokenLogprob(
-        token, -0.5, 1, [token + at for at in range(count)], [-0.5 - at for at in range(count)]
+        token, value, 1, [token + at for at in range(count)], [value - at for at in range(count)]
     )
 
 
@@ -32,12 +32,14 @@ class FakeStream:
     request_id: int
     prompt: list[int]
     params: SamplingParams
+    cache_salt: str
     scripts: list[list[int]]
     done: list[int] = field(default_factory=list)  # tokens given, by index
     unfinished: set[int] = field(default_factory=set)
     outputs: list[Output] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: bool = False
+    steps: int = 0  # of a beam search
 
     async def get(self) -> list[Output]:
         assert self.outputs or self.unfinished, "get() after the last output"
@@ -58,7 +60,10 @@ class FakeStream:
         self.arrived.set()
 
     def step(self, eos: tuple[int, ...]) -> None:
-        """One more token of every unfinished sequence."""
+        """One more token of every unfinished sequence; beams when the last of them has all its tokens."""
+        if self.params.beam_width:
+            self._search(eos)
+            return
         for index in sorted(self.unfinished):
             at, params = self.done[index], self.params
             token = self.scripts[index][at]
@@ -71,7 +76,8 @@ class FakeStream:
             elif self.done[index] == params.max_tokens:
                 output.finish_reason = "length"
             if params.logprobs is not None:
-                output.logprobs = [logprob(token, params.logprobs)]
+                value = self.engine.logprobs[index % len(self.engine.logprobs)]
+                output.logprobs = [logprob(token, params.logprobs, value)]
             if first:
                 output.queue_seconds = 0.125
                 output.cached_tokens = self.engine.cached_tokens
@@ -80,6 +86,22 @@ class FakeStream:
                     count = params.prompt_logprobs
                     output.prompt_logprobs = [None, *[logprob(token, count) for token in self.prompt[1:]]]
             self.push(output)
+
+    def _search(self, eos: tuple[int, ...]) -> None:
+        """Beam `index` says its script, with log-probability -1.5 * (index + 1)."""
+        self.steps += 1
+        ends = {*self.params.stop_token_ids, *(() if self.params.ignore_eos else eos)}
+        beams = []
+        for index, script in enumerate(self.scripts):
+            length = next((at + 1 for at, token in enumerate(script) if token in ends), len(script))
+            stop = script[length - 1] if script[length - 1] in ends else None
+            reason: FinishReason = "length" if stop is None else "stop"
+            beams.append(Output(self.request_id, index, script[:length], reason, stop))
+            beams[-1].cumulative_logprob = -1.5 * (index + 1)
+        beams[0].queue_seconds = 0.125
+        if self.steps == max(len(beam.tokens) for beam in beams):
+            for beam in beams:
+                self.push(beam)
 
 
 class FakeEngine:
@@ -98,6 +120,7 @@ class FakeEngine:
         self.stalled = 0.0
         self.cached_tokens = 0
         self.cached_host_tokens = 0
+        self.logprobs = [-0.5]  # of every token of a sample, by its index
         self.stopped = False
         self._changed = asyncio.Event()
         self._added = asyncio.Event()
@@ -125,14 +148,14 @@ class FakeEngine:
             self._changed.clear()
             await self._changed.wait()
 
-    def add(self, prompt: list[int], params: SamplingParams) -> FakeStream:
+    def add(self, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> FakeStream:
         if self.state != "ready":
             raise EngineDeadError(self.error or "loading")
         limit = self._info.num_blocks * self._info.block_size
-        if params.n * params.max_tokens + len(prompt) > limit:
+        if max(params.n, params.beam_width) * params.max_tokens + len(prompt) > limit:
             raise ValueError(f"the request needs more than the {limit} tokens that the KV cache holds")
-        scripts = [self.script(prompt, params, index) for index in range(params.n)]
-        stream = FakeStream(self, len(self.streams) + 7, prompt, params, scripts)
+        scripts = [self.script(prompt, params, index)[: params.max_tokens] for index in range(params.n)]
+        stream = FakeStream(self, len(self.streams) + 7, prompt, params, cache_salt, scripts)
         stream.done = [0] * params.n
         stream.unfinished = set(range(params.n))
         self.streams.append(stream)

@@ -61,6 +61,18 @@ BAD_IN_BOTH: list[tuple[str, Any]] = [
     ("return_token_ids", "yes"),
     ("user", 5),
     ("model", 5),
+    ("cache_salt", ""),
+    ("cache_salt", 5),
+    ("cache_salt", "x" * 257),
+    ("best_of", 0),
+    ("best_of", 129),
+    ("best_of", 2.0),
+    ("best_of", True),
+    ("use_beam_search", 1),
+    ("use_beam_search", "true"),
+    ("length_penalty", 1.0),  # without use_beam_search
+    ("early_stopping", True),
+    ("early_stopping", "never"),
     ("stream_options", {"include_usage": True}),  # without stream
 ]
 BAD: list[tuple[str, dict[str, Any], str, Any]] = [
@@ -123,7 +135,7 @@ async def test_bad_values_are_named(
 
 
 UNKNOWN = (
-    *("best_of", "use_beam_search", "length_penalty", "early_stopping", "priority", "cache_salt", "suffix"),
+    *("priority", "suffix", "beam_width", "num_beams", "tenant", "cumulative_logprob"),
     *("response_format", "tools", "tool_choice", "functions", "include_stop_str_in_output", "Temperature"),
 )
 
@@ -197,6 +209,17 @@ async def test_openapi_describes_every_field_with_its_limits(service: Service) -
     n = schemas["CompletionRequest"]["properties"]["n"]["anyOf"][0]
     assert (n["minimum"], n["maximum"]) == (1, 128)
     assert schemas["ChatRequest"]["additionalProperties"] is False
+    for name in ("CompletionRequest", "ChatRequest"):
+        fields = schemas[name]["properties"]
+        first = {field: fields[field]["anyOf"][0] for field in fields if "anyOf" in fields[field]}
+        assert (first["best_of"]["minimum"], first["best_of"]["maximum"]) == (1, 128)
+        assert "counts the tokens of all of them" in first["best_of"]["description"]
+        assert (first["cache_salt"]["minLength"], first["cache_salt"]["maxLength"]) == (1, 256)
+        assert first["use_beam_search"]["type"] == "boolean"
+        assert (first["length_penalty"]["minimum"], first["length_penalty"]["maximum"]) == (-5, 5)
+        assert first["early_stopping"]["anyOf"] == [{"type": "boolean"}, {"enum": ["never"]}]
+    for name in ("CompletionChoice", "ChatChoice"):
+        assert schemas[name]["properties"]["cumulative_logprob"]["type"] == "number"
     text = json.dumps(document)
     references = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}
     assert references <= set(schemas)
