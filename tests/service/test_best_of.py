@@ -67,11 +67,11 @@ async def test_logprobs_that_were_asked_for(sampling: Service, path: str, body: 
 
 
 async def test_echoed_prompt_does_not_count(sampling: Service) -> None:
-    """It would favour short samples, or long ones: each prompt token has -0.5."""
-    sampling.engine.logprobs = [-0.6, -0.9, -0.7, -0.8]
+    """It would favour short samples: each of its tokens has -0.5, more than any of theirs."""
+    sampling.engine.logprobs = [-0.9, -0.6, -0.7, -0.8]
     body = {"prompt": "xyz" * 9, "max_tokens": 6, "n": 4, "best_of": 4, "echo": True, "logprobs": 0}
     reply = await post(sampling.app, "/v1/completions", body)
-    assert [text.removeprefix("xyz" * 9) for text in texts(reply.json())] == ["a", "cccccc", "ddd", "bbbbbb"]
+    assert [text.removeprefix("xyz" * 9) for text in texts(reply.json())] == ["bbbbbb", "cccccc", "ddd", "a"]
     assert all(len(choice["logprobs"]["tokens"]) > 27 for choice in reply.json()["choices"])
 
 
