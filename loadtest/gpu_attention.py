@@ -19,6 +19,7 @@ import torch
 
 from kernels.decode_attention import DecodeWorkspace, decode_attention
 from kernels.prefill_attention import prefill_attention
+from loadtest.provenance import Provenance
 
 HEAD_DIM = 128
 SCALE = HEAD_DIM**-0.5
@@ -214,7 +215,8 @@ def main() -> None:
         torch.cuda.empty_cache()
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump({"device": device, "cases": [asdict(m) for m in measurements]}, file, indent=1)
+            head = {"device": device, **asdict(Provenance.here())}
+            json.dump({**head, "cases": [asdict(m) for m in measurements]}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from kernels.block_copy import copy_blocks
 from kernels.norm import add_rms_norm, rms_norm
 from kernels.qkv_cache import qkv_to_cache
 from kernels.sampling import SamplingState, sample
+from loadtest.provenance import Provenance
 
 COPY_BANDWIDTH = 3.03e12  # bytes per second of a device copy on an H100 80GB HBM3
 COLD_BYTES = 128 << 20  # more than twice the L2 cache
@@ -183,7 +184,8 @@ def main() -> None:
             )
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump([asdict(timing) for timing in timings], file, indent=1)
+            head = {"device": torch.cuda.get_device_name(), **asdict(Provenance.here())}
+            json.dump({**head, "timings": [asdict(timing) for timing in timings]}, file, indent=1)
 
 
 if __name__ == "__main__":
