@@ -35,21 +35,23 @@ class Capacity:
         for name, k in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
             if k is not None and k > self.vocab_size:
                 raise ValueError(f"{name} is {k}, but the vocabulary has {self.vocab_size} tokens")
-        if params.n > self.max_num_seqs:
+        name = "the beam width" if params.beam_width else "n"
+        if params.num_sequences > self.max_num_seqs:
             raise ValueError(
-                f"n is {params.n}, but at most {self.max_num_seqs} sequences run at once (--max-num-seqs)"
+                f"{name} is {params.num_sequences}, but at most {self.max_num_seqs} sequences run at "
+                "once (--max-num-seqs)"
             )
         if prompt + params.max_tokens > self.max_model_len:
             raise ValueError(
                 f"the prompt has {prompt} tokens and max_tokens is {params.max_tokens}: together "
                 f"{prompt + params.max_tokens}, more than the {self.max_model_len} of --max-model-len"
             )
-        needed = self._blocks_needed(prompt, params.max_tokens, params.n)
+        needed = self._blocks_needed(prompt, params.max_tokens, params.num_sequences)
         if needed > self.num_blocks:
             raise ValueError(
-                f"the request needs up to {needed} KV blocks ({prompt} prompt tokens and {params.n} × "
-                f"{params.max_tokens} new ones, {self.block_size} to a block), but there are only "
-                f"{self.num_blocks}"
+                f"the request needs up to {needed} KV blocks ({prompt} prompt tokens and "
+                f"{params.num_sequences} × {params.max_tokens} new ones, {self.block_size} to a block), but "
+                f"there are only {self.num_blocks}"
             )
 
     def _blocks_needed(self, prompt: int, max_tokens: int, n: int) -> int:

@@ -115,6 +115,7 @@ class BlockManager:
         while sequence.table:
             self.pool.release(sequence.table.pop())
         sequence.published = 0
+        self._rows.capacity[sequence.row] = 0
         self._forget_moves(sequence.row)
 
     def _forget_moves(self, row: int) -> None:
@@ -182,8 +183,10 @@ class BlockManager:
             digest, block = sequence.digests[logical], sequence.table[logical]
             twin = self.cache.find(digest, piece)
             if twin is None:
-                if not self.pool.is_kept(block) and self.cache.publish(digest, piece, block):
-                    self.pool.keep(block)
+                if not self.cache.publish(digest, piece, block):
+                    sequence.published = logical
+                    return  # a collision: what comes after it would be taken for what comes after the other
+                self.pool.keep(block)
             elif twin != block:
                 self.pool.share(twin)
                 self.pool.release(block)
@@ -297,7 +300,7 @@ class BlockManager:
             self.pool.unhold(source)
         if self.host is None:
             return
-        for transfer in (*moves.swap_out, *moves.swap_in):
+        for transfer in reversed((*moves.swap_out, *moves.swap_in)):  # children before parents
             self.pool.unhold(transfer.device)
             self.host.pool.unhold(transfer.host)
         for spill in moves.spills:

@@ -45,7 +45,7 @@ class _Wishes:
             bias=params.logit_bias,
             banned_until=start.num_prompt + params.min_tokens,
             stop_tokens=sorted(start.stop_tokens) if params.min_tokens else [],
-            logprobs=params.logprobs,
+            logprobs=start.num_candidates or params.logprobs,
         )
 
     @property

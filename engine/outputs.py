@@ -20,7 +20,7 @@ def token_logprobs(tokens: list[int], logprobs: Logprobs, ks: list[int]) -> list
 
 def sampled_logprobs(samples: list[Sequence], result: StepResult) -> dict[int, TokenLogprob]:
     """Log-probabilities of sampled tokens, by index into the samples; empty when nobody asked."""
-    if result.logprobs is None:
+    if result.logprobs is None or all(sample.group.beams is not None for sample in samples):
         return {}
     indices = result.logprob_samples.tolist()
     tokens = result.tokens[result.logprob_samples].tolist()

@@ -31,7 +31,7 @@ class RowStart:
     stop_tokens: frozenset[int]  # not to be sampled before min_tokens
     prompt: list[int]  # empty unless a penalty looks at it; read-only
     output: list[int]  # tokens generated before a recompute, ditto
-    last_token: int = -1  # what it sampled last, when its blocks come back from host memory
+    num_candidates: int  # of a beam: how many of the best tokens it wants at each step
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class StepPlan:
     context_lens: Int32  # [R] tokens in the cache once this step is done
     prefill_tokens: Int32  # [T - num_decodes]
     starts: tuple[RowStart, ...]
+    given_rows: Int32  # [G] rows that decode on from a token which the host knows better than the device
+    given_tokens: Int32  # [G]
     table_rows: Int32  # [K] block_table[table_rows, table_columns] = table_blocks, before the forward
     table_columns: Int32  # [K]
     table_blocks: Int32  # [K]

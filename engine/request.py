@@ -43,6 +43,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None  # None: off; 0: the sampled token only; k: the k best as well
     prompt_logprobs: int | None = None
 
+    @property
+    def num_sequences(self) -> int:
+        """How many run at once: all beams, or the n samples."""
+        return self.beam_width or self.n
+
     def __post_init__(self) -> None:
         for name, low, high in _BOUNDS:
             value = getattr(self, name)
@@ -99,7 +104,7 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, tag="add"):
-    """One group of `params.n` sequences over one prompt. `id` is unique for the engine's lifetime."""
+    """One group of `params.num_sequences` sequences over one prompt. `id` is never used again."""
 
     id: int
     prompt: list[int]

@@ -23,7 +23,7 @@ from engine.kv_cache import KVCache
 from engine.logit_processor import LogitProcessor
 from engine.models.batch import ForwardBatch, PrefillBatch
 from engine.models.loader import Model
-from engine.plan import Int32, PromptLogprobs, RowStart, StepPlan, empty_int32
+from engine.plan import Int32, PromptLogprobs, StepPlan, empty_int32
 from engine.row_state import RowState
 from engine.staging import Staging
 from kernels.backend import Backend
@@ -100,7 +100,9 @@ class ModelRunner:
     def _execute(self, plan: StepPlan) -> DeviceResult:
         self.row_state.start(plan.starts)
         self.processor.start(plan.starts)
-        self._restore(plan.starts)
+        if len(plan.given_rows):
+            rows, tokens = self.staging.upload([plan.given_rows, plan.given_tokens])
+            self.last_tokens[rows] = tokens
         if plan.num_tokens == 0:  # blocks move, and nobody computes
             self._move(self.staging.upload(self._moves(plan)))
             return DeviceResult(self.last_tokens[:0], empty_int32(), None, ())
@@ -224,13 +226,6 @@ class ModelRunner:
         block_size = self.cache.block_size
         blocks = self.block_tables[rows, positions.clamp(min=0) // block_size].long()
         return torch.where(positions < 0, -1, blocks * block_size + positions % block_size)
-
-    def _restore(self, starts: tuple[RowStart, ...]) -> None:
-        """Rows that come back from host memory decode on from the token that they sampled last."""
-        back = [(start.row, start.last_token) for start in starts if start.last_token >= 0]
-        if back:
-            rows, tokens = torch.tensor(back, dtype=torch.int32, device=self.device).unbind(1)
-            self.last_tokens[rows] = tokens
 
     def _remember(self, rows: Tensor, tokens: Tensor) -> None:
         self.last_tokens[rows] = tokens.clamp(min=0)

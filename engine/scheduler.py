@@ -13,6 +13,7 @@ from collections import deque
 import numpy as np
 
 from engine.admission import Capacity
+from engine.beam_group import BeamGroup
 from engine.block_manager import BlockManager, Found
 from engine.block_pool import OutOfBlocks
 from engine.outputs import collect_prompt_logprobs, sampled_logprobs
@@ -60,6 +61,8 @@ class Scheduler:
         self.blocks_swapped_in = 0
         self._capacity = capacity
         self._groups: dict[int, SequenceGroup] = {}
+        self._beam_groups = 0  # of those, with beams
+        self._given: dict[int, int] = {}  # by row: the token it decodes on from, to be told to the device
         self._arrivals = 0
         steps_ahead = max_num_batched_tokens // capacity.block_size + capacity.max_num_seqs
         self._spill_reserve = min(capacity.num_blocks // 2, steps_ahead)
@@ -74,7 +77,10 @@ class Scheduler:
         self._capacity.check(request)
         assert request.id not in self._groups, f"request id {request.id} is already in use"
         group = SequenceGroup(request, self._arrivals, self.eos_token_ids)
+        if request.params.beam_width:
+            group.beams = BeamGroup(group, self._capacity.vocab_size)
         self._arrivals += 1
+        self._beam_groups += group.beams is not None
         self._groups[request.id] = group
         self.waiting.append(group)
 
@@ -110,12 +116,19 @@ class Scheduler:
         self.rows.context[decodes] += 1
         for prefill in draft.prefills:
             for sequence in prefill.samples:
-                self.rows.decoding[sequence.row] = True
-                self._decode_rows = None
+                self._may_decode(sequence, sequence.group.beams is None)
         self.blocks_swapped_out += len(self.blocks.moves.swap_out) + len(self.blocks.moves.spills)
         self.blocks_swapped_in += len(self.blocks.moves.swap_in)
-        plan, flight = draft.build(self.rows, decodes, self.blocks.take_moves(), self.blocks.block_size)
+        given = {row: token for row, token in self._given.items() if self.rows.decoding[row]}
+        self._given = {row: token for row, token in self._given.items() if row not in given}
+        moves = self.blocks.take_moves()
+        plan, flight = draft.build(self.rows, decodes, moves, given, self.blocks.block_size)
         self.flights.append(flight)
+        if self._beam_groups:
+            for sequence in flight.samples:
+                if sequence.group.beams is not None:  # until the selection nobody knows how it goes on
+                    sequence.group.beams.pending = True
+                    self._may_decode(sequence, False)
         return plan
 
     def _schedule_decodes(self, draft: StepDraft) -> Int32:
@@ -131,6 +144,11 @@ class Scheduler:
             if self.rows.decoding[row] and self.rows.context[row] < self.rows.limit[row]:
                 self._own(draft, sequence, int(self.rows.context[row]))
         rows = rows[self.rows.decoding[rows]]
+        if draft.stalled and self._beam_groups:
+            for row in list(draft.stalled):
+                stalled = self.rows.sequences[row]
+                if stalled is not None and stalled.group.beams is not None:  # all beams or none
+                    draft.stalled |= {beam.row for beam in stalled.group.beams.order}
         if draft.stalled:
             rows = rows[~np.isin(rows, list(draft.stalled))]
         return rows
@@ -193,7 +211,7 @@ class Scheduler:
                     return
                 self._swap_in(draft, group)
             else:
-                found = self._find(group.live[0])
+                found = self._find(group.in_cache[0])
                 needed = self._blocks_to_find(group, found)
                 if needed + spare > available and self._is_whole(group, found):
                     found = found.first(len(found) - 1)  # no room for a copy of the last block
@@ -209,22 +227,23 @@ class Scheduler:
         for sequence in live:
             self.rows.assign(sequence)
             draft.start(sequence)
-        self._begin(draft, live[0], found)
+        self._begin(draft, group.in_cache[0], found)
         if group.queue_seconds is None:
             group.queue_seconds = now - group.request.arrival
-            group.cached_tokens = min(int(self.rows.context[live[0].row]), group.num_prompt - 1)
+            group.cached_tokens = min(int(self.rows.context[group.in_cache[0].row]), group.num_prompt - 1)
             on_device = len(found.device) * self.blocks.block_size
             group.cached_host_tokens = max(0, group.cached_tokens - on_device)
-        group.prefill_queue = live if group.forked else live[:1]
+        group.prefill_queue = list(group.in_cache) if group.forked else live[:1]
         self._schedule_prefill(draft, group)
 
     def _swap_in(self, draft: StepDraft, group: SequenceGroup) -> None:
         self.running.append(self.waiting.popleft())
         for sequence in group.live:
             self.rows.assign(sequence)
-            waits = sequence in group.prefill_queue
-            assert waits or len(sequence.tokens) == sequence.saved_context + 1 or not sequence.host_table
-            draft.start(sequence, -1 if waits else sequence.tokens[-1])
+            draft.start(sequence)
+            if sequence.host_table and sequence not in group.prefill_queue:
+                assert len(sequence.tokens) == sequence.saved_context + 1
+                self._given[sequence.row] = sequence.tokens[-1]
         self.blocks.swap_in(group)
         for sequence in group.live:
             context = int(self.rows.context[sequence.row])
@@ -250,7 +269,7 @@ class Scheduler:
         )
 
     def _is_whole(self, group: SequenceGroup, found: Found) -> bool:
-        return len(found) * self.blocks.block_size == len(group.live[0].tokens)
+        return len(found) * self.blocks.block_size == len(group.in_cache[0].tokens)
 
     def _blocks_to_find(self, group: SequenceGroup, found: Found) -> int:
         """Of `_blocks_to_resume`, how many must come from those available when `found` are shared.
@@ -285,7 +304,7 @@ class Scheduler:
 
     def _find_start(self, sequence: Sequence) -> None:
         """Resuming a later sequence of a group: it shares the first one's prompt, and may find more."""
-        first = sequence.group.live[0]
+        first = sequence.group.in_cache[0]
         most = (len(sequence.tokens) - 1) // self.blocks.block_size
         found = Found(self._find(sequence).device[:most], [])
         shared = min(sequence.group.num_prompt // self.blocks.block_size, most)
@@ -336,7 +355,7 @@ class Scheduler:
     def _fork(self, sequence: Sequence) -> list[Sequence]:
         """`sequence` is in the cache as a whole: which sequences sample from its last logits."""
         group = sequence.group
-        if group.forked:
+        if group.forked or group.beams is not None:
             return [sequence]
         group.forked = True
         live = group.live
@@ -360,6 +379,7 @@ class Scheduler:
         # What this very step was to do to its blocks has not happened yet, and will not.
         touched = any(copy[0] in rows for copy in self.blocks.moves.copies)
         touched = touched or any(prefill.row in rows for prefill in draft.prefills)
+        touched = touched or (group.beams is not None and group.beams.pending)  # its tables are to change
         draft.preempted |= rows
         swap = not touched and self.policy.swaps(blocks, tokens) and self.blocks.swap_out(group)
         for sequence in group.live:
@@ -384,6 +404,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.blocks.free(sequence)
         self._shared_tails.pop(sequence.row, None)
+        self._given.pop(sequence.row, None)
         self.rows.release(sequence)
         self._decode_rows = None
 
@@ -399,6 +420,7 @@ class Scheduler:
             group.prefill_queue.remove(sequence)
         if not group.live:
             del self._groups[group.request.id]
+            self._beam_groups -= group.beams is not None
             if group in self.waiting:
                 self.waiting.remove(group)
             else:
@@ -418,9 +440,49 @@ class Scheduler:
         logprobs = sampled_logprobs(flight.samples, result)
         outputs = []
         for i, (sequence, token) in enumerate(zip(flight.samples, result.tokens.tolist(), strict=True)):
-            if sequence.finish_reason is None:
+            if sequence.finish_reason is not None:
+                continue
+            if sequence.group.beams is None:
                 outputs.append(self._append(sequence, token, logprobs.get(i)))
+            elif result.logprobs is not None:
+                at = int(np.searchsorted(result.logprob_samples, i))
+                if sequence.group.beams.collect(sequence, result.logprobs, at):
+                    outputs += self._select(sequence.group, sequence.group.beams)
         return outputs
+
+    def _select(self, group: SequenceGroup, beams: BeamGroup) -> list[Output]:
+        """All beams of `group` have their candidates: choose those that go on, or end the search."""
+        try:
+            step = beams.advance()
+        except FloatingPointError as error:
+            outputs = [beams.ending(i, "error", str(error)) for i in range(group.request.params.n)]
+            return self._end_beams(group, outputs, "error")
+        if beams.search.done:
+            return self._end_beams(group, beams.outputs(), "stop")
+        beams.reparent(step, self.blocks, self.rows)
+        group.forked = True
+        for sequence in group.sequences:
+            row = sequence.row
+            if row == NO_ROW:
+                continue
+            self._may_decode(sequence, sequence in beams.order)
+            self._shared_tails.pop(row, None)
+            if sequence in beams.order:
+                self._given[row] = sequence.tokens[-1]
+                context = int(self.rows.context[row])
+                if context % self.blocks.block_size and not self.blocks.is_writable(sequence, context):
+                    self._shared_tails[row] = sequence
+        return []
+
+    def _end_beams(self, group: SequenceGroup, outputs: list[Output], reason: FinishReason) -> list[Output]:
+        self._describe_first(group, outputs[0])
+        for sequence in group.live:
+            self.finish(sequence, reason)
+        return outputs
+
+    def _may_decode(self, sequence: Sequence, may: bool) -> None:
+        self.rows.decoding[sequence.row] = may
+        self._decode_rows = None
 
     def _arrive(self, group: SequenceGroup) -> None:
         """The blocks of `group` are where they were sent."""
@@ -436,12 +498,7 @@ class Scheduler:
     def _append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> Output:
         group = sequence.group
         output = Output(group.request.id, sequence.index, [token])
-        if group.first_output_due:
-            group.first_output_due = False
-            output.prompt_logprobs = group.prompt_logprobs
-            output.queue_seconds = group.queue_seconds
-            output.cached_tokens = group.cached_tokens
-            output.cached_host_tokens = group.cached_host_tokens
+        self._describe_first(group, output)
         if token < 0:
             output.tokens = []
             output.finish_reason = "error"
@@ -458,6 +515,16 @@ class Scheduler:
         if output.finish_reason is not None:
             self.finish(sequence, output.finish_reason)
         return output
+
+    def _describe_first(self, group: SequenceGroup, output: Output) -> None:
+        """A request's first output says how its prompt was served."""
+        if not group.first_output_due:
+            return
+        group.first_output_due = False
+        output.prompt_logprobs = group.prompt_logprobs
+        output.queue_seconds = group.queue_seconds
+        output.cached_tokens = group.cached_tokens
+        output.cached_host_tokens = group.cached_host_tokens
 
     # -- what others may know ------------------------------------------------------------------------
 
@@ -494,7 +561,9 @@ class Scheduler:
             assert self.rows.capacity[row] == len(sequence.table) * self.blocks.block_size
             context = int(self.rows.context[row])
             assert context <= min(self.rows.capacity[row], self.rows.limit[row])
-            assert len(sequence.table) <= self.blocks.blocks_for(max(context, 1)), "a block too many"
+            # Beams step together: one that got its block may have to wait for the others'.
+            allowed = self.blocks.blocks_for(max(context, 1)) + (sequence.group.beams is not None)
+            assert len(sequence.table) <= allowed, "a block too many"
         for group in self.waiting:
             assert all(not sequence.table and sequence.row == NO_ROW for sequence in group.live)
             assert group.swapped or not any(sequence.host_table for sequence in group.live)

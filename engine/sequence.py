@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from engine.prefix_cache import Digest
 from engine.request import FinishReason, Request, TokenLogprob
+
+if TYPE_CHECKING:
+    from engine.beam_group import BeamGroup
 
 NO_ROW = -1
 BlockTable = list[int]
@@ -48,6 +53,7 @@ class SequenceGroup:
     """The sequences of one request: admitted, preempted and resumed together (section 4.5)."""
 
     __slots__ = (
+        "beams",
         "cached_host_tokens",
         "cached_tokens",
         "first_output_due",
@@ -72,8 +78,11 @@ class SequenceGroup:
         params = request.params
         eos = () if params.ignore_eos else eos_token_ids
         self.stop_tokens = frozenset(eos) | frozenset(params.stop_token_ids)
-        self.sequences = [Sequence(self, index) for index in range(params.n)]
-        self.forked = params.n == 1  # the prompt's blocks are shared out once it has been computed
+        self.sequences = [Sequence(self, index) for index in range(params.num_sequences)]
+        self.forked = (
+            params.num_sequences == 1
+        )  # the prompt's blocks are shared out once it has been computed
+        self.beams: BeamGroup | None = None
         self.prefill_queue: list[Sequence] = []  # running, but not in the cache as a whole yet
         self.prompt_logprobs: list[TokenLogprob | None] | None = (
             [None] if params.prompt_logprobs is not None else None
@@ -85,6 +94,11 @@ class SequenceGroup:
         self.transferring = False  # blocks are on their way, to or from host memory
         self.queue_seconds: float | None = None
         self.first_output_due = True
+
+    @property
+    def in_cache(self) -> list[Sequence]:
+        """Those that have, or when resumed must have, tokens in the cache: of beams only the live ones."""
+        return self.live if self.beams is None else self.beams.order
 
     @property
     def live(self) -> list[Sequence]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.plan import Int32
 
-ROTATION = 2  # a buffer is free again once the step before the last has been waited for
+ROTATION = 4  # two uploads a step, and a step's are free again once the one after next is launched
 
 
 class Staging:

@@ -56,7 +56,7 @@ class StepDraft:
     arrivals: list[SequenceGroup] = field(default_factory=list)
     brought: list[tuple[Sequence, int]] = field(default_factory=list)  # full blocks that come from the host
 
-    def start(self, sequence: Sequence, last_token: int = -1) -> None:
+    def start(self, sequence: Sequence) -> None:
         group = sequence.group
         params = group.request.params
         penalised = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
@@ -69,7 +69,7 @@ class StepDraft:
                 stop_tokens=group.stop_tokens,
                 prompt=group.request.prompt if penalised else [],
                 output=sequence.tokens[group.num_prompt :] if penalised else [],
-                last_token=last_token,
+                num_candidates=group.beams.num_candidates if group.beams is not None else 0,
             )
         )
 
@@ -77,7 +77,9 @@ class StepDraft:
         """Drop all that was drafted for rows that yielded."""
         self.prefills = [prefill for prefill in self.prefills if prefill.row not in self.preempted]
 
-    def build(self, rows: Rows, decodes: Int32, moves: Moves, block_size: int) -> tuple[StepPlan, Flight]:
+    def build(
+        self, rows: Rows, decodes: Int32, moves: Moves, given: dict[int, int], block_size: int
+    ) -> tuple[StepPlan, Flight]:
         """The plan, and what to remember of it. `rows` are as they will be once the step is done."""
         samples = [rows.sequences[row] for row in decodes.tolist()]
         sample_tokens = list(range(len(decodes)))
@@ -115,6 +117,8 @@ class StepDraft:
             context_lens=rows.context[all_rows],
             prefill_tokens=np.array(tokens, np.int32),
             starts=tuple(self.starts),
+            given_rows=np.array(list(given), np.int32),
+            given_tokens=np.array(list(given.values()), np.int32),
             table_rows=table[:, 0],
             table_columns=table[:, 1],
             table_blocks=table[:, 2],

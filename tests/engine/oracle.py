@@ -3,11 +3,13 @@ table, so that any lost, stale or aliased block changes the output."""
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 
+from engine.beam import BeamSearch
 from engine.core import Runner
 from engine.plan import Logprobs, StepPlan, StepResult
 from engine.request import Request, SamplingParams
@@ -16,6 +18,7 @@ Slot = tuple[int, int, int]
 """(position, token, hash of all that came before), as keys and values depend on all that came before."""
 
 VOCAB = 50
+CANDIDATES = 20  # at least what the widest search asks for
 _MASK = (1 << 61) - 1
 
 
@@ -44,6 +47,39 @@ def expected_tokens(request: Request, index: int, eos: tuple[int, ...] = ()) -> 
     return generated
 
 
+def _candidates(history: int, seed: int) -> tuple[list[int], list[float]]:
+    """The best tokens of a beam, best first, and their log-probabilities."""
+    rng = random.Random(history ^ seed)
+    return rng.sample(range(VOCAB), CANDIDATES), sorted(
+        (-4 * rng.random() for _ in range(CANDIDATES)), reverse=True
+    )
+
+
+def expected_beams(request: Request, eos: tuple[int, ...] = ()) -> list[list[int]]:
+    """What beam search over `request` must return, best first."""
+    params = request.params
+    stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
+    search = BeamSearch(
+        params.beam_width,
+        params.n,
+        params.max_tokens,
+        stops,
+        params.length_penalty,
+        params.early_stopping,
+        params.min_tokens,
+    )
+    history = 0
+    for position, token in enumerate(request.prompt):
+        history = _hash(history, position, token)
+    beams, position = [history], len(request.prompt)
+    while not search.done:
+        tokens, logprobs = zip(*(_candidates(beam, params.seed) for beam in beams), strict=True)
+        step = search.advance(np.array(tokens, np.int32), np.array(logprobs, np.float32))
+        beams = [_hash(beams[p], position, t) for p, t in zip(step.parents, step.tokens, strict=True)]
+        position += 1
+    return [hypothesis.tokens for hypothesis in search.result()]
+
+
 class OracleFlight:
     def __init__(self, runner: OracleRunner, result: StepResult) -> None:
         self.runner = runner
@@ -65,14 +101,16 @@ class OracleRunner(Runner):
         self.tables = np.full((max_num_seqs, num_blocks + 1), -1, np.int64)
         self.last = [0] * max_num_seqs
         self.state: dict[int, tuple[SamplingParams, int]] = {}
+        self.candidates: dict[int, int] = {}
         self.tokens_computed = 0
 
     def launch(self, plan: StepPlan) -> OracleFlight:
         for start in plan.starts:
             self.state[start.row] = (start.params, start.index)
-            if start.last_token >= 0:
-                self.last[start.row] = start.last_token
+            self.candidates[start.row] = start.num_candidates
         self.tables[plan.table_rows, plan.table_columns] = plan.table_blocks
+        for row, token in zip(plan.given_rows.tolist(), plan.given_tokens.tolist(), strict=True):
+            self.last[row] = token
         self._transfer(plan)
         destinations = plan.copies[:, 1].tolist()
         assert len(set(destinations)) == len(destinations), "two copies write one block"
@@ -100,7 +138,8 @@ class OracleRunner(Runner):
             _, token, _ = self.cache[block][offset] or (0, 0, 0)
             self.cache[block][offset] = (position, token, self._read(row, position))
         self.tokens_computed += len(tokens)
-        sampled = []
+        sampled: list[int] = []
+        histories: list[int] = []
         for row, index, position in zip(
             plan.sample_rows.tolist(),
             plan.sample_tokens.tolist(),
@@ -110,9 +149,10 @@ class OracleRunner(Runner):
             source, last_position = tokens[index]
             assert position == last_position + 1
             history = self._read(source, position)
+            histories.append(history)
             sampled.append(_next_token(history, *self.state[row]))
             self.last[row] = sampled[-1]
-        return OracleFlight(self, self._result(plan, tokens, ids, sampled))
+        return OracleFlight(self, self._result(plan, tokens, ids, sampled, histories))
 
     def _transfer(self, plan: StepPlan) -> None:
         """Swaps read at once or when waited for, and are written when waited for: both must be the same."""
@@ -145,10 +185,17 @@ class OracleRunner(Runner):
         return history
 
     def _result(
-        self, plan: StepPlan, tokens: list[tuple[int, int]], ids: list[int], sampled: list[int]
+        self,
+        plan: StepPlan,
+        tokens: list[tuple[int, int]],
+        ids: list[int],
+        sampled: list[int],
+        histories: list[int],
     ) -> StepResult:
         asked = [
-            i for i, row in enumerate(plan.sample_rows.tolist()) if self.state[row][0].logprobs is not None
+            i
+            for i, row in enumerate(plan.sample_rows.tolist())
+            if self.candidates[row] or self.state[row][0].logprobs is not None
         ]
         prompt = []
         for run in plan.prompt_logprobs:
@@ -160,10 +207,17 @@ class OracleRunner(Runner):
                     assert ids[run.first + offset + 1] == target
             prompt.append(_logprobs(run.targets, run.k))
         tokens_out = np.array(sampled, np.int32)
+        logprobs = _logprobs(tokens_out[asked], CANDIDATES) if asked else None
+        for at, i in enumerate(asked):
+            row = int(plan.sample_rows[i])
+            assert self.candidates[row] <= CANDIDATES
+            if logprobs is not None and self.candidates[row]:
+                best = _candidates(histories[i], self.state[row][0].seed)
+                logprobs.top_tokens[at], logprobs.top_logprobs[at] = best
         return StepResult(
             tokens_out,
             np.array(asked, np.int32),
-            _logprobs(tokens_out[asked], 20) if asked else None,
+            logprobs,
             tuple(prompt),
         )
 

@@ -12,7 +12,7 @@ from engine.preemption import PreemptionMode, PreemptionPolicy
 from engine.prefix_cache import BlockHasher
 from engine.request import Output, Request, SamplingParams
 from engine.scheduler import Scheduler
-from tests.engine.oracle import VOCAB, OracleRunner, expected_tokens
+from tests.engine.oracle import VOCAB, OracleRunner, expected_beams, expected_tokens
 
 EOS = (3,)
 
@@ -39,6 +39,20 @@ def make_core(
 
 def random_request(rng: random.Random, request_id: int, longest: int, widest: int) -> Request:
     n = rng.choice([1, 1, 1, rng.randint(1, widest)])
+    if rng.random() < 0.2:
+        width = rng.randint(1, widest)
+        beams = SamplingParams(
+            n=rng.randint(1, width),
+            temperature=0.0,
+            beam_width=width,
+            length_penalty=rng.choice([0.0, 1.0, -1.0]),
+            early_stopping=rng.choice([True, False, "never"]),
+            max_tokens=rng.randint(1, longest),
+            stop_token_ids=tuple(rng.sample(range(VOCAB), rng.randint(0, 8))),
+            seed=rng.randrange(1 << 40),
+            prompt_logprobs=rng.choice([None, 0]),
+        )
+        return Request(request_id, [rng.randrange(VOCAB) for _ in range(rng.randint(1, longest))], beams)
     params = SamplingParams(
         n=n,
         temperature=rng.choice([0.0, 1.0]),
@@ -72,8 +86,8 @@ def distinct_filled(core: EngineCore) -> int:
 
 @pytest.mark.parametrize("chunk", range(10))
 def test_every_request_gets_its_tokens_under_any_schedule(chunk: int) -> None:
-    recomputes = swaps = copies = cached = from_host = evictions = 0
-    for seed in range(chunk * 100, chunk * 100 + 100):
+    recomputes = swaps = copies = cached = from_host = evictions = searches = 0
+    for seed in range(chunk * 200, chunk * 200 + 200):
         rng = random.Random(seed)
         block_size = rng.choice([1, 2, 4, 8])
         max_num_seqs = rng.randint(1, 8)
@@ -124,6 +138,15 @@ def test_every_request_gets_its_tokens_under_any_schedule(chunk: int) -> None:
         for request in accepted.values():
             if request.id in aborted:
                 continue
+            if request.params.beam_width:
+                beams = [got.pop((request.id, index)) for index in range(request.params.n)]
+                assert all(len(outputs) == 1 for outputs in beams)
+                assert [outputs[0].tokens for outputs in beams] == expected_beams(request, EOS), (
+                    f"seed {seed} request {request.id}"
+                )
+                assert all(outputs[0].cumulative_logprob is not None for outputs in beams)
+                searches += 1
+                continue
             for index in range(request.params.n):
                 outputs = got.pop((request.id, index))
                 cached += outputs[0].cached_tokens
@@ -141,6 +164,6 @@ def test_every_request_gets_its_tokens_under_any_schedule(chunk: int) -> None:
                     everyone = outputs[0].prompt_logprobs
                     assert everyone is not None
                     assert [entry and entry.token for entry in everyone] == [None, *request.prompt[1:]]
-    assert min(recomputes, swaps, copies, cached, from_host, evictions) > 10, (
+    assert min(recomputes, swaps, copies, cached, from_host, evictions, searches) > 8, (
         "the runs no longer reach what they are for"
     )

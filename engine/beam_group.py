@@ -1,0 +1,95 @@
+"""A request's beams while the search runs: whose candidates are in, and which row each chosen one takes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.beam import BeamSearch, BeamStep, Hypothesis
+from engine.block_manager import BlockManager
+from engine.plan import Logprobs
+from engine.request import FinishReason, Output
+from engine.rows import Rows
+from engine.sequence import NO_ROW, Sequence, SequenceGroup
+
+
+class BeamGroup:
+    """`order` are the live beams, best first. A step's selection waits until all of them have candidates."""
+
+    def __init__(self, group: SequenceGroup, vocab_size: int) -> None:
+        params = group.request.params
+        self.search = BeamSearch(
+            params.beam_width,
+            params.n,
+            params.max_tokens,
+            group.stop_tokens,
+            params.length_penalty,
+            params.early_stopping,
+            params.min_tokens,
+        )
+        self.group = group
+        self.num_candidates = min(self.search.candidates_per_beam, vocab_size)
+        self.order = group.sequences[:1]
+        self.pending = False  # candidates are in flight, or wait for those of other beams
+        self._candidates: dict[int, tuple[NDArray[np.int32], NDArray[np.float32]]] = {}
+
+    def collect(self, sequence: Sequence, logprobs: Logprobs, i: int) -> bool:
+        """Take row i of `logprobs` as the candidates of `sequence`: have all beams theirs now?"""
+        k = self.num_candidates
+        self._candidates[sequence.index] = (logprobs.top_tokens[i, :k], logprobs.top_logprobs[i, :k])
+        return len(self._candidates) == len(self.order)
+
+    def advance(self) -> BeamStep:
+        """One selection. Raises FloatingPointError if a candidate is NaN."""
+        tokens, logprobs = zip(*(self._candidates[beam.index] for beam in self.order), strict=True)
+        self._candidates.clear()
+        self.pending = False
+        return self.search.advance(np.stack(tokens), np.stack(logprobs))
+
+    def reparent(self, step: BeamStep, blocks: BlockManager, rows: Rows) -> None:
+        """Each chosen beam continues its parent: the first child in the parent's row, others by a fork.
+
+        Tables are re-parented by reference counts alone; the next write copies at most one block a beam
+        (section 4.4, Fig. 9). Of a group that yielded meanwhile only the tokens move.
+        """
+        parents = [self.order[parent] for parent in step.parents]
+        unused = [sequence for sequence in self.group.sequences if sequence not in parents]
+        for sequence in unused:
+            if sequence.row != NO_ROW:
+                blocks.free(sequence)
+                rows.context[sequence.row] = 0
+        order: list[Sequence] = []
+        for parent in parents:
+            child = parent if parent not in order else unused.pop(0)
+            if child is not parent:
+                child.tokens = list(parent.tokens)
+                child.digests = list(parent.digests)
+                if parent.row != NO_ROW:
+                    blocks.fork(parent, child)
+                    child.published = parent.published
+                    rows.context[child.row] = rows.context[parent.row]
+            order.append(child)
+        for child, token in zip(order, step.tokens, strict=True):
+            child.tokens.append(token)
+        self.order = order
+
+    def outputs(self) -> list[Output]:
+        """What the finished search gives: one output a hypothesis, best first."""
+        hypotheses = self.search.result()
+        outputs = [self._output(index, hypothesis) for index, hypothesis in enumerate(hypotheses)]
+        # Where fewer sequences exist than were asked for, the rest are empty.
+        missing = range(len(outputs), self.group.request.params.n)
+        return outputs + [self.ending(index, "stop") for index in missing]
+
+    def ending(self, index: int, reason: FinishReason, error: str | None = None) -> Output:
+        return Output(self.group.request.id, index, [], finish_reason=reason, error=error)
+
+    def _output(self, index: int, hypothesis: Hypothesis) -> Output:
+        return Output(
+            self.group.request.id,
+            index,
+            hypothesis.tokens,
+            finish_reason=hypothesis.finish_reason,
+            stop_token=hypothesis.stop_token,
+            cumulative_logprob=hypothesis.cumulative_logprob,
+        )
