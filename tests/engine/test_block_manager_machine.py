@@ -1,0 +1,469 @@
+"""The block manager against a plain map of what every slot should hold, under any order of operations."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from engine.block_manager import BlockManager, Found, Moves
+from engine.block_pool import BlockPool, OutOfBlocks
+from engine.prefix_cache import BlockHasher, PrefixCache
+from engine.request import Request, SamplingParams
+from engine.rows import Rows
+from engine.sequence import NO_ROW, Sequence, SequenceGroup
+from tests.engine.memory_model import Content, Histories, LateMemory
+
+ROWS = 6
+# `nightly` looks elsewhere every time, and ten times as long.
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+SETTINGS = settings(
+    max_examples=12_500 if NIGHTLY else 1250,
+    stateful_step_count=15,
+    derandomize=not NIGHTLY,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=list(HealthCheck),
+)
+_WEIGHTS = {
+    "start": 4,
+    "compute": 14,
+    "fork": 2,
+    "adopt": 1,
+    "launch": 8,
+    "commit": 8,
+    "swap_out": 3,
+    "swap_in": 6,
+    "resume": 3,
+    "spill": 2,
+    "end": 4,
+}
+_REACHED = (
+    "device hits",
+    "host hits",
+    "copies",
+    "adopted",
+    "swapped out",
+    "yielded",
+    "swapped in",
+    "spilled",
+    "left in transfer",
+    "no room",
+)
+_OPERATIONS = (list(_WEIGHTS), list(_WEIGHTS.values()))
+MAX_TOKENS = 40  # of a sequence
+
+
+@dataclass
+class Step:
+    """What a step does besides its moves."""
+
+    writes: list[tuple[int, int, int]] = field(default_factory=list)
+    touched: set[int] = field(default_factory=set)  # rows whose blocks are written or copied
+    filled: list[tuple[Sequence, int, int]] = field(default_factory=list)  # sequence, epoch, full blocks
+    arrivals: list[SequenceGroup] = field(default_factory=list)
+
+
+class BlockManagerMachine(RuleBasedStateMachine):
+    """Sequences made by hand, moved as the scheduler may move them, and in orders that it never would."""
+
+    done: ClassVar[Counter[str]] = Counter()  # over all runs: how often each thing came about
+
+    @initialize(
+        block_size=st.sampled_from([1, 2, 4]),
+        num_blocks=st.integers(4, 14),
+        num_host_blocks=st.sampled_from([0, 3, 6, 14]),
+        caching=st.sampled_from([True, True, True, False]),
+    )
+    def begin(self, block_size: int, num_blocks: int, num_host_blocks: int, caching: bool) -> None:
+        hasher = BlockHasher(block_size, seed=1) if caching else None
+        self.caching = caching
+        self.size = block_size
+        self.rows = Rows(ROWS)
+        self.blocks = BlockManager(num_blocks, block_size, self.rows, hasher, num_host_blocks)
+        self.memory = LateMemory(num_blocks, num_host_blocks, block_size)
+        self.histories = Histories()
+        self.groups: list[SequenceGroup] = []
+        self.step = Step()
+        self.flights: deque[tuple[Moves, Step]] = deque()
+        self.epochs: Counter[Sequence] = Counter()  # of tables: what was filled in another is not theirs
+        self.launched: dict[Sequence, int] = {}  # tokens that are in memory
+        self.requests = 0
+
+    # -- what may be picked ----------------------------------------------------------------------------
+
+    def running(self) -> list[Sequence]:
+        return [s for g in self.groups for s in g.live if s.row != NO_ROW and not g.transferring]
+
+    def untouched(self) -> list[Sequence]:
+        return [sequence for sequence in self.running() if sequence.row not in self.step.touched]
+
+    def away(self, *, swapped: bool) -> list[SequenceGroup]:
+        return [
+            g for g in self.groups if g.swapped == swapped and not g.transferring and g.live[0].row == NO_ROW
+        ]
+
+    # -- rules -----------------------------------------------------------------------------------------
+
+    @rule(
+        kind=st.integers(0, 2),
+        length=st.integers(1, 12),
+        tail=st.integers(0, 3),
+        salt=st.sampled_from(["", "", "tenant"]),
+    )
+    def start(self, kind: int, length: int, tail: int, salt: str) -> None:
+        if not self.rows.num_free:
+            return
+        prompt = [[0] * 12, [0, 1] * 6, [0, 0, 0, 1] * 3][kind][:length] + [tail % 2] * (tail // 2)
+        request = Request(self.requests, prompt, SamplingParams(max_tokens=100), cache_salt=salt)
+        self.requests += 1
+        group = SequenceGroup(request, request.id, ())
+        self.groups.append(group)
+        self._attach(group.live[0])
+
+    def _attach(self, sequence: Sequence) -> None:
+        """A row for `sequence`, and the blocks that need not be computed."""
+        found = self.blocks.match(sequence)
+        self._check_found(sequence, found)
+        pool = self.blocks.pool
+        while sum(pool.count(b) == 0 for b in found.device) + len(found.host) > pool.num_available:
+            found = found.first(len(found) - 1)
+        self.rows.assign(sequence)
+        self.blocks.attach(sequence, found)
+        self.epochs[sequence] += 1
+        tokens = min(len(found) * self.size, len(sequence.tokens) - 1)  # the last one is computed anyhow
+        self.rows.context[sequence.row] = self.launched[sequence] = tokens
+        if found.host:
+            self._await(sequence.group)
+            self.step.filled.append((sequence, self.epochs[sequence], len(found)))
+        self.done["device hits"] += len(found.device)
+        self.done["host hits"] += len(found.host)
+
+    def _await(self, group: SequenceGroup) -> None:
+        group.transferring = True
+        self.step.arrivals.append(group)
+
+    @precondition(lambda self: self.untouched())
+    @rule(pick=st.integers(0, 63), count=st.integers(1, 6), bits=st.integers(0, 63))
+    def compute(self, pick: int, count: int, bits: int) -> None:
+        """Prefill what is not computed yet, or else generate."""
+        sequences = self.untouched()
+        sequence = sequences[pick % len(sequences)]
+        row = sequence.row
+        start = int(self.rows.context[row])
+        if start == len(sequence.tokens):
+            sequence.tokens += [bits >> i & 1 for i in range(min(count, MAX_TOKENS - start))]
+        end = min(start + count, len(sequence.tokens))
+        if start < self.rows.capacity[row] and not self.blocks.is_writable(sequence, start):
+            free = self.blocks.pool.num_available
+            try:
+                self.blocks.copy_on_write(sequence, start)
+            except OutOfBlocks:
+                assert free == 0
+                self.done["no room"] += 1
+                return
+            self.done["copies"] += 1
+        try:
+            self.blocks.grow(sequence, end)
+        except OutOfBlocks:
+            assert self.blocks.pool.num_available == 0
+            self.done["no room"] += 1
+        end = min(end, int(self.rows.capacity[row]))
+        histories = self._histories(sequence)
+        self.step.writes += [(row, position, histories[position]) for position in range(start, end)]
+        self.step.touched.add(row)
+        self.step.filled.append((sequence, self.epochs[sequence], end // self.size))
+        self.rows.context[row] = end
+
+    @precondition(lambda self: self.rows.num_free and self.running())
+    @rule(pick=st.integers(0, 63), part=st.sampled_from([None, None, 0, 1, 2]))
+    def fork(self, pick: int, part: int | None) -> None:
+        sequences = self.running()
+        parent = sequences[pick % len(sequences)]
+        group = parent.group
+        child = Sequence(group, len(group.sequences))
+        group.sequences.append(child)
+        self.rows.assign(child)
+        self._share(parent, child, part)
+
+    @precondition(lambda self: len(self.untouched()) > 1)
+    @rule(pick=st.integers(0, 63), other=st.integers(0, 63))
+    def adopt(self, pick: int, other: int) -> None:
+        """A beam goes on where another one of its group is."""
+        sequences = self.untouched()
+        parent = sequences[pick % len(sequences)]
+        siblings = [s for s in sequences if s.group is parent.group and s is not parent]
+        if siblings:
+            child = siblings[other % len(siblings)]
+            self.blocks.free(child)
+            self._share(parent, child, None)
+            self.done["adopted"] += 1
+
+    def _share(self, parent: Sequence, child: Sequence, part: int | None) -> None:
+        context = int(self.rows.context[parent.row])
+        if part is not None and part * self.size <= context:
+            context = part * self.size
+        else:
+            part = None
+        self.blocks.fork(parent, child, part)
+        self.epochs[child] += 1
+        child.tokens = list(parent.tokens)
+        child.digests = list(parent.digests)
+        self.rows.context[child.row] = context
+        self.launched[child] = min(context, self.launched[parent])
+        if parent.row in self.step.touched:
+            self.step.touched.add(child.row)  # it reads what this step is going to write
+
+    @rule()
+    def launch(self) -> None:
+        if len(self.flights) == 3:
+            return
+        step, self.step = self.step, Step()
+        moves = self.blocks.take_moves()
+        self.memory.launch(moves, step.writes)
+        self.flights.append((moves, step))
+        for sequence in self.rows.sequences:
+            if sequence is not None:
+                self.launched[sequence] = int(self.rows.context[sequence.row])
+                for logical, block in enumerate(sequence.table):
+                    assert self.memory.tables[sequence.row, logical] == block, "the device was not told"
+
+    @precondition(lambda self: self.flights)
+    @rule()
+    def commit(self) -> None:
+        moves, step = self.flights.popleft()
+        self.memory.arrive()
+        self.blocks.arrived(moves)
+        for sequence, epoch, num_blocks in step.filled:
+            if sequence.row != NO_ROW and self.epochs[sequence] == epoch:
+                self.blocks.publish(sequence, num_blocks)
+        for group in step.arrivals:
+            group.transferring = False
+            if group.swapped:
+                self.blocks.publish_on_host(group)
+
+    @precondition(lambda self: self.running())
+    @rule(pick=st.integers(0, 63))
+    def swap_out(self, pick: int) -> None:
+        """A group yields: to host memory, or if that has no room its blocks are lost."""
+        sequences = self.running()
+        group = sequences[pick % len(sequences)].group
+        rows = {sequence.row for sequence in group.live}
+        if rows & self.step.touched:
+            return
+        started = len(self.blocks.moves.swap_out)
+        group.swapped = self.blocks.swap_out(group)
+        assert group.swapped or len(self.blocks.moves.swap_out) == started
+        if group.swapped:
+            self._await(group)
+        self.done["swapped out" if group.swapped else "yielded"] += 1
+        for sequence in group.live:
+            self._leave(sequence)
+
+    @precondition(lambda self: self.away(swapped=True))
+    @rule(pick=st.integers(0, 63))
+    def swap_in(self, pick: int) -> None:
+        groups = self.away(swapped=True)
+        group = groups[pick % len(groups)]
+        needed = {block for sequence in group.live for block in sequence.host_table}
+        if len(group.live) > self.rows.num_free or len(needed) > self.blocks.pool.num_available:
+            return
+        for sequence in group.live:
+            self.rows.assign(sequence)
+        self.blocks.swap_in(group)
+        group.swapped = False
+        self._await(group)
+        for sequence in group.live:
+            self.epochs[sequence] += 1
+            context = self.launched[sequence] = int(self.rows.context[sequence.row])
+            self.step.filled.append((sequence, self.epochs[sequence], context // self.size))
+        self.done["swapped in"] += 1
+
+    @precondition(lambda self: self.away(swapped=False))
+    @rule(pick=st.integers(0, 63))
+    def resume(self, pick: int) -> None:
+        """A group that lost its blocks begins again."""
+        groups = self.away(swapped=False)
+        group = groups[pick % len(groups)]
+        if len(group.live) <= self.rows.num_free:
+            for sequence in group.live:
+                self._attach(sequence)
+
+    @rule(count=st.integers(1, 6))
+    def spill(self, count: int) -> None:
+        self.blocks.spill(count)
+        self.done["spilled"] += len(self.blocks.moves.spills)
+
+    @precondition(lambda self: self.groups)
+    @rule(pick=st.integers(0, 63), whole=st.booleans())
+    def end(self, pick: int, whole: bool) -> None:
+        """A sequence stops or its client leaves, whatever is under way for it."""
+        sequences = [sequence for group in self.groups for sequence in group.live]
+        sequence = sequences[pick % len(sequences)]
+        group = sequence.group
+        if sequence.row in self.step.touched and not whole:
+            return  # forks of it read what it is going to write
+        self.done["left in transfer"] += group.transferring
+        for ending in group.live if whole else [sequence]:
+            if ending.row != NO_ROW:
+                self._leave(ending)
+            self.blocks.drop_host(ending)
+            ending.finish_reason = "abort"
+        if not group.live:
+            self.groups.remove(group)
+
+    @rule(seed=st.integers(0, 1 << 32), count=st.integers(1, 400))
+    def burst(self, seed: int, count: int) -> None:
+        """`count` of the operations above, for many more of them in the same time."""
+        rng = random.Random(seed)
+        for name in rng.choices(*_OPERATIONS, k=count):
+            if name == "start":
+                salt = rng.choice(["", "", "tenant"])
+                self.start(rng.randrange(3), rng.randint(1, 12), rng.randrange(4), salt)
+            elif name == "compute" and self.untouched():
+                self.compute(rng.randrange(64), rng.randint(1, 6), rng.randrange(64))
+            elif name == "fork" and self.rows.num_free and self.running():
+                self.fork(rng.randrange(64), rng.choice([None, None, 0, 1, 2]))
+            elif name == "adopt" and len(self.untouched()) > 1:
+                self.adopt(rng.randrange(64), rng.randrange(64))
+            elif name == "launch":
+                self.launch()
+            elif name == "commit" and self.flights:
+                self.commit()
+            elif name == "swap_out" and self.running():
+                self.swap_out(rng.randrange(64))
+            elif name == "swap_in" and self.away(swapped=True):
+                self.swap_in(rng.randrange(64))
+            elif name == "resume" and self.away(swapped=False):
+                self.resume(rng.randrange(64))
+            elif name == "spill":
+                self.spill(rng.randint(1, 6))
+            elif name == "end" and self.groups:
+                self.end(rng.randrange(64), rng.random() < 0.5)
+            else:
+                continue
+            note(f"  {name}")
+            self.holds()
+
+    def _leave(self, sequence: Sequence) -> None:
+        row = sequence.row
+        self.blocks.free(sequence)
+        self.rows.release(sequence)
+        self.step.touched.discard(row)
+        self.step.writes = [write for write in self.step.writes if write[0] != row]
+
+    # -- what must hold --------------------------------------------------------------------------------
+
+    def _histories(self, sequence: Sequence) -> list[int]:
+        return self.histories.of(sequence.group.request.cache_salt, sequence.tokens)
+
+    @invariant()
+    def holds(self) -> None:
+        """Called after every operation."""
+        self.done["steps"] += 1
+        self._check_accounts()
+        self._check_tables()
+        self._check_tier(self.blocks.cache, self.blocks.pool, self.memory.device)
+        if self.blocks.host is not None:
+            self._check_tier(self.blocks.host.cache, self.blocks.host.pool, self.memory.host)
+
+    def _check_accounts(self) -> None:
+        sequences = [sequence for group in self.groups for sequence in group.live]
+        self.blocks.check(sequences, [moves for moves, _ in self.flights])
+        pool = self.blocks.pool
+        assert pool.num_free + pool.num_active + pool.num_cached + pool.num_in_transfer == pool.num_blocks
+
+    def _check_tables(self) -> None:
+        pending = [self.blocks.moves, *(moves for moves, _ in self.flights)]
+        coming = {t.device: t.host for moves in pending for t in moves.swap_in}
+        leaving = {t.host: t.device for moves in pending for t in moves.swap_out}
+        copied = {destination: source for _, source, destination in self.blocks.moves.copies}
+        for group in self.groups:
+            for sequence in group.live:
+                expected = self._histories(sequence)
+                for logical, block in enumerate(sequence.table):
+                    if block in coming:
+                        content = self.memory.host[coming[block]]
+                    else:
+                        content = self.memory.device[copied.get(block, block)]
+                    self._check_block(content, expected[: self.launched[sequence]], logical)
+                for logical, block in enumerate(sequence.host_table):
+                    content = self.memory.host[block]
+                    if block in leaving:
+                        content = self.memory.device[leaving[block]]
+                    self._check_block(content, expected[: sequence.saved_context], logical)
+
+    def _check_block(self, content: Content, expected: list[int], logical: int) -> None:
+        piece = expected[logical * self.size : (logical + 1) * self.size]
+        assert content[: len(piece)] == piece, f"logical block {logical} holds something else"
+
+    def _check_tier(self, cache: PrefixCache, pool: BlockPool, memory: list[Content]) -> None:
+        """What is findable is written, whole and once."""
+        kept = [block for block in range(pool.num_blocks) if pool.is_kept(block)]
+        for block in kept:
+            _, piece = cache.describe(block)
+            assert piece == np.array(self.histories.tokens(memory[block]), "<i4").tobytes()
+        assert len(_ends(pool, memory)) == len(kept), "two findable blocks hold the same"
+
+    def _check_found(self, sequence: Sequence, found: Found) -> None:
+        """All that is findable is found, on the device first, and it is right."""
+        expected = self._histories(sequence)
+        for logical, block in enumerate(found.device):
+            self._check_block(self.memory.device[block], expected, logical)
+        for logical, block in enumerate(found.host, len(found.device)):
+            self._check_block(self.memory.host[block], expected, logical)
+        if not self.caching:
+            assert not len(found)
+            return
+        ends = expected[self.size - 1 :: self.size]
+        on_device = _ends(self.blocks.pool, self.memory.device)
+        on_host = set() if self.blocks.host is None else _ends(self.blocks.host.pool, self.memory.host)
+        count = 0
+        while count < len(ends) and ends[count] in on_device:
+            count += 1
+        assert len(found.device) == count, "findable blocks on the device were not found"
+        while count < len(ends) and ends[count] in on_host:
+            count += 1
+        assert len(found) == count, "findable blocks in host memory were not found"
+
+    def teardown(self) -> None:
+        """Once everyone has left and every step is committed, every block can be had."""
+        while self.groups:
+            self.end(0, True)
+        self.launch()
+        while self.flights:
+            self.commit()
+        self.launch()
+        while self.flights:
+            self.commit()
+        self._check_accounts()
+        assert self.blocks.pool.num_available == self.blocks.pool.num_blocks
+        if self.blocks.host is not None:
+            assert self.blocks.host.pool.num_available == self.blocks.host.pool.num_blocks
+
+
+def _ends(pool: BlockPool, memory: list[Content]) -> set[int | None]:
+    """The histories up to the end of each findable block."""
+    return {memory[block][-1] for block in range(pool.num_blocks) if pool.is_kept(block)}
+
+
+def test_every_slot_holds_what_the_map_says() -> None:
+    done = BlockManagerMachine.done
+    done.clear()
+    run_state_machine_as_test(BlockManagerMachine, settings=SETTINGS)
+    assert min(done[name] for name in _REACHED) > 100, f"the runs no longer reach what they are for: {done}"
