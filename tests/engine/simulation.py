@@ -1,0 +1,231 @@
+"""The whole engine but the model, driven by a seed: random requests, pool sizes, arrivals and aborts.
+
+Besides what the oracle model sees, it watches what the scheduler promises about who runs, who yields and
+how long anyone waits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from engine.admission import Capacity
+from engine.core import EngineCore
+from engine.plan import StepPlan
+from engine.preemption import PreemptionMode, PreemptionPolicy
+from engine.prefix_cache import BlockHasher
+from engine.request import Output, Request, SamplingParams
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.step import StepDraft
+from tests.engine.oracle import VOCAB, OracleRunner, expected_beams, expected_tokens
+
+EOS = (3,)
+
+
+class WatchedScheduler(Scheduler):
+    """A scheduler that may only do what was promised."""
+
+    preempted: Counter[int]  # by request id
+
+    def schedule(self, now: float = 0.0) -> StepPlan | None:
+        fresh = [group for group in self.waiting if group.queue_seconds is None]
+        plan = super().schedule(now)
+        begun = [group for group in fresh if group.queue_seconds is not None]
+        assert begun == fresh[: len(begun)], "a request was admitted before an earlier one"
+        if begun:
+            assert not any(group.swapped for group in self.waiting), "admitted while a group is swapped out"
+        if plan is not None:
+            started = {start.row for start in plan.starts}
+            for group in self.running:
+                rows = {sequence.row for sequence in group.live}
+                assert rows <= started or not rows & started, "a group was admitted in part"
+        return plan
+
+    def _preempt_newest(self, draft: StepDraft, beneficiary: Sequence) -> None:
+        running = list(self.running)
+        super()._preempt_newest(draft, beneficiary)
+        (victim,) = [group for group in running if group not in self.running]
+        assert victim is not min(running, key=lambda group: group.order), "the oldest group was preempted"
+        assert victim is max(running, key=lambda group: group.order), "a group yielded before a newer one"
+        assert beneficiary.group.order <= victim.order, "a group yielded for a newer one"
+        assert not any(sequence.table or sequence.row >= 0 for sequence in victim.live), "it yielded in part"
+        self.preempted[victim.request.id] += 1
+
+
+def make_core(
+    num_blocks: int,
+    block_size: int,
+    max_num_seqs: int,
+    budget: int,
+    *,
+    caching: bool = True,
+    num_host_blocks: int = 0,
+    mode: PreemptionMode = "recompute",
+) -> EngineCore:
+    capacity = Capacity(num_blocks, block_size, max_num_seqs, max_model_len=1000, vocab_size=VOCAB)
+    hasher = BlockHasher(block_size, seed=0) if caching else None
+    scheduler = WatchedScheduler(
+        capacity,
+        budget,
+        EOS,
+        hasher=hasher,
+        num_host_blocks=num_host_blocks,
+        policy=PreemptionPolicy(mode=mode),
+    )
+    scheduler.preempted = Counter()
+    runner = OracleRunner(num_blocks, block_size, max_num_seqs, num_host_blocks)
+    return EngineCore(scheduler, runner, clock=lambda: 0.0)
+
+
+def most_steps(core: EngineCore, request: Request) -> int:
+    """Steps within which `request` ends once no older one is left, whatever the newer ones do.
+
+    Nobody preempts it any more, so it prefills at most once, first in turn, with what the decodes of the
+    other rows leave of the budget. A token takes a step, and another one to be committed before a beam can
+    go on. For each block that it takes it may wait for one in transfer, which is there after two commits.
+    """
+    params, scheduler = request.params, core.scheduler
+    length = len(request.prompt) + params.max_tokens
+    share = scheduler.max_num_batched_tokens - scheduler.rows.size + 1
+    prefill = -(-params.num_sequences * length // share)
+    waits = 2 * params.num_sequences * (scheduler.blocks.blocks_for(length) + 1)
+    resume = 4
+    return prefill + 2 * params.max_tokens + waits + resume
+
+
+def random_request(rng: random.Random, request_id: int, longest: int, widest: int) -> Request:
+    n = rng.choice([1, 1, 1, rng.randint(1, widest)])
+    if rng.random() < 0.2:
+        width = rng.randint(1, widest)
+        beams = SamplingParams(
+            n=rng.randint(1, width),
+            temperature=0.0,
+            beam_width=width,
+            length_penalty=rng.choice([0.0, 1.0, -1.0]),
+            early_stopping=rng.choice([True, False, "never"]),
+            max_tokens=rng.randint(1, longest),
+            stop_token_ids=tuple(rng.sample(range(VOCAB), rng.randint(0, 8))),
+            seed=rng.randrange(1 << 40),
+            prompt_logprobs=rng.choice([None, 0]),
+        )
+        return Request(request_id, [rng.randrange(VOCAB) for _ in range(rng.randint(1, longest))], beams)
+    params = SamplingParams(
+        n=n,
+        temperature=rng.choice([0.0, 1.0]),
+        max_tokens=rng.randint(1, longest),
+        ignore_eos=rng.random() < 0.5,
+        stop_token_ids=tuple(rng.sample(range(VOCAB), rng.randint(0, 2))),
+        seed=rng.randrange(1 << 40),
+        logprobs=rng.choice([None, 0, 2]),
+        prompt_logprobs=rng.choice([None, None, 0, 3]),
+    )
+    prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, longest))]
+    if rng.random() < 0.5:  # few prompts, so that they come again, whole or as prefixes
+        prompt = [7 * i % VOCAB for i in range(rng.choice([4, 8, 12, 16, longest]))] + prompt[
+            : rng.randint(0, 3)
+        ]
+    return Request(request_id, prompt, params, cache_salt=rng.choice(["", "", "tenant"]))
+
+
+def distinct_filled(core: EngineCore) -> int:
+    """Token slots in use, counted block by block."""
+    scheduler = core.scheduler
+    filled: dict[int, int] = {}
+    for sequence in scheduler.rows.sequences:
+        if sequence is not None:
+            context = int(scheduler.rows.context[sequence.row])
+            for i, block in enumerate(sequence.table):
+                here = min(scheduler.blocks.block_size, max(0, context - i * scheduler.blocks.block_size))
+                filled[block] = max(filled.get(block, 0), here)
+    return sum(filled.values())
+
+
+def check_outputs(request: Request, got: dict[tuple[int, int], list[Output]], done: Counter[str]) -> None:
+    """Every sequence of `request` has its tokens, one end, and the log-probabilities that it asked for."""
+    params = request.params
+    sequences = [got[request.id, index] for index in range(params.n)]
+    for outputs in sequences:
+        assert [output.finish_reason for output in outputs[:-1]] == [None] * (len(outputs) - 1)
+    if params.beam_width:
+        assert all(len(outputs) == 1 for outputs in sequences)
+        assert [outputs[0].tokens for outputs in sequences] == expected_beams(request, EOS)
+        assert all(outputs[0].cumulative_logprob is not None for outputs in sequences)
+        done["searches"] += 1
+        return
+    for index, outputs in enumerate(sequences):
+        done["cached"] += outputs[0].cached_tokens
+        done["from host"] += outputs[0].cached_host_tokens
+        tokens = [token for output in outputs for token in output.tokens]
+        assert tokens == expected_tokens(request, index, EOS), f"request {request.id}"
+        last = outputs[-1]
+        assert last.finish_reason == ("stop" if last.stop_token is not None else "length")
+        if params.logprobs is not None:
+            flat = [entry for output in outputs for entry in output.logprobs or []]
+            assert [entry.token for entry in flat] == tokens
+            assert all(len(entry.top_tokens) == params.logprobs for entry in flat)
+        if index == 0 and params.prompt_logprobs is not None:
+            everyone = outputs[0].prompt_logprobs
+            assert everyone is not None
+            assert [entry and entry.token for entry in everyone] == [None, *request.prompt[1:]]
+
+
+def simulate(seed: int) -> Counter[str]:
+    """Twelve random requests from their arrival to their end. Returns how often each thing came about."""
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 2, 4, 8])
+    max_num_seqs = rng.randint(1, 8)
+    num_blocks = max(3, rng.randint(16, 90) // block_size)
+    budget = rng.randint(max_num_seqs, 24)
+    caching = rng.random() < 0.7
+    host = rng.choice([0, num_blocks // 3, num_blocks])
+    mode: PreemptionMode = rng.choice(["swap", "swap", "recompute"])
+    core = make_core(
+        num_blocks, block_size, max_num_seqs, budget, caching=caching, num_host_blocks=host, mode=mode
+    )
+    scheduler = core.scheduler
+    coming = [random_request(rng, i, rng.choice([4, 12, 24]), max_num_seqs) for i in range(12)]
+    coming.reverse()
+    alive: dict[int, Request] = {}
+    deadlines: dict[int, int] = {}
+    aborted: set[int] = set()
+    got: dict[tuple[int, int], list[Output]] = {}
+    done: Counter[str] = Counter()
+    steps = 0
+    accepted: list[Request] = []
+    while coming or core.has_work:
+        while coming and (rng.random() < 0.4 or not core.has_work):
+            request = coming.pop()
+            if not core.handle(request):
+                accepted.append(request)
+                alive[request.id] = request
+                deadlines[request.id] = steps + sum(most_steps(core, each) for each in alive.values())
+        if accepted and rng.random() < 0.03:
+            victim = rng.choice(accepted).id
+            aborted.add(victim)
+            alive.pop(victim, None)
+            core.abort(victim)
+        ended: Counter[int] = Counter()
+        for output in core.step():
+            assert output.request_id not in aborted
+            got.setdefault((output.request_id, output.index), []).append(output)
+            ended[output.request_id] += output.finish_reason is not None
+        steps += 1
+        for request_id, request in list(alive.items()):
+            assert steps <= deadlines[request_id], f"request {request_id} waits too long"
+            endings = [got.get((request_id, index)) for index in range(request.params.n)]
+            if all(outputs and outputs[-1].finish_reason for outputs in endings):
+                del alive[request_id]
+        scheduler.check()
+        assert scheduler.tokens_filled == distinct_filled(core)
+    assert scheduler.blocks.pool.num_available == num_blocks
+    if scheduler.blocks.host is not None:
+        assert scheduler.blocks.host.pool.num_available == host
+    for request in accepted:
+        if request.id not in aborted:
+            check_outputs(request, got, done)
+    done["recomputes"] = scheduler.recomputes
+    done["swaps"] = scheduler.swaps
+    done["copies"] = scheduler.blocks.copies_on_write
+    done["evictions"] = scheduler.blocks.pool.evictions
+    return done
