@@ -27,7 +27,7 @@ from engine.plan import Int32, PromptLogprobs, StepPlan, empty_int32
 from engine.row_state import RowState
 from engine.staging import Staging
 from kernels.backend import Backend
-from kernels.decode_attention import DecodeWorkspace
+from kernels.decode_attention import DecodeGather, DecodeWorkspace
 from kernels.sampling import logprobs
 
 LOGPROB_SLICE = 256  # rows of logits that are held at once while prompt logprobs are computed
@@ -75,7 +75,7 @@ class ModelRunner:
         self.row_state = RowState(rows, device)
         self.processor = LogitProcessor(rows, config.vocab_size, device, backend.sample)
         self.staging = Staging(_staging_words(limits, rows, max_blocks), device)
-        self.workspace: DecodeWorkspace | None = None
+        self.workspace: DecodeWorkspace | DecodeGather = DecodeGather()
         self.queue: CudaQueue | ThreadQueue = ThreadQueue()
         if device.type == "cuda":
             self.workspace = DecodeWorkspace.allocate(rows, config.num_heads, config.head_dim, device)

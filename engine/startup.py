@@ -61,6 +61,8 @@ def start_engine(
     folder = resolve_model(config.model, report.phase("download", "B"))
     model_config = ModelConfig.from_folder(folder)
     device = _device(config)
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # one core is the API process's
     dtype = _dtype(config, model_config, device)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     backend = triton_backend() if device.type == "cuda" else torch_backend()

@@ -212,6 +212,46 @@ def decode_attention(
     return out
 
 
+class DecodeGather:
+    """What all layers of a step share in plain torch: which slots each row reads, and which of them it sees.
+
+    Made once and passed as the workspace; it is computed anew when other context lengths come.
+    """
+
+    def __init__(self) -> None:
+        self._key: tuple[torch.Tensor, torch.Tensor, int, int] | None = None
+        self.blocks: torch.Tensor  # [B, 1, blocks], 0 beyond the row's own
+        self.hidden: torch.Tensor  # [B, blocks * block_size]
+        self.longest = 0
+        self.some_empty = False  # a row sees nothing
+
+    def prepare(
+        self,
+        block_tables: torch.Tensor,
+        rows: torch.Tensor,
+        context_lens: torch.Tensor,
+        block_size: int,
+        window: int,
+    ) -> None:
+        key = self._key
+        if key is not None and key[0] is rows and key[1] is context_lens and key[2:] == (block_size, window):
+            return
+        self._key = (rows, context_lens, block_size, window)
+        self.longest = int(context_lens.max()) if len(context_lens) else 0
+        if self.longest == 0:
+            return
+        num_blocks = -(-self.longest // block_size)
+        position = torch.arange(num_blocks * block_size, device=rows.device)
+        ends = context_lens[:, None]
+        seen = position < ends
+        tables = block_tables[rows, :num_blocks].long()
+        self.blocks = tables.masked_fill(~seen[:, ::block_size], 0)[:, None]
+        if window:
+            seen = seen & (position >= ends - window)
+        self.hidden = ~seen
+        self.some_empty = bool((context_lens == 0).any())
+
+
 def decode_attention_reference(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -220,30 +260,25 @@ def decode_attention_reference(
     context_lens: torch.Tensor,
     scale: float,
     window: int,
-    workspace: DecodeWorkspace | None = None,
+    workspace: DecodeGather | DecodeWorkspace | None = None,
 ) -> torch.Tensor:
-    """The same as `decode_attention` in plain torch, on any device; it needs no workspace."""
+    """The same as `decode_attention` in plain torch; a DecodeGather saves the layers of a step some work."""
     batch, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = kv.shape[2:4]
-    longest = int(context_lens.max()) if batch else 0
-    if longest == 0:
+    gather = workspace if isinstance(workspace, DecodeGather) else DecodeGather()
+    gather.prepare(block_tables, rows, context_lens, block_size, window)
+    if gather.longest == 0:
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    num_blocks = -(-longest // block_size)
-    starts = torch.arange(num_blocks, device=q.device) * block_size
-    tables = block_tables[rows.long(), :num_blocks].long()
-    tables = tables.masked_fill(starts >= context_lens[:, None], 0)
     # One index over (block, head) gathers [B, Hkv, blocks, block_size, D] in the order of the matmuls.
     heads = torch.arange(num_kv_heads, device=q.device)[:, None]
-    k, v = (kv[tables[:, None], part, heads].flatten(2, 3).float() for part in (0, 1))
+    k, v = (kv[gather.blocks, part, heads].flatten(2, 3).float() for part in (0, 1))
 
-    position = torch.arange(num_blocks * block_size, device=q.device)
-    seen = position < context_lens[:, None]
-    if window:
-        seen &= position >= context_lens[:, None] - window
-    hidden = ~seen[:, None, :, None]
     # Grouped query heads are the matmul's M side, so K and V are never repeated.
-    grouped = q.reshape(batch, num_kv_heads, -1, head_dim).float()
-    scores = (grouped @ k.mT) * scale
-    weights = scores.masked_fill(hidden.mT, float("-inf")).softmax(-1).masked_fill(hidden.mT, 0.0)
-    out = weights @ v.masked_fill_(hidden, 0.0)  # unused slots may hold NaN, and 0 · NaN is NaN
+    grouped = q.reshape(batch, num_kv_heads, -1, head_dim).float() * scale
+    unseen = gather.hidden[:, None, None]
+    weights = (grouped @ k.mT).masked_fill_(unseen, float("-inf")).softmax(-1)
+    if gather.some_empty:
+        weights = weights.masked_fill_(unseen, 0.0)
+    # Unused slots may hold NaN, and 0 · NaN is NaN.
+    out = weights @ v.masked_fill_(gather.hidden[:, None, :, None], 0.0)
     return out.reshape(batch, num_q_heads, head_dim).to(q.dtype)

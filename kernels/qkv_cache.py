@@ -78,25 +78,24 @@ def qkv_to_cache_reference(
 ) -> None:
     """The same as `qkv_to_cache` in plain torch."""
     _, _, kv_heads, block_size, head_dim = kv.shape
-    q, k, v = qkv.unflatten(-1, (-1, head_dim)).split([num_q_heads, kv_heads, kv_heads], dim=1)
-    table = None if rope is None else rope[positions.long()].unsqueeze(1)
-    if q_norm is not None or table is not None:
-        q.copy_(_norm_and_rotate(q, q_norm, table, eps))
-    k = _norm_and_rotate(k, k_norm, table, eps)
+    heads = qkv.unflatten(-1, (-1, head_dim))
+    qk, v = heads[:, : num_q_heads + kv_heads], heads[:, num_q_heads + kv_heads :]
+    if q_norm is not None and k_norm is not None:
+        q, k = qk.split([num_q_heads, kv_heads], dim=1)
+        qk = torch.cat((rms_norm_reference(q, q_norm, eps), rms_norm_reference(k, k_norm, eps)), dim=1)
+    if rope is not None:
+        qk = _rotate(qk, rope[positions].unsqueeze(1))
+    if q_norm is not None or rope is not None:
+        heads[:, :num_q_heads] = qk[:, :num_q_heads]
+    written = torch.stack((qk[:, num_q_heads:], v), dim=1)
 
     padding = slots < 0
     if padding.any():
-        slots, k, v = slots[~padding], k[~padding], v[~padding]
-    block, offset = slots // block_size, slots % block_size
-    kv[:, 0][block, :, offset] = k
-    kv[:, 1][block, :, offset] = v
+        slots, written = slots[~padding], written[~padding]
+    kv[slots // block_size, :, :, slots % block_size] = written
 
 
-def _norm_and_rotate(heads: Tensor, norm: Tensor | None, table: Tensor | None, eps: float) -> Tensor:
-    if norm is not None:
-        heads = rms_norm_reference(heads, norm, eps)
-    if table is None:
-        return heads
+def _rotate(heads: Tensor, table: Tensor) -> Tensor:
     cos, sin = table.chunk(2, dim=-1)
     first, second = heads.float().chunk(2, dim=-1)
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -63,7 +63,7 @@ class ServedResult:
     command: str
 
 
-async def _stream(host: str, port: int, model: str, work: Work) -> Stream:
+async def _stream(host: str, port: int, model: str, salt: str, work: Work) -> Stream:
     body = json.dumps(
         {
             "model": model,
@@ -71,6 +71,7 @@ async def _stream(host: str, port: int, model: str, work: Work) -> Stream:
             "max_tokens": work.output_len,
             "temperature": 0,
             "ignore_eos": True,
+            "cache_salt": salt,  # no run finds what an earlier one left in the prefix cache
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -106,12 +107,14 @@ async def _stream(host: str, port: int, model: str, work: Work) -> Stream:
     return seen
 
 
-async def _client(host: str, port: int, model: str, work: list[Work], concurrency: int) -> list[Stream]:
+async def _client(
+    host: str, port: int, model: str, salt: str, work: list[Work], concurrency: int
+) -> list[Stream]:
     gate = asyncio.Semaphore(concurrency)
 
     async def one(each: Work) -> Stream:
         async with gate:
-            return await _stream(host, port, model, each)
+            return await _stream(host, port, model, salt, each)
 
     return await asyncio.gather(*(one(each) for each in work))
 
@@ -120,14 +123,17 @@ def _client_process(
     host: str,
     port: int,
     model: str,
+    salt: str,
     work: list[Work],
     concurrency: int,
     queue: multiprocessing.Queue[list[Stream]],
 ) -> None:
-    queue.put(asyncio.run(_client(host, port, model, work, concurrency)))
+    queue.put(asyncio.run(_client(host, port, model, salt, work, concurrency)))
 
 
-def measure(host: str, port: int, model: str, name: str, concurrency: int, device: str) -> ServedResult:
+def measure(
+    host: str, port: int, model: str, name: str, concurrency: int, device: str, salt: str = "measured"
+) -> ServedResult:
     """Stream a whole workload, `concurrency` requests at a time."""
     work = WORKLOADS[name]()
     clients = min(CLIENTS, concurrency)
@@ -135,7 +141,7 @@ def measure(host: str, port: int, model: str, name: str, concurrency: int, devic
     processes = [
         multiprocessing.Process(
             target=_client_process,
-            args=(host, port, model, work[i::clients], concurrency // clients, queue),
+            args=(host, port, model, salt, work[i::clients], concurrency // clients, queue),
             daemon=True,
         )
         for i in range(clients)
@@ -215,7 +221,7 @@ def main() -> None:
     name = Path(arguments.model).resolve().name
     with running_server(arguments.model) as (host, port):
         device = _device_name()
-        measure(host, port, name, "single", 1, device)  # warm-up
+        measure(host, port, name, "single", 1, device, salt="warm-up")
         for workload, concurrency in CASES:
             result = measure(host, port, name, workload, concurrency, device)
             print(json.dumps(asdict(result)), flush=True)

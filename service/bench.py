@@ -97,7 +97,7 @@ def run_workload(core: EngineCore, info: EngineInfo, work: list[Work], ceilings:
         # A salt of its own: no run finds what an earlier one left in the prefix cache.
         core.add(Request(seed + i, one.prompt, params, cache_salt=str(seed)))
     run = Run()
-    preemptions = core.stats.preemptions_recompute
+    preemptions = core.stats.preemptions_recompute + core.stats.preemptions_swap
     begin = time.perf_counter()
     while core.has_work:
         core.step()
@@ -108,7 +108,7 @@ def run_workload(core: EngineCore, info: EngineInfo, work: list[Work], ceilings:
         for phase in PHASES:
             run.phases[phase] += getattr(stats, f"{phase}_seconds")
     run.seconds = time.perf_counter() - begin
-    run.preemptions = core.stats.preemptions_recompute - preemptions
+    run.preemptions = core.stats.preemptions_recompute + core.stats.preemptions_swap - preemptions
     return run
 
 

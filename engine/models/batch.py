@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.decode_attention import DecodeWorkspace
+from kernels.decode_attention import DecodeGather, DecodeWorkspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +30,4 @@ class ForwardBatch:
     decode_rows: Tensor  # [B] i32
     decode_context_lens: Tensor  # [B] i32, this step's token counted; 0 pads
     prefill: PrefillBatch | None
-    workspace: DecodeWorkspace | None = None  # the Triton decode kernel's scratch
+    workspace: DecodeWorkspace | DecodeGather | None = None  # what the decode kernel keeps between layers
