@@ -1,0 +1,187 @@
+"""What the prefix cache finds, for whom, and in which order it forgets."""
+
+from __future__ import annotations
+
+from engine.prefix_cache import BlockHasher, Digest
+from tests.engine.tables import Tables
+
+
+def cached(tables: Tables, tokens: list[int], salt: str = "") -> list[int]:
+    """Compute `tokens`, end, and return the blocks that hold them and can be found from now on."""
+    (sequence,) = tables.group(tokens, salt=salt)
+    tables.write(sequence, [])
+    tables.step()
+    blocks = list(sequence.table)
+    tables.leave(sequence)
+    return blocks
+
+
+def found(tables: Tables, tokens: list[int], salt: str = "") -> list[int]:
+    (sequence,) = tables.group(tokens, salt=salt)
+    blocks = tables.blocks.match(sequence).device
+    tables.rows.release(sequence)
+    return blocks
+
+
+def make_tables(num_blocks: int = 8, num_host_blocks: int = 0) -> Tables:
+    return Tables(num_blocks, 2, hasher=BlockHasher(2, seed=3), num_host_blocks=num_host_blocks)
+
+
+def test_full_blocks_are_found_and_what_differs_is_not() -> None:
+    tables = make_tables()
+    blocks = cached(tables, [1, 2, 3, 4, 5])
+    assert found(tables, [1, 2, 3, 4, 9]) == blocks[:2]
+    assert found(tables, [1, 2, 3]) == blocks[:1]
+    assert found(tables, [1, 2, 9, 4]) == blocks[:1]
+    assert found(tables, [3, 4]) == []  # the same tokens after others are something else
+    assert found(tables, [9, 2, 3, 4]) == []
+
+
+def test_a_tenant_finds_only_its_own() -> None:
+    tables = make_tables()
+    blocks = cached(tables, [1, 2, 3, 4], salt="a")
+    assert found(tables, [1, 2, 3, 4], salt="b") == found(tables, [1, 2, 3, 4]) == []
+    assert found(tables, [1, 2, 3, 4], salt="a") == blocks
+
+
+def test_digests_depend_on_seed_and_model() -> None:
+    roots = {BlockHasher(2, seed, model).root("s") for seed in (1, 2) for model in (b"m", b"n")}
+    assert len(roots) == 4
+    assert len({BlockHasher(2, seed).next(b"same", b"piece") for seed in (1, 2)}) == 2
+
+
+def test_a_block_is_findable_only_once_its_step_is_committed() -> None:
+    tables = make_tables()
+    (sequence,) = tables.group([1, 2, 3, 4])
+    tables.write(sequence, [])
+    assert found(tables, [1, 2, 3, 4]) == []
+    tables.step()
+    assert found(tables, [1, 2, 3, 4]) == sequence.table
+
+
+class CollidingHasher(BlockHasher):
+    """Every first block has the same digest."""
+
+    def next(self, before: Digest, piece: bytes) -> Digest:
+        return b"the first block " if before == self.root("") else super().next(before, piece)
+
+
+def test_a_collision_is_a_miss_and_never_another_sequences_block() -> None:
+    tables = Tables(16, 2, hasher=CollidingHasher(2, seed=0), num_host_blocks=8)
+    (first,) = tables.group([1, 2, 5, 6])
+    (second,) = tables.group([3, 4, 5, 6])  # the digests of both blocks are those of `first`
+    for sequence in (first, second):
+        tables.write(sequence, [])
+    tables.step()
+    assert first.digests == second.digests
+    assert not set(first.table) & set(second.table)
+    assert found(tables, [1, 2, 5, 6]) == first.table
+    assert found(tables, [3, 4, 5, 6]) == []
+    assert found(tables, [3, 4]) == []
+
+    # Nor do they become one in host memory.
+    for sequence in (first, second):
+        assert tables.blocks.swap_out(sequence.group)
+        tables.leave(sequence)
+    tables.step()
+    for sequence in (first, second):
+        tables.blocks.publish_on_host(sequence.group)
+    assert not set(first.host_table) & set(second.host_table)
+    tables.check()
+
+
+def test_a_block_computed_twice_is_kept_once() -> None:
+    tables = make_tables()
+    (first,), (second,) = tables.group([1, 2, 3]), tables.group([1, 2, 4])
+    tables.write(first, [])
+    tables.write(second, [])
+    assert first.table[0] != second.table[0]
+    tables.step()
+    assert first.table[0] == second.table[0]
+    assert (second.row, 0) in tables.blocks.moves.entries, "the device has to be told"
+    assert tables.blocks.pool.num_active == 3
+
+
+def test_children_are_evicted_before_their_parents() -> None:
+    tables = make_tables()
+    blocks = cached(tables, [1, 2, 3, 4, 5, 6])
+    assert tables.blocks.pool.next_to_evict(8) == blocks[::-1]
+    old = cached(tables, [7, 8])  # used last, so evicted last
+    assert tables.blocks.pool.next_to_evict(8) == [*blocks[::-1], *old]
+    (again,) = tables.group([1, 2, 9])
+    tables.blocks.attach(again, tables.blocks.match(again))
+    tables.leave(again)
+    assert tables.blocks.pool.next_to_evict(8) == [blocks[2], blocks[1], old[0], blocks[0]]
+    (other,) = tables.group([0] * 12)
+    tables.write(other, [])  # takes the four free blocks and two cached ones, those in that order
+    assert other.table[4:] == [blocks[2], blocks[1]]
+    assert found(tables, [1, 2, 3, 4]) == blocks[:1]
+
+
+def test_swapping_keeps_children_before_parents_in_both_tiers() -> None:
+    tables = make_tables(8, 8)
+    (sequence,) = tables.group([1, 2, 3, 4, 5, 6])
+    tables.write(sequence, [])
+    tables.step()
+    blocks = list(sequence.table)
+    assert tables.blocks.swap_out(sequence.group)
+    tables.leave(sequence)
+    tables.step()
+    assert tables.blocks.pool.next_to_evict(8) == blocks[::-1]
+    tables.blocks.publish_on_host(sequence.group)
+    host_blocks = list(sequence.host_table)
+
+    assert tables.blocks.host is not None
+    (filler,) = tables.group([0] * 16)
+    tables.write(filler, [])  # nothing of it is left on the device
+    tables.leave(filler)
+    tables.rows.assign(sequence)
+    tables.blocks.swap_in(sequence.group)
+    tables.step()
+    assert tables.blocks.host.pool.next_to_evict(8) == host_blocks[::-1]
+
+    tables.leave(sequence)
+    (filler,) = tables.group([9] * 16)
+    tables.write(filler, [])
+    tables.leave(filler)
+    (again,) = tables.group([1, 2, 3, 4, 5, 6])
+    hit = tables.blocks.match(again)
+    assert (hit.device, hit.host) == ([], host_blocks)
+    tables.blocks.attach(again, hit)
+    tables.step()
+    assert tables.blocks.host.pool.next_to_evict(8) == host_blocks[::-1]
+
+
+def test_spilled_blocks_are_evicted_first_and_found_in_host_memory() -> None:
+    tables = make_tables(4, 8)
+    blocks = cached(tables, [1, 2, 3, 4, 5, 6])
+    tables.blocks.spill(2)
+    moves = tables.step()
+    assert [spill.device for spill in moves.spills] == [blocks[2], blocks[1]]
+    assert tables.blocks.pool.next_to_evict(4) == blocks[::-1]
+    tables.blocks.spill(2)
+    assert not tables.blocks.moves.spills, "what is there already is not copied again"
+    tables.blocks.spill(3)
+    tables.step()
+    (filler,) = tables.group([0] * 8)
+    tables.write(filler, [])
+    (again,) = tables.group([1, 2, 3, 4, 5, 6])
+    assert len(tables.blocks.match(again).host) == 3
+
+
+def test_a_block_shared_in_a_group_is_stored_once_in_host_memory() -> None:
+    tables = Tables(8, 2, num_host_blocks=8)
+    first, second = tables.group([1, 2, 3], n=2)
+    tables.write(first, [])
+    tables.fork(first, second)
+    tables.write(second, [4, 5])
+    assert tables.blocks.swap_out(first.group)
+    tables.leave(first, second)
+    moves = tables.step()
+    assert len(moves.swap_out) == 4  # one shared, one of the first, two of the second
+    assert first.host_table[0] == second.host_table[0]
+    for sequence in (first, second):
+        tables.rows.assign(sequence)
+    tables.blocks.swap_in(first.group)
+    assert len(tables.step().swap_in) == 4
+    assert tables.counts(first) == [2, 1] and tables.counts(second) == [2, 1, 1]
