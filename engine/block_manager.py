@@ -172,7 +172,8 @@ class BlockManager:
     def publish(self, sequence: Sequence, num_blocks: int) -> None:
         """The first `num_blocks` of `sequence` are full and written: make them findable.
 
-        A block whose content is findable elsewhere is given back and that one shared instead.
+        A block whose content is findable elsewhere is given back and that one shared instead, unless forks
+        share it: with both blocks in use the group would need more than it was let in for.
         """
         if self._hasher is None or sequence.published >= num_blocks:
             return
@@ -187,7 +188,7 @@ class BlockManager:
                     sequence.published = logical
                     return  # a collision: what comes after it would be taken for what comes after the other
                 self.pool.keep(block)
-            elif twin != block:
+            elif twin != block and self.pool.count(block) == 1:
                 self.pool.share(twin)
                 self.pool.release(block)
                 sequence.table[logical] = twin

@@ -341,7 +341,9 @@ class Scheduler:
         """Have newer groups yield; True when it is worth trying again in this very step."""
         if self.blocks.pool.num_in_transfer - draft.promised < missing:
             newest = self.running[-1]
-            if not newest.transferring:
+            # The oldest never yields: alone, it has room once what is in transfer has arrived.
+            alone = newest is self.running[0] and self.blocks.pool.num_in_transfer > 0
+            if not newest.transferring and not alone:
                 self._preempt_newest(draft, sequence)
                 if newest is sequence.group:
                     return False
