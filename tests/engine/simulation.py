@@ -36,6 +36,7 @@ class WatchedScheduler(Scheduler):
         if begun:
             assert not any(group.swapped for group in self.waiting), "admitted while a group is swapped out"
         if plan is not None:
+            assert plan.num_tokens <= self.max_num_batched_tokens, "more tokens than the step may compute"
             started = {start.row for start in plan.starts}
             for group in self.running:
                 rows = {sequence.row for sequence in group.live}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, note, settings
+from hypothesis import HealthCheck, Phase, currently_in_test_context, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -184,6 +184,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
             assert self.blocks.pool.num_available == 0
             self.done["no room"] += 1
         end = min(end, int(self.rows.capacity[row]))
+        for block in sequence.table[start // self.size : -(-end // self.size)]:
+            assert self.blocks.pool.count(block) == 1, "a block of two tables is written"
+            assert not self.blocks.pool.is_kept(block), "a findable block is written"
         histories = self._histories(sequence)
         self.step.writes += [(row, position, histories[position]) for position in range(start, end)]
         self.step.touched.add(row)
@@ -357,7 +360,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 self.end(rng.randrange(64), rng.random() < 0.5)
             else:
                 continue
-            note(f"  {name}")
+            if currently_in_test_context():
+                note(f"  {name}")
             self.holds()
 
     def _leave(self, sequence: Sequence) -> None:

@@ -1,4 +1,4 @@
-"""What the scheduler promises when memory is short: no thrashing, nothing leaked, and a line about each victim.
+"""What the scheduler promises when memory is short: no thrashing, no leak, a line about each victim.
 
 That the newest group yields, the oldest never, that nothing new comes in while a group is swapped out and
 that everyone ends within a bound is watched in every run of the simulation.
@@ -53,13 +53,13 @@ def run(core: EngineCore) -> dict[tuple[int, int], list[int]]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("uneven", [False, True])
 def test_preemptions_do_not_grow_with_the_output(mode: PreemptionMode, uneven: bool) -> None:
-    """N groups that hardly fit yield at most N times at first, and once more each time one of them comes back.
+    """N groups that hardly fit yield N times at first at most, and once more each time one comes back.
 
     A group comes back only when all its blocks and one for each running sequence are there. Running groups
     only take blocks, and one that yields to another leaves less than it needs itself: so after one has
     yielded, nobody comes back until a group has ended. N ends bring back N groups where each leaves room for
-    one: 2 N preemptions, whatever the length. Were they let in with room for less, there would be one for each
-    block that the others generate.
+    one: 2 N preemptions, whatever the length. Were they let in with room for less, there would be one for
+    each block that the others generate.
     """
     groups = 6
     for max_tokens in (24, 96, 240):
@@ -116,6 +116,18 @@ def test_a_client_that_leaves_in_the_middle_of_a_swap_leaks_nothing(everyone: bo
             for index in range(2):
                 if request.id not in leaving:
                     assert got[request.id, index] == expected_tokens(request, index)
+
+
+def test_nothing_is_findable_before_its_step_is_committed() -> None:
+    """A step that fails leaves nothing behind that others could find."""
+    core = make_core(8, BLOCK_SIZE, 2, 32)
+    core.add(Request(0, [1, 2, 3, 4, 5, 6, 7, 8, 9], SamplingParams(max_tokens=2, ignore_eos=True)))
+    scheduler = core.scheduler
+    plan = scheduler.schedule()
+    assert plan is not None and plan.num_tokens == 9
+    assert len(scheduler.blocks.cache) == 0
+    scheduler.commit(core.runner.launch(plan).wait())
+    assert len(scheduler.blocks.cache) == 2
 
 
 def test_preemption_is_logged_with_who_for_whom_and_what_it_cost(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,303 @@
+"""Mistakes that the tests must notice: a piece of the engine's source, and what stands there instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    module: str  # of engine/
+    source: str  # found exactly once in it
+    instead: str
+
+
+MUTANTS = [
+    # -- block_pool ----------------------------------------------------------------------------------------
+    Mutant("a skipped decrement", "block_pool", "        self._counts[block] -= 1\n", "        pass\n"),
+    Mutant(
+        "a share that is not counted",
+        "block_pool",
+        "        self._counts[block] += 1\n",
+        "        self._counts[block] = 1\n",
+    ),
+    Mutant(
+        "a block freed during its transfer",
+        "block_pool",
+        "        if self._holds[block]:\n            return\n",
+        "",
+    ),
+    Mutant("a forgotten unhold", "block_pool", "        self._holds[block] -= 1\n", "        pass\n"),
+    Mutant(
+        "a held block stays evictable",
+        "block_pool",
+        "        self._cached.pop(block, None)\n        self._holds[block] += 1\n",
+        "        self._holds[block] += 1\n",
+    ),
+    Mutant("parents evicted before children", "block_pool", "popitem(last=False)", "popitem(last=True)"),
+    Mutant("an evicted block stays findable", "block_pool", "            self._on_evict(block)\n", ""),
+    Mutant("an evicted block stays marked", "block_pool", "            self._kept[block] = False\n", ""),
+    Mutant(
+        "a shared block is evictable",
+        "block_pool",
+        "            self._cached.pop(block, None)  # it may be in transfer instead\n",
+        "",
+    ),
+    Mutant(
+        "a freed block is forgotten",
+        "block_pool",
+        "            self._free.append(block)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a spilled block is evicted last",
+        "block_pool",
+        "                self._cached.move_to_end(block, last=False)\n",
+        "                self._cached.move_to_end(block)\n",
+    ),
+    # -- prefix_cache --------------------------------------------------------------------------------------
+    Mutant(
+        "tokens not compared on a hit",
+        "prefix_cache",
+        "entry is not None and entry.piece == piece",
+        "entry is not None",
+    ),
+    Mutant("hash without parent", "prefix_cache", "self._digest(before + piece)", "self._digest(piece)"),
+    Mutant("salt ignored", "prefix_cache", ' + b"\\0" + salt.encode()', ""),
+    Mutant("seed ignored", "prefix_cache", "xxh3_128_digest(data, self._seed)", "xxh3_128_digest(data)"),
+    Mutant("model ignored", "prefix_cache", 'self._digest(self._fingerprint + b"\\0"', 'self._digest(b"\\0"'),
+    Mutant(
+        "a digest keeps its evicted block",
+        "prefix_cache",
+        "        del self._entries[self._digests.pop(block)]\n",
+        "        del self._digests[block]\n",
+    ),
+    # -- host_tier -----------------------------------------------------------------------------------------
+    Mutant(
+        "a host block findable and not kept",
+        "host_tier",
+        "self.cache.publish(digest, piece, block):\n            self.pool.keep(block)\n",
+        "self.cache.publish(digest, piece, block):\n            pass\n",
+    ),
+    Mutant(
+        "a host block kept and not findable",
+        "host_tier",
+        "if not self.pool.is_kept(block) and self.cache.publish(digest, piece, block):",
+        "if not self.pool.is_kept(block):",
+    ),
+    # -- block_manager -------------------------------------------------------------------------------------
+    Mutant(
+        "a writable block may be shared",
+        "block_manager",
+        "self.pool.count(block) == 1 and",
+        "self.pool.count(block) <= 2 and",
+    ),
+    Mutant("a findable block is written", "block_manager", " and not self.pool.is_kept(block)\n\n", "\n\n"),
+    Mutant(
+        "the source of a copy is not held",
+        "block_manager",
+        "        self.pool.hold(source)  # nobody may get it before the copy was made\n",
+        "",
+    ),
+    Mutant(
+        "the copied block stays in the table",
+        "block_manager",
+        "        sequence.table[logical] = destination\n",
+        "",
+    ),
+    Mutant(
+        "the device is not told of a copy's table",
+        "block_manager",
+        "        self.moves.entries[sequence.row, logical] = destination\n",
+        "",
+    ),
+    Mutant(
+        "the device is not told of the shared twin",
+        "block_manager",
+        "                self.moves.entries[sequence.row, logical] = twin\n",
+        "",
+    ),
+    Mutant(
+        "a twin taken without a reference",
+        "block_manager",
+        "                self.pool.share(twin)\n                self.pool.release(block)\n",
+        "                self.pool.release(block)\n",
+    ),
+    Mutant(
+        "freed first to last",
+        "block_manager",
+        "self.pool.release(sequence.table.pop())\n        sequence.published = 0",
+        "self.pool.release(sequence.table.pop(0))\n        sequence.published = 0",
+    ),
+    Mutant("published blocks outlive the table", "block_manager", "        sequence.published = 0\n", ""),
+    Mutant(
+        "forks of a block that was computed twice no longer share it",
+        "block_manager",
+        "twin != block and self.pool.count(block) == 1:",
+        "twin != block:",
+    ),
+    Mutant(
+        "moves of a row that was left are made all the same",
+        "block_manager",
+        "        self._forget_moves(sequence.row)\n",
+        "",
+    ),
+    Mutant(
+        "an abandoned copy holds its source for ever",
+        "block_manager",
+        "                if owner == row:\n                    self.pool.unhold(source)\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "a fork without references",
+        "block_manager",
+        "        for block in child.table:\n            self.pool.share(block)\n",
+        "",
+    ),
+    Mutant(
+        "host hits are read before they came",
+        "block_manager",
+        "            sequence.table.append(self._bring(block))\n",
+        "            sequence.table.append(self.pool.allocate())\n",
+    ),
+    Mutant(
+        "a collision passed over",
+        "block_manager",
+        "                    sequence.published = logical\n                    return  # a collision",
+        "                    continue  # a collision",
+    ),
+    Mutant("shared blocks stored twice", "block_manager", "placed.get(block, placed.get(key))", "None"),
+    Mutant(
+        "one more table, not one more reference, in host memory",
+        "block_manager",
+        "                    self.host.pool.share(host_block)\n",
+        "                    pass\n",
+    ),
+    Mutant(
+        "the context is lost in a swap",
+        "block_manager",
+        "            self._rows.context[sequence.row] = sequence.saved_context\n",
+        "",
+    ),
+    Mutant(
+        "host blocks kept after the swap in", "block_manager", "            self.drop_host(sequence)\n", ""
+    ),
+    Mutant("a transfer that nothing holds", "block_manager", "        self.pool.hold(transfer.device)\n", ""),
+    Mutant(
+        "a host block that no transfer holds", "block_manager", "        host.pool.hold(transfer.host)\n", ""
+    ),
+    Mutant(
+        "a spilled block findable before it came",
+        "block_manager",
+        "            self._start(self.moves.spills, self.host, Transfer(block, self.host.pool.allocate()))\n",
+        "            self._start(self.moves.spills, self.host, Transfer(block, self.host.pool.allocate()))\n"
+        "            self.host.publish(digest, piece, self.moves.spills[-1].host)\n",
+    ),
+    Mutant(
+        "parents before children after a transfer",
+        "block_manager",
+        "reversed((*moves.swap_out, *moves.swap_in))",
+        "(*moves.swap_out, *moves.swap_in)",
+    ),
+    # -- scheduler -----------------------------------------------------------------------------------------
+    Mutant("the oldest yields", "scheduler", "group = self.running.pop()\n", "group = self.running.pop(0)\n"),
+    Mutant("the oldest yields when it could wait", "scheduler", "and not alone:", "and alone is not None:"),
+    Mutant(
+        "a victim waits behind all others",
+        "scheduler",
+        "self.waiting.appendleft(group)",
+        "self.waiting.append(group)",
+    ),
+    Mutant(
+        "others are admitted while a group is swapped out",
+        "scheduler",
+        "        available = self.blocks.pool.num_available\n",
+        "        available = self.blocks.pool.num_available\n"
+        "        if self.waiting and self.waiting[0].swapped:\n"
+        "            self.waiting.rotate(-1)\n",
+    ),
+    Mutant(
+        "a group is admitted in part",
+        "scheduler",
+        "len(group.live) > self.rows.num_free",
+        "not self.rows.num_free",
+    ),
+    Mutant(
+        "room only for what the prompts share",
+        "scheduler",
+        "self.blocks.blocks_for(min(len(sequence.tokens) + 1, most)) - shared for sequence",
+        "0 for sequence",
+    ),
+    Mutant("used before it has arrived", "scheduler", "        group.transferring = True\n", ""),
+    Mutant("an arrival forgotten", "scheduler", "        draft.arrivals.append(group)\n", ""),
+    Mutant(
+        "published when launched",
+        "scheduler",
+        "        self.flights.append(flight)\n",
+        "        self.flights.append(flight)\n"
+        "        for sequence, full in flight.filled:\n"
+        "            known = len(sequence.tokens) // self.blocks.block_size\n"
+        "            self.blocks.publish(sequence, min(full, known))\n",
+    ),
+    Mutant(
+        "a victim's decode goes on",
+        "scheduler",
+        "            decodes = decodes[self.rows.decoding[decodes]]\n",
+        "",
+    ),
+    Mutant("a victim's prefill goes on", "scheduler", "            draft.forget_preempted()\n", ""),
+    Mutant("swapped out while this step writes to it", "scheduler", "swap = not touched and ", "swap = "),
+    Mutant("host blocks of who left are kept", "scheduler", "        self.blocks.drop_host(sequence)\n", ""),
+    Mutant(
+        "a row without a block goes on",
+        "scheduler",
+        "rows = rows[~np.isin(rows, list(draft.stalled))]",
+        "rows = rows[:]",
+    ),
+    Mutant(
+        "the tail after a fork is written by all",
+        "scheduler",
+        "                self._shared_tails[other.row] = other\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "what comes back goes on from a stale token",
+        "scheduler",
+        "sequence.saved_context + 1\n                self._given[sequence.row] = sequence.tokens[-1]\n",
+        "sequence.saved_context + 1\n",
+    ),
+    Mutant(
+        "a prefill writes into a found block",
+        "scheduler",
+        "if start < self.rows.capacity[row] and not self._own(draft, sequence, start):",
+        "if start < 0:",
+    ),
+    Mutant(
+        "a step past the last token",
+        "scheduler",
+        "        rows = rows[self.rows.context[rows] < self.rows.limit[rows]]\n",
+        "",
+    ),
+    Mutant("the budget is not spent", "scheduler", "            draft.budget -= end - start\n", ""),
+    Mutant(
+        "blocks are published for a sequence that left",
+        "scheduler",
+        "            if sequence.row != NO_ROW:  # else its blocks are gone\n",
+        "            if True:\n",
+    ),
+    Mutant(
+        "a token for a sequence that has ended",
+        "scheduler",
+        "            if sequence.finish_reason is not None:\n                continue\n",
+        "",
+    ),
+    # -- beam_group ----------------------------------------------------------------------------------------
+    Mutant(
+        "a beam keeps the digests of the one it was",
+        "beam_group",
+        "                child.digests = list(parent.digests)\n",
+        "",
+    ),
+    Mutant("a beam that ended keeps its blocks", "beam_group", "                blocks.free(sequence)\n", ""),
+]

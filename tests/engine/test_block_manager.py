@@ -1,0 +1,48 @@
+"""Corners of the block manager that random operations reach too seldom."""
+
+from __future__ import annotations
+
+from engine.prefix_cache import BlockHasher
+from tests.engine.tables import Tables
+
+
+def test_what_was_to_be_done_for_a_row_is_undone_when_it_is_left() -> None:
+    tables = Tables(8, 4)
+    first, second = tables.group([1, 2], n=2)
+    tables.write(first, [])
+    tables.fork(first, second)
+    tables.step()
+    row = second.row
+    tables.write(second, [3])
+    assert tables.blocks.moves.copies and tables.blocks.moves.entries
+    tables.leave(second)
+    assert not tables.blocks.moves.copies
+    assert all(key[0] != row for key in tables.blocks.moves.entries)
+    tables.check()
+
+
+def test_a_table_that_begins_again_is_published_again() -> None:
+    tables = Tables(16, 2, hasher=BlockHasher(2, seed=0))
+    first, second = tables.group([1, 2], n=2)
+    tables.write(first, [3])
+    tables.write(second, [9, 9, 9, 9])
+    tables.step()
+    tables.blocks.free(second)
+    tables.fork(first, second)
+    second.digests = list(first.digests)
+    tables.write(second, [4, 5, 6])
+    tables.step()
+    (again,) = tables.group([1, 2, 3, 4, 5, 6])
+    assert tables.blocks.match(again).device == second.table
+
+
+def test_forks_go_on_sharing_a_block_that_was_computed_twice() -> None:
+    tables = Tables(16, 2, hasher=BlockHasher(2, seed=0))
+    (other,) = tables.group([1, 2, 3, 4])
+    first, second = tables.group([1, 2, 3, 4], n=2)
+    tables.write(other, [])
+    tables.write(first, [])
+    tables.fork(first, second)
+    tables.step()
+    assert first.table == second.table
+    assert tables.blocks.pool.num_active == 4

@@ -1,0 +1,123 @@
+"""The tests of memory and scheduling notice mistakes: each mutant of the engine fails one of them."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from pathlib import Path
+from types import CodeType, ModuleType
+
+import pytest
+
+import engine
+from tests.engine.mutants import MUTANTS, Mutant
+
+WALKS = 16
+SEEDS = [*range(60), 170, 315, 349, 422]  # the last ones reach rare corners
+BROKEN = (SyntaxError, ImportError, NameError)  # the mutant's own fault
+ENGINE = Path(engine.__file__).parent
+
+
+class MutantLoader(Loader):
+    """Finds and loads one module of the engine with a piece of its source replaced."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self.name = f"engine.{mutant.module}"
+        path = ENGINE / f"{mutant.module}.py"
+        source = path.read_text()
+        assert source.count(mutant.source) == 1, (
+            f"{mutant.name}: not found once in {path.name}: {mutant.source}"
+        )
+        self.code: CodeType = compile(source.replace(mutant.source, mutant.instead), str(path), "exec")
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return spec_from_loader(name, self) if name == self.name else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(self.code, module.__dict__)
+
+
+@contextmanager
+def mutated(mutant: Mutant) -> Iterator[None]:
+    """Everything of the engine that is imported within is a new copy, with the mistake in it."""
+
+    def ours(name: str) -> bool:
+        return name.startswith(("engine.", "tests.engine."))
+
+    loader = MutantLoader(mutant)
+    before = {name: sys.modules.pop(name) for name in list(sys.modules) if ours(name)}
+    sys.meta_path.insert(0, loader)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(loader)
+        for name in list(sys.modules):
+            if ours(name):
+                del sys.modules[name]
+        sys.modules.update(before)
+        for name, module in before.items():
+            parent, _, child = name.rpartition(".")
+            setattr(sys.modules[parent], child, module)
+
+
+def examples() -> None:
+    for file in ("test_prefix_sharing", "test_block_manager"):
+        module = importlib.import_module(f"tests.engine.{file}")
+        for name, test in vars(module).items():
+            if name.startswith("test_"):
+                test()
+
+
+def walks() -> None:
+    machine = importlib.import_module("tests.engine.test_block_manager_machine").BlockManagerMachine
+    for seed in range(WALKS):
+        rng = random.Random(seed)
+        walk = machine()
+        walk.begin(rng.choice([1, 2, 4]), rng.randint(4, 14), rng.choice([0, 3, 6, 14]), rng.random() < 0.8)
+        walk.burst(seed, 300)
+        walk.teardown()
+
+
+def simulations() -> None:
+    simulate = importlib.import_module("tests.engine.simulation").simulate
+    for seed in SEEDS:
+        simulate(seed)
+
+
+def promises() -> None:
+    module = importlib.import_module("tests.engine.test_scheduler_promises")
+    for mode in module.MODES:
+        module.test_preemptions_do_not_grow_with_the_output(mode, False)
+    module.test_nothing_is_findable_before_its_step_is_committed()
+    module.test_a_client_that_leaves_in_the_middle_of_a_swap_leaks_nothing(False)
+
+
+KILLERS: list[Callable[[], None]] = [examples, walks, simulations, promises]
+
+
+def test_mutants_have_names_of_their_own() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 25
+
+
+def test_without_a_mistake_there_is_nothing_to_notice() -> None:
+    for killer in KILLERS:
+        killer()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mistake_is_noticed(mutant: Mutant) -> None:
+    with mutated(mutant):
+        for killer in KILLERS:
+            try:
+                killer()
+            except BROKEN:
+                raise
+            except Exception:
+                return
+    pytest.fail(f"nothing noticed: {mutant.name}")
