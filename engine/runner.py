@@ -25,7 +25,7 @@ from engine.models.batch import ForwardBatch, PrefillBatch
 from engine.models.loader import Model
 from engine.plan import Int32, PromptLogprobs, StepPlan, empty_int32
 from engine.row_state import RowState
-from engine.staging import ALIGNMENT, Staging
+from engine.staging import Staging
 from kernels.backend import Backend
 from kernels.decode_attention import DecodeGather, DecodeWorkspace
 from kernels.sampling import logprobs
@@ -160,10 +160,8 @@ class ModelRunner:
         starts = np.cumsum(plan.query_lens, dtype=np.int32) - plan.query_lens
         positions = np.repeat(firsts - starts, plan.query_lens) + np.arange(plan.num_tokens, dtype=np.int32)
         (
-            decode_rows,
-            prefill_rows,
-            decode_contexts,
-            prefill_contexts,
+            row_ids,
+            contexts,
             queries,
             token_row_ids,
             token_positions,
@@ -174,10 +172,8 @@ class ModelRunner:
             *rest,
         ) = self.staging.upload(
             [
-                plan.rows[:decodes],
-                plan.rows[decodes:],
-                plan.context_lens[:decodes],
-                plan.context_lens[decodes:],
+                plan.rows,
+                plan.context_lens,
                 query_starts,
                 token_rows,
                 positions,
@@ -192,13 +188,13 @@ class ModelRunner:
         moves = rest[: len(rest) - len(plan.prompt_logprobs)]
         self._move(moves)
         batch = ForwardBatch(
-            tokens=torch.cat([self.last_tokens[decode_rows], prompt]),
+            tokens=torch.cat([self.last_tokens[row_ids[:decodes]], prompt]),
             positions=token_positions,
             slots=self._slots(token_row_ids, token_positions),
             block_tables=self.block_tables,
-            decode_rows=decode_rows,
-            decode_context_lens=decode_contexts,
-            prefill=PrefillBatch(prefill_rows, queries, prefill_contexts, int(lengths.max())),
+            decode_rows=row_ids[:decodes],
+            decode_context_lens=contexts[:decodes],
+            prefill=PrefillBatch(row_ids[decodes:], queries, contexts[decodes:], int(lengths.max())),
             workspace=self.workspace,
         )
         hidden = self.model.forward(batch, self.cache.blocks)
@@ -257,5 +253,4 @@ def _staging_words(limits: Limits, rows: int, max_blocks: int) -> int:
     whole table.
     """
     tokens = limits.max_num_batched_tokens
-    words = 8 * rows + 4 * tokens + 2 * (tokens + 2 * rows + rows * max_blocks) + 2 * rows
-    return words + ALIGNMENT * (32 + rows)
+    return 8 * rows + 4 * tokens + 2 * (tokens + 2 * rows + rows * max_blocks) + 2 * rows
