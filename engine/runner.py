@@ -25,7 +25,7 @@ from engine.models.batch import ForwardBatch, PrefillBatch
 from engine.models.loader import Model
 from engine.plan import Int32, PromptLogprobs, StepPlan, empty_int32
 from engine.row_state import RowState
-from engine.staging import Staging
+from engine.staging import ALIGNMENT, Staging
 from kernels.backend import Backend
 from kernels.decode_attention import DecodeGather, DecodeWorkspace
 from kernels.sampling import logprobs
@@ -160,8 +160,10 @@ class ModelRunner:
         starts = np.cumsum(plan.query_lens, dtype=np.int32) - plan.query_lens
         positions = np.repeat(firsts - starts, plan.query_lens) + np.arange(plan.num_tokens, dtype=np.int32)
         (
-            row_ids,
-            contexts,
+            decode_rows,
+            prefill_rows,
+            decode_contexts,
+            prefill_contexts,
             queries,
             token_row_ids,
             token_positions,
@@ -172,8 +174,10 @@ class ModelRunner:
             *rest,
         ) = self.staging.upload(
             [
-                plan.rows,
-                plan.context_lens,
+                plan.rows[:decodes],
+                plan.rows[decodes:],
+                plan.context_lens[:decodes],
+                plan.context_lens[decodes:],
                 query_starts,
                 token_rows,
                 positions,
@@ -188,13 +192,13 @@ class ModelRunner:
         moves = rest[: len(rest) - len(plan.prompt_logprobs)]
         self._move(moves)
         batch = ForwardBatch(
-            tokens=torch.cat([self.last_tokens[row_ids[:decodes]], prompt]),
+            tokens=torch.cat([self.last_tokens[decode_rows], prompt]),
             positions=token_positions,
             slots=self._slots(token_row_ids, token_positions),
             block_tables=self.block_tables,
-            decode_rows=row_ids[:decodes],
-            decode_context_lens=contexts[:decodes],
-            prefill=PrefillBatch(row_ids[decodes:], queries, contexts[decodes:], int(lengths.max())),
+            decode_rows=decode_rows,
+            decode_context_lens=decode_contexts,
+            prefill=PrefillBatch(prefill_rows, queries, prefill_contexts, int(lengths.max())),
             workspace=self.workspace,
         )
         hidden = self.model.forward(batch, self.cache.blocks)
@@ -253,4 +257,5 @@ def _staging_words(limits: Limits, rows: int, max_blocks: int) -> int:
     whole table.
     """
     tokens = limits.max_num_batched_tokens
-    return 8 * rows + 4 * tokens + 2 * (tokens + 2 * rows + rows * max_blocks) + 2 * rows
+    words = 8 * rows + 4 * tokens + 2 * (tokens + 2 * rows + rows * max_blocks) + 2 * rows
+    return words + ALIGNMENT * (32 + rows)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
 from engine.plan import Int32
 
+# Words. Triton compiles a kernel once more for each pattern of pointers that are 16-byte aligned or not.
+ALIGNMENT = 4
 ROTATION = 4  # two uploads a step, and a step's are free again once the one after next is launched
 
 
@@ -22,10 +25,11 @@ class Staging:
         self._turn = 0
 
     def upload(self, arrays: list[Int32]) -> list[Tensor]:
-        """Each array, flat, as a device tensor; one host-to-device copy in stream order."""
+        """Each array, flat, as an aligned device tensor; one host-to-device copy in stream order."""
         self._turn = (self._turn + 1) % ROTATION
         host, view = self._host[self._turn], self._views[self._turn]
-        sizes = [array.size for array in arrays]
-        np.concatenate([array.ravel() for array in arrays], out=view[: sum(sizes)])
-        sent = host[: sum(sizes)].to(self._device, non_blocking=True, copy=True)
-        return list(sent.split(sizes))
+        begins = list(accumulate((-(-array.size // ALIGNMENT) * ALIGNMENT for array in arrays), initial=0))
+        for array, begin in zip(arrays, begins, strict=False):
+            view[begin : begin + array.size] = array.ravel()
+        sent = host[: begins[-1]].to(self._device, non_blocking=True, copy=True)
+        return [sent[begin : begin + array.size] for array, begin in zip(arrays, begins, strict=False)]

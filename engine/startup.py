@@ -95,10 +95,11 @@ def start_engine(
     memory(num_blocks, num_blocks)
 
     warm_up = report.phase("warm-up", "graphs")
+    warm_up(0, 1)
+    runner.launch(_rare_step(num_blocks)).wait()
     if device.type == "cuda" and not config.enforce_eager:
         runner.capture_graphs(warm_up)
     else:
-        runner.launch(_largest_step(Limits(1, 1, 1), sampled=1)).wait()
         warm_up(1, 1)
 
     matrix_bytes = model_config.vocab_size * model_config.embedding_size * dtype.itemsize
@@ -175,6 +176,21 @@ def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int)
         )
     most = config.max_num_seqs * -(-runner.limits.max_model_len // config.block_size)
     return min(spare // block_bytes, most)
+
+
+def _rare_step(num_blocks: int) -> StepPlan:
+    """A step that takes what the largest does not: a short chunk, a copied block, processed logits.
+
+    Its kernels are compiled here, and not while the first request that needs them waits.
+    """
+    step = _largest_step(Limits(1, 1, 1), sampled=1)
+    (start,) = step.starts
+    params = SamplingParams(logit_bias={0: 0.0})
+    return dataclasses.replace(
+        step,
+        starts=(dataclasses.replace(start, params=params),),
+        copies=np.array([[0, num_blocks - 1]], np.int32),
+    )
 
 
 def measure_costs(runner: ModelRunner, num_blocks: int) -> PreemptionPolicy:
