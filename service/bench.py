@@ -90,12 +90,28 @@ def _best_time(work: Callable[[], object], device: torch.device) -> float:
     return min(times[1:])
 
 
+def requests(work: list[Work], seed: int) -> list[Request]:
+    """A salt for each seed: no run finds what an earlier one left in the prefix cache."""
+    return [
+        Request(
+            seed + i,
+            one.prompt,
+            SamplingParams(temperature=0.6, max_tokens=one.output_len, ignore_eos=True, seed=seed + i),
+            cache_salt=str(seed),
+        )
+        for i, one in enumerate(work)
+    ]
+
+
+def fold(work: list[Work], vocab_size: int) -> list[Work]:
+    """Token ids that a smaller vocabulary has: which they are changes no amount of work."""
+    return [Work([token % vocab_size for token in one.prompt], one.output_len) for one in work]
+
+
 def run_workload(core: EngineCore, info: EngineInfo, work: list[Work], ceilings: Ceilings, seed: int) -> Run:
     """Add all requests at once and step until the last has finished."""
-    for i, one in enumerate(work):
-        params = SamplingParams(temperature=0.6, max_tokens=one.output_len, ignore_eos=True, seed=seed + i)
-        # A salt of its own: no run finds what an earlier one left in the prefix cache.
-        core.add(Request(seed + i, one.prompt, params, cache_salt=str(seed)))
+    for request in requests(work, seed):
+        core.add(request)
     run = Run()
     preemptions = core.stats.preemptions_recompute + core.stats.preemptions_swap
     begin = time.perf_counter()
@@ -135,8 +151,7 @@ def bench(
                 f"request {i} of workload {name} has {len(one.prompt)} + {one.output_len} tokens, but at "
                 f"most {longest} fit; raise --max-model-len or give the KV cache more memory"
             )
-    # A smaller vocabulary folds the ids: which tokens they are changes no amount of work.
-    work = [Work([token % info.vocab_size for token in one.prompt], one.output_len) for one in work]
+    work = fold(work, info.vocab_size)
     warm = [Work(one.prompt, min(one.output_len, 8)) for one in work[: info.max_num_seqs]]
     run_workload(core, info, warm, ceilings, seed=1 << 40)
     measured = [run_workload(core, info, work, ceilings, seed=run << 20) for run in range(runs)]

@@ -14,6 +14,8 @@ import msgspec
 from engine.config import BLOCK_SIZES, EngineConfig
 from service.demo import MODEL_FOLDER, MODEL_NAME
 
+TRACED_STEPS = 32  # of each workload, with --profile
+
 Parser = argparse.ArgumentParser
 
 
@@ -44,6 +46,7 @@ def _parser() -> Parser:
     _flag(bench, "--workload", default="mixed", help="names, separated by commas (loadtest/workloads.py)")
     _flag(bench, "--runs", type=int, default=3, help="the median run is reported")
     _flag(bench, "--result-file", type=Path, help="append one JSON object a workload")
+    _flag(bench, "--profile", type=Path, help="folder for traces of steps; prints where their time goes")
     return parser
 
 
@@ -237,6 +240,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     from engine.startup import start_engine
     from loadtest.workloads import WORKLOADS
     from service import bench
+    from service.profiling import profile_steps, show_profile
     from service.progress import PhaseBars
 
     names = arguments.workload.split(",")
@@ -253,6 +257,10 @@ def _bench(arguments: argparse.Namespace) -> int:
     for name in names:
         results.append(bench.bench(core, info, name, WORKLOADS[name](), arguments.runs, ceilings))
         bench.show(results, ceilings, info)
+        if arguments.profile is not None:
+            work = bench.requests(bench.fold(WORKLOADS[name](), info.vocab_size), seed=1 << 41)
+            skip = results[-1].steps // 3
+            show_profile(profile_steps(core, name, work, skip, TRACED_STEPS, arguments.profile))
     if arguments.result_file is not None:
         bench.append_results(results, arguments.result_file)
     return 0
