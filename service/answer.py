@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.choice import Choice
-from service.chunks import DONE, ChunkEncoder
 from service.connection import ClientGone, Connection
 from service.errors import ApiError
 from service.generation import Generation
@@ -19,6 +19,22 @@ from service.http import JsonResponse, error_response
 from service.state import ServerState
 
 log = logging.getLogger("quire.service")
+
+
+class EventEncoder(Protocol):
+    """The events of a stream, as bytes."""
+
+    def chunk(self, choice: Choice) -> bytes:
+        """What has come for `choice` and is not yet sent; empty if nothing can be shown."""
+        ...
+
+    def end(self) -> bytes:
+        """What follows when every choice has finished."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last event of a stream that has begun and cannot go on."""
+        ...
 
 
 class GenerationResponse(Response):
@@ -33,14 +49,13 @@ class GenerationResponse(Response):
         generation: Generation,
         *,
         reply: Callable[[], msgspec.Struct],
-        chunks: ChunkEncoder | None,
-        include_usage: bool,
+        events: EventEncoder | None,
     ) -> None:
-        """Streams `chunks`, or without them sends `reply()` at the end."""
+        """Streams `events`, or without them sends `reply()` at the end."""
         self._state = state
         self._generation = generation
         self._reply = reply
-        self._stream = None if chunks is None else _Stream(generation, chunks, state, include_usage)
+        self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = Connection(scope, receive, send, self._state.config)
@@ -48,8 +63,8 @@ class GenerationResponse(Response):
         error = None
         try:
             async with connection:
-                if self._stream is not None:
-                    await self._stream.run(connection)
+                if self._events is not None:
+                    await _Stream(self._generation, self._events, self._state).run(connection)
                     return
                 while not self._generation.finished:
                     await self._generation.advance()
@@ -67,8 +82,8 @@ class GenerationResponse(Response):
             self._state.generations.discard(connection)
         if error is None:
             await reply(scope, receive, send)
-        elif connection.started:
-            await connection.end_with_error(error)
+        elif connection.started and self._events is not None:
+            await connection.finish_late(self._events.failure(error))
         else:
             await error_response(error)(scope, receive, send)
 
@@ -76,13 +91,10 @@ class GenerationResponse(Response):
 class _Stream:
     """Chunks as the outputs come. While a write is blocked they are merged, up to a limit."""
 
-    def __init__(
-        self, generation: Generation, chunks: ChunkEncoder, state: ServerState, include_usage: bool
-    ) -> None:
+    def __init__(self, generation: Generation, events: EventEncoder, state: ServerState) -> None:
         self._generation = generation
-        self._chunks = chunks
+        self._events = events
         self._limit = state.config.max_backlog_bytes
-        self._include_usage = include_usage
         self._pending: dict[int, Choice] = {}  # choices that have something to send
         self._collector: asyncio.Task[None] | None = None
 
@@ -95,21 +107,20 @@ class _Stream:
                 if self._pending:
                     data = self._take_pending()
                 else:
-                    data = b"".join([self._chunks.chunk(choice) for choice in await generation.advance()])
+                    data = b"".join([self._events.chunk(choice) for choice in await generation.advance()])
                 if data:
                     generation.backlog = 0
                     await connection.write(data)
                     if self._collector is not None:
                         await self._stop_collecting()
-            usage = self._chunks.usage(generation.usage()) if self._include_usage else b""
-            await connection.end(usage + DONE)
+            await connection.finish(self._events.end())
         finally:
             if self._collector is not None:
                 self._collector.cancel()
 
     def _take_pending(self) -> bytes:
         pending, self._pending = self._pending, {}
-        return b"".join([self._chunks.chunk(choice) for choice in pending.values()])
+        return b"".join([self._events.chunk(choice) for choice in pending.values()])
 
     def _start_collecting(self, connection: Connection) -> None:
         if self._collector is None:

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from service.choice import Choice, LogprobEntry
+from service.errors import ApiError
 from service.generation import Generation
-from service.replies import Usage
 
 DONE = b"data: [DONE]\n\n"
 
@@ -44,6 +44,8 @@ class ChunkStyle:
 
 
 class ChunkEncoder:
+    """The EventEncoder of completions and chat."""
+
     def __init__(
         self,
         style: ChunkStyle,
@@ -56,6 +58,7 @@ class ChunkEncoder:
         self._style = style
         self._generation = generation
         self._token_ids = generation.options.token_ids
+        self._include_usage = include_usage
         self._logprobs = logprobs
         head = _encode({"object": style.object, **asdict(identity)})[:-1]
         self._head = b"data: " + head + b',"choices":['
@@ -100,5 +103,11 @@ class ChunkEncoder:
         self._before[index] = start + self._style.before
         return start + self._style.first
 
-    def usage(self, usage: Usage) -> bytes:
-        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
+    def end(self) -> bytes:
+        if not self._include_usage:
+            return DONE
+        usage = _encode(self._generation.usage())
+        return self._head + b'],"usage":' + usage + b"}\n\n" + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        return error.event()

@@ -112,4 +112,4 @@ async def completions(state: ServerState, request: Request) -> Response:
             usage=generation.usage(),
         )
 
-    return GenerationResponse(state, generation, reply=reply, chunks=chunks, include_usage=body.include_usage)
+    return GenerationResponse(state, generation, reply=reply, events=chunks)

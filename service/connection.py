@@ -9,7 +9,7 @@ from types import TracebackType
 from starlette.types import Receive, Scope, Send
 
 from service.config import ServiceConfig
-from service.errors import ApiError
+from service.interruption import Interruptible
 
 SSE_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -24,50 +24,47 @@ class ClientGone(Exception):
     """The client left, or was cut because it stopped reading. There is no one to answer."""
 
 
-class Connection:
+class Connection(Interruptible):
     """Use with `async with`, in the task that answers.
 
     When the client leaves, or `interrupt` is called, the block is left by cancellation, which this turns
-    into ClientGone or the given ApiError. An own response instead of sse-starlette's: that one runs a
+    into ClientGone or the given error. An own response instead of sse-starlette's: that one runs a
     generator and four tasks for each stream; here a chunk is one call of `send`, and one timer a second
     does the keep-alive comments and notices a client that stopped reading.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, config: ServiceConfig) -> None:
+        super().__init__()
         self._scope = scope
         self._receive = receive
         self._send = send
         self._config = config
         self._tick_seconds = min(_TICK, config.keep_alive / 2, config.send_timeout / 2)
         self._loop = asyncio.get_running_loop()
-        self._task: asyncio.Task[object] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._comment: asyncio.Task[None] | None = None
         self._sending_since: float | None = None
         self._last_write = self._loop.time()
-        self._reason: Exception | None = None
         self.on_blocked: Callable[[], None] | None = None  # called each second while a write is blocked
         self.started = False  # the headers are out
 
     async def __aenter__(self) -> Connection:
-        self._task = asyncio.current_task()
+        self.begin()
         self._watcher = self._loop.create_task(self._watch())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        task, self._task = self._task, None  # from here on nobody interrupts
+        reason = self.end(error)
         if self._timer is not None:
             self._timer.cancel()
-        if isinstance(error, asyncio.CancelledError) and self._reason is not None and task is not None:
-            task.uncancel()
-            if isinstance(self._reason, ClientGone):
-                await self._abort_transport()
-            self._stop_watching()
-            raise self._reason from None
+        if isinstance(reason, ClientGone):
+            await self._abort_transport()
         self._stop_watching()
+        if reason is not None:
+            raise reason from None
 
     def _stop_watching(self) -> None:
         for helper in (self._watcher, self._comment):
@@ -80,12 +77,6 @@ class Connection:
         if abort is not None and self._watcher is not None:
             abort()
             await asyncio.wait([self._watcher], timeout=1)  # until the server, too, knows that it is gone
-
-    def interrupt(self, reason: Exception) -> None:
-        """Ends the block with `reason`, unless it has ended or is about to."""
-        if self._task is not None and self._reason is None:
-            self._reason = reason
-            self._task.cancel()
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -129,7 +120,7 @@ class Connection:
         await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
         self._sending_since = None
 
-    async def end(self, data: bytes = b"") -> None:
+    async def finish(self, data: bytes = b"") -> None:
         """The last piece."""
         if self._comment is not None:
             await self._comment
@@ -138,10 +129,10 @@ class Connection:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
         self._sending_since = None
 
-    async def end_with_error(self, error: ApiError) -> None:
+    async def finish_late(self, data: bytes) -> None:
         """The one event that ends a failed stream, outside the block. The client has little time for it."""
         try:
             async with asyncio.timeout(self._config.terminal_timeout):
-                await self._send({"type": "http.response.body", "body": error.event(), "more_body": False})
+                await self._send({"type": "http.response.body", "body": data, "more_body": False})
         except TimeoutError:
             await self._abort_transport()

@@ -62,7 +62,7 @@ class _StartupStream(Response):
         finally:
             self._state.streams.discard(connection)
         if error is not None and connection.started:
-            await connection.end_with_error(error)
+            await connection.finish_late(error.event())
         elif error is not None:
             await error_response(error)(scope, receive, send)
 
@@ -76,4 +76,4 @@ class _StartupStream(Response):
             await connection.write(b"data: " + msgspec.json.encode(progress) + b"\n\n")
         if engine.state == "dead":
             raise ApiError(503, f"the engine died: {engine.error}", code="engine_dead")
-        await connection.end()
+        await connection.finish()

@@ -13,10 +13,10 @@ import uvicorn
 
 from service.app import create_app
 from service.config import ServiceConfig
-from service.connection import Connection
 from service.engine_client import Engine
 from service.errors import ApiError, not_ready
 from service.http_protocol import bounded_protocol
+from service.interruption import Interruptible
 from service.state import ServerState
 
 if TYPE_CHECKING:
@@ -152,6 +152,6 @@ class QuireServer(uvicorn.Server):
             await asyncio.sleep(_POLL_SECONDS / 4)
 
 
-def _interrupt(connections: set[Connection], error: ApiError) -> None:
-    for connection in list(connections):
-        connection.interrupt(error)
+def _interrupt(work: set[Interruptible], error: ApiError) -> None:
+    for each in list(work):
+        each.interrupt(error)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineInfo
 from service.config import ServiceConfig
-from service.connection import Connection
 from service.engine_client import Engine
 from service.errors import ApiError, not_ready
+from service.interruption import Interruptible
 from service.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class ServerState:
         self.tokenizer: Tokenizer | None = None
         self.engine_set = asyncio.Event()
         self.draining = False
-        self.generations: set[Connection] = set()  # a drain waits for these
-        self.streams: set[Connection] = set()  # but not for these (/startup)
+        self.generations: set[Interruptible] = set()  # a drain waits for these
+        self.streams: set[Interruptible] = set()  # but not for these (/startup)
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.queued = 0  # prompts whose first token has not come
         self._starts: deque[float] = deque(maxlen=64)  # when the latest first tokens came

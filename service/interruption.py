@@ -1,0 +1,30 @@
+"""Work that others may end with a reason: by cancellation, which is then turned into that reason."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Interruptible:
+    """`begin` and `end` stand around the work, in the task that does it."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[object] | None = None
+        self._reason: Exception | None = None
+
+    def begin(self) -> None:
+        self._task = asyncio.current_task()
+
+    def interrupt(self, reason: Exception) -> None:
+        """Ends the work with `reason`, unless it has ended or is about to."""
+        if self._task is not None and self._reason is None:
+            self._reason = reason
+            self._task.cancel()
+
+    def end(self, error: BaseException | None) -> Exception | None:
+        """From here on nobody interrupts. Returns the reason if `error` is the cancellation it brought."""
+        task, self._task = self._task, None
+        if not isinstance(error, asyncio.CancelledError) or self._reason is None or task is None:
+            return None
+        task.uncancel()
+        return self._reason
