@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.config import EngineInfo
+from engine.config import EngineInfo, StepStats
 from service.histogram import Histogram
 from service.metrics import Metrics
 
@@ -27,9 +27,11 @@ class _Families(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._request_families()
-        if self._metrics.engine_info is not None:
-            yield from self._cache_families(self._metrics.engine_info)
-        yield from self._step_families()
+        info = self._metrics.engine_info
+        if info is not None:
+            stats = self._metrics.stats or _idle(info)
+            yield from self._cache_families(info, stats)
+            yield from self._step_families(stats)
 
     def _request_families(self) -> Iterator[Metric]:
         model = {"model_name": self._metrics.model}
@@ -64,7 +66,7 @@ class _Families(Collector):
         ):
             yield _histogram(name, text, (model, histogram))
 
-    def _cache_families(self, info: EngineInfo) -> Iterator[Metric]:
+    def _cache_families(self, info: EngineInfo, stats: StepStats) -> Iterator[Metric]:
         labels = {
             "model_name": self._metrics.model,
             "block_size": str(info.block_size),
@@ -76,9 +78,6 @@ class _Families(Collector):
         capacity = {"device": info.num_blocks, "host": info.num_host_blocks}
         by_tier = [({"tier": tier}, count) for tier, count in capacity.items()]
         yield _gauge("quire_kv_capacity_blocks", "KV blocks there are", *by_tier)
-        stats = self._metrics.stats
-        if stats is None:
-            return
         states = {
             ("device", "free"): stats.free_blocks,
             ("device", "active"): stats.active_blocks,
@@ -117,10 +116,7 @@ class _Families(Collector):
                 name, f"Share of {tier} blocks in use, 0 to 1", ({"model_name": self._metrics.model}, share)
             )
 
-    def _step_families(self) -> Iterator[Metric]:
-        stats = self._metrics.stats
-        if stats is None:
-            return
+    def _step_families(self, stats: StepStats) -> Iterator[Metric]:
         model = {"model_name": self._metrics.model}
         requests = {"running": stats.running, "waiting": stats.waiting, "swapped": stats.swapped}
         by_state = [({"state": state}, count) for state, count in requests.items()]
@@ -140,6 +136,12 @@ class _Families(Collector):
         yield _histogram("quire_step_seconds", "Time of an engine step by phase", *phases)
         kinds = [({"kind": kind}, histogram) for kind, histogram in self._metrics.step_tokens.items()]
         yield _histogram("quire_step_tokens", "Tokens computed in an engine step", *kinds)
+
+
+def _idle(info: EngineInfo) -> StepStats:
+    """Before the first step, so that alerts and autoscalers see an idle replica and not a missing one."""
+    nothing = dict.fromkeys(StepStats.__struct_fields__, 0)
+    return StepStats(**{**nothing, "free_blocks": info.num_blocks, "host_free_blocks": info.num_host_blocks})
 
 
 def _counter(name: str, text: str, *samples: tuple[Labels, float]) -> Metric:

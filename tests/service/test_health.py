@@ -202,6 +202,16 @@ async def test_metrics_move(service: Service) -> None:
     assert exported <= tested  # a new metric has to come with a value here
 
 
+async def test_metrics_of_a_server_that_is_idle_since_its_start(service: Service) -> None:
+    await get(service.app, "/ready")
+    idle = await scrape(service)
+    for tier, capacity in (("device", 100), ("host", 64)):
+        assert idle[f"quire_kv_blocks{{state=free,tier={tier}}}"] == capacity
+        assert idle[f"quire_kv_blocks{{state=active,tier={tier}}}"] == 0
+        assert idle[f"quire_kv_blocks{{state=cached,tier={tier}}}"] == 0
+    assert idle["vllm:num_requests_waiting"] == idle["vllm:kv_cache_usage_perc"] == 0
+
+
 async def test_metrics_without_a_host_tier(service: Service) -> None:
     assert service.engine.info is not None
     service.engine.info = msgspec.structs.replace(service.engine.info, num_host_blocks=0)
