@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +54,7 @@ class PrefixCache:
     """Digest to block, one to one. A hit compares the token ids too, so a collision costs a miss."""
 
     def __init__(self) -> None:
+        self.on_change: Callable[[Digest, bool], None] | None = None  # findable from now on, or no more
         self._entries: dict[Digest, _Entry] = {}
         self._digests: dict[int, Digest] = {}
 
@@ -72,6 +73,8 @@ class PrefixCache:
         assert block not in self._digests, f"block {block} is published already"
         self._entries[digest] = _Entry(block, piece)
         self._digests[block] = digest
+        if self.on_change is not None:
+            self.on_change(digest, True)
         return True
 
     def describe(self, block: int) -> tuple[Digest, bytes]:
@@ -81,7 +84,14 @@ class PrefixCache:
 
     def forget(self, block: int) -> None:
         """`block` is going to hold something else."""
-        del self._entries[self._digests.pop(block)]
+        digest = self._digests.pop(block)
+        del self._entries[digest]
+        if self.on_change is not None:
+            self.on_change(digest, False)
+
+    def digests(self) -> list[Digest]:
+        """All that are findable, the first published first. One operation, so another thread may ask."""
+        return list(self._entries)
 
     def check(self) -> None:
         """Assert that digests and blocks map one to one."""

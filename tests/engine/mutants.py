@@ -70,8 +70,8 @@ MUTANTS = [
     Mutant(
         "a digest keeps its evicted block",
         "prefix_cache",
-        "        del self._entries[self._digests.pop(block)]\n",
-        "        del self._digests[block]\n",
+        "        del self._entries[digest]\n",
+        "",
     ),
     # -- host_tier -----------------------------------------------------------------------------------------
     Mutant(
