@@ -220,9 +220,9 @@ class DecodeGather:
 
     def __init__(self) -> None:
         self._key: tuple[torch.Tensor, torch.Tensor, int, int] | None = None
-        self.blocks: torch.Tensor  # [B, 1, blocks], 0 beyond the row's own
-        self.hidden: torch.Tensor  # [B, blocks * block_size]
-        self.longest = 0
+        self.longest = 0  # context of the batch
+        self.index: tuple[torch.Tensor, ...]  # kv[index] is [B, 2, Hkv, blocks, block_size, D]
+        self.hidden: torch.Tensor | None  # [B, longest]; None: every row sees all of it
         self.some_empty = False  # a row sees nothing
 
     def prepare(
@@ -230,25 +230,26 @@ class DecodeGather:
         block_tables: torch.Tensor,
         rows: torch.Tensor,
         context_lens: torch.Tensor,
-        block_size: int,
+        kv_shape: torch.Size,
         window: int,
     ) -> None:
-        key = self._key
+        key, (num_kv_heads, block_size) = self._key, kv_shape[2:4]
         if key is not None and key[0] is rows and key[1] is context_lens and key[2:] == (block_size, window):
             return
         self._key = (rows, context_lens, block_size, window)
         self.longest = int(context_lens.max()) if len(context_lens) else 0
         if self.longest == 0:
             return
-        num_blocks = -(-self.longest // block_size)
-        position = torch.arange(num_blocks * block_size, device=rows.device)
+        position = torch.arange(self.longest, device=rows.device)
         ends = context_lens[:, None]
         seen = position < ends
-        tables = block_tables[rows, :num_blocks].long()
-        self.blocks = tables.masked_fill(~seen[:, ::block_size], 0)[:, None]
+        tables = block_tables[rows, : -(-self.longest // block_size)].long()
+        blocks = tables.masked_fill(~seen[:, ::block_size], 0)  # what follows a row's own may be anything
+        parts_and_heads = torch.arange(2 * num_kv_heads, device=rows.device).view(2, num_kv_heads, 1)
+        self.index = (blocks[:, None, None], parts_and_heads // num_kv_heads, parts_and_heads % num_kv_heads)
         if window:
             seen = seen & (position >= ends - window)
-        self.hidden = ~seen
+        self.hidden = None if bool(seen.all()) else ~seen
         self.some_empty = bool((context_lens == 0).any())
 
 
@@ -264,21 +265,22 @@ def decode_attention_reference(
 ) -> torch.Tensor:
     """The same as `decode_attention` in plain torch; a DecodeGather saves the layers of a step some work."""
     batch, num_q_heads, head_dim = q.shape
-    num_kv_heads, block_size = kv.shape[2:4]
     gather = workspace if isinstance(workspace, DecodeGather) else DecodeGather()
-    gather.prepare(block_tables, rows, context_lens, block_size, window)
+    gather.prepare(block_tables, rows, context_lens, kv.shape, window)
     if gather.longest == 0:
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    # One index over (block, head) gathers [B, Hkv, blocks, block_size, D] in the order of the matmuls.
-    heads = torch.arange(num_kv_heads, device=q.device)[:, None]
-    k, v = (kv[gather.blocks, part, heads].flatten(2, 3).float() for part in (0, 1))
+    k, v = kv[gather.index].flatten(3, 4)[:, :, :, : gather.longest].float().unbind(1)
 
     # Grouped query heads are the matmul's M side, so K and V are never repeated.
-    grouped = q.reshape(batch, num_kv_heads, -1, head_dim).float() * scale
-    unseen = gather.hidden[:, None, None]
-    weights = (grouped @ k.mT).masked_fill_(unseen, float("-inf")).softmax(-1)
-    if gather.some_empty:
-        weights = weights.masked_fill_(unseen, 0.0)
-    # Unused slots may hold NaN, and 0 · NaN is NaN.
-    out = weights @ v.masked_fill_(gather.hidden[:, None, :, None], 0.0)
+    grouped = q.reshape(batch, kv.shape[2], -1, head_dim).float() * scale
+    scores = grouped @ k.mT
+    if gather.hidden is None:
+        out = scores.softmax(-1) @ v
+    else:
+        unseen = gather.hidden[:, None, None]
+        weights = scores.masked_fill_(unseen, float("-inf")).softmax(-1)
+        if gather.some_empty:
+            weights = weights.masked_fill_(unseen, 0.0)
+        # Unused slots may hold NaN, and 0 · NaN is NaN.
+        out = weights @ v.masked_fill(gather.hidden[:, None, :, None], 0.0)
     return out.reshape(batch, num_q_heads, head_dim).to(q.dtype)

@@ -11,6 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 MASK = 0xFFFFFFFF
+MULTIPLIERS = (0xCD9E8D57, 0xD2511F53)  # of the counter's words 2 and 0
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)  # what a round adds to the key's words
 
 
 def philox_reference(seed: Tensor, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
@@ -18,16 +20,19 @@ def philox_reference(seed: Tensor, counter: tuple[Tensor, Tensor, Tensor, Tensor
 
     seed and the counter's words broadcast against each other.
     """
-    c0, c1, c2, c3 = torch.broadcast_tensors(*counter)
-    k0, k1 = seed & MASK, (seed >> 32) & MASK
+    c0, c1, c2, c3, seed = torch.broadcast_tensors(*counter, seed)
+    multipliers, steps = (
+        torch.tensor(pair, device=seed.device).view(2, *[1] * seed.dim()) for pair in (MULTIPLIERS, KEY_STEPS)
+    )
+    key = torch.stack((seed, seed >> 32)) & MASK
+    even, odd = torch.stack((c0, c2)), torch.stack((c1, c3))
     for _ in range(10):
         # The products wrap modulo 2^64, which leaves all of their 64 bits right.
-        even, odd = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0 = ((odd >> 32) & MASK) ^ c1 ^ k0
-        c2 = ((even >> 32) & MASK) ^ c3 ^ k1
-        c1, c3 = odd & MASK, even & MASK
-        k0, k1 = (k0 + 0x9E3779B9) & MASK, (k1 + 0xBB67AE85) & MASK
-    return torch.stack((c0, c1, c2, c3), dim=-1)
+        products = even.flip(0) * multipliers
+        even = ((products >> 32) & MASK) ^ odd ^ key
+        odd = products & MASK
+        key = (key + steps) & MASK
+    return torch.stack((even[0], odd[0], even[1], odd[1]), dim=-1)
 
 
 def log_exponential_reference(word: Tensor) -> Tensor:
