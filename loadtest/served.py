@@ -1,43 +1,54 @@
 """What clients see of a served model: `python -m loadtest.served MODEL [--result-file FILE]`.
 
 Starts `quire serve MODEL` with dummy weights on loopback, streams workloads to it from processes of their own
-and prints throughput, TTFT and ITL. Closed loop: `concurrency` requests are under way at any time.
+and prints throughput, TTFT and ITL. Closed loop: `concurrency` requests are under way at any time; open loop:
+they arrive by a Poisson schedule, from which latencies count.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
-import multiprocessing
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from loadtest.arrivals import arrival_times
+from loadtest.fleet import run_sessions
 from loadtest.provenance import Provenance
-from loadtest.workloads import WORKLOADS, Work
+from loadtest.sessions import due_at, from_works
+from loadtest.summary import MOST_LAG, Slo, summarize
+from loadtest.target import Target
+from loadtest.workloads import WORKLOADS
 
-CASES = (("single", 1), ("mixed", 256), ("sharegpt", 256))
 CLIENTS = 4  # processes, so that the measuring side is not what is measured
 START_SECONDS = 180.0
 
 
-@dataclass(slots=True)
-class Stream:
-    """One request as its client saw it; seconds since it was sent."""
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A workload, and how its requests come: so many at once, or so many a second."""
 
-    tokens: int = 0
-    first: float = 0.0
-    last: float = 0.0
-    gaps: list[float] = field(default_factory=list)
+    workload: str
+    concurrency: int = 0
+    rate: float = 0.0
+    requests: int | None = None  # None: all of the workload
+
+
+CASES = (
+    Case("single", concurrency=1),
+    Case("mixed", concurrency=256),
+    Case("sharegpt", concurrency=256),
+    Case("sharegpt", rate=20.0, requests=400),
+    Case("alpaca", concurrency=256),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +59,8 @@ class ServedResult:
     model: str
     workload: str
     mode: str
-    concurrency: int
+    concurrency: int  # 0: an open loop
+    rate: float  # requests a second; 0: a closed loop
     out_tok_s: float
     in_tok_s: float
     req_s: float
@@ -63,124 +75,54 @@ class ServedResult:
     command: str
 
 
-async def _stream(host: str, port: int, model: str, salt: str, work: Work) -> Stream:
-    body = json.dumps(
-        {
-            "model": model,
-            "prompt": work.prompt,
-            "max_tokens": work.output_len,
-            "temperature": 0,
-            "ignore_eos": True,
-            "cache_salt": salt,  # no run finds what an earlier one left in the prefix cache
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    ).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-    begin = time.perf_counter()
-    reader, writer = await asyncio.open_connection(host, port)
-    writer.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-    status = await reader.readline()
-    if b" 200 " not in status:
+def measure(base_url: str, model: str, case: Case, device: str, salt: str) -> ServedResult:
+    """Stream the workload of `case`. Raises RuntimeError if a request fails or the client is too slow.
+
+    With a `salt` of its own no run finds what an earlier one left in the prefix cache.
+    """
+    sessions = from_works(WORKLOADS[case.workload]()[: case.requests])
+    if case.rate:
+        sessions = due_at(sessions, arrival_times(len(sessions), case.rate, burstiness=1.0, seed=0))
+    target = Target(base_url=base_url, model=model, extra_body={"cache_salt": salt})
+    records = run_sessions(target, sessions, concurrency=case.concurrency or None, processes=CLIENTS)
+    summary = summarize(records, Slo())
+    for record in records:
+        if record.failure:
+            raise RuntimeError(
+                f"{case.workload}, request {record.session}: {record.failure}: {record.detail}"
+            )
+    if not summary.is_valid:
         raise RuntimeError(
-            f"the server answered {(status + await reader.read(500)).decode(errors='replace')}"
+            f"{case.workload}: the client was {1e3 * summary.lag.p99:.1f} ms behind its schedule at the 99th "
+            f"percentile; up to {1e3 * MOST_LAG:.0f} ms make a figure"
         )
-    seen = Stream()
-    async for line in reader:
-        if not line.startswith(b"data: {"):
-            continue
-        event = json.loads(line[6:])
-        if "error" in event:
-            raise RuntimeError(f"the stream failed: {event['error']}")
-        now = time.perf_counter() - begin
-        if event.get("usage"):
-            seen.tokens = event["usage"]["completion_tokens"]
-        elif event["choices"]:
-            if seen.last:
-                seen.gaps.append(now - seen.last)
-            else:
-                seen.first = now
-            seen.last = now
-    writer.close()
-    if seen.tokens != work.output_len:
-        raise RuntimeError(f"{work.output_len} tokens were asked for, {seen.tokens} came")
-    return seen
-
-
-async def _client(
-    host: str, port: int, model: str, salt: str, work: list[Work], concurrency: int
-) -> list[Stream]:
-    gate = asyncio.Semaphore(concurrency)
-
-    async def one(each: Work) -> Stream:
-        async with gate:
-            return await _stream(host, port, model, salt, each)
-
-    return await asyncio.gather(*(one(each) for each in work))
-
-
-def _client_process(
-    host: str,
-    port: int,
-    model: str,
-    salt: str,
-    work: list[Work],
-    concurrency: int,
-    queue: multiprocessing.Queue[list[Stream]],
-) -> None:
-    queue.put(asyncio.run(_client(host, port, model, salt, work, concurrency)))
-
-
-def measure(
-    host: str, port: int, model: str, name: str, concurrency: int, device: str, salt: str = "measured"
-) -> ServedResult:
-    """Stream a whole workload, `concurrency` requests at a time."""
-    work = WORKLOADS[name]()
-    clients = min(CLIENTS, concurrency)
-    queue: multiprocessing.Queue[list[Stream]] = multiprocessing.Queue()
-    processes = [
-        multiprocessing.Process(
-            target=_client_process,
-            args=(host, port, model, salt, work[i::clients], concurrency // clients, queue),
-            daemon=True,
-        )
-        for i in range(clients)
-    ]
-    begin = time.perf_counter()
-    for process in processes:
-        process.start()
-    streams = [stream for _ in processes for stream in queue.get(timeout=600)]
-    seconds = time.perf_counter() - begin
-    for process in processes:
-        process.join()
-    first = sorted(stream.first for stream in streams)
-    gaps = sorted(gap for stream in streams for gap in stream.gaps)
     return ServedResult(
         engine="quire",
         model=model,
-        workload=name,
+        workload=case.workload,
         mode="served",
-        concurrency=concurrency,
-        out_tok_s=round(sum(stream.tokens for stream in streams) / seconds, 1),
-        in_tok_s=round(sum(len(each.prompt) for each in work) / seconds, 1),
-        req_s=round(len(work) / seconds, 2),
-        ttft_p50_ms=_percentile(first, 0.5),
-        ttft_p99_ms=_percentile(first, 0.99),
-        itl_p50_ms=_percentile(gaps, 0.5),
-        itl_p99_ms=_percentile(gaps, 0.99),
-        normalized_latency_ms=round(1000 * statistics.mean(s.last / s.tokens for s in streams), 2),
+        concurrency=case.concurrency,
+        rate=case.rate,
+        out_tok_s=round(summary.output_rate, 1),
+        in_tok_s=round(summary.input_rate, 1),
+        req_s=round(summary.request_rate, 2),
+        ttft_p50_ms=_ms(summary.ttft.p50),
+        ttft_p99_ms=_ms(summary.ttft.p99),
+        itl_p50_ms=_ms(summary.itl.p50),
+        itl_p99_ms=_ms(summary.itl.p99),
+        normalized_latency_ms=_ms(summary.normalized_latency.mean),
         device=device,
         **asdict(Provenance.here()),
     )
 
 
-def _percentile(ordered: list[float], share: float) -> float:
-    return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 2)
 
 
 @contextlib.contextmanager
-def running_server(model: str) -> Iterator[tuple[str, int]]:
-    """`quire serve` with dummy weights on a free port, ready."""
+def running_server(model: str) -> Iterator[str]:
+    """`quire serve` with dummy weights on a free port, ready: its URL."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "service.cli", "serve", model, "--load-format", "dummy"]
@@ -191,7 +133,7 @@ def running_server(model: str) -> Iterator[tuple[str, int]]:
                 if server.poll() is not None or time.monotonic() > until:
                     raise RuntimeError(f"the server is not ready (exit code {server.poll()})")
                 time.sleep(0.2)
-            yield "127.0.0.1", port
+            yield f"http://127.0.0.1:{port}"
         finally:
             server.terminate()
             server.wait(60)
@@ -219,11 +161,11 @@ def main() -> None:
     parser.add_argument("--result-file", type=Path, help="append one JSON object a workload")
     arguments = parser.parse_args()
     name = Path(arguments.model).resolve().name
-    with running_server(arguments.model) as (host, port):
+    with running_server(arguments.model) as base_url:
         device = _device_name()
-        measure(host, port, name, "single", 1, device, salt="warm-up")
-        for workload, concurrency in CASES:
-            result = measure(host, port, name, workload, concurrency, device)
+        measure(base_url, name, CASES[0], device, salt="warm-up")
+        for number, case in enumerate(CASES):
+            result = measure(base_url, name, case, device, salt=f"case {number}")
             print(json.dumps(asdict(result)), flush=True)
             if arguments.result_file is not None:
                 with arguments.result_file.open("a", encoding="utf-8") as file:

@@ -1,0 +1,92 @@
+"""Two runs compared: ratios of their figures with bootstrap confidence intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtest.records import Record
+
+Values = NDArray[np.float64]
+Statistic = Callable[[Values], Values]
+"""Takes samples [R, N], gives one figure for each of the R."""
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+SLICE = 200_000  # values resampled at once, so that memory stays small
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A figure of the second run over that of the first; `low`..`high` holds it with 95 % confidence."""
+
+    name: str
+    first: float
+    second: float
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def differs(self) -> bool:
+        return not self.low <= 1 <= self.high
+
+
+def compare(first: Sequence[Record], second: Sequence[Record], seed: int = 0) -> list[Ratio]:
+    """Of requests that succeeded. Requests are resampled as wholes, each run by itself."""
+    return [
+        bootstrap_ratio(name, values_of(first), values_of(second), statistic, seed)
+        for name, values_of, statistic in FIGURES
+        if len(values_of(first)) and len(values_of(second))
+    ]
+
+
+def bootstrap_ratio(name: str, first: Values, second: Values, statistic: Statistic, seed: int) -> Ratio:
+    rng = np.random.default_rng(seed)
+    one, two = (float(statistic(values[None, :])[0]) for values in (first, second))
+    ratios = _resample(rng, second, statistic) / _resample(rng, first, statistic)
+    low, high = np.percentile(ratios, [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)])
+    return Ratio(name, one, two, two / one, float(low), float(high))
+
+
+def _resample(rng: np.random.Generator, values: Values, statistic: Statistic) -> Values:
+    """The statistic of RESAMPLES samples drawn from `values` with replacement."""
+    rows = max(1, SLICE // len(values))
+    parts = []
+    for done in range(0, RESAMPLES, rows):
+        shape = (min(rows, RESAMPLES - done), len(values))
+        parts.append(statistic(values[rng.integers(0, len(values), shape)]))
+    return np.concatenate(parts)
+
+
+def _mean(samples: Values) -> Values:
+    return np.asarray(samples.mean(axis=1))
+
+
+def _percentile(share: float) -> Statistic:
+    def statistic(samples: Values) -> Values:
+        return np.asarray(np.percentile(samples, share, axis=1))
+
+    return statistic
+
+
+def _of(field: str) -> Callable[[Sequence[Record]], Values]:
+    def values(records: Sequence[Record]) -> Values:
+        found = (getattr(record, field) for record in records if not record.failure)
+        return np.array([value for value in found if value is not None], np.float64)
+
+    return values
+
+
+FIGURES: tuple[tuple[str, Callable[[Sequence[Record]], Values], Statistic], ...] = (
+    ("TTFT mean", _of("ttft"), _mean),
+    ("TTFT p50", _of("ttft"), _percentile(50)),
+    ("TTFT p99", _of("ttft"), _percentile(99)),
+    ("TPOT mean", _of("tpot"), _mean),
+    ("TPOT p99", _of("tpot"), _percentile(99)),
+    ("latency p50", _of("latency"), _percentile(50)),
+    ("normalised latency", _of("normalized_latency"), _mean),
+)

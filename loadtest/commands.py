@@ -1,0 +1,266 @@
+"""What each subcommand of `python -m loadtest` does with its flags."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from loadtest import bootstrap
+from loadtest.arrivals import arrival_times
+from loadtest.counters import read_counters
+from loadtest.fleet import OnProgress, run_sessions
+from loadtest.knee import find_knee
+from loadtest.lengths import parse_shape
+from loadtest.result import Load, RunResult, SweepResult, read_result, read_results, write_result
+from loadtest.sessions import Recipe, Session, describe, draw_sessions, due_at, from_works, read_trace
+from loadtest.summary import MOST_LAG, Slo, Spread
+from loadtest.target import Target
+from loadtest.workloads import WORKLOADS
+
+Arguments = argparse.Namespace
+console = Console()
+
+
+def run(arguments: Arguments) -> int:
+    """1 if a request failed or the run is invalid."""
+    target = _target(arguments)
+    sessions, workload = _sessions(arguments)
+    if arguments.rate is None and arguments.concurrency is None and not arguments.trace:
+        raise ValueError("give --rate for an open loop, --concurrency for a closed one, or --trace")
+    if arguments.rate is not None:
+        sessions = due_at(
+            sessions, arrival_times(len(sessions), arguments.rate, arguments.burstiness, arguments.seed)
+        )
+    result = _measure(arguments, target, sessions, workload, arguments.rate, arguments.concurrency)
+    _show(result)
+    if arguments.json:
+        write_result(arguments.json, result)
+    if arguments.html:
+        _write_html(arguments, [result], None)
+    return 0 if result.summary.is_valid and not result.summary.failures else 1
+
+
+def sweep(arguments: Arguments) -> int:
+    """1 if a run is invalid."""
+    target = _target(arguments)
+    sessions, workload = _sessions(arguments)
+    results: dict[float, RunResult] = {}
+
+    def measure(rate: float) -> float:
+        times = arrival_times(len(sessions), rate, arguments.burstiness, arguments.seed)
+        results[rate] = _measure(arguments, target, due_at(sessions, times), workload, rate, None)
+        summary = results[rate].summary
+        latency = summary.normalized_latency.mean
+        console.print(
+            f"{rate:8.3g} req/s: {1e3 * latency:8.2f} ms/token, {summary.output_rate:8.0f} tok/s, "
+            f"TTFT p99 {1e3 * summary.ttft.p99:.0f} ms{'' if summary.is_valid else ', INVALID'}"
+        )
+        return latency
+
+    limit = arguments.latency_limit and arguments.latency_limit / 1e3
+    _, limit, knee = find_knee(measure, arguments.rates, limit, arguments.refine)
+    where = f"{knee:.3g} requests/s" if knee is not None else "below the lowest rate"
+    console.print(f"knee: {where} (mean normalised latency of {1e3 * limit:.1f} ms per token)")
+    runs = [results[rate] for rate in sorted(results)]
+    if arguments.json:
+        write_result(arguments.json, SweepResult(runs=runs, latency_limit=limit, knee=knee))
+    if arguments.html:
+        _write_html(arguments, runs, limit)
+    return 0 if all(result.summary.is_valid for result in runs) else 1
+
+
+def compare(arguments: Arguments) -> int:
+    first, second = read_result(arguments.first), read_result(arguments.second)
+    table = Table("figure", "first", "second", "ratio", "95 % interval", "", title="second ÷ first")
+    for ratio in bootstrap.compare(first.records, second.records):
+        table.add_row(
+            ratio.name,
+            f"{1e3 * ratio.first:.2f} ms",
+            f"{1e3 * ratio.second:.2f} ms",
+            f"{ratio.ratio:.3f}",
+            f"{ratio.low:.3f} – {ratio.high:.3f}",
+            "differs" if ratio.differs else "no difference shown",
+        )
+    rates = first.summary.output_rate, second.summary.output_rate
+    table.add_row("output tok/s", *(f"{rate:.0f}" for rate in rates), f"{rates[1] / rates[0]:.3f}", "–", "")
+    console.print(table)
+    return 0
+
+
+def report(arguments: Arguments) -> int:
+    results = [result for path in arguments.results for result in read_results(path)]
+    _write_html(arguments, results, None)
+    return 0
+
+
+def _measure(
+    arguments: Arguments,
+    target: Target,
+    sessions: list[Session],
+    workload: dict[str, Any],
+    rate: float | None,
+    concurrency: int | None,
+) -> RunResult:
+    before = asyncio.run(_counters(target, arguments.api_key))
+    total = sum(len(session.turns) for session in sessions)
+    with _progress(total) as on_progress:
+        records = run_sessions(
+            target,
+            sessions,
+            concurrency=concurrency,
+            processes=arguments.processes,
+            api_key=arguments.api_key,
+            on_progress=on_progress,
+        )
+    after = asyncio.run(_counters(target, arguments.api_key))
+    load = Load(
+        mode="open" if concurrency is None else "closed",
+        rate=rate,
+        burstiness=arguments.burstiness if rate is not None else None,
+        concurrency=concurrency,
+        sessions=len(sessions),
+        processes=arguments.processes,
+        workload=workload,
+    )
+    label = arguments.label or _label(workload, rate, concurrency)
+    return RunResult.of(label, target, load, _slo(arguments), (before, after), records)
+
+
+def _target(arguments: Arguments) -> Target:
+    try:
+        extra = msgspec.json.decode(arguments.extra_body, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"--extra-body must be a JSON object: {error}") from error
+    target = Target(
+        base_url=arguments.url.rstrip("/"),
+        model=arguments.model or "",
+        api=arguments.api,
+        ignore_eos=arguments.ignore_eos,
+        extra_body=extra,
+        timeout=arguments.timeout,
+    )
+    if target.model:
+        return target
+    return msgspec.structs.replace(target, model=asyncio.run(_first_model(target, arguments.api_key)))
+
+
+async def _first_model(target: Target, api_key: str) -> str:
+    client = target.client(api_key)
+    try:
+        status, body = await client.get("/v1/models")
+    except OSError as error:
+        raise ValueError(f"no server answers at {target.base_url}: {error}") from error
+    finally:
+        client.close()
+    if status != 200:
+        raise ValueError(f"{target.base_url}/v1/models answered {status}; give --model (and --api-key)")
+    return str(json.loads(body)["data"][0]["id"])
+
+
+async def _counters(target: Target, api_key: str) -> dict[str, float]:
+    client = target.client(api_key)
+    try:
+        return await read_counters(client)
+    finally:
+        client.close()
+
+
+def _sessions(arguments: Arguments) -> tuple[list[Session], dict[str, Any]]:
+    """What to send, and plain data that says what it is."""
+    count = arguments.requests
+    recipe_flags = (arguments.shared_prefix, arguments.turns - 1, arguments.n - 1, arguments.beam_width)
+    if (arguments.trace or arguments.workload) and any(recipe_flags):
+        raise ValueError("--shared-prefix, --turns, --n and --beam-width go with --lengths only")
+    if arguments.trace:
+        return read_trace(arguments.trace)[:count], {"trace": str(arguments.trace)}
+    if arguments.workload:
+        return from_works(WORKLOADS[arguments.workload]()[:count]), {"workload": arguments.workload}
+    lengths = arguments.lengths or "sharegpt"
+    recipe = Recipe(
+        shape=parse_shape(lengths),
+        count=200 if count is None else count,
+        seed=arguments.seed,
+        text=arguments.text or arguments.api == "chat",
+        most_token=arguments.most_token,
+        shared_prefix=arguments.shared_prefix,
+        turns=arguments.turns,
+        think=arguments.think,
+        n=arguments.n,
+        beam_width=arguments.beam_width,
+    )
+    return draw_sessions(recipe), {"lengths": lengths, **describe(recipe)}
+
+
+def _slo(arguments: Arguments) -> Slo:
+    limits = (arguments.slo_ttft, arguments.slo_tpot, arguments.slo_latency)
+    ttft, tpot, latency = (limit and limit / 1e3 for limit in limits)
+    return Slo(ttft=ttft, tpot=tpot, latency=latency)
+
+
+def _label(workload: dict[str, Any], rate: float | None, concurrency: int | None) -> str:
+    name = next(str(workload[key]) for key in ("lengths", "workload", "trace") if key in workload)
+    if concurrency is not None:
+        return f"{name}, {concurrency} at once"
+    return name if rate is None else f"{name}, {rate:.4g} req/s"
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[OnProgress]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("requests", total=total)
+
+        def update(done: int, failed: int) -> None:
+            text = f"requests ({failed} failed)" if failed else "requests"
+            progress.update(task, completed=done, description=text)
+
+        yield update
+
+
+def _show(result: RunResult) -> None:
+    summary = result.summary
+    table = Table("ms", "mean", "p50", "p90", "p99", "max", title=result.label)
+    rows: tuple[tuple[str, Spread], ...] = (
+        ("TTFT", summary.ttft),
+        ("TPOT", summary.tpot),
+        ("ITL", summary.itl),
+        ("end to end", summary.latency),
+        ("normalised latency", summary.normalized_latency),
+        ("schedule lag", summary.lag),
+    )
+    for name, spread in rows:
+        values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.most)
+        table.add_row(name, *(f"{1e3 * value:.2f}" for value in values))
+    console.print(table)
+    console.print(
+        f"{summary.requests} requests in {summary.seconds:.2f} s: {summary.request_rate:.2f} req/s, "
+        f"{summary.output_rate:.0f} output tok/s, {summary.input_rate:.0f} input tok/s, "
+        f"goodput {summary.goodput:.2f} req/s"
+    )
+    console.print(f"cached: {summary.cached_tokens} of {summary.prompt_tokens} prompt tokens")
+    for name, change in result.counters_change.items():
+        console.print(f"  {name}: {change:+g}", highlight=False)
+    for kind, count in summary.failures.items():
+        example = next(record for record in result.records if record.failure == kind)
+        console.print(f"[red]{count} × {kind}[/red]: {example.detail}", highlight=False)
+    if not summary.is_valid:
+        console.print(
+            f"[red]INVALID[/red]: the client was {1e3 * summary.lag.p99:.1f} ms behind its schedule at p99, "
+            f"more than {1e3 * MOST_LAG:.0f}; use more --processes or another machine"
+        )
+
+
+def _write_html(arguments: Arguments, results: list[RunResult], limit: float | None) -> None:
+    from loadtest.report import render
+
+    arguments.html.parent.mkdir(parents=True, exist_ok=True)
+    arguments.html.write_text(render(f"Load test: {results[0].label}", results, limit), encoding="utf-8")

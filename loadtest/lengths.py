@@ -1,0 +1,83 @@
+"""How long prompts and outputs are: distributions with a known mean, as text that a command line can hold."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """Log-normal lengths, clipped to `least`..`most`; `mean` is the mean after clipping."""
+
+    mean: float
+    sigma: float
+    least: int
+    most: int
+
+    def draw(self, rng: random.Random) -> int:
+        return max(self.least, min(self.most, round(rng.lognormvariate(_mu(self), self.sigma))))
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Always the same length."""
+
+    mean: int
+
+    def draw(self, rng: random.Random) -> int:
+        return self.mean
+
+
+Lengths = LogNormal | Fixed
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Lengths of a request's prompt and of its output, independent of each other."""
+
+    prompt: Lengths
+    output: Lengths
+
+
+# Means of the two data sets (PagedAttention, section 6.1); the spreads are ours.
+SHAREGPT = Shape(LogNormal(161.31, 1.1, 4, 1024), LogNormal(337.99, 0.9, 4, 1024))
+ALPACA = Shape(LogNormal(19.31, 0.6, 4, 256), LogNormal(58.45, 0.9, 4, 512))
+SHAPES = {"sharegpt": SHAREGPT, "alpaca": ALPACA}
+
+
+def parse_shape(text: str) -> Shape:
+    """`sharegpt`, `alpaca`, or `128x64` for prompts of 128 and outputs of 64 tokens. Raises ValueError."""
+    if text in SHAPES:
+        return SHAPES[text]
+    prompt, cross, output = text.partition("x")
+    if not (cross and prompt.isdecimal() and output.isdecimal() and int(prompt) and int(output)):
+        raise ValueError(f"lengths are {', '.join(SHAPES)} or PROMPTxOUTPUT such as 128x64, got {text!r}")
+    return Shape(Fixed(int(prompt)), Fixed(int(output)))
+
+
+@lru_cache
+def _mu(lengths: LogNormal) -> float:
+    """Mean of the logarithms for which the clipped mean is `lengths.mean`, found by bisection."""
+    if not lengths.least < lengths.mean < lengths.most:
+        raise ValueError(f"a mean of {lengths.mean} is not between {lengths.least} and {lengths.most}")
+    low, high = math.log(lengths.least) - 8 * lengths.sigma, math.log(lengths.most) + 8 * lengths.sigma
+    for _ in range(80):
+        middle = (low + high) / 2
+        if _clipped_mean(lengths, middle) < lengths.mean:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _clipped_mean(lengths: LogNormal, mu: float) -> float:
+    below = NormalDist(mu, lengths.sigma)
+    # The part of the mean between the ends is that of a normal distribution moved by sigma squared.
+    moved = NormalDist(mu + lengths.sigma**2, lengths.sigma)
+    low, high = math.log(lengths.least), math.log(lengths.most)
+    between = math.exp(mu + lengths.sigma**2 / 2) * (moved.cdf(high) - moved.cdf(low))
+    return lengths.least * below.cdf(low) + between + lengths.most * (1 - below.cdf(high))

@@ -1,0 +1,109 @@
+"""Results of load tests as one HTML page: tables, plots and provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+import numpy as np
+
+from loadtest.knee import rate_at
+from loadtest.plot import Labels, Series, line_chart
+from loadtest.result import RunResult
+from loadtest.summary import MOST_LAG, Spread
+
+TEMPLATE = Path(__file__).with_name("report.html")
+MAX_POINTS = 400  # of a line: more cannot be told apart
+
+
+def render(title: str, results: Sequence[RunResult], limit: float | None = None) -> str:
+    """A page on one or more runs. `limit`: of a sweep, the latency in seconds a token that makes the knee."""
+    template = jinja2.Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    points = rate_points(results)
+    return template.render(
+        title=title,
+        runs=[
+            {"result": result, "spreads": spreads(result), "lag_ms": 1e3 * result.summary.lag.p99}
+            for result in results
+        ],
+        most_lag_ms=1e3 * MOST_LAG,
+        plots=_plots(results, points, limit),
+        knee=rate_at(points, limit) if limit is not None else None,
+        limit=limit,
+    )
+
+
+def spreads(result: RunResult) -> list[tuple[str, Spread]]:
+    """Name and figures in milliseconds, in the order in which they are shown."""
+    summary = result.summary
+    named = [
+        ("TTFT", summary.ttft),
+        ("TPOT", summary.tpot),
+        ("ITL", summary.itl),
+        ("end to end", summary.latency),
+        ("normalised latency", summary.normalized_latency),
+        ("schedule lag", summary.lag),
+    ]
+    return [(name, in_ms(spread)) for name, spread in named]
+
+
+def in_ms(spread: Spread) -> Spread:
+    return Spread(
+        count=spread.count,
+        mean=1e3 * spread.mean,
+        p50=1e3 * spread.p50,
+        p90=1e3 * spread.p90,
+        p99=1e3 * spread.p99,
+        most=1e3 * spread.most,
+    )
+
+
+def rate_points(results: Sequence[RunResult]) -> list[tuple[float, float]]:
+    """(rate, mean normalised latency) of the open loops."""
+    return sorted(
+        (result.load.rate, result.summary.normalized_latency.mean)
+        for result in results
+        if result.load.rate is not None
+    )
+
+
+def _plots(results: Sequence[RunResult], points: list[tuple[float, float]], limit: float | None) -> list[str]:
+    plots = []
+    if len(points) > 1:
+        rates, latencies = zip(*points, strict=True)
+        line = Series("", rates, [1e3 * latency for latency in latencies])
+        labels = Labels("Normalised latency against rate", "requests/s", "ms per token")
+        plots.append(line_chart(labels, [line], None if limit is None else 1e3 * limit))
+    for name, values in (
+        ("Time to first token", lambda record: [record.ttft]),
+        ("Time between chunks", lambda record: record.gaps),
+        ("Normalised latency", lambda record: [record.normalized_latency]),
+    ):
+        series = []
+        for result in results:
+            found = [value for record in result.records if not record.failure for value in values(record)]
+            if found:
+                series.append(_shares(result.label, found))
+        if series:
+            plots.append(line_chart(Labels(name, "ms", "share of values", log_x=True, top=1), series))
+    plots += [_over_time(result) for result in results[:1] if len(results) == 1]
+    return plots
+
+
+def _shares(label: str, values: list[float]) -> Series:
+    """The cumulative distribution."""
+    shares = np.linspace(0, 1, min(len(values), MAX_POINTS))
+    return Series(label, (1e3 * np.quantile(values, shares)).tolist(), shares.tolist())
+
+
+def _over_time(result: RunResult) -> str:
+    """Output tokens a second, in up to a hundred equal slices of the run."""
+    times = np.concatenate(
+        [record.first + np.cumsum([0.0, *record.gaps]) for record in result.records if not record.failure]
+        or [np.zeros(1)]
+    )
+    counts, edges = np.histogram(times, bins=min(100, max(1, len(times) // 20)))
+    rates = counts / np.diff(edges)
+    line = Series("", ((edges[1:] + edges[:-1]) / 2).tolist(), rates.tolist())
+    return line_chart(Labels("Chunks over time", "seconds since the start", "chunks/s"), [line])

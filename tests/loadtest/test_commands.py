@@ -1,0 +1,96 @@
+"""The command line against `quire serve` with the bundled model: both ends must count the same."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loadtest.__main__ import main
+from loadtest.result import read_result
+
+SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-m", "service.cli", "serve", "--port", port, "--swap-space", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([*command, "--num-gpu-blocks-override", "256"], env=environment) as server:
+        try:
+            until = time.monotonic() + SECONDS
+            while True:
+                try:
+                    if httpx.get(f"http://127.0.0.1:{port}/ready", timeout=SECONDS).status_code == 200:
+                        break
+                except httpx.TransportError:
+                    pass
+                assert server.poll() is None and time.monotonic() < until
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            server.wait(SECONDS)
+
+
+def test_a_chat_of_two_turns_in_two_processes(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--api", "chat", "--lengths", "40x9", "--requests", "5", "--turns", "2", "--concurrency", "3"]
+    files = ["--json", str(tmp_path / "run.json"), "--html", str(tmp_path / "run.html")]
+    main(["run", "--url", url, "--processes", "2", *flags, *files])  # 1 where the machine was too busy
+    result = read_result(tmp_path / "run.json")
+    assert [(record.session, record.turn) for record in result.records] == [
+        (session, turn) for session in range(5) for turn in range(2)
+    ]
+    assert not result.summary.failures
+    assert result.target.model == "quire-demo"
+    assert result.summary.output_tokens == 5 * 2 * 9
+    change = result.counters_change
+    assert change["vllm:prefix_cache_queries_total"] == result.summary.prompt_tokens
+    assert change["vllm:prefix_cache_hits_total"] == result.summary.cached_tokens > 0
+    assert "<svg" in (tmp_path / "run.html").read_text(encoding="utf-8")
+    assert "TTFT" in capsys.readouterr().out
+
+
+def test_a_sweep_of_samples_and_a_comparison(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--lengths", "12x4", "--requests", "4", "--n", "2", "--text", "--processes", "1"]
+    sweep = ["sweep", "--url", url, *flags, "--rates", "20,40", "--latency-limit", "60000"]
+    main([*sweep, "--json", str(tmp_path / "sweep.json")])
+    assert "knee: 40 requests/s" in capsys.readouterr().out
+    run = ["run", "--url", url, "--most-token", "4000", "--processes", "1", "--lengths", "12x4", "--requests"]
+    for name in ("a", "b"):
+        main([*run, "4", "--rate", "50", "--beam-width", "2", "--json", str(tmp_path / f"{name}.json")])
+    assert main(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
+    assert "normalised" in capsys.readouterr().out
+    results = [str(tmp_path / f"{name}.json") for name in ("sweep", "a")]
+    assert main(["report", *results, "--html", str(tmp_path / "all.html")]) == 0
+    page = (tmp_path / "all.html").read_text(encoding="utf-8")
+    assert page.count("<h2>") == 3  # two rates and a run
+
+
+def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        nobody = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    assert main(["run", "--url", nobody, "--rate", "1"]) == 1
+    assert "no server answers" in capsys.readouterr().err
+    assert main(["run", "--model", "m", "--url", nobody]) == 1
+    assert "--rate" in capsys.readouterr().err
+    assert (
+        main(["run", "--model", "m", "--url", nobody, "--workload", "single", "--n", "2", "--rate", "1"]) == 1
+    )
+    assert "--lengths only" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["run", "--lengths", "many"])
+    assert "128x64" in capsys.readouterr().err
