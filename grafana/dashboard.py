@@ -1,0 +1,112 @@
+"""The panels as a Grafana dashboard. `python -m grafana.dashboard` writes its JSON."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+from grafana_foundation_sdk.builders import common, prometheus, stat, timeseries
+from grafana_foundation_sdk.builders import dashboard as build
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.common import (
+    LegendDisplayMode,
+    LegendPlacement,
+    StackingMode,
+    TooltipDisplayMode,
+)
+from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DataSourceRef, VariableRefresh
+
+from grafana.panels import ROWS, Panel
+
+# In the chart's folder, since Helm reads no other; grafana/dashboard.json is a link to it.
+PATH = Path(__file__).parents[1] / "helm" / "files" / "dashboard.json"
+SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+REFS = "ABCDEFGH"
+
+
+def dashboard() -> build.Dashboard:
+    board = (
+        build.Dashboard("Quire")
+        .uid("quire")
+        .description(
+            "The KV cache as memory: blocks, sharing, swapping, prefixes; and what users feel of it."
+        )
+        .tags(["quire", "llm"])
+        .tooltip(DashboardCursorSync.CROSSHAIR)
+        .refresh("10s")
+        .time("now-30m", "now")
+        .timezone("browser")
+        .with_variable(build.DatasourceVariable("datasource").label("Data source").type("prometheus"))
+        .with_variable(_servers("job", "Job", "quire_kv_capacity_blocks"))
+        .with_variable(_servers("instance", "Instance", 'quire_kv_capacity_blocks{job=~"$job"}'))
+    )
+    ids = count(1)
+    for title, panels in ROWS.items():
+        board.with_row(build.Row(title).id(next(ids)))
+        for panel in panels:
+            built = _stat(panel) if panel.kind == "stat" else _timeseries(panel)
+            board.with_panel(built.id(next(ids)))
+    return board
+
+
+def _servers(name: str, label: str, series: str) -> build.QueryVariable:
+    return (
+        build.QueryVariable(name)
+        .label(label)
+        .datasource(SOURCE)
+        .query(f"label_values({series}, {name})")
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .multi(True)
+        .include_all(True)
+        .all_value(".+")
+    )
+
+
+def _queries(panel: Panel) -> list[prometheus.Dataquery]:
+    return [
+        prometheus.Dataquery().ref_id(ref).expr(query.expr).legend_format(query.legend)
+        for ref, query in zip(REFS, panel.queries, strict=False)
+    ]
+
+
+def _stat(panel: Panel) -> stat.Panel:
+    built = stat.Panel().title(panel.title).description(panel.description).unit(panel.unit)
+    built = built.datasource(SOURCE).height(4).span(4)
+    for query in _queries(panel):
+        built = built.with_target(query)
+    return built
+
+
+def _timeseries(panel: Panel) -> timeseries.Panel:
+    built = (
+        timeseries.Panel()
+        .title(panel.title)
+        .description(panel.description)
+        .unit(panel.unit)
+        .datasource(SOURCE)
+        .height(8)
+        .span(8)
+        .min(0)
+        .legend(
+            common.VizLegendOptions()
+            .display_mode(LegendDisplayMode.LIST)
+            .placement(LegendPlacement.BOTTOM)
+            .show_legend(True)
+        )
+        .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
+    )
+    if panel.top is not None:
+        built = built.max(panel.top)
+    if panel.stacked:
+        built = built.stacking(common.StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(40)
+    for query in _queries(panel):
+        built = built.with_target(query)
+    return built
+
+
+def encode() -> str:
+    return JSONEncoder(sort_keys=True, indent=1).encode(dashboard().build()) + "\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(encode(), encoding="utf-8")

@@ -1,0 +1,231 @@
+"""What the dashboard shows: panels as plain data, each with the PromQL that feeds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+HERE = 'job=~"$job", instance=~"$instance"'  # Grafana's variables: the servers that were chosen
+WINDOW = "$__rate_interval"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    expr: str
+    legend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """`unit` is Grafana's id of it; `stacked` adds the series up."""
+
+    title: str
+    description: str
+    unit: str
+    queries: tuple[Query, ...]
+    kind: Literal["timeseries", "stat"] = "timeseries"
+    stacked: bool = False
+    top: float | None = None  # of the axis
+
+
+def rate(metric: str, labels: str = "", by: str = "") -> str:
+    """Sum of a counter's rates, of all servers or apart `by` labels."""
+    selector = f"{labels}, {HERE}" if labels else HERE
+    return f"sum{f' by ({by})' if by else ''} (rate({metric}{{{selector}}}[{WINDOW}]))"
+
+
+def total(metric: str, labels: str = "", by: str = "") -> str:
+    """Sum of a gauge."""
+    selector = f"{labels}, {HERE}" if labels else HERE
+    return f"sum{f' by ({by})' if by else ''} ({metric}{{{selector}}})"
+
+
+def quantiles(metric: str, *percents: int) -> tuple[Query, ...]:
+    buckets = rate(f"{metric}_bucket", by="le")
+    return tuple(Query(f"histogram_quantile({p / 100}, {buckets})", f"p{p}") for p in percents)
+
+
+def mean(metric: str, by: str) -> str:
+    """Of a histogram's observations."""
+    return f"{rate(f'{metric}_sum', by=by)} / {rate(f'{metric}_count', by=by)}"
+
+
+IN_USE = total("quire_kv_blocks", 'tier="device", state="active"')
+CAPACITY = total("quire_kv_capacity_blocks", 'tier="device"')
+IN_USE_BY_TIER = total("quire_kv_blocks", 'state="active"', "tier")
+IN_USE_BY_SERVER = total("quire_kv_blocks", 'tier="device", state="active"', "instance")
+HIT_RATIO = f"{rate('vllm:prefix_cache_hits_total')} / {rate('vllm:prefix_cache_queries_total')}"
+TTFT = "vllm:time_to_first_token_seconds"
+
+
+def _stat(title: str, description: str, unit: str, expr: str) -> Panel:
+    return Panel(title, description, unit, (Query(expr),), "stat")
+
+
+OVERVIEW = (
+    _stat(
+        "KV occupancy",
+        "Device blocks that requests hold.",
+        "percentunit",
+        f"{IN_USE} / {CAPACITY}",
+    ),
+    _stat("Running", "Sequences in the batch.", "short", total("quire_requests", 'state="running"')),
+    _stat(
+        "Waiting", "Requests that no step has taken yet.", "short", total("quire_requests", 'state="waiting"')
+    ),
+    _stat("Generated", "Tokens per second.", "suffix: tok/s", rate("vllm:generation_tokens_total")),
+    _stat("TTFT p95", "Arrival to first token.", "s", quantiles(TTFT, 95)[0].expr),
+    _stat("Prefix hits", "Prompt tokens found cached.", "percentunit", HIT_RATIO),
+)
+
+KV_CACHE = (
+    Panel(
+        "Device blocks",
+        "Active: in some block table. Cached: nobody's, and found again by content. In transfer: in none.",
+        "short",
+        (Query(total("quire_kv_blocks", 'tier="device"', "state"), "{{state}}"),),
+        stacked=True,
+    ),
+    Panel(
+        "Host blocks",
+        "Active: of swapped requests. Cached: spilled from the device.",
+        "short",
+        (Query(total("quire_kv_blocks", 'tier="host"', "state"), "{{state}}"),),
+        stacked=True,
+    ),
+    Panel(
+        "Occupancy",
+        "Share of a tier's blocks that requests hold. Near 1 with requests waiting: memory is the limit.",
+        "percentunit",
+        (
+            Query(
+                f"{IN_USE_BY_TIER} / ({total('quire_kv_capacity_blocks', by='tier')} > 0)",
+                "{{tier}}",
+            ),
+        ),
+        top=1,
+    ),
+    Panel(
+        "Internal fragmentation",
+        "Slots of active blocks that hold no token: less than one block a sequence.",
+        "percentunit",
+        (Query(f"quire_kv_fragmentation_ratio{{{HERE}}}", "{{instance}}"),),
+    ),
+    Panel(
+        "Sharing",
+        "Block tables that name an active block, on average. 1: nothing is shared.",
+        "suffix:×",
+        (
+            Query(
+                f"{total('quire_kv_block_references', by='instance')} / ({IN_USE_BY_SERVER} > 0)",
+                "{{instance}}",
+            ),
+        ),
+    ),
+    Panel(
+        "Block turnover",
+        "Blocks handed out, cached ones given up for it, and shared ones copied before a write.",
+        "suffix: /s",
+        (
+            Query(rate("quire_kv_block_allocations_total"), "allocated"),
+            Query(rate("quire_kv_block_evictions_total"), "evicted"),
+            Query(rate("quire_kv_copy_on_write_total"), "copied on write"),
+        ),
+    ),
+    Panel(
+        "Swap",
+        "Between device and host; out includes cached blocks that were spilled.",
+        "Bps",
+        (Query(rate("quire_kv_swap_bytes_total", by="direction"), "{{direction}}"),),
+    ),
+    Panel(
+        "Preemptions",
+        "Requests that gave up their blocks for older ones.",
+        "suffix: /s",
+        (Query(rate("quire_preemptions_total", by="mode"), "{{mode}}"),),
+    ),
+)
+
+PREFIXES = (
+    Panel(
+        "Prompt tokens by source",
+        "Found on the device, found in host memory, or computed.",
+        "suffix: tok/s",
+        (Query(rate("quire_prefix_cache_tokens_total", by="source"), "{{source}}"),),
+        stacked=True,
+    ),
+    Panel(
+        "Prefix hit ratio",
+        "Share of prompt tokens found cached.",
+        "percentunit",
+        (Query(HIT_RATIO, "all servers"),),
+        top=1,
+    ),
+)
+
+LATENCY = (
+    Panel("Time to first token", "From arrival.", "s", quantiles(TTFT, 50, 95, 99)),
+    Panel(
+        "Inter-token latency",
+        "Between the tokens of a stream.",
+        "s",
+        quantiles("vllm:inter_token_latency_seconds", 50, 95, 99),
+    ),
+    Panel(
+        "Queue time",
+        "Arrival to first scheduling.",
+        "s",
+        quantiles("vllm:request_queue_time_seconds", 50, 95, 99),
+    ),
+    Panel(
+        "Request latency", "Arrival to end.", "s", quantiles("vllm:e2e_request_latency_seconds", 50, 95, 99)
+    ),
+)
+
+THROUGHPUT = (
+    Panel(
+        "Tokens",
+        "Prompt tokens include cached ones.",
+        "suffix: tok/s",
+        (
+            Query(rate("vllm:prompt_tokens_total"), "prompt"),
+            Query(rate("vllm:generation_tokens_total"), "generated"),
+        ),
+    ),
+    Panel(
+        "Requests",
+        "In the engine, by state.",
+        "short",
+        (Query(total("quire_requests", by="state"), "{{state}}"),),
+        stacked=True,
+    ),
+    Panel(
+        "Requests ended",
+        "By how.",
+        "suffix: /s",
+        (Query(rate("vllm:request_success_total", by="finished_reason"), "{{finished_reason}}"),),
+        stacked=True,
+    ),
+    Panel(
+        "Step time",
+        "Mean of a step's phases. Waiting is for the device: what the host does meanwhile costs nothing.",
+        "s",
+        (Query(mean("quire_step_seconds", "phase"), "{{phase}}"),),
+        stacked=True,
+    ),
+    Panel(
+        "Tokens a step",
+        "Mean, by kind.",
+        "short",
+        (Query(mean("quire_step_tokens", "kind"), "{{kind}}"),),
+        stacked=True,
+    ),
+)
+
+ROWS: dict[str, tuple[Panel, ...]] = {
+    "Overview": OVERVIEW,
+    "KV cache": KV_CACHE,
+    "Prefix cache and registry": PREFIXES,
+    "Latency": LATENCY,
+    "Throughput": THROUGHPUT,
+}

@@ -1,0 +1,58 @@
+"""The dashboard's JSON and the rules, as files. test_live.py shows that they find data."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grafana.dashboard import PATH, encode
+from grafana.panels import ROWS
+
+ROOT = Path(__file__).parents[2]
+BOARD = json.loads((ROOT / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
+PANELS: list[dict[str, Any]] = BOARD["panels"]
+
+
+def test_json_is_what_the_code_makes() -> None:
+    """Else run `python -m grafana.dashboard`."""
+    assert PATH.read_text(encoding="utf-8") == encode()
+    assert (ROOT / "grafana" / "dashboard.json").resolve() == PATH
+
+
+def test_every_panel_is_there_once_and_has_its_place() -> None:
+    assert [panel["title"] for panel in PANELS if panel["type"] == "row"] == list(ROWS)
+    titles = [panel["title"] for panel in PANELS if panel["type"] != "row"]
+    assert titles == [panel.title for panels in ROWS.values() for panel in panels]
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    for one, other in combinations((panel["gridPos"] for panel in PANELS), 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert beside or below, (one, other)
+    assert all(place["x"] + place["w"] <= 24 for place in (panel["gridPos"] for panel in PANELS))
+
+
+def test_it_can_be_imported_anywhere() -> None:
+    """Nothing names a data source of some Grafana; what queries use as variables is defined."""
+    variables = {variable["name"] for variable in BOARD["templating"]["list"]}
+    assert variables == {"datasource", "job", "instance"}
+    for panel in PANELS:
+        if panel["type"] != "row":
+            assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+            assert panel["description"]
+            assert [target["refId"] for target in panel["targets"]] == list("ABCDEFGH")[
+                : len(panel["targets"])
+            ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["check", "rules", "helm/files/rules.yaml"], ["test", "rules", "tests/grafana/rules_test.yaml"]],
+)
+def test_rules(command: list[str]) -> None:
+    done = subprocess.run(["promtool", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
