@@ -13,12 +13,13 @@ RUN := $(VENV)/bin/
 setup: $(VENV)/.ready
 
 # pip downloads what is missing only, so setting up again after a change is quick.
-$(VENV)/.ready: pyproject.toml constraints.txt .ci/debian-packages
+$(VENV)/.ready: pyproject.toml constraints.txt .ci/debian-packages .ci/helm.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Quire needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) -V). Set PYTHON=..."; exit 1; }
 	@PYTHON=$(PYTHON) bash .ci/debian-packages
 	test -x $(RUN)python || $(PYTHON) -m venv $(VENV)
 	$(RUN)python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(RUN)python .ci/helm.py $(VENV)
 	@touch $@
 
 serve: setup

@@ -1,0 +1,214 @@
+"""What must hold of every pod, whatever the values; and how pods come and go."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.config import EngineConfig
+from service import cli
+from tests.helm.chart import VALUES, Manifest, container, find, pods, render
+
+every_set = pytest.mark.parametrize("values", VALUES)
+
+
+@every_set
+def test_pods_may_do_nothing_but_their_work(values: str) -> None:
+    for _, pod in pods(render(*VALUES[values])):
+        security = pod["securityContext"]
+        assert security["runAsNonRoot"] is True
+        assert security["runAsUser"] > 0
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        assert all("hostPath" not in volume for volume in pod.get("volumes", []))
+        for part in pod["containers"]:
+            assert part["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+@every_set
+def test_images_have_a_version(values: str) -> None:
+    for _, pod in pods(render(*VALUES[values])):
+        for part in pod["containers"]:
+            assert re.search(r":v?\d+\.\d+\.\d+", part["image"]), part["image"]
+
+
+@every_set
+def test_resources_are_bounded(values: str) -> None:
+    for _, pod in pods(render(*VALUES[values])):
+        for part in pod["containers"]:
+            assert set(part["resources"]["requests"]) >= {"cpu", "memory"}
+            assert "memory" in part["resources"]["limits"]
+        for volume in pod.get("volumes", []):
+            assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": None}), volume
+
+
+def test_gpu_is_asked_for_by_default_only() -> None:
+    assert container(render(), "quire")["resources"]["limits"]["nvidia.com/gpu"] == 1
+    manifests = render(*VALUES["cpu"])
+    assert "nvidia.com/gpu" not in container(manifests, "quire")["resources"]["limits"]
+    assert "tolerations" not in find(manifests, "Deployment")["spec"]["template"]["spec"]
+
+
+def seconds(probe: Manifest) -> int:
+    return int(probe["periodSeconds"] * probe["failureThreshold"])
+
+
+@every_set
+def test_probes(values: str) -> None:
+    manifests = render(*VALUES[values])
+    name = find(manifests, "PodDisruptionBudget", "llm" if values == "external" else "quire")["metadata"][
+        "name"
+    ]
+    server = container(manifests, name)
+    assert server["startupProbe"]["httpGet"]["path"] == "/ready"
+    assert seconds(server["startupProbe"]) >= 1800  # a model may have to be downloaded
+    assert server["readinessProbe"]["httpGet"]["path"] == "/ready"
+    assert server["livenessProbe"]["httpGet"]["path"] == "/health"
+    for _, pod in pods(manifests):
+        (part,) = pod["containers"]
+        ports = {port["name"] for port in part.get("ports", [])}
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            if ports:
+                (action,) = (part[kind][how] for how in ("httpGet", "tcpSocket") if how in part[kind])
+                assert action["port"] in ports
+
+
+def test_startup_may_take_as_long_as_it_says() -> None:
+    for allowed in (10, 61, 7200):
+        manifests = render("--set", f"startup.timeoutSeconds={allowed}")
+        assert allowed <= seconds(container(manifests, "quire")["startupProbe"]) < allowed + 5
+        assert find(manifests, "Deployment")["spec"]["progressDeadlineSeconds"] > allowed
+
+
+DRAINS = [VALUES[name] for name in VALUES] + [
+    ("--set", f"drain.preStopSeconds={stop},drain.shutdownTimeoutSeconds={drain},drain.marginSeconds=8")
+    for stop, drain in ((0, 0), (3600, 86400))
+]
+
+
+@pytest.mark.parametrize("arguments", DRAINS)
+def test_grace_is_longer_than_leaving_takes(arguments: tuple[str, ...]) -> None:
+    """Streams may run for --shutdown-timeout after SIGTERM, after preStop; ending takes 6 s more."""
+    servers = [
+        pod for _, pod in pods(render(*arguments)) if pod["containers"][0].get("args", [""])[0] in SERVERS
+    ]
+    assert servers
+    for pod in servers:
+        (part,) = pod["containers"]
+        command, waits = part["lifecycle"]["preStop"]["exec"]["command"]
+        assert command == "sleep"
+        (drain,) = (arg.split("=")[1] for arg in part["args"] if arg.startswith("--shutdown-timeout="))
+        assert pod["terminationGracePeriodSeconds"] > int(waits) + int(drain) + 6
+
+
+SERVERS = ("serve", "route")
+
+
+def test_an_upgrade_takes_no_second_gpu() -> None:
+    strategy = find(render(), "Deployment")["spec"]["strategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+
+
+@pytest.mark.parametrize(
+    ("setting", "field", "value"),
+    [
+        (None, "maxUnavailable", 1),
+        ("podDisruptionBudget.maxUnavailable=0", "maxUnavailable", 0),
+        ("podDisruptionBudget.minAvailable=0", "minAvailable", 0),
+        ("podDisruptionBudget.minAvailable=50%", "minAvailable", "50%"),
+    ],
+)
+def test_zero_is_a_disruption_budget_too(setting: str | None, field: str, value: object) -> None:
+    budget = find(render(*(["--set", setting] if setting else [])), "PodDisruptionBudget")["spec"]
+    assert {name: budget[name] for name in budget if name != "selector"} == {field: value}
+
+
+def parsed(part: Manifest) -> Any:
+    return cli._parser().parse_args(part["args"])
+
+
+@every_set
+def test_server_understands_its_arguments(values: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifests = render(*VALUES[values])
+    part = container(manifests, "llm" if values == "external" else "quire")
+    arguments = parsed(part)
+    cli._engine_config(arguments)  # raises ValueError for what does not go together
+    assert (arguments.host, arguments.port) == ("0.0.0.0", part["ports"][0]["containerPort"])
+    if values == "everything":
+        config = cli._engine_config(arguments)
+        assert config == EngineConfig(
+            model="Qwen/Qwen3-0.6B",
+            device="cuda",
+            dtype="bfloat16",
+            load_format="dummy",
+            max_model_len=1000000,
+            max_num_seqs=128,
+            max_num_batched_tokens=16384,
+            block_size=32,
+            gpu_memory_utilization=0.85,
+            num_gpu_blocks_override=5000000,
+            swap_space=0.5,
+            preemption_mode="recompute",
+            enable_prefix_caching=False,
+            enforce_eager=True,
+        )
+        assert arguments.served_model_name == ["qwen", "two words"]
+        assert (arguments.max_num_queued_reqs, arguments.stall_timeout) == (500, 20)
+
+
+def test_engine_values_are_all_of_the_engines_flags() -> None:
+    """But seeds: that of random weights is for tests, that of digests a secret."""
+    flags = {field.name for field in msgspec.structs.fields(EngineConfig)} - {"model", "seed", "cache_seed"}
+    flags |= {"max_num_queued_reqs", "stall_timeout"}
+    args = container(render(*VALUES["everything"]), "quire")["args"]
+    given = {arg.removeprefix("--").removeprefix("no-").split("=")[0].replace("-", "_") for arg in args}
+    assert flags <= given
+
+
+def test_a_key_is_asked_for_unless_switched_off() -> None:
+    keyed, open_to_all = (
+        container(render("--set", f"auth.enabled={on}"), "quire") for on in ("true", "false")
+    )
+    assert "QUIRE_API_KEY" in {variable["name"] for variable in keyed["env"]}
+    assert not parsed(keyed).insecure
+    assert "QUIRE_API_KEY" not in {variable["name"] for variable in open_to_all["env"]}
+    assert parsed(open_to_all).insecure
+
+
+def environment(part: Manifest) -> dict[str, Manifest]:
+    return {variable["name"]: variable for variable in part["env"]}
+
+
+def test_replicas_publish_only_with_a_registry() -> None:
+    assert "QUIRE_REDIS_URL" not in environment(container(render(), "quire"))
+    part = container(render(*VALUES["everything"]), "quire")
+    names = environment(part)
+    assert names["QUIRE_ADVERTISE_URL"]["value"] == f"http://$(POD_IP):{part['ports'][0]['containerPort']}"
+    assert list(names).index("POD_IP") < list(names).index("QUIRE_ADVERTISE_URL")  # or it is not expanded
+    assert names["QUIRE_REDIS_URL"]["valueFrom"]["secretKeyRef"]["key"] == "replica-url"
+
+
+def checksums(*arguments: str) -> dict[str, str]:
+    manifests = render(*arguments)
+    return {
+        manifest["metadata"]["name"]: str(manifest["spec"]["template"]["metadata"]["annotations"])
+        for manifest in manifests
+        if manifest["kind"] in ("Deployment", "StatefulSet")
+    }
+
+
+def test_pods_start_anew_when_a_secret_changes() -> None:
+    fixed = ("--set", "auth.apiKey=k,redis.external.url=redis://r:6379,router.enabled=true")
+    before = checksums(*fixed)
+    assert checksums(*fixed, "--set", "metrics.dashboard.enabled=true") == before
+    for change in ("auth.apiKey=other", "huggingFace.token=t", "redis.external.url=rediss://r:6379"):
+        after = checksums(*fixed, "--set", change)
+        assert all(after[name] != before[name] for name in before), change

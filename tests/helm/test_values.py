@@ -1,0 +1,104 @@
+"""An unknown value, one of the wrong kind, and combinations that could not work are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.helm.chart import CHART, HELMS, refusal
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+# objects of the Kubernetes API, or of Helm, that are not ours to describe
+OPEN = {"affinity", "global"}
+
+
+def resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" not in schema:
+        return schema
+    return dict(SCHEMA["definitions"][schema["$ref"].removeprefix("#/definitions/")])
+
+
+def objects(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """(path, schema) of every object in there."""
+    schema = resolved(schema)
+    if schema.get("type") == "object":
+        yield path, schema
+        for name, inner in schema.get("properties", {}).items():
+            yield from objects(inner, f"{path}.{name}".removeprefix("."))
+    elif schema.get("type") == "array":
+        yield from objects(schema["items"], f"{path}[]")
+
+
+def test_every_object_is_closed() -> None:
+    seen = dict(objects(SCHEMA))
+    assert len(seen) > 50
+    for path, schema in seen.items():
+        if path in OPEN:
+            continue
+        if "properties" in schema:
+            assert schema["additionalProperties"] is False, path
+        else:  # a map, of labels for instance
+            assert schema["additionalProperties"], path
+
+
+def test_defaults_and_schema_name_the_same_values() -> None:
+    def same(defaults: dict[str, Any], schema: dict[str, Any], path: str) -> None:
+        properties = schema.get("properties")
+        if properties is None or path in OPEN:
+            return
+        assert set(defaults) == set(properties) - ({"global"} if not path else set()), path
+        for name, value in defaults.items():
+            if isinstance(value, dict):
+                same(value, resolved(properties[name]), f"{path}.{name}".removeprefix("."))
+
+    same(DEFAULTS, SCHEMA, "")
+    jsonschema.validate(DEFAULTS, SCHEMA)
+
+
+@pytest.mark.parametrize("name", HELMS)
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("replicas=2", "replicas"),
+        ("engine.maxSeqs=2", "maxSeqs"),
+        ("redis.external.user=x", "user"),
+        ("metrics.podMonitor.enable=true", "enable"),
+        ("networkPolicy.clients[0].pods=x", "pods"),
+        ("engine.blockSize=17", "blockSize"),
+        ("engine.gpuMemoryUtilization=1.5", "gpuMemoryUtilization"),
+        ("replicaCount=two", "replicaCount"),
+        ("image.tag=latest", "tag"),
+        ("redis.image.tag=latest", "tag"),
+        ("drain.marginSeconds=0", "marginSeconds"),
+        ("redis.external.url=http://r", "url"),
+    ],
+)
+def test_helm_refuses_a_wrong_value_by_name(name: str, setting: str, named: str) -> None:
+    assert named in refusal("--set", setting, helm_name=name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("autoscaling.hpa.enabled=true,autoscaling.keda.enabled=true", "either hpa or keda"),
+        ("autoscaling.minReplicas=5", "minReplicas (5) is more than maxReplicas (4)"),
+        ("router.enabled=true", "set redis.enabled"),
+        ("redis.enabled=true,redis.external.url=redis://r", "not both"),
+        ("redis.external.url=redis://r,redis.external.existingSecret=s", "either url or existingSecret"),
+        ("auth.apiKey=a,auth.existingSecret=s", "either apiKey or existingSecret"),
+        ("huggingFace.token=a,huggingFace.existingSecret=s", "either token or existingSecret"),
+        ("replicaCount=2", "ReadWriteMany"),
+        ("autoscaling.hpa.enabled=true", "ReadWriteMany"),
+        ("engine.preemptionMode=swap,engine.swapSpace=0", "needs swapSpace"),
+        ("podDisruptionBudget.minAvailable=0,podDisruptionBudget.maxUnavailable=0", "not both"),
+        ("metrics.serviceMonitor.enabled=true,metrics.podMonitor.enabled=true", "either serviceMonitor"),
+    ],
+)
+def test_values_that_do_not_go_together(settings: str, said: str) -> None:
+    assert said in refusal("--set", settings)
