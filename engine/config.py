@@ -8,6 +8,7 @@ import msgspec
 
 from engine.admission import Capacity
 from engine.preemption import PreemptionMode
+from engine.urls import check_http_url, check_redis_url
 
 BLOCK_SIZES = (16, 32, 64, 128)
 
@@ -30,6 +31,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
     seed: int = 0  # of dummy weights
+    cache_seed: str | None = None  # what block digests are seeded with; None: drawn at random
 
     def __post_init__(self) -> None:
         if self.block_size not in BLOCK_SIZES:
@@ -129,3 +131,30 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     launch_seconds: float
     wait_seconds: float
     commit_seconds: float
+
+
+class RegistryConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to publish, and as whom. Raises ValueError that names the flag and what it may be."""
+
+    redis_url: str
+    advertise_url: str  # where the router reaches this replica; also its name in the registry
+    lease: float = 15.0  # seconds after its last word for which a replica is believed
+
+    def __post_init__(self) -> None:
+        check_redis_url(self.redis_url)
+        check_http_url("--advertise-url", self.advertise_url)
+        if not 0.3 <= self.lease <= 3600:
+            raise ValueError(f"--registry-lease must be between 0.3 and 3600 seconds, got {self.lease}")
+
+
+RegistryState = Literal["ok", "degraded"]
+
+
+class RegistryReport(msgspec.Struct, frozen=True, array_like=True):
+    """How publishing goes."""
+
+    state: RegistryState
+    blocks: int  # that the registry holds of this replica, as far as is known
+    lag_seconds: float  # for which changes have been waiting
+    dropped: int  # changes that found the buffer full, since start; all blocks were published again
+    publish_seconds: list[float]  # of the publications since the last report

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.config import EngineConfig, EngineInfo, Progress, StepStats
+from engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
 from engine.process import (
     LENGTH,
     CommandFrame,
@@ -20,10 +20,12 @@ from engine.process import (
     FatalFrame,
     ProgressFrame,
     ReadyFrame,
+    RegistryFrame,
+    StartFrame,
     StepFrame,
     encode_frame,
 )
-from engine.request import Abort, FinishReason, Output, Request, SamplingParams
+from engine.request import Abort, Drain, FinishReason, Output, Request, SamplingParams
 
 EXIT_SECONDS = 5.0  # how long the engine process may take to end before it is killed
 
@@ -73,16 +75,19 @@ class RequestStream:
 class AsyncEngine:
     """Runs EngineCore in a process of its own. All methods belong to the event loop that called `start`."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, registry: RegistryConfig | None = None) -> None:
+        """With a `registry`, the engine tells there which blocks can be found in its prefix cache."""
         self.config = config
+        self.registry = registry
         self.state: Literal["loading", "ready", "dead"] = "loading"
         self.error: str | None = None
         self.info: EngineInfo | None = None
         self.progress: list[Progress] = []
         self.on_stats: Callable[[StepStats], None] | None = None
+        self.on_registry: Callable[[RegistryReport], None] | None = None
         self._streams: dict[int, RequestStream] = {}
         self._next_id = 0
-        self._outbox: list[Request | Abort] = []
+        self._outbox: list[Request | Abort | Drain] = []
         self._changed = asyncio.Event()
         self._last_step = time.monotonic()
         self._process: asyncio.subprocess.Process | None = None
@@ -102,7 +107,7 @@ class AsyncEngine:
                 stdin=asyncio.subprocess.DEVNULL,
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(encode_frame(self.config))
+        self._writer.write(encode_frame(StartFrame(self.config, self.registry)))
         self._pump_task = asyncio.create_task(self._pump(reader), name="quire-engine-pump")
 
     def add(self, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> RequestStream:
@@ -118,6 +123,11 @@ class AsyncEngine:
         self._streams[request.id] = stream
         self._send(request)
         return stream
+
+    def drain(self) -> None:
+        """No more requests are going to come; those that run go on."""
+        if self.state == "ready":
+            self._send(Drain())
 
     def seconds_since_progress(self) -> float:
         """How long the engine has been without a step although it has work, in seconds."""
@@ -181,6 +191,9 @@ class AsyncEngine:
             case ReadyFrame(info):
                 self.info = info
                 self.state = "ready"
+            case RegistryFrame(report):
+                if self.on_registry is not None:
+                    self.on_registry(report)
             case FatalFrame(error):
                 self._die(error)
         self._changed.set()
@@ -203,7 +216,7 @@ class AsyncEngine:
             stream._unfinished.clear()
             self._send(Abort(stream.request_id))
 
-    def _send(self, command: Request | Abort) -> None:
+    def _send(self, command: Request | Abort | Drain) -> None:
         """Commands of one turn of the loop travel in one frame."""
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)

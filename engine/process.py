@@ -10,27 +10,41 @@ import contextlib
 import gc
 import logging
 import os
+import select
 import signal
 import socket
 import struct
 import sys
+import time
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.config import EngineConfig, EngineInfo, Progress, StepStats
+from engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
 from engine.core import EngineCore
-from engine.request import Abort, Output, Request
+from engine.request import Abort, Drain, Output, Request
+
+if TYPE_CHECKING:
+    from engine.publisher import Publisher
 
 logger = logging.getLogger("quire.engine")
 
 LENGTH = struct.Struct("<I")
 CHECK_EVERY = 4096  # steps between two runs of the scheduler's own consistency check
+REPORT_SECONDS = 0.5  # between two reports on the registry
+
+
+class StartFrame(msgspec.Struct, array_like=True):
+    """Front end to engine, once: what to run, and where to tell others which blocks it has."""
+
+    config: EngineConfig
+    registry: RegistryConfig | None
 
 
 class CommandFrame(msgspec.Struct, array_like=True):
     """Front end to engine."""
 
-    commands: list[Request | Abort]
+    commands: list[Request | Abort | Drain]
 
 
 class ProgressFrame(msgspec.Struct, array_like=True, tag="progress"):
@@ -46,18 +60,22 @@ class StepFrame(msgspec.Struct, array_like=True, tag="step"):
     stats: StepStats
 
 
+class RegistryFrame(msgspec.Struct, array_like=True, tag="registry"):
+    report: RegistryReport
+
+
 class FatalFrame(msgspec.Struct, array_like=True, tag="fatal"):
     """The engine cannot go on; nothing follows."""
 
     error: str
 
 
-EngineFrame = ProgressFrame | ReadyFrame | StepFrame | FatalFrame
+EngineFrame = ProgressFrame | ReadyFrame | StepFrame | RegistryFrame | FatalFrame
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode_frame(frame: CommandFrame | EngineFrame | EngineConfig) -> bytes:
+def encode_frame(frame: StartFrame | CommandFrame | EngineFrame) -> bytes:
     """The frame's bytes with their length before them."""
     buffer = bytearray(LENGTH.size)
     _encoder.encode_into(frame, buffer, LENGTH.size)
@@ -72,9 +90,14 @@ class FrameReader:
         self._connection = connection
         self._buffer = bytearray()
 
-    def read(self, *, wait: bool) -> list[bytes]:
-        """All whole frames that are there; with `wait`, at least one. EOFError: the peer is gone."""
+    def read(self, *, wait: bool, seconds: float | None = None) -> list[bytes]:
+        """All whole frames that are there; with `wait`, at least one, unless `seconds` pass without any.
+
+        EOFError: the peer is gone.
+        """
         frames: list[bytes] = []
+        if wait and seconds is not None and not select.select([self._connection], [], [], seconds)[0]:
+            return frames
         while True:
             try:
                 data = self._connection.recv(1 << 20, 0 if wait and not frames else socket.MSG_DONTWAIT)
@@ -105,15 +128,20 @@ def run_engine(connection: socket.socket) -> int:
         first, *frames = reader.read(wait=True)
     except EOFError:
         return 0
-    config = msgspec.msgpack.decode(first, type=EngineConfig)
+    start = msgspec.msgpack.decode(first, type=StartFrame)
+    publisher = None
     try:
         from engine.startup import start_engine  # torch: not before the first frame could be refused
 
         core, info = start_engine(
-            config, lambda progress: connection.sendall(encode_frame(ProgressFrame(progress)))
+            start.config, lambda progress: connection.sendall(encode_frame(ProgressFrame(progress)))
         )
+        if start.registry is not None:
+            from engine.publisher import start_publisher
+
+            publisher = start_publisher(start.registry, start.config, info, core)
         connection.sendall(encode_frame(ReadyFrame(info)))
-        _serve(connection, reader, core, frames)
+        _serve(connection, reader, core, frames, publisher)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except Exception as error:
@@ -122,24 +150,42 @@ def run_engine(connection: socket.socket) -> int:
         with contextlib.suppress(OSError):
             connection.sendall(encode_frame(FatalFrame(f"{type(error).__name__}: {error}")))
         return 1
+    finally:
+        if publisher is not None:
+            publisher.stop()
     return 0
 
 
-def _serve(connection: socket.socket, reader: FrameReader, core: EngineCore, frames: list[bytes]) -> None:
+def _serve(
+    connection: socket.socket,
+    reader: FrameReader,
+    core: EngineCore,
+    frames: list[bytes],
+    publisher: Publisher | None,
+) -> None:
     decoder = msgspec.msgpack.Decoder(CommandFrame)
     _collect_garbage_when_idle()
-    steps = 0
+    steps, reported = 0, float("-inf")
     while True:
-        frames += reader.read(wait=not core.has_work and not frames)
-        outputs = [
-            output
-            for frame in frames
-            for command in decoder.decode(frame).commands
-            for output in core.handle(command)
-        ]
+        idle = not core.has_work and not frames
+        frames += reader.read(wait=idle, seconds=None if publisher is None else REPORT_SECONDS)
+        if publisher is not None and time.monotonic() - reported >= REPORT_SECONDS:
+            connection.sendall(encode_frame(RegistryFrame(publisher.report())))
+            reported = time.monotonic()
+        if not frames and not core.has_work:
+            continue
+        outputs: list[Output] = []
+        for frame in frames:
+            for command in decoder.decode(frame).commands:
+                if not isinstance(command, Drain):
+                    outputs += core.handle(command)
+                elif publisher is not None:
+                    publisher.drain()
         frames = []
         outputs += core.step()
         connection.sendall(encode_frame(StepFrame(outputs, core.stats)))
+        if publisher is not None:
+            publisher.observe(core.stats)
         steps += 1
         if steps % CHECK_EVERY == 0:
             core.scheduler.check()

@@ -119,6 +119,10 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     id: int
 
 
+class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
+    """No more requests are going to come: routers should send theirs elsewhere."""
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Log-probability of one token, and the best candidates at its position, best first."""
 

@@ -14,6 +14,7 @@ import torch
 
 from engine.config import EngineConfig, EngineInfo, Progress
 from engine.core import EngineCore
+from engine.deployment import hash_seed
 from engine.kv_cache import KVCache, bytes_per_block
 from engine.models.config import ModelConfig
 from engine.models.hub import resolve_model
@@ -121,7 +122,8 @@ def start_engine(
         body_weight_bytes=weight_bytes - matrix_bytes * (1 if model_config.tie_word_embeddings else 2),
         head_weight_bytes=matrix_bytes,
     )
-    hasher = BlockHasher(config.block_size, secrets.randbits(64)) if config.enable_prefix_caching else None
+    cache_seed = secrets.randbits(64) if config.cache_seed is None else hash_seed(config.cache_seed)
+    hasher = BlockHasher(config.block_size, cache_seed) if config.enable_prefix_caching else None
     policy = PreemptionPolicy(mode=config.preemption_mode)
     if config.preemption_mode == "auto" and num_host_blocks:
         policy = measure_costs(runner, num_blocks)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from engine.config import BLOCK_SIZES, EngineConfig
+from engine.config import BLOCK_SIZES, EngineConfig, RegistryConfig
 from service.demo import MODEL_FOLDER, MODEL_NAME
 
 TRACED_STEPS = 32  # of each workload, with --profile
@@ -131,6 +131,12 @@ def _add_engine_flags(parser: Parser) -> None:
         action="store_false",
         help="compute every prompt anew",
     )
+    _flag(
+        parser,
+        "--cache-seed",
+        help="a secret that block digests are seeded with, the same for all replicas and their router; "
+        "drawn at random without --redis-url, else empty",
+    )
     _flag(parser, "--enforce-eager", action="store_true", help="no CUDA graphs")
     _flag(parser, "--seed", type=int, default=0, help="of dummy weights")
 
@@ -160,6 +166,15 @@ def _add_service_flags(parser: Parser) -> None:
         type=float,
         default=10.0,
         help="seconds without a step, with work to do, after which /health says 503",
+    )
+    _flag(parser, "--redis-url", help="tell routers there which blocks this replica holds; rediss:// for TLS")
+    _flag(parser, "--advertise-url", help="where routers reach this replica; http://host:port if left out")
+    _flag(
+        parser,
+        "--registry-lease",
+        type=float,
+        default=15.0,
+        help="seconds for which a replica that fell silent is believed to be there",
     )
 
 
@@ -196,9 +211,33 @@ def _serve(arguments: argparse.Namespace) -> int:
         stall_timeout=arguments.stall_timeout,
     )
     config = _engine_config(arguments)
+    registry = _registry_config(arguments)
+    if registry is not None:
+        if not config.enable_prefix_caching:
+            raise ValueError("--redis-url tells of the prefix cache: leave out --no-enable-prefix-caching")
+        if config.cache_seed is None:
+            config = msgspec.structs.replace(config, cache_seed="")
     from service.launch import launch
 
-    return launch(service, config)
+    return launch(service, config, registry)
+
+
+def _registry_config(arguments: argparse.Namespace) -> RegistryConfig | None:
+    if arguments.redis_url is None:
+        if arguments.advertise_url is not None:
+            raise ValueError("--advertise-url is what the registry tells others: give --redis-url too")
+        return None
+    url = arguments.advertise_url
+    if url is None:
+        if arguments.host in ("0.0.0.0", "::"):
+            raise ValueError(
+                f"--advertise-url must say where routers reach this replica: {arguments.host} does not"
+            )
+        host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+        url = f"http://{host}:{arguments.port}"
+    return RegistryConfig(
+        redis_url=arguments.redis_url, advertise_url=url.rstrip("/"), lease=arguments.registry_lease
+    )
 
 
 def _model_name(model: str) -> str:

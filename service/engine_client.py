@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Literal, Protocol
 
-from engine.config import EngineInfo, Progress, StepStats
+from engine.config import EngineInfo, Progress, RegistryReport, StepStats
 from engine.request import Output, SamplingParams
 
 
@@ -20,6 +20,7 @@ class RequestStream(Protocol):
 
 class Engine(Protocol):
     on_stats: Callable[[StepStats], None] | None
+    on_registry: Callable[[RegistryReport], None] | None
 
     @property
     def state(self) -> Literal["loading", "ready", "dead"]: ...
@@ -33,6 +34,8 @@ class Engine(Protocol):
     def watch_progress(self) -> AsyncIterator[Progress]: ...
 
     def add(self, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> RequestStream: ...
+
+    def drain(self) -> None: ...
 
     def seconds_since_progress(self) -> float: ...
 

@@ -10,7 +10,7 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, RegistryConfig
 from service.config import ServiceConfig
 from service.server import serve
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from service.tokenizer import Tokenizer
 
 
-def launch(service: ServiceConfig, config: EngineConfig) -> int:
+def launch(service: ServiceConfig, config: EngineConfig, registry: RegistryConfig | None) -> int:
     """Serve until a signal or the engine's death; the process's exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     watchers: list[asyncio.Task[None]] = []
@@ -28,7 +28,7 @@ def launch(service: ServiceConfig, config: EngineConfig) -> int:
         await asyncio.to_thread(import_module, "engine.engine")
         from engine.engine import AsyncEngine
 
-        engine = AsyncEngine(config)
+        engine = AsyncEngine(config, registry)
         await engine.start()
         watchers.append(asyncio.create_task(_show_progress(engine, service), name="quire-progress"))
         return engine

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import get_args
 
-from engine.config import EngineInfo, StepStats
+from engine.config import EngineInfo, RegistryReport, StepStats
 from engine.request import FinishReason
-from service.histogram import LATENCY_SECONDS, SECONDS, STEP_SECONDS, TOKENS, Histogram
+from service.histogram import (
+    LATENCY_SECONDS,
+    REGISTRY_SECONDS,
+    SECONDS,
+    STEP_SECONDS,
+    TOKENS,
+    Histogram,
+)
 
 PHASES = ("schedule", "launch", "wait", "commit")
 
@@ -28,6 +35,8 @@ class Metrics:
         self.queue_time = Histogram(LATENCY_SECONDS)
         self.request_latency = Histogram(LATENCY_SECONDS)
         self.phases = {phase: Histogram(STEP_SECONDS) for phase in PHASES}
+        self.registry: RegistryReport | None = None  # None: there is none
+        self.registry_publish = Histogram(REGISTRY_SECONDS)
         self.step_tokens = {kind: Histogram(TOKENS) for kind in ("prefill", "decode")}
 
     def step(self, stats: StepStats) -> None:
@@ -38,3 +47,8 @@ class Metrics:
         self.phases["commit"].observe(stats.commit_seconds)
         self.step_tokens["prefill"].observe(stats.prefill_tokens)
         self.step_tokens["decode"].observe(stats.decode_tokens)
+
+    def registry_report(self, report: RegistryReport) -> None:
+        self.registry = report
+        for seconds in report.publish_seconds:
+            self.registry_publish.observe(seconds)

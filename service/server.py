@@ -138,6 +138,8 @@ class QuireServer(uvicorn.Server):
         """Running generations may end; what has not when the time is up gets its last event."""
         state = self.state
         state.draining = True
+        if state.engine is not None:
+            state.engine.drain()
         _interrupt(state.streams, not_ready("the server is shutting down"))
         seconds = self._service_config.shutdown_timeout if self.exit_code == 0 else 1.0
         await self._wait_for_generations(seconds)

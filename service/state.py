@@ -42,6 +42,7 @@ class ServerState:
 
     def set_engine(self, engine: Engine) -> None:
         engine.on_stats = self.metrics.step
+        engine.on_registry = self.metrics.registry_report
         self.engine = engine
         self.engine_set.set()
 

@@ -5,13 +5,38 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from engine.config import EngineInfo, Progress, StepStats
+import msgspec
+
+from engine.config import EngineInfo, Progress, RegistryReport, StepStats
 from engine.engine import EngineDeadError
 from engine.request import FinishReason, Output, SamplingParams, TokenLogprob
+from service.tokenizer import Tokenizer
 
 Script = Callable[[list[int], SamplingParams, int], list[int]]
+
+
+def make_info(tokenizer: Tokenizer) -> EngineInfo:
+    """What the service reads of it is real; the rest is 1."""
+    read: dict[str, Any] = {
+        "model": "/models/tiny",
+        "architecture": "LlamaForCausalLM",
+        "dtype": "float32",
+        "device": "cpu",
+        "vocab_size": 320,
+        "eos_token_ids": (tokenizer.encode("<|end|>", add_special_tokens=False)[0],),
+        "max_model_len": 400,
+        "block_size": 16,
+        "num_blocks": 100,
+        "num_host_blocks": 64,
+        "bytes_per_block": 1024,
+        "max_num_seqs": 130,
+    }
+    rest: dict[str, Any] = {
+        field.name: 1 for field in msgspec.structs.fields(EngineInfo) if field.name not in read
+    }
+    return EngineInfo(**read, **rest)
 
 
 def echo(prompt: list[int], params: SamplingParams, index: int) -> list[int]:
@@ -113,6 +138,7 @@ class FakeEngine:
         self.state: Literal["loading", "ready", "dead"] = "loading"
         self.error: str | None = None
         self.on_stats: Callable[[StepStats], None] | None = None
+        self.on_registry: Callable[[RegistryReport], None] | None = None
         self.progress: list[Progress] = []
         self.auto = auto
         self.script = script
@@ -122,6 +148,7 @@ class FakeEngine:
         self.cached_host_tokens = 0
         self.logprobs = [-0.5]  # of every token of a sample, by its index
         self.stopped = False
+        self.draining = False
         self._changed = asyncio.Event()
         self._added = asyncio.Event()
         self._stepper: asyncio.Task[None] | None = None
@@ -215,6 +242,9 @@ class FakeEngine:
             wait_seconds=0.003,
             commit_seconds=0.004,
         )
+
+    def drain(self) -> None:
+        self.draining = True
 
     def seconds_since_progress(self) -> float:
         return self.stalled

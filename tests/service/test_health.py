@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.config import Progress
+from engine.config import Progress, RegistryReport
 from service.tokenizer import Tokenizer
 from tests.service.asgi import Exchange, exchange, get, post
 from tests.service.conftest import Service
@@ -162,6 +162,12 @@ STATED = {
     "quire_requests{state=running}": 1.0,
     "quire_requests{state=waiting}": 5.0,
     "quire_requests{state=swapped}": 7.0,
+    "quire_registry_state{state=ok}": 0.0,
+    "quire_registry_state{state=degraded}": 1.0,
+    "quire_registry_state{state=off}": 0.0,
+    "quire_registry_blocks": 25.0,
+    "quire_registry_lag_seconds": 0.125,
+    "quire_registry_dropped_total": 26.0,
     "vllm:num_requests_running": 1.0,
     "vllm:num_requests_waiting": 5.0,
     "vllm:num_requests_swapped": 7.0,
@@ -176,6 +182,9 @@ STATED = {
 async def test_metrics_move(service: Service) -> None:
     before = await scrape(service)
     assert before["vllm:prompt_tokens_total"] == 0
+    assert before["quire_registry_state{state=off}"] == 1
+    assert service.engine.on_registry is not None
+    service.engine.on_registry(RegistryReport("degraded", 25, 0.125, 26, [0.002, 0.004]))
     service.engine.cached_tokens, service.engine.cached_host_tokens = 2, 1
     await post(service.app, "/v1/completions", {"prompt": "abc", "max_tokens": 2, "stream": True})
     await post(service.app, "/v1/completions", {"prompt": "abc", "max_tokens": 3})
@@ -195,6 +204,8 @@ async def test_metrics_move(service: Service) -> None:
     assert after["quire_step_tokens_sum{kind=decode}"] == 5
     assert after["quire_step_tokens_bucket{kind=decode,le=1.0}"] == 5
     assert after["quire_step_tokens_bucket{kind=prefill,le=+Inf}"] == 5
+    assert after["quire_registry_publish_seconds_sum"] == pytest.approx(0.006)
+    assert after["quire_registry_publish_seconds_bucket{le=0.0025}"] == 1
     exported = {name.split("{")[0].removesuffix("_created") for name in after}
     tested = {name.split("{")[0] for name in MOVED | STATED}
     histograms = {name.rsplit("_", 1)[0] for name in exported if name.endswith("_bucket")}

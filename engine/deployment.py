@@ -1,0 +1,90 @@
+"""What replicas must have in common for the digests of their blocks to mean the same."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from engine.prefix_cache import BlockHasher
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+_PARITY_BLOCKS = 3
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """Replicas whose descriptions are equal share one part of the registry, named by `fingerprint`."""
+
+    model: str
+    revision: str
+    tokenizer: str
+    block_size: int
+    dtype: str  # of keys and values
+    seed: str
+    hash: str = "xxh3-128"
+    schema: int = 1
+
+    @property
+    def fingerprint(self) -> str:
+        """128 bits, in hex."""
+        return _hex(msgspec.json.encode(self, order="sorted"))
+
+
+def describe(model: str, folder: Path, block_size: int, dtype: str, seed: int) -> Deployment:
+    """The deployment that serves `model`, whose files are in `folder`."""
+    return Deployment(
+        model=model_id(model),
+        revision=_hex((folder / "config.json").read_bytes()),
+        tokenizer=tokenizer_digest(folder),
+        block_size=block_size,
+        dtype=dtype,
+        seed=seed_digest(seed),
+    )
+
+
+def model_id(model: str) -> str:
+    """A Hub id as it is, a folder by its name: it may be elsewhere on another machine."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """Changes with everything that turns text or messages into token ids."""
+    digest = hashlib.sha256()
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file():
+            content = (folder / name).read_bytes()
+            digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:32]
+
+
+def hash_seed(secret: str) -> int:
+    """The seed of block hashes that replicas and routers derive from the secret they share; 64 bits."""
+    return int.from_bytes(hashlib.sha256(b"quire block hashes\0" + secret.encode()).digest()[:8], "little")
+
+
+def seed_digest(seed: int) -> str:
+    """Tells seeds apart without giving them away."""
+    return _hex(b"quire hash seed\0" + seed.to_bytes(8, "little"))
+
+
+def parity(hasher: BlockHasher) -> str:
+    """The digest of a fixed text: whoever computes another one hashes blocks in another way."""
+    tokens = [(at * 2654435761) % 131071 for at in range(_PARITY_BLOCKS * hasher.block_size)]
+    digest = hasher.root("parity")
+    for piece in hasher.pieces(tokens):
+        digest = hasher.next(digest, piece)
+    return digest.hex()
+
+
+def _hex(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]

@@ -1,0 +1,28 @@
+"""URLs that flags take."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+
+def check_redis_url(url: str) -> None:
+    """Raises ValueError without the password."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+        raise ValueError(
+            "--redis-url must be redis://[user:password@]host[:port][/db], or rediss:// for TLS, got "
+            f"{without_password(url)!r}"
+        )
+
+
+def check_http_url(flag: str, url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f"{flag} must be http://host[:port] or https://host[:port], got {url!r}")
+
+
+def without_password(url: str) -> str:
+    """For logs."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=host, query="", fragment="").geturl()

@@ -1,0 +1,57 @@
+"""A real Redis that can be stopped, killed and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import redis
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class RedisServer:
+    """On one port for its life. `client` waits for as long as it takes, unlike those of the registry."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.client = redis.Redis(port=self.port)
+        self._options = options
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Empty: nothing is ever written to disk."""
+        place = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        command = ["redis-server", *place, "--save", "", "--appendonly", "no", *self._options]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while True:
+            assert self._process.poll() is None, "redis-server ended"
+            with contextlib.suppress(redis.ConnectionError):
+                if self.client.ping():
+                    return
+            time.sleep(0.02)
+
+    def pause(self) -> None:
+        """It takes connections and bytes, and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self.client.close()

@@ -1,0 +1,207 @@
+"""What a real Redis holds of an engine, while the engine works and while Redis fails."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+import redis
+import xxhash
+
+from engine.config import RegistryConfig
+from engine.core import EngineCore
+from engine.deployment import Deployment, hash_seed, parity, seed_digest
+from engine.journal import Journal
+from engine.prefix_cache import BlockHasher
+from engine.publisher import Publisher
+from engine.registry import Keys, Registry
+from tests.cluster.redis_server import RedisServer
+from tests.engine.simulation import make_core, random_request
+
+DEPLOYMENT = Deployment(
+    model="tiny", revision="r", tokenizer="t", block_size=4, dtype="float32", seed=seed_digest(0)
+)
+KEYS = Keys(DEPLOYMENT.fingerprint)
+URL = "http://10.0.0.1:8000"
+META = f"{KEYS.meta}{URL}"
+
+
+class Replica:
+    """An engine with a random workload, and its publisher, driven by hand."""
+
+    def __init__(self, server: RedisServer, seed: int = 0, epoch: str = "1", max_changes: int = 1000) -> None:
+        self.now = 0.0
+        self.rng = random.Random(seed)
+        self.core: EngineCore = make_core(24, 4, 4, 16, num_host_blocks=12, mode="swap")
+        blocks = self.core.scheduler.blocks
+        assert blocks.host is not None
+        self.tiers = [blocks.cache, blocks.host.cache]
+        self.server = server
+        self.epoch = epoch
+        config = RegistryConfig(redis_url=server.url, advertise_url=URL)
+        self.registry = Registry(config, DEPLOYMENT, "vector", epoch)
+        self.journal = Journal(self.tiers, max_changes)
+        self.publisher = Publisher(self.registry, self.journal, config.lease, lambda: self.now)
+        self._requests = 0
+
+    def work(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.rng.random() < 0.4:
+                self.core.add(random_request(self.rng, self._requests, longest=20, widest=3))
+                self._requests += 1
+            self.core.step()
+            self.publisher.observe(self.core.stats)
+
+    @property
+    def findable(self) -> set[bytes]:
+        return {digest for tier in self.tiers for digest in tier.digests()}
+
+    @property
+    def published(self) -> set[bytes]:
+        members = self.server.client.smembers(f"{KEYS.blocks}{URL}:{self.epoch}")
+        assert isinstance(members, set)
+        return members
+
+    def tick(self) -> None:
+        """When every pause is over and a heartbeat due."""
+        self.now += 6.0
+        self.publisher.tick()
+
+    def settle(self) -> None:
+        """Tick until everything is told; what a busy machine made too slow is tried again."""
+        until(lambda: self.tick() is None and self.published == self.findable)
+        until(lambda: self.tick() is None and self.publisher.state == "ok")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def server(redis_server: RedisServer) -> RedisServer:
+    redis_server.client.flushall()
+    return redis_server
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_registry_holds_what_the_engine_finds(server: RedisServer, seed: int) -> None:
+    replica = Replica(server, seed, max_changes=1000 if seed else 8)
+    largest = 0
+    for _ in range(40):
+        replica.work(replica.rng.randint(1, 6))
+        if replica.rng.random() < 0.7:
+            replica.settle()
+            largest = max(largest, len(replica.published))
+    assert largest > 10
+    assert (replica.publisher.report().dropped > 0) == (seed == 0)
+    assert replica.core.stats.block_evictions > 20
+    assert replica.core.stats.swap_out_blocks > 0
+
+
+def test_registry_is_emptied_and_restarted_in_between(server: RedisServer) -> None:
+    """FLUSHALL, an evicted key, a restart: the next word of the replica finds out."""
+    replica = Replica(server, 5)
+
+    def lose_blocks() -> None:
+        server.client.delete(f"{KEYS.blocks}{URL}:1")
+
+    def lose_one_block() -> None:
+        server.client.spop(f"{KEYS.blocks}{URL}:1")
+
+    def restart() -> None:
+        server.kill()
+        server.start()
+
+    for harm in (server.client.flushall, lose_blocks, lose_one_block, restart):
+        replica.work(40)
+        replica.settle()
+        assert len(replica.published) > 5
+        harm()
+        replica.work(3)
+        replica.settle()
+
+
+def test_a_repeated_publication_does_no_harm(server: RedisServer) -> None:
+    """Redis did what it was asked, and the answer was lost."""
+    replica = Replica(server, 6)
+    replica.work(40)
+    replica.settle()
+    replica.work(10)
+    publish = replica.registry.publish
+    lost = 0
+
+    def publish_and_lose(*arguments: object, **options: object) -> object:
+        nonlocal lost
+        answer = publish(*arguments, **options)  # type: ignore[arg-type]
+        if lost < 3:
+            lost += 1
+            raise redis.TimeoutError("the answer came too late")
+        return answer
+
+    replica.registry.publish = publish_and_lose  # type: ignore[assignment, method-assign]
+    replica.tick()
+    assert replica.publisher.state == "degraded"
+    until(lambda: replica.tick() is None and lost == 3)
+    replica.settle()
+    assert int(server.client.hget(META, "seq") or 0) > 1
+
+
+def test_a_newer_process_takes_over(server: RedisServer) -> None:
+    """The set of the process before goes, and that one can do no more harm."""
+    old = Replica(server, 1, epoch="1")
+    old.work(40)
+    old.settle()
+    new = Replica(server, 2, epoch="2")
+    new.work(40)
+    new.settle()
+    assert server.client.keys(f"{KEYS.blocks}*") == [f"{KEYS.blocks}{URL}:2".encode()]
+    old.work(40)
+    old.tick()
+    assert old.publisher.state == "degraded"
+    old.registry.leave()
+    assert new.published == new.findable
+    new.registry.leave()
+    assert server.client.keys("*") == []
+    old.settle()  # nobody else is there any more
+
+
+def test_what_is_published_ends_with_the_lease(server: RedisServer) -> None:
+    replica = Replica(server, 3)
+    replica.work(30)
+    replica.settle()
+    keys = server.client.keys("*")
+    assert len(keys) == 3
+    assert all(key.startswith(f"quire:{{{DEPLOYMENT.fingerprint}}}:".encode()) for key in keys)
+    assert all(0 < server.client.pttl(key) <= 15000 for key in keys)
+    meta = server.client.hgetall(META)
+    assert meta[b"url"] == URL.encode()
+    assert meta[b"parity"] == b"vector"
+    assert meta[b"draining"] == b"0"
+    assert int(meta[b"running"]) == replica.core.stats.running
+    replica.publisher.drain()
+    until(lambda: replica.tick() is None and server.client.hget(META, "draining") == b"1")
+
+
+def test_hashes_are_what_they_are_said_to_be() -> None:
+    """xxh3-128 over (digest before, little-endian token ids), from the salt on."""
+    seed = hash_seed("a secret")
+    tokens = [at * 2654435761 % 131071 for at in range(3 * 16)]
+    digest = xxhash.xxh3_128_digest(b"\0parity", seed)
+    for first in range(0, 48, 16):
+        ids = b"".join(token.to_bytes(4, "little") for token in tokens[first : first + 16])
+        digest = xxhash.xxh3_128_digest(digest + ids, seed)
+    assert parity(BlockHasher(16, seed)) == digest.hex()
+    assert parity(BlockHasher(16, 0)) == "ce3aab279fbeb09cba340cd491ad412c"  # in every release
+
+
+def test_fingerprint_tells_deployments_apart() -> None:
+    other = {"model": "m", "revision": "s", "tokenizer": "u", "block_size": 8, "dtype": "f", "seed": "v"}
+    values = {name: getattr(DEPLOYMENT, name) for name in DEPLOYMENT.__struct_fields__}
+    prints = {Deployment(**{**values, name: value}).fingerprint for name, value in other.items()}
+    assert len(prints | {DEPLOYMENT.fingerprint}) == len(other) + 1
+    assert all(len(fingerprint) == 32 for fingerprint in prints)
