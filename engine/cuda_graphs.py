@@ -1,65 +1,87 @@
-"""CUDA graphs of the decode step: forward, logits and sampling in one replay."""
+"""CUDA graphs of a step: recorded runs of a function, one for each of several sizes of its inputs."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.plan import Int32
+from engine.staging import Staging, padded_words, split_aligned
 
-DecodeStep = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""[2, B] int32 of device rows and context lengths -> (logits [B, V], tokens [B]), all on the device."""
+Result = TypeVar("Result")
+MAX_MIXED_TOKENS = 2048  # from there on computing a step takes longer than launching it
 
 
-def graph_sizes(max_batch: int) -> list[int]:
+def decode_sizes(max_batch: int) -> list[int]:
     """Batch sizes worth a graph: dense, since a padded row costs a row's work."""
     sizes = {1, 2, 4, *range(8, max_batch, 8), max_batch}
     return sorted(size for size in sizes if size <= max_batch)
 
 
-class DecodeGraphs:
-    """One graph for each batch size; a batch runs in the next larger one, padded with idle rows."""
+def mixed_sizes(max_tokens: int) -> list[int]:
+    """Token counts of mixed steps worth a graph: at most a quarter of a step is padding, later an eighth."""
+    most = min(max_tokens, MAX_MIXED_TOKENS)
+    sizes = {16, *range(32, 256, 32), *range(256, 512, 64), *range(512, 1024, 128), *range(1024, 2049, 256)}
+    return sorted(size for size in sizes if size <= most)
 
-    def __init__(self, step: DecodeStep, max_batch: int, padding_row: int, device: torch.device) -> None:
-        self._step = step
-        self._sizes = graph_sizes(max_batch)
-        self._padding = np.array([[padding_row], [0]], np.int32)
-        self._inputs = {
-            size: torch.tensor(self._padding, device=device).repeat(1, size) for size in self._sizes
-        }
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._outputs: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def capture(self, on_progress: Callable[[int, int], None]) -> None:
-        """Capture every size, largest first, so that the smaller ones reuse its memory."""
+class Graphs(Generic[Result]):
+    """A function of int32 arrays on the device, recorded once for each size.
+
+    What a run gives is written again by the next run of the same size, in stream order.
+    """
+
+    def __init__(
+        self, function: Callable[[list[Tensor]], Result], idle: list[list[Int32]], device: torch.device
+    ) -> None:
+        """`idle`: for each size, in rising order, inputs that have the function do nothing."""
+        self._function = function
+        self._idle = idle
+        self._lengths = [len(inputs[0]) for inputs in idle]
+        self._buffers = [
+            torch.zeros(padded_words(inputs), dtype=torch.int32, device=device) for inputs in idle
+        ]
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._results: list[Result] = []
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def capture(self, staging: Staging, on_capture: Callable[[], None]) -> None:
+        """Record every size, the largest first, so that the smaller ones reuse its memory."""
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()
-        for done, size in enumerate(reversed(self._sizes)):
-            on_progress(done, len(self._sizes))
-            inputs = self._inputs[size]
+        for idle, buffer in zip(reversed(self._idle), reversed(self._buffers), strict=True):
+            inputs = staging.upload(idle, buffer)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                self._step(inputs)  # compiles and warms what the capture will record
+                self._function(inputs)  # compiles and warms what the capture will record
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
-                self._outputs[size] = self._step(inputs)
-            self._graphs[size] = graph
+                result = self._function(split_aligned(buffer, idle))
+            self._graphs.insert(0, graph)
+            self._results.insert(0, result)
+            on_capture()
         torch.cuda.synchronize()
-        on_progress(len(self._sizes), len(self._sizes))
 
-    def pad(self, inputs: Int32) -> Int32:
-        """Host inputs [2, B] widened to the batch size of the graph that will run them."""
-        batch = inputs.shape[1]
-        size = self._sizes[bisect_left(self._sizes, batch)]
-        return np.concatenate([inputs, np.repeat(self._padding, size - batch, axis=1)], axis=1)
-
-    def run(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """(logits, tokens) of padded inputs [2, size]; the same memory is written again by later runs."""
-        size = inputs.shape[1]
-        self._inputs[size].copy_(inputs)
+    def run(self, inputs: list[Int32], staging: Staging) -> Result | None:
+        """Of the first size into which `inputs` fit, padded; None if they fit none."""
+        size = bisect_left(self._lengths, len(inputs[0]))
+        while size < len(self._idle) and not _fit(inputs, self._idle[size]):
+            size += 1
+        if size == len(self._idle):
+            return None
+        padded = [most.copy() for most in self._idle[size]]
+        for given, into in zip(inputs, padded, strict=True):
+            into[: len(given)] = given
+        staging.upload(padded, self._buffers[size])
         self._graphs[size].replay()
-        return self._outputs[size]
+        return self._results[size]
+
+
+def _fit(inputs: list[Int32], most: list[Int32]) -> bool:
+    return all(len(given) <= len(idle) for given, idle in zip(inputs, most, strict=True))

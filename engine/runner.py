@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cuda_graphs import DecodeGraphs, DecodeStep
+from engine.cuda_graphs import Graphs, decode_sizes, mixed_sizes
 from engine.device_queue import (
     CudaFlight,
     CudaQueue,
@@ -26,6 +26,7 @@ from engine.models.loader import Model
 from engine.plan import Int32, PromptLogprobs, StepPlan, empty_int32
 from engine.row_state import RowState
 from engine.staging import ALIGNMENT, Staging
+from engine.step_inputs import decode_inputs, idle_decode, idle_mixed, mixed_inputs
 from kernels.backend import Backend
 from kernels.decode_attention import DecodeGather, DecodeWorkspace
 from kernels.sampling import logprobs
@@ -80,14 +81,21 @@ class ModelRunner:
         if device.type == "cuda":
             self.workspace = DecodeWorkspace.allocate(rows, config.num_heads, config.head_dim, device)
             self.queue = CudaQueue(device)
-        self.graphs: DecodeGraphs | None = None
+        self.decode_graphs: Graphs[tuple[Tensor, Tensor, Tensor]] | None = None
+        self.mixed_graphs: Graphs[Tensor] | None = None
 
     @torch.inference_mode()
     def capture_graphs(self, on_progress: Callable[[int, int], None]) -> None:
-        """Record the decode step of every batch size as a CUDA graph."""
-        graphs = DecodeGraphs(self._decode, self.limits.max_num_seqs, self.limits.max_num_seqs, self.device)
-        graphs.capture(on_progress)
-        self.graphs = graphs
+        """Record decode steps of every batch size, and mixed steps of up to so many tokens."""
+        rows, tokens = self.limits.max_num_seqs, self.limits.max_num_batched_tokens
+        decode = Graphs(self._decode, [idle_decode(size, rows) for size in decode_sizes(rows)], self.device)
+        mixed = Graphs(self._forward, [idle_mixed(size, rows) for size in mixed_sizes(tokens)], self.device)
+        total = len(decode) + len(mixed)
+        done = iter(range(1, total + 1))
+        on_progress(0, total)
+        for graphs in (decode, mixed):
+            graphs.capture(self.staging, lambda: on_progress(next(done), total))
+        self.decode_graphs, self.mixed_graphs = decode, mixed
 
     def launch(self, plan: StepPlan) -> CudaFlight | ThreadFlight:
         """Start a step; its results are had from the returned flight."""
@@ -119,21 +127,18 @@ class ModelRunner:
         )
 
     def _decode_only(self, plan: StepPlan) -> _Sampled:
-        inputs = np.stack([plan.rows, plan.context_lens])
-        step: DecodeStep = self._decode
-        if self.graphs is not None:
-            inputs, step = self.graphs.pad(inputs), self.graphs.run
-        device_inputs, *moves = self.staging.upload([inputs, *self._moves(plan)])
-        self._move(moves)
-        device_inputs = device_inputs.view(2, -1)
-        logits, tokens = step(device_inputs)
+        if len(plan.table_rows) or len(plan.copies):
+            self._move(self.staging.upload(self._moves(plan)))
+        inputs = decode_inputs(plan)
+        ran = None if self.decode_graphs is None else self.decode_graphs.run(inputs, self.staging)
+        logits, tokens, rows = ran or self._decode(self.staging.upload(inputs))
         batch = len(plan.rows)
         # A graph writes to the same memory at every replay; the tokens are still to be read by then.
-        return _Sampled(logits[:batch], tokens[:batch].clone(), device_inputs[0, :batch], ())
+        return _Sampled(logits[:batch], tokens[:batch].clone(), rows[:batch], ())
 
-    def _decode(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """One token for each row: the whole decode step, as it is captured in a graph."""
-        rows, context_lens = inputs.unbind(0)
+    def _decode(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """`decode_inputs` on the device -> (logits [B, V], tokens [B], rows [B]): sampling included."""
+        rows, context_lens = inputs
         positions = context_lens - 1  # -1 pads
         batch = ForwardBatch(
             tokens=self.last_tokens[rows],
@@ -148,40 +153,12 @@ class ModelRunner:
         logits = self.model.logits(self.model.forward(batch, self.cache.blocks))
         tokens = self.backend.sample(logits, rows, context_lens, self.row_state.state)
         self._remember(rows, tokens)
-        return logits, tokens
+        return logits, tokens, rows
 
     def _mixed(self, plan: StepPlan) -> _Sampled:
         """Prefill chunks, with or without decodes beside them."""
-        decodes = plan.num_decodes
-        lengths = plan.query_lens[decodes:]
-        query_starts = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
-        firsts = plan.context_lens - plan.query_lens
-        token_rows = np.repeat(plan.rows, plan.query_lens)
-        starts = np.cumsum(plan.query_lens, dtype=np.int32) - plan.query_lens
-        positions = np.repeat(firsts - starts, plan.query_lens) + np.arange(plan.num_tokens, dtype=np.int32)
-        (
-            decode_rows,
-            prefill_rows,
-            decode_contexts,
-            prefill_contexts,
-            queries,
-            token_row_ids,
-            token_positions,
-            prompt,
-            sample_rows,
-            sample_tokens,
-            sample_positions,
-            *rest,
-        ) = self.staging.upload(
+        sample_rows, sample_tokens, sample_positions, *rest = self.staging.upload(
             [
-                plan.rows[:decodes],
-                plan.rows[decodes:],
-                plan.context_lens[:decodes],
-                plan.context_lens[decodes:],
-                query_starts,
-                token_rows,
-                positions,
-                plan.prefill_tokens,
                 plan.sample_rows,
                 plan.sample_tokens,
                 plan.sample_positions,
@@ -191,17 +168,10 @@ class ModelRunner:
         )
         moves = rest[: len(rest) - len(plan.prompt_logprobs)]
         self._move(moves)
-        batch = ForwardBatch(
-            tokens=torch.cat([self.last_tokens[decode_rows], prompt]),
-            positions=token_positions,
-            slots=self._slots(token_row_ids, token_positions),
-            block_tables=self.block_tables,
-            decode_rows=decode_rows,
-            decode_context_lens=decode_contexts,
-            prefill=PrefillBatch(prefill_rows, queries, prefill_contexts, int(lengths.max())),
-            workspace=self.workspace,
-        )
-        hidden = self.model.forward(batch, self.cache.blocks)
+        inputs = mixed_inputs(plan)
+        hidden = None if self.mixed_graphs is None else self.mixed_graphs.run(inputs, self.staging)
+        if hidden is None:
+            hidden = self._forward(self.staging.upload(inputs), int(plan.query_lens.max()))
         logits = self.model.logits(hidden[sample_tokens])
         tokens = self.backend.sample(logits, sample_rows, sample_positions, self.row_state.state)
         self._remember(sample_rows, tokens)
@@ -210,6 +180,21 @@ class ModelRunner:
             for run, targets in zip(plan.prompt_logprobs, rest[len(moves) :], strict=True)
         )
         return _Sampled(logits, tokens, sample_rows, prompt_logprobs)
+
+    def _forward(self, inputs: list[Tensor], max_query_len: int | None = None) -> Tensor:
+        """`mixed_inputs` on the device -> hidden [T, H]."""
+        given, token_rows, positions, decode_rows, decode_contexts, rows, contexts, query_starts = inputs
+        batch = ForwardBatch(
+            tokens=torch.where(given < 0, self.last_tokens[token_rows], given),
+            positions=positions.clamp(min=0),
+            slots=self._slots(token_rows, positions),
+            block_tables=self.block_tables,
+            decode_rows=decode_rows,
+            decode_context_lens=decode_contexts,
+            prefill=PrefillBatch(rows, query_starts, contexts, max_query_len or len(given)),
+            workspace=self.workspace,
+        )
+        return self.model.forward(batch, self.cache.blocks)
 
     # -- pieces ---------------------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ class Backend:
     """One implementation of each kernel; the functions' own docstrings give shapes."""
 
     name: str
-    decode_attention: Callable[..., Tensor]
-    prefill_attention: Callable[..., Tensor]
+    decode_attention: Callable[..., None]
+    prefill_attention: Callable[..., None]
     qkv_to_cache: Callable[..., None]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]

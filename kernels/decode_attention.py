@@ -87,7 +87,7 @@ def _decode_kernel(
     first_key, first_tile, tiles, split_tiles, splits = _tiles_and_splits(
         context_len, window, max_splits, TILE
     )
-    if split >= tl.maximum(splits, 1):
+    if split >= splits:  # 0 where the context is empty
         return
 
     lane = tl.arange(0, BLOCK_M)
@@ -114,8 +114,7 @@ def _decode_kernel(
         seen = (key >= first_key) & (key < context_len)
         acc, peak, total = attend(q_tile, k, v, seen[None, :], acc, peak, total, scale_log2, True)
 
-    # Every split with work saw a key; only a row without context has total 0, and its result is 0.
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    acc = acc / total[:, None]  # every split saw a key
     if splits <= 1:
         offset = (index.to(tl.int64) * num_q_heads + q_head)[:, None] * HEAD_DIM + dim[None, :]
         tl.store(out + offset, acc.to(out.dtype.element_ty), mask=q_mask)
@@ -165,6 +164,7 @@ def plan_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
 
 def decode_attention(
     q: torch.Tensor,
+    out: torch.Tensor,
     kv: torch.Tensor,
     block_tables: torch.Tensor,
     rows: torch.Tensor,
@@ -173,20 +173,21 @@ def decode_attention(
     window: int,
     workspace: DecodeWorkspace,
     max_splits: int | None = None,
-) -> torch.Tensor:
-    """Attention of each row's newest token to its context; returns [B, Hq, D], 0 where the context is empty.
+) -> None:
+    """Attention of each row's newest token to its context, to the first B tokens of `out` [T, Hq, D].
 
-    q [B, Hq, D] (one query per row, at position context_len − 1), kv [blocks, 2, Hkv, block_size, D],
-    block_tables [*, max_blocks] i32 indexed by rows [B] i32, context_lens [B] i32. `window` limits attention
-    to that many newest keys, 0 means all. Grid and launches depend on shapes only, so CUDA graphs may capture
-    it. `max_splits` overrides `plan_splits`. Split-KV after Flash-Decoding (Dao et al. 2023).
+    q [T, Hq, D]: its first B tokens are the rows' queries, at position context_len − 1 each. kv
+    [blocks, 2, Hkv, block_size, D], block_tables [*, max_blocks] i32 indexed by rows [B] i32, context_lens
+    [B] i32: a row without context writes nothing. `window` limits attention to that many newest keys, 0
+    means all. Grid and launches depend on shapes only, so CUDA graphs may capture it. `max_splits` overrides
+    `plan_splits`. Split-KV after Flash-Decoding (Dao et al. 2023).
     """
-    check_attention_inputs(q, kv)
-    batch, num_q_heads, head_dim = q.shape
+    check_attention_inputs(q, out, kv)
+    num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = kv.shape[2:4]
-    out = torch.empty((batch, num_q_heads, head_dim), dtype=q.dtype, device=q.device)
+    batch = rows.shape[0]
     if batch == 0:
-        return out
+        return
     group = num_q_heads // num_kv_heads
     dim = triton.next_power_of_2(head_dim)
     tile = 64 if dim * q.element_size() <= 512 else 32  # three of K and V fit in shared memory
@@ -209,7 +210,6 @@ def decode_attention(
             out, workspace.partials, workspace.lse, context_lens, window, max_splits,
             HEAD_DIM=head_dim, DIM=dim, TILE=tile, SPLITS=MAX_SPLITS, num_warps=4,
         )  # fmt: skip
-    return out
 
 
 class DecodeGather:
@@ -255,6 +255,7 @@ class DecodeGather:
 
 def decode_attention_reference(
     q: torch.Tensor,
+    out: torch.Tensor,
     kv: torch.Tensor,
     block_tables: torch.Tensor,
     rows: torch.Tensor,
@@ -262,25 +263,27 @@ def decode_attention_reference(
     scale: float,
     window: int,
     workspace: DecodeGather | DecodeWorkspace | None = None,
-) -> torch.Tensor:
+) -> None:
     """The same as `decode_attention` in plain torch; a DecodeGather saves the layers of a step some work."""
-    batch, num_q_heads, head_dim = q.shape
+    batch, (num_q_heads, head_dim) = rows.shape[0], q.shape[1:]
     gather = workspace if isinstance(workspace, DecodeGather) else DecodeGather()
     gather.prepare(block_tables, rows, context_lens, kv.shape, window)
     if gather.longest == 0:
-        return torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+        return
     k, v = kv[gather.index].flatten(3, 4)[:, :, :, : gather.longest].float().unbind(1)
 
     # Grouped query heads are the matmul's M side, so K and V are never repeated.
-    grouped = q.reshape(batch, kv.shape[2], -1, head_dim).float() * scale
+    grouped = q[:batch].reshape(batch, kv.shape[2], -1, head_dim).float() * scale
     scores = grouped @ k.mT
     if gather.hidden is None:
-        out = scores.softmax(-1) @ v
+        attended = scores.softmax(-1) @ v
     else:
-        unseen = gather.hidden[:, None, None]
-        weights = scores.masked_fill_(unseen, float("-inf")).softmax(-1)
-        if gather.some_empty:
-            weights = weights.masked_fill_(unseen, 0.0)
+        weights = scores.masked_fill_(gather.hidden[:, None, None], float("-inf")).softmax(-1)
         # Unused slots may hold NaN, and 0 · NaN is NaN.
-        out = weights @ v.masked_fill(gather.hidden[:, None, :, None], 0.0)
-    return out.reshape(batch, num_q_heads, head_dim).to(q.dtype)
+        attended = weights @ v.masked_fill(gather.hidden[:, None, :, None], 0.0)
+    attended = attended.view(batch, num_q_heads, head_dim)
+    if gather.some_empty:
+        with_context = context_lens > 0
+        out[:batch][with_context] = attended[with_context].to(out.dtype)
+    else:
+        out[:batch] = attended

@@ -18,10 +18,12 @@ def _find_sequence(
 ) -> tl.tensor:
     """The sequence of a query tile, and the tile's number within it.
 
-    Sequence p owns the tiles from query_starts[p] // BLOCK_Q + p on, which are at least as many as it needs.
-    Counting the sequences that begin by this tile finds it, mostly in one load; bisection is a chain of them.
+    Sequence p owns the tiles from query_starts[p] // BLOCK_Q + p on, which are at least as many as it needs;
+    `tile` counts from the first one's. Counting the sequences that begin by this tile finds it, mostly in
+    one load; bisection is a chain of them.
     """
     begun = 0
+    tile += tl.load(query_starts) // BLOCK_Q
     for first in range(0, num_sequences, 32):
         sequence = first + tl.arange(0, 32)
         starts = tl.load(query_starts + sequence, mask=sequence < num_sequences, other=0)
@@ -116,6 +118,7 @@ def _prefill_kernel(
 
 def prefill_attention(
     q: torch.Tensor,
+    out: torch.Tensor,
     kv: torch.Tensor,
     block_tables: torch.Tensor,
     rows: torch.Tensor,
@@ -124,22 +127,22 @@ def prefill_attention(
     max_query_len: int,
     scale: float,
     window: int,
-) -> torch.Tensor:
-    """Causal attention of the newest tokens of several sequences to their contexts; returns [Tp, Hq, D].
+) -> None:
+    """Causal attention of the newest tokens of several sequences to their contexts, to `out` [T, Hq, D].
 
-    q [Tp, Hq, D] holds sequence p's queries at query_starts[p] : query_starts[p + 1] (i32 [P + 1], from 0).
-    They are the last tokens of a context of context_lens[p] (i32 [P]), whose K and V, the queries' own too,
-    are already in kv [blocks, 2, Hkv, block_size, D] under block_tables[rows[p]]. `window` limits attention
-    to that many newest keys, 0 means all. Tokens past query_starts[P] are padding: their result is undefined.
+    q holds sequence p's queries at query_starts[p] : query_starts[p + 1] (i32 [P + 1], rising), and `out`
+    gets their results there; it is left alone before query_starts[0] and from query_starts[P] on. They are
+    the last tokens of a context of context_lens[p] (i32 [P]), whose K and V, the queries' own too, are
+    already in kv [blocks, 2, Hkv, block_size, D] under block_tables[rows[p]]. `window` limits attention to
+    that many newest keys, 0 means all. A sequence without context (padding) gets zeros.
     The grid depends only on shapes and on `max_query_len`, an upper bound. After FlashAttention-2 (Dao 2023).
     """
-    check_attention_inputs(q, kv)
+    check_attention_inputs(q, out, kv)
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = kv.shape[2:4]
-    out = torch.empty((num_tokens, num_q_heads, head_dim), dtype=q.dtype, device=q.device)
     num_sequences = rows.shape[0]
     if num_tokens == 0 or num_sequences == 0:
-        return out
+        return
     group = num_q_heads // num_kv_heads
     dim = triton.next_power_of_2(head_dim)
     row_bytes = dim * q.element_size()
@@ -152,11 +155,11 @@ def prefill_attention(
         TILE=64 if row_bytes <= 512 else 32, num_warps=block_m // 16, num_stages=2,
         maxnreg=128 if block_m == 128 else None,  # two programs on a multiprocessor: a third faster
     )  # fmt: skip
-    return out
 
 
 def prefill_attention_reference(
     q: torch.Tensor,
+    out: torch.Tensor,
     kv: torch.Tensor,
     block_tables: torch.Tensor,
     rows: torch.Tensor,
@@ -165,16 +168,17 @@ def prefill_attention_reference(
     max_query_len: int,
     scale: float,
     window: int,
-) -> torch.Tensor:
+) -> None:
     """The same as `prefill_attention` in plain torch, on any device: one SDPA call per sequence."""
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = kv.shape[2:4]
     heads = torch.arange(num_kv_heads, device=q.device)[:, None]
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     starts = query_starts.tolist()
     for row, begin, end, context_len in zip(
         rows.tolist(), starts[:-1], starts[1:], context_lens.tolist(), strict=True
     ):
+        if context_len == 0:
+            out[begin:end] = 0
         if begin == end or context_len == 0:
             continue
         table = block_tables[row, : -(-context_len // block_size)].long()
@@ -193,4 +197,3 @@ def prefill_attention_reference(
         )
         attended = attended.view(num_kv_heads, group, end - begin, head_dim).permute(2, 0, 1, 3)
         out[begin:end] = attended.reshape(end - begin, num_q_heads, head_dim).to(q.dtype)
-    return out

@@ -89,8 +89,8 @@ def attend(
     return acc, new_peak, total
 
 
-def check_attention_inputs(q: torch.Tensor, kv: torch.Tensor) -> None:
-    """Raise ValueError unless q [T, Hq, D] and kv [blocks, 2, Hkv, block_size, D] suit the kernels."""
+def check_attention_inputs(q: torch.Tensor, out: torch.Tensor, kv: torch.Tensor) -> None:
+    """Raise ValueError unless q, out [T, Hq, D] and kv [blocks, 2, Hkv, block_size, D] suit the kernels."""
     heads, dim = q.shape[1:]
     kv_heads, block_size, kv_dim = kv.shape[2:]
     if dim != kv_dim or dim > 256 or heads % kv_heads or heads > 64 * kv_heads:
@@ -100,6 +100,8 @@ def check_attention_inputs(q: torch.Tensor, kv: torch.Tensor) -> None:
         )
     if block_size not in {16, 32, 64, 128}:
         raise ValueError(f"block size {block_size} is not supported; use 16, 32, 64 or 128")
+    if out.shape != q.shape or not out.is_contiguous():
+        raise ValueError(f"out must be contiguous and of q's shape {tuple(q.shape)}, is {tuple(out.shape)}")
     if q.stride()[1:] != (dim, 1) or kv.stride(4) != 1:
         raise ValueError(
             f"q's heads must be contiguous within a token and head dims within a slot; "

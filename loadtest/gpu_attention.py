@@ -125,15 +125,18 @@ class CaseInputs:
         width = (case.num_q_heads + 2 * case.num_kv_heads) * HEAD_DIM
         qkv = torch.randn(tokens, width, device=device, dtype=torch.bfloat16)
         self.q = qkv[:, : case.num_q_heads * HEAD_DIM].view(tokens, case.num_q_heads, HEAD_DIM)
+        self.out = torch.empty_like(self.q, memory_format=torch.contiguous_format)
         self.workspace = DecodeWorkspace.allocate(batch, case.num_q_heads, HEAD_DIM, device)
 
     def attention(self, index: int) -> torch.Tensor:
         """Attention over input set `index`."""
-        common = (self.q, self.kv, self.block_tables, self.rows[index])
+        common = (self.q, self.out, self.kv, self.block_tables, self.rows[index])
         if self.case.is_decode:
-            return decode_attention(*common, self.context_lens, SCALE, 0, self.workspace)
-        longest = max(self.case.query_lens)
-        return prefill_attention(*common, self.query_starts, self.context_lens, longest, SCALE, 0)
+            decode_attention(*common, self.context_lens, SCALE, 0, self.workspace)
+        else:
+            longest = max(self.case.query_lens)
+            prefill_attention(*common, self.query_starts, self.context_lens, longest, SCALE, 0)
+        return self.out
 
     def max_error(self) -> float:
         """Largest difference to fp64 attention over a few queries of the first, middle and last sequence."""

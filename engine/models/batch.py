@@ -14,7 +14,7 @@ class PrefillBatch:
     """The P sequences of a step that compute more than a decode's one token; device tensors."""
 
     rows: Tensor  # [P] i32
-    query_starts: Tensor  # [P + 1] i32, from 0 to the number of prefill tokens
+    query_starts: Tensor  # [P + 1] i32, from the number of decode tokens to that of all tokens
     context_lens: Tensor  # [P] i32, cached tokens after this step
     max_query_len: int
 

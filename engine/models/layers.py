@@ -103,35 +103,30 @@ class Attention:
             self.norm_eps,
         )
         q = qkv[:, : self.q_size].unflatten(1, (self.num_heads, self.head_dim))
-        decodes = batch.decode_rows.shape[0]
-        outputs = []
-        if decodes:
-            outputs.append(
-                backend.decode_attention(
-                    q[:decodes],
-                    kv,
-                    batch.block_tables,
-                    batch.decode_rows,
-                    batch.decode_context_lens,
-                    self.scale,
-                    self.window,
-                    batch.workspace,
-                )
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if batch.decode_rows.shape[0]:
+            backend.decode_attention(
+                q,
+                out,
+                kv,
+                batch.block_tables,
+                batch.decode_rows,
+                batch.decode_context_lens,
+                self.scale,
+                self.window,
+                batch.workspace,
             )
         if batch.prefill is not None:
-            prefill = batch.prefill
-            outputs.append(
-                backend.prefill_attention(
-                    q[decodes:],
-                    kv,
-                    batch.block_tables,
-                    prefill.rows,
-                    prefill.query_starts,
-                    prefill.context_lens,
-                    prefill.max_query_len,
-                    self.scale,
-                    self.window,
-                )
+            backend.prefill_attention(
+                q,
+                out,
+                kv,
+                batch.block_tables,
+                batch.prefill.rows,
+                batch.prefill.query_starts,
+                batch.prefill.context_lens,
+                batch.prefill.max_query_len,
+                self.scale,
+                self.window,
             )
-        out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return out.flatten(1)

@@ -1,5 +1,7 @@
 """Decode attention, kernel and reference, against fp64 attention over the gathered blocks."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from paged import TOLERANCE, Paged, attend_exactly, fused_queries, make_paged
@@ -36,12 +38,17 @@ def poisoned_workspace(batch: int, heads: int, head_dim: int, device: torch.devi
     return workspace
 
 
+UNTOUCHED = 7.0  # what `out` holds where nothing is to be written
+BEYOND = 2  # tokens after the rows' own, of others in the step
+
+
 def expected(q: torch.Tensor, paged: Paged, window: int) -> torch.Tensor:
     scale = q.shape[-1] ** -0.5
-    rows = zip(q.cpu().split(1), paged.keys, paged.values, strict=True)
-    return torch.cat(
-        [attend_exactly(x, k, v, scale, window) if len(k) else torch.zeros_like(x) for x, k, v in rows]
-    )
+    parts = [
+        attend_exactly(x, k, v, scale, window) if len(k) else torch.full(x.shape, UNTOUCHED).double()
+        for x, k, v in zip(q[:-BEYOND].cpu().split(1), paged.keys, paged.values, strict=True)
+    ]
+    return torch.cat([*parts, torch.full((BEYOND, *q.shape[1:]), UNTOUCHED).double()])
 
 
 @pytest.mark.parametrize(
@@ -61,15 +68,14 @@ def test_kernel(
     torch.manual_seed(0)
     lengths = lengths_around(block_size)
     paged = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
-    q = fused_queries(len(lengths), heads, head_dim, dtype).to(device)
+    q = fused_queries(len(lengths) + BEYOND, heads, head_dim, dtype).to(device)
+    out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
     workspace = poisoned_workspace(len(lengths), heads, head_dim, device)
-    out = decode_attention(
-        q, paged.kv, paged.block_tables, paged.rows, paged.context_lens,
+    decode_attention(
+        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens,
         head_dim**-0.5, window, workspace, splits,
     )  # fmt: skip
-    torch.testing.assert_close(
-        out.cpu().double(), expected(q, paged, window).double(), atol=TOLERANCE[dtype], rtol=0
-    )
+    torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size", "window"), SHAPES)
@@ -85,22 +91,22 @@ def test_reference(
     torch.manual_seed(0)
     lengths = lengths_around(block_size)
     paged = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
-    q = fused_queries(len(lengths), heads, head_dim, dtype).to(device)
-    out = decode_attention_reference(
-        q, paged.kv, paged.block_tables, paged.rows, paged.context_lens, head_dim**-0.5, window
+    q = fused_queries(len(lengths) + BEYOND, heads, head_dim, dtype).to(device)
+    out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
+    decode_attention_reference(
+        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, head_dim**-0.5, window
     )
-    torch.testing.assert_close(
-        out.cpu().double(), expected(q, paged, window).double(), atol=TOLERANCE[dtype], rtol=0
-    )
+    torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
 
 
 @pytest.mark.parametrize("attention", [decode_attention, decode_attention_reference])
-def test_a_batch_of_padding_gives_zeros(attention: object, device: torch.device) -> None:
+def test_a_batch_of_padding_writes_nothing(attention: Callable[..., None], device: torch.device) -> None:
     paged = make_paged([0, 0], 1, 64, 16, torch.float32, device)
     q = fused_queries(2, 2, 64, torch.float32).to(device)
     workspace = poisoned_workspace(2, 2, 64, device)
-    out = attention(q, paged.kv, paged.block_tables, paged.rows, paged.context_lens, 0.125, 0, workspace)
-    assert torch.equal(out.cpu(), torch.zeros(2, 2, 64))
+    out = torch.full(q.shape, UNTOUCHED, device=device)
+    attention(q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, 0.125, 0, workspace)
+    assert torch.equal(out.cpu(), torch.full((2, 2, 64), UNTOUCHED))
 
 
 @pytest.mark.parametrize("max_batch", [1, 3, 8, 64, 256, 1000])
@@ -120,8 +126,9 @@ def test_small_workspace_is_refused(device: torch.device) -> None:
     workspace = DecodeWorkspace(torch.empty(7, 2, 64, device=device), torch.empty(7, 2, device=device))
     with pytest.raises(ValueError, match="exceed the workspace"):
         decode_attention(
-            q, paged.kv, paged.block_tables, paged.rows, paged.context_lens, 0.125, 0, workspace, 2
-        )
+            q, torch.empty_like(q), paged.kv, paged.block_tables, paged.rows, paged.context_lens, 0.125, 0,
+            workspace, 2,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -139,8 +146,8 @@ def test_unfit_shapes_are_refused(
     workspace = DecodeWorkspace.allocate(1, 2, 64, device)
     with pytest.raises(ValueError, match=message):
         decode_attention(
-            torch.zeros(q_shape, device=device), torch.zeros(kv_shape, device=device),
-            integers[None], integers, integers, 0.125, 0, workspace,
+            torch.zeros(q_shape, device=device), torch.zeros(q_shape, device=device),
+            torch.zeros(kv_shape, device=device), integers[None], integers, integers, 0.125, 0, workspace,
         )  # fmt: skip
 
 
@@ -148,5 +155,18 @@ def test_scattered_heads_are_refused(device: torch.device) -> None:
     paged = make_paged([5], 1, 64, 16, torch.float32, device)
     q = torch.zeros(1, 64, 2, device=device).mT
     workspace = DecodeWorkspace.allocate(1, 2, 64, device)
-    with pytest.raises(ValueError, match="contiguous"):
-        decode_attention(q, paged.kv, paged.block_tables, paged.rows, paged.context_lens, 0.125, 0, workspace)
+    out = torch.zeros(q.shape, device=device)
+    with pytest.raises(ValueError, match="contiguous within a token"):
+        decode_attention(
+            q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, 0.125, 0, workspace
+        )
+
+
+def test_an_output_of_another_shape_is_refused(device: torch.device) -> None:
+    paged = make_paged([5], 1, 64, 16, torch.float32, device)
+    q = torch.zeros(1, 2, 64, device=device)
+    workspace = DecodeWorkspace.allocate(1, 2, 64, device)
+    with pytest.raises(ValueError, match="out must be contiguous"):
+        decode_attention(
+            q, q[:, :1], paged.kv, paged.block_tables, paged.rows, paged.context_lens, 0.125, 0, workspace
+        )

@@ -27,12 +27,16 @@ CASES = [
     (7, 1, 128, 32, 65, SHORT),
     (8, 1, 64, 16, 0, MANY),
 ]
+UNTOUCHED = 7.0  # what `out` holds where nothing is to be written
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size", "window", "sequences"), CASES)
+@pytest.mark.parametrize(("decodes", "padding"), [(0, 3), (70, 0)])  # tokens before and after
 @pytest.mark.parametrize("attention", [prefill_attention, prefill_attention_reference])
 def test_matches_exact_attention(
-    attention: Callable[..., torch.Tensor],
+    attention: Callable[..., None],
+    decodes: int,
+    padding: int,
     heads: int,
     kv_heads: int,
     head_dim: int,
@@ -45,18 +49,38 @@ def test_matches_exact_attention(
     torch.manual_seed(0)
     query_lens, context_lens = (list(lengths) for lengths in zip(*sequences, strict=True))
     paged = make_paged(context_lens, kv_heads, head_dim, block_size, dtype, device)
-    tokens = sum(query_lens)
-    padding = 3  # tokens of a padded batch that belong to no sequence
-    q = fused_queries(tokens + padding, heads, head_dim, dtype).to(device)
-    query_starts = torch.tensor([0, *query_lens]).cumsum(0).int().to(device)
-    out = attention(
-        q, paged.kv, paged.block_tables, paged.rows, query_starts, paged.context_lens,
+    sizes = [decodes, *query_lens, padding]
+    q = fused_queries(sum(sizes), heads, head_dim, dtype).to(device)
+    out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
+    query_starts = torch.tensor(sizes[:-1]).cumsum(0).int().to(device)
+    attention(
+        q, out, paged.kv, paged.block_tables, paged.rows, query_starts, paged.context_lens,
         max(query_lens), head_dim**-0.5, window,
     )  # fmt: skip
-    parts = zip(q[:tokens].split(query_lens), paged.keys, paged.values, strict=True)
-    exact = torch.cat([attend_exactly(x, k, v, head_dim**-0.5, window) for x, k, v in parts])
-    assert out.shape == q.shape
-    torch.testing.assert_close(out[:tokens].cpu().double(), exact, atol=TOLERANCE[dtype], rtol=0)
+    before, *queries, after = q.split(sizes)
+    parts = zip(queries, paged.keys, paged.values, strict=True)
+    exact = [attend_exactly(x, k, v, head_dim**-0.5, window) for x, k, v in parts]
+    others = [torch.full(part.shape, UNTOUCHED).double() for part in (before, after)]
+    torch.testing.assert_close(
+        out.cpu().double(), torch.cat([others[0], *exact, others[1]]), atol=TOLERANCE[dtype], rtol=0
+    )
+
+
+@pytest.mark.parametrize("attention", [prefill_attention, prefill_attention_reference])
+def test_padding_sequences_give_zeros(attention: Callable[..., None], device: torch.device) -> None:
+    """As in a padded step: after the real sequence one without context takes all tokens that are left."""
+    torch.manual_seed(0)
+    paged = make_paged([20, 0, 0, 0], 1, 64, 16, torch.float32, device)
+    q = fused_queries(130, 2, 64, torch.float32).to(device)
+    out = torch.full(q.shape, UNTOUCHED, device=device)
+    query_starts = torch.tensor([4, 24, 130, 130, 130], dtype=torch.int32, device=device)
+    attention(
+        q, out, paged.kv, paged.block_tables, paged.rows, query_starts, paged.context_lens, 130, 0.125, 0
+    )
+    exact = attend_exactly(q[4:24], paged.keys[0], paged.values[0], 0.125, 0)
+    torch.testing.assert_close(out[4:24].cpu().double(), exact, atol=1e-5, rtol=0)
+    assert torch.equal(out[:4].cpu(), torch.full((4, 2, 64), UNTOUCHED))
+    assert torch.equal(out[24:].cpu(), torch.zeros(106, 2, 64))
 
 
 def test_a_chunked_prompt_equals_the_whole_prompt(device: torch.device) -> None:
@@ -69,10 +93,12 @@ def test_a_chunked_prompt_equals_the_whole_prompt(device: torch.device) -> None:
         query_starts, context_lens = (
             torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, end - begin], [end])
         )
-        return prefill_attention(
-            q[begin:end], paged.kv, paged.block_tables, paged.rows, query_starts, context_lens,
+        out = torch.empty(end - begin, 4, 64, device=device)
+        prefill_attention(
+            q[begin:end], out, paged.kv, paged.block_tables, paged.rows, query_starts, context_lens,
             end - begin, 0.125, 0,
         )  # fmt: skip
+        return out
 
     chunks = torch.cat([prefill(0, 7), prefill(7, 71), prefill(71, length)])
     torch.testing.assert_close(chunks, prefill(0, length), atol=1e-6, rtol=0)
@@ -83,7 +109,6 @@ def test_nothing_to_do(device: torch.device) -> None:
     q = torch.zeros(0, 2, 64, device=device)
     query_starts = torch.zeros(2, dtype=torch.int32, device=device)
     for attention in (prefill_attention, prefill_attention_reference):
-        out = attention(
-            q, paged.kv, paged.block_tables, paged.rows, query_starts, paged.context_lens, 0, 0.125, 0
+        attention(
+            q, q, paged.kv, paged.block_tables, paged.rows, query_starts, paged.context_lens, 0, 0.125, 0
         )
-        assert out.shape == (0, 2, 64)

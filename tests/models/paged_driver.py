@@ -59,7 +59,9 @@ class PagedDriver:
             lengths = [len(ids) for ids in prefills.values()]
             prefill = PrefillBatch(
                 rows=_int32(list(prefills)),
-                query_starts=_int32([sum(lengths[:end]) for end in range(len(lengths) + 1)]),
+                query_starts=_int32(
+                    [len(decodes) + padding + sum(lengths[:end]) for end in range(len(lengths) + 1)]
+                ),
                 context_lens=_int32([self.lengths[row] for row in prefills]),
                 max_query_len=max(lengths),
             )

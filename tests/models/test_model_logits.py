@@ -105,7 +105,7 @@ def test_a_decode_step_never_asks_the_device(
     config = ModelConfig.from_folder(model_folder(name))
     backend = replace(
         torch_backend(),
-        decode_attention=lambda q, *rest: torch.empty_like(q),
+        decode_attention=lambda *arguments: None,
         qkv_to_cache=lambda *arguments: None,
     )
     with torch.device("meta"):

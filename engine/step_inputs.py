@@ -1,0 +1,56 @@
+"""The arrays that a step's forward pass takes: of a plan, and of a step that does nothing.
+
+A graph is recorded with idle inputs and run with a plan's, padded with idle ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.plan import Int32, StepPlan
+
+TOKENS_A_CHUNK = 16  # a graph of so many tokens has room for one prefill chunk more
+
+
+def decode_inputs(plan: StepPlan) -> list[Int32]:
+    """Device rows [B], context lengths [B] (this step's token counted; 0 pads)."""
+    return [plan.rows, plan.context_lens]
+
+
+def idle_decode(size: int, padding_row: int) -> list[Int32]:
+    return [np.full(size, padding_row, np.int32), np.zeros(size, np.int32)]
+
+
+def mixed_inputs(plan: StepPlan) -> list[Int32]:
+    """T tokens, B decodes' first and then those of P prefill chunks.
+
+    Token ids [T], -1 for the last one that the token's row sampled; their rows [T]; positions [T], -1 pads;
+    decode rows [B]; context lengths [B], 0 pads; chunks' rows [P]; context lengths [P]; query starts [P + 1].
+    """
+    decodes = plan.num_decodes
+    starts = np.cumsum(plan.query_lens, dtype=np.int32) - plan.query_lens
+    firsts = plan.context_lens - plan.query_lens
+    return [
+        np.concatenate([np.full(decodes, -1, np.int32), plan.prefill_tokens]),
+        np.repeat(plan.rows, plan.query_lens),
+        np.repeat(firsts - starts, plan.query_lens) + np.arange(plan.num_tokens, dtype=np.int32),
+        plan.rows[:decodes],
+        plan.context_lens[:decodes],
+        plan.rows[decodes:],
+        plan.context_lens[decodes:],
+        np.append(starts[decodes:], np.int32(plan.num_tokens)),
+    ]
+
+
+def idle_mixed(size: int, padding_row: int) -> list[Int32]:
+    """Of `size` tokens; in a padded step those that are left over are a chunk without context."""
+    decodes = min(size, padding_row)
+    chunks = min(max(size // TOKENS_A_CHUNK, 4), padding_row)
+    return [
+        np.zeros(size, np.int32),
+        np.full(size, padding_row, np.int32),
+        np.full(size, -1, np.int32),
+        *idle_decode(decodes, padding_row),
+        *idle_decode(chunks, padding_row),
+        np.full(chunks + 1, size, np.int32),
+    ]
