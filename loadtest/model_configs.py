@@ -40,6 +40,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 32768,
     },
+    "opt-13b": {
+        "architectures": ["OPTForCausalLM"],
+        "model_type": "opt",
+        "hidden_size": 5120,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "ffn_dim": 20480,
+        "vocab_size": 50272,
+        "word_embed_proj_dim": 5120,
+        "max_position_embeddings": 2048,
+        "do_layer_norm_before": True,
+        "activation_function": "relu",
+        "dtype": "float16",
+        "pad_token_id": 1,
+    },
 }
 COMMON = {
     "hidden_act": "silu",
@@ -55,7 +70,7 @@ def write_model_folders(root: Path) -> None:
     for name, config in CONFIGS.items():
         folder = root / name
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps({**config, **COMMON}, indent=1))
+        (folder / "config.json").write_text(json.dumps({**COMMON, **config}, indent=1))
         _byte_tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
         special = {"bos_token": "<s>", "eos_token": "</s>"}
         (folder / "tokenizer_config.json").write_text(json.dumps(special))

@@ -1,0 +1,126 @@
+"""How other systems give memory to requests: they hold a request back until its memory is reserved.
+
+What they let through runs on Quire's own scheduler, with more blocks than it can need, so that nothing but
+memory differs (PagedAttention, sections 3.1 and 6.1).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from engine.request import Request
+from loadtest.simulator.buddy import BuddyAllocator
+
+Rule = Literal["max", "pow2", "oracle"]
+
+
+class Memory(Protocol):
+    """Decides when a request's memory is there."""
+
+    def admit(self, request: Request) -> bool:
+        """Reserve for `request`; False: it and all after it must wait. ValueError: it never could."""
+        ...
+
+    def release(self, ended: Request) -> list[Request]:
+        """A request has all its tokens. Returns those whose answers go out now."""
+        ...
+
+
+class Unreserved:
+    """Quire itself: the block manager gives memory as tokens come."""
+
+    def admit(self, request: Request) -> bool:
+        return True
+
+    def release(self, ended: Request) -> list[Request]:
+        return [ended]
+
+
+class Reserved:
+    """One contiguous chunk for each sequence, for as many tokens as it may get, as in Orca.
+
+    max: the longest that the model takes; pow2: the prompt and the next power of two of the output, which
+    is known to within a factor of two; oracle: exactly what the output will be. Chunks come from a buddy
+    allocator and nothing is shared.
+    """
+
+    def __init__(self, slots: int, rule: Rule, max_model_len: int) -> None:
+        self.arena = BuddyAllocator(slots)
+        self.reserved = 0  # slots asked for; a chunk may be larger
+        self.final = 0  # slots that will hold tokens in the end
+        self._rule = rule
+        self._max_model_len = max_model_len
+        self._chunks: dict[int, list[int]] = {}  # by request
+
+    def admit(self, request: Request) -> bool:
+        count = self.slots_for(request)
+        chunks: list[int] = []
+        for _ in range(request.params.num_sequences):
+            chunk = self.arena.allocate(count)
+            if chunk is None:
+                for taken in chunks:
+                    self.arena.free(taken)
+                if self.arena.used == 0:
+                    raise ValueError(
+                        f"request {request.id} reserves {request.params.num_sequences} × {count} slots in "
+                        f"chunks of {BuddyAllocator.chunk_size(count)}, too many for {self.arena.size}"
+                    )
+                return False
+            chunks.append(chunk)
+        self._chunks[request.id] = chunks
+        self._count(request, 1)
+        return True
+
+    def release(self, ended: Request) -> list[Request]:
+        for chunk in self._chunks.pop(ended.id):
+            self.arena.free(chunk)
+        self._count(ended, -1)
+        return [ended]
+
+    def slots_for(self, request: Request) -> int:
+        """Of one sequence."""
+        prompt, output = len(request.prompt), request.params.max_tokens
+        return {
+            "max": self._max_model_len,
+            "pow2": min(prompt + BuddyAllocator.chunk_size(output), self._max_model_len),
+            "oracle": prompt + output,
+        }[self._rule]
+
+    def _count(self, request: Request, sign: int) -> None:
+        sequences = request.params.num_sequences
+        self.reserved += sign * sequences * self.slots_for(request)
+        self.final += sign * sequences * (len(request.prompt) + request.params.max_tokens)
+
+
+class RequestLevel:
+    """Batches of whole requests, as in FasterTransformer: the next begins when the last of one has ended.
+
+    Each sequence has a chunk for the longest that the model takes. Answers go out with their batch.
+    """
+
+    def __init__(self, slots: int, max_model_len: int) -> None:
+        self.inner = Reserved(slots, "max", max_model_len)
+        self._running: set[int] = set()
+        self._ended: list[Request] = []
+        self._closed = False  # the batch has begun to run: nobody joins any more
+
+    def admit(self, request: Request) -> bool:
+        if self._closed or not self.inner.admit(request):
+            return False
+        self._running.add(request.id)
+        return True
+
+    def begin(self) -> None:
+        """A step is about to run."""
+        self._closed = bool(self._running)
+
+    def release(self, ended: Request) -> list[Request]:
+        self._running.remove(ended.id)
+        self._ended.append(ended)
+        if self._running:
+            return []
+        batch, self._ended = self._ended, []
+        self._closed = False
+        for request in batch:
+            self.inner.release(request)
+        return batch

@@ -1,0 +1,46 @@
+"""Measured steps of a real engine, for costs to be fitted to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from engine.core import InFlight, Runner
+from engine.plan import StepPlan, StepResult
+from loadtest.simulator.step_costs import StepRecord, step_features
+
+
+class RecordingRunner(Runner):
+    """Passes plans on to another runner and times them. Wrap an engine's: `core.runner = ...`.
+
+    A step is under way from its launch, or from the end of the step before if that is later, to its end.
+    """
+
+    def __init__(self, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.records: list[StepRecord] = []
+        self._runner = runner
+        self._clock = clock
+        self._ended = 0.0
+
+    def launch(self, plan: StepPlan) -> InFlight:
+        launched = self._clock()
+        return _Timed(self, plan, launched, self._runner.launch(plan))
+
+    def end(self, plan: StepPlan, launched: float) -> None:
+        now = self._clock()
+        begin = max(launched, self._ended)
+        self._ended = now
+        self.records.append(StepRecord(step_features(plan).tolist(), now - begin))
+
+
+class _Timed(InFlight):
+    def __init__(self, runner: RecordingRunner, plan: StepPlan, launched: float, flight: InFlight) -> None:
+        self._runner = runner
+        self._plan = plan
+        self._launched = launched
+        self._flight = flight
+
+    def wait(self) -> StepResult:
+        result = self._flight.wait()
+        self._runner.end(self._plan, self._launched)
+        return result

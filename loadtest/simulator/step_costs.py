@@ -1,0 +1,127 @@
+"""How long a step takes: linear in what its plan asks for, by a roofline or fitted to measured steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.plan import StepPlan
+from loadtest.simulator.geometry import Device, Model
+
+FEATURES = ("step", "prefill_tokens", "decode_rows", "context_tokens", "prefill_pairs", "copies", "swaps")
+"""One for the step itself; tokens prefilled; rows that decode; tokens whose keys and values those rows read;
+(query, key) pairs of prefills; blocks copied; blocks swapped either way."""
+
+Features = NDArray[np.float64]
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """One measured step: its features, in the order of FEATURES, and its seconds. A line of a record file."""
+
+    features: list[float]
+    seconds: float
+
+
+class StepCosts(msgspec.Struct, frozen=True):
+    """Seconds for one unit of each feature, in the order of FEATURES."""
+
+    seconds: list[float]
+    source: str  # where they come from, in words
+    error: float | None = None  # mean |predicted − measured| ÷ measured, on steps that were not fitted
+
+    def of(self, plan: StepPlan) -> float:
+        """Seconds of the step."""
+        return float(step_features(plan) @ np.array(self.seconds))
+
+
+def step_features(plan: StepPlan) -> Features:
+    decodes = plan.num_decodes
+    queries = plan.query_lens[decodes:].astype(np.float64)
+    contexts = plan.context_lens[decodes:]
+    pairs = (queries * (contexts - (queries - 1) / 2)).sum()
+    return np.array(
+        [
+            1.0,
+            len(plan.prefill_tokens),
+            decodes,
+            plan.context_lens[:decodes].sum(),
+            pairs,
+            len(plan.copies),
+            len(plan.swap_out) + len(plan.swap_in),
+        ],
+        np.float64,
+    )
+
+
+def roofline(model: Model, device: Device, block_size: int, pieces: int = 1) -> StepCosts:
+    """Weights and context read once a step, matrix products at a share of the peak, one after the other.
+
+    `pieces`: separate copies that moving one block over the link takes: 1 where a block is one region
+    across all layers, 2 × layers where each layer has its own.
+    """
+    bandwidth = device.bandwidth * device.bandwidth_share
+    flops = device.flops * device.flops_share
+    block_bytes = block_size * model.kv_bytes_per_token
+    per_token = 2 * model.weight_bytes / model.dtype_bytes / flops
+    # A pair takes 2 × head_dim FLOPs for the score and as many for the value, in every head and layer.
+    per_pair = 2 * model.kv_bytes_per_token / model.dtype_bytes / flops
+    return StepCosts(
+        seconds=[
+            model.weight_bytes / bandwidth,
+            per_token,
+            per_token,
+            model.kv_bytes_per_token / bandwidth,
+            per_pair,
+            2 * block_bytes / bandwidth,
+            pieces * device.transfer_seconds + block_bytes / device.link_bandwidth,
+        ],
+        source=(
+            f"roofline of {model.name} on {device.name}: {device.bandwidth_share:.0%} of its bandwidth, "
+            f"{device.flops_share:.0%} of its FLOP/s"
+        ),
+    )
+
+
+def fit(records: Sequence[StepRecord], source: str) -> StepCosts:
+    """Least squares of the relative error, no cost below 0, on every other record; the error on the rest.
+
+    Raises ValueError with fewer than four records.
+    """
+    if len(records) < 4:
+        raise ValueError(f"a fit needs at least 4 steps, got {len(records)}")
+    features = np.array([record.features for record in records])
+    seconds = np.array([record.seconds for record in records])
+    costs = _non_negative_least_squares(features[::2] / seconds[::2, None], np.ones(len(seconds[::2])))
+    error = float(np.abs(features[1::2] @ costs / seconds[1::2] - 1).mean())
+    return StepCosts(seconds=costs.tolist(), source=source, error=error)
+
+
+def _non_negative_least_squares(matrix: Features, target: Features) -> Features:
+    """Least squares without the columns whose coefficients would be negative, worst first."""
+    kept = [column for column in range(matrix.shape[1]) if matrix[:, column].any()]
+    costs = np.zeros(matrix.shape[1])
+    while kept:
+        scale = np.abs(matrix[:, kept]).max(axis=0)
+        solution = np.linalg.lstsq(matrix[:, kept] / scale, target, rcond=None)[0] / scale
+        if (solution >= 0).all():
+            costs[kept] = solution
+            break
+        kept.pop(int((solution * scale).argmin()))
+    return costs
+
+
+def write_records(path: Path, records: Sequence[StepRecord]) -> None:
+    path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+
+
+def read_records(path: Path) -> list[StepRecord]:
+    """Raises ValueError that names the file."""
+    try:
+        lines = path.read_bytes().splitlines()
+        return [msgspec.json.decode(line, type=StepRecord) for line in lines if line]
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path} is no file of step records: {error}") from error

@@ -1,0 +1,93 @@
+"""A device that takes the time its plans should cost, on a clock that nobody waits for."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core import InFlight, Runner
+from engine.plan import Logprobs, StepPlan, StepResult
+from loadtest.simulator.step_costs import StepCosts
+
+VOCAB = 60_000
+MEAN_GAP = 1.0  # nats between a beam's candidates, next best to next best: exponential
+
+Words = NDArray[np.uint64]
+
+
+class VirtualClock:
+    """Seconds since the start."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _VirtualFlight(InFlight):
+    def __init__(self, clock: VirtualClock, end: float, result: StepResult) -> None:
+        self._clock = clock
+        self._end = end
+        self._result = result
+
+    def wait(self) -> StepResult:
+        self._clock.now = max(self._clock.now, self._end)
+        return self._result
+
+
+class VirtualRunner(Runner):
+    """Runs plans one after another. What it gives depends on request, sample and position only.
+
+    A sampled token is a hash of (seed, sample index, position). A beam's candidates are drawn from a hash of
+    (seed, last token, position), with log-probabilities that fall by exponential gaps.
+    """
+
+    def __init__(self, costs: StepCosts, clock: VirtualClock, num_rows: int) -> None:
+        self.busy_seconds = 0.0
+        self.context = 0  # tokens in the cache, row by row, once the step launched last is done
+        self._costs = costs
+        self._clock = clock
+        self._free_at = 0.0
+        self._keys = np.zeros(num_rows, np.uint64)
+        self._candidates = np.zeros(num_rows, np.int64)
+        self._last = np.zeros(num_rows, np.int64)
+
+    def launch(self, plan: StepPlan) -> InFlight:
+        seconds = self._costs.of(plan)
+        self._free_at = max(self._free_at, self._clock.now) + seconds
+        self.busy_seconds += seconds
+        self.context = int(plan.context_lens.sum())
+        for start in plan.starts:
+            self._candidates[start.row] = start.num_candidates
+            sample = 0 if start.num_candidates else start.index + 1
+            self._keys[start.row] = (start.params.seed * 1_000_003 + sample) % (1 << 62)
+        self._last[plan.given_rows] = plan.given_tokens
+        ends = np.cumsum(plan.query_lens[plan.num_decodes :]) - 1
+        self._last[plan.rows[plan.num_decodes :]] = plan.prefill_tokens[ends]
+        rows = plan.sample_rows
+        words = _mix(self._keys[rows] + _mix(plan.sample_positions.astype(np.uint64)))
+        tokens = (words % np.uint64(VOCAB)).astype(np.int32)
+        wanted = np.flatnonzero(self._candidates[rows])
+        logprobs = self._search(words, rows, wanted) if len(wanted) else None
+        self._last[rows] = tokens
+        result = StepResult(tokens, wanted.astype(np.int32), logprobs, ())
+        return _VirtualFlight(self._clock, self._free_at, result)
+
+    def _search(self, words: Words, rows: NDArray[np.int32], wanted: NDArray[np.int64]) -> Logprobs:
+        k = int(self._candidates[rows[wanted]].max())
+        tokens = np.empty((len(wanted), k), np.int32)
+        logprobs = np.empty((len(wanted), k), np.float32)
+        for at, sample in enumerate(wanted.tolist()):
+            rng = np.random.default_rng([int(words[sample]), int(self._last[rows[sample]])])
+            tokens[at] = rng.integers(0, VOCAB) + np.arange(k)
+            logprobs[at] = -rng.exponential(MEAN_GAP, k).cumsum()
+        return Logprobs(logprobs[:, 0], np.ones(len(wanted), np.int32), tokens % VOCAB, logprobs)
+
+
+def _mix(words: Words) -> Words:
+    """splitmix64's finaliser: neighbours come out far apart."""
+    with np.errstate(over="ignore"):
+        words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

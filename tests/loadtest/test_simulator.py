@@ -1,0 +1,229 @@
+"""The simulator: all systems give the same tokens, no memory is given twice, and time is what steps cost."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core import InFlight, Runner
+from engine.plan import StepPlan, StepResult, empty_int32
+from loadtest.arrivals import arrival_times
+from loadtest.lengths import Fixed, LogNormal, Shape
+from loadtest.sessions import Recipe, Session, Turn, draw_sessions, due_at
+from loadtest.simulator.geometry import A100_40GB, OPT_13B, kv_slots
+from loadtest.simulator.recording import RecordingRunner
+from loadtest.simulator.simulation import Run, simulate
+from loadtest.simulator.step_costs import (
+    StepCosts,
+    StepRecord,
+    fit,
+    read_records,
+    roofline,
+    step_features,
+    write_records,
+)
+from loadtest.simulator.systems import NAMES, Kind, System
+
+COSTS = roofline(OPT_13B, A100_40GB, block_size=4)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[Session]:
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    sessions = []
+    for _ in range(draw(st.integers(1, 12))):
+        width = rng.choice([0, 0, 2, 3])
+        turn = Turn(
+            prompt=[rng.randrange(100) for _ in range(rng.randint(1, 20))],
+            output_len=rng.randint(1, 20),
+            n=1 if width else rng.choice([1, 1, 3]),
+            beam_width=width,
+        )
+        sessions.append(Session(turns=[turn], at=rng.uniform(0, 0.5)))
+    return sessions
+
+
+@settings(deadline=None, max_examples=40)
+@given(workloads(), st.booleans(), st.integers(192, 400))
+def test_all_systems_give_the_same_tokens(sessions: list[Session], caching: bool, slots: int) -> None:
+    tokens = []
+    for kind in NAMES:
+        system = System(kind, slots, 40, block_size=4, max_num_seqs=8, prefix_caching=caching)
+        run = simulate(sessions, system, COSTS, keep_tokens=True)
+        check_run(run, sessions, system)
+        tokens.append(run.tokens)
+    assert all(each == tokens[0] for each in tokens[1:])
+
+
+def check_run(run: Run, sessions: list[Session], system: System) -> None:
+    assert [record.session for record in run.records] == list(range(len(sessions)))
+    for record, session in zip(run.records, sessions, strict=True):
+        (turn,) = session.turns
+        assert record.output_tokens == turn.output_len * turn.n
+        assert session.at == record.due < record.first <= record.last <= run.seconds
+    for use in run.uses:
+        assert use.tokens + use.reserved + use.internal + use.others == system.slots
+        assert min(use.tokens, use.reserved, use.internal, use.others) >= 0, f"over-committed: {use}"
+    busy = sum(use.seconds for use in run.uses)
+    assert busy <= run.seconds + 1e-9
+
+
+def steady(count: int, rate: float, shape: Shape) -> list[Session]:
+    sessions = draw_sessions(Recipe(shape, count, seed=5))
+    return due_at(sessions, arrival_times(count, rate, 1.0, seed=6))
+
+
+def test_reservation_holds_less_at_once_and_waits_longer() -> None:
+    """The order of the paper's Fig. 2, 12 and 13, in miniature."""
+    shape = Shape(LogNormal(40, 1.0, 4, 250), LogNormal(80, 0.9, 4, 250))
+    sessions = steady(80, 40.0, shape)
+    runs = {kind: simulate(sessions, System(kind, 4096, 512), COSTS) for kind in NAMES}
+    order: list[Kind] = ["request-level", "max", "pow2", "oracle", "paged"]
+    for worse, better in pairwise(order[1:]):
+        assert runs[worse].mean_requests() < runs[better].mean_requests()
+        assert runs[worse].shares_under_load()["tokens"] < runs[better].shares_under_load()["tokens"]
+    for worse, better in pairwise(order):
+        assert runs[worse].normalized_latency() > runs[better].normalized_latency()
+    assert runs["paged"].shares_under_load()["tokens"] > 90
+    assert max(use.requests for use in runs["max"].uses) == 8  # 4096 slots, 512 for each
+    assert max(use.requests for use in runs["request-level"].uses) == 8
+
+
+def test_answers_of_a_batch_go_out_together() -> None:
+    turns = [Turn(prompt=[1] * 4, output_len=length) for length in (2, 9, 5, 3)]
+    sessions = [Session(turns=[turn], at=0.0) for turn in turns]
+    run = simulate(sessions, System("request-level", 3 * 16, 16, block_size=4), COSTS)
+    assert len({record.last for record in run.records[:3]}) == 1
+    assert run.records[3].first > run.records[0].last
+
+
+def test_a_request_that_reserves_too_much_is_refused() -> None:
+    sessions = [Session(turns=[Turn(prompt=[1] * 4, output_len=4, n=3)])]
+    with pytest.raises(ValueError, match="reserves 3 × 16"):
+        simulate(sessions, System("max", 40, 16), COSTS)
+
+
+def test_time_is_what_steps_cost() -> None:
+    """One request alone: a prefill, then decodes over a growing context."""
+    costs = StepCosts(seconds=[1.0, 0.1, 0.01, 0.001, 0.0, 0.0, 0.0], source="made up")
+    sessions = [Session(turns=[Turn(prompt=[1] * 10, output_len=4)], at=5.0)]
+    run = simulate(sessions, System("paged", 64, 64, block_size=4), costs)
+    (record,) = run.records
+    assert record.ttft == pytest.approx(1 + 10 * 0.1)
+    decodes = sum(1 + 0.01 + 0.001 * context for context in (11, 12, 13))
+    assert record.latency == pytest.approx(2.0 + decodes)
+
+
+def test_sharing_is_seen_in_references_and_blocks() -> None:
+    shape = Shape(Fixed(64), Fixed(8))
+    recipe = Recipe(shape, 4, n=4)
+    saved = simulate(draw_sessions(recipe), System("paged", 4096, 512, block_size=16), COSTS).blocks_saved()
+    # Four samples of 64 + up to 8 tokens: 4 × 5 references, of which 4 blocks are shared by all four.
+    assert 50 < saved < 100 * (1 - 8 / 20) + 5
+    alone = simulate(draw_sessions(Recipe(shape, 4)), System("paged", 4096, 512, block_size=16), COSTS)
+    assert alone.blocks_saved() == 0
+
+
+def test_the_geometry_is_the_papers() -> None:
+    """Section 3 and table 1: 800 KB a token for OPT-13B, 26 GB of weights, 15.7K slots in 12 GB."""
+    assert OPT_13B.kv_bytes_per_token == 800 * 1024
+    assert OPT_13B.weight_bytes / 1e9 == pytest.approx(26, rel=0.02)
+    assert kv_slots(OPT_13B) // 100 == 157
+
+
+@given(st.integers(0, 2**32), st.floats(0, 0.2))
+def test_a_fit_finds_the_costs_that_made_the_records(seed: int, noise: float) -> None:
+    rng = np.random.default_rng(seed)
+    true = np.array([5e-3, 1e-5, 2e-5, 3e-8, 0.0, 0.0, 0.0])
+    features = rng.uniform(0, [1, 2000, 256, 1e5, 1, 0, 0], (400, 7))
+    features[:, 0] = 1
+    measured = features @ true * rng.uniform(1 - noise, 1 + noise, 400)
+    costs = fit([StepRecord(f.tolist(), s) for f, s in zip(features, measured, strict=True)], "made up")
+    assert min(costs.seconds) >= 0
+    assert costs.error is not None and costs.error <= noise / 2 + 0.05
+    assert np.abs(features @ costs.seconds / (features @ true) - 1).mean() < 0.25 * noise + 1e-6
+
+
+def test_records_come_back_from_their_file(tmp_path: Path) -> None:
+    records = [StepRecord([1.0, 2.0], 0.5), StepRecord([1.0, 3.0], 0.25)]
+    write_records(tmp_path / "steps.jsonl", records)
+    assert read_records(tmp_path / "steps.jsonl") == records
+    (tmp_path / "steps.jsonl").write_text("[]")
+    with pytest.raises(ValueError, match=r"steps\.jsonl"):
+        read_records(tmp_path / "steps.jsonl")
+    with pytest.raises(ValueError, match="at least 4"):
+        fit(records, "")
+
+
+class Device(Runner, InFlight):
+    """Takes the next of the given times at each launch and each wait."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def launch(self, plan: StepPlan) -> InFlight:
+        return self
+
+    def wait(self) -> StepResult:
+        return StepResult(empty_int32(), empty_int32(), None, ())
+
+
+def make_plan(prefills: list[tuple[int, int]], decodes: list[int]) -> StepPlan:
+    """(query, context) of each prefill, and the context of each decode."""
+    empty = empty_int32()
+    return StepPlan(
+        rows=np.arange(len(decodes) + len(prefills), dtype=np.int32),
+        num_decodes=len(decodes),
+        query_lens=np.array([1] * len(decodes) + [query for query, _ in prefills], np.int32),
+        context_lens=np.array(decodes + [context for _, context in prefills], np.int32),
+        prefill_tokens=np.zeros(sum(query for query, _ in prefills), np.int32),
+        starts=(),
+        given_rows=empty,
+        given_tokens=empty,
+        table_rows=empty,
+        table_columns=empty,
+        table_blocks=empty,
+        copies=np.zeros((2, 2), np.int32),
+        swap_out=np.zeros((3, 2), np.int32),
+        swap_in=np.zeros((1, 2), np.int32),
+        sample_rows=empty,
+        sample_tokens=empty,
+        sample_positions=empty,
+        prompt_logprobs=(),
+    )
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(0, 30)), max_size=4),
+    st.lists(st.integers(1, 50), max_size=4),
+)
+def test_features_are_counted_pair_by_pair(prefills: list[tuple[int, int]], decodes: list[int]) -> None:
+    prefills = [(query, before + query) for query, before in prefills]
+    features = step_features(make_plan(prefills, decodes))
+    pairs = sum(position + 1 for query, end in prefills for position in range(end - query, end))
+    queries = sum(query for query, _ in prefills)
+    assert features.tolist() == [1, queries, len(decodes), sum(decodes), pairs, 2, 4]
+
+
+def test_recorded_steps_do_not_overlap() -> None:
+    device = Device()
+    runner = RecordingRunner(device, clock=lambda: device.now)
+    plan = make_plan([], [5])
+    first = runner.launch(plan)
+    device.now = 1.0
+    second = runner.launch(plan)  # while the first is under way
+    device.now = 3.0
+    first.wait()
+    device.now = 7.0
+    second.wait()
+    device.now = 10.0
+    third = runner.launch(plan)  # after a pause
+    device.now = 11.0
+    third.wait()
+    assert [record.seconds for record in runner.records] == [3.0, 4.0, 1.0]
