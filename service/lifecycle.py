@@ -1,0 +1,132 @@
+"""A server process that lives, drains and ends in order: a first signal drains it, a second one ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import FrameType
+from typing import Protocol
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from service.config import ServiceConfig
+from service.errors import ApiError, not_ready
+from service.http_protocol import bounded_protocol
+from service.interruption import Interruptible
+
+log = logging.getLogger("quire.service")
+
+POLL_SECONDS = 0.1
+
+
+class Work(Protocol):
+    """What a server is doing."""
+
+    draining: bool
+    generations: set[Interruptible]  # a drain waits for these
+    streams: set[Interruptible]  # but not for these
+
+
+class OrderlyServer(uvicorn.Server):
+    """Subclasses say what lives in it: `_run` until `_stop` is set, `_begin_drain` and last `_close`."""
+
+    def __init__(self, app: ASGIApp, config: ServiceConfig, work: Work) -> None:
+        self._service_config = config
+        self._work = work
+        self._stop = asyncio.Event()
+        self._now = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._life: asyncio.Task[None] | None = None
+        self.exit_code = 0
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=config.host,
+                port=config.port,
+                loop="auto",  # uvloop, where there is one
+                http=bounded_protocol(config),
+                ws="none",
+                lifespan="off",
+                proxy_headers=False,
+                server_header=False,
+                access_log=False,
+                log_config=None,
+                timeout_keep_alive=60,
+                timeout_graceful_shutdown=1,
+            )
+        )
+
+    def serve_until_stopped(self) -> int:
+        """The exit code: 0 after a signal, else 1."""
+        try:
+            self.run()
+        except SystemExit:  # uvicorn could not bind, and has said why
+            return 1
+        return self.exit_code
+
+    async def _run(self) -> None:
+        """Returns once `_stop` is set; what it raises ends the server."""
+        await self._stop.wait()
+
+    def _begin_drain(self) -> None:
+        """No more requests are taken from now on."""
+
+    async def _close(self) -> None:
+        """Nothing runs any more."""
+
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        await super().startup()
+        self._loop = asyncio.get_running_loop()
+        self._life = self._loop.create_task(self._live())
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.stop_soon()
+
+    def stop_soon(self) -> None:
+        """As a signal does; from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._hurry)
+        else:
+            self.should_exit = True
+
+    def _hurry(self) -> None:
+        (self._now if self._stop.is_set() else self._stop).set()
+
+    async def _live(self) -> None:
+        try:
+            await self._run()
+        except Exception as error:
+            self.exit_code = 1
+            log.error("the server ends: %s", error)
+        try:
+            await self._drain()
+            await self._close()
+        except Exception:
+            self.exit_code = 1
+            log.exception("the server did not end in order")
+        finally:
+            self.should_exit = True
+
+    async def _drain(self) -> None:
+        """Running generations may end; what has not when the time is up gets its last event."""
+        work = self._work
+        work.draining = True
+        self._begin_drain()
+        _interrupt(work.streams, not_ready("the server is shutting down"))
+        seconds = self._service_config.shutdown_timeout if self.exit_code == 0 else 1.0
+        await self._wait_for_generations(seconds)
+        _interrupt(work.generations, not_ready("the server is shutting down"))
+        await self._wait_for_generations(self._service_config.terminal_timeout)
+
+    async def _wait_for_generations(self, seconds: float) -> None:
+        until = asyncio.get_running_loop().time() + seconds
+        while self._work.generations and asyncio.get_running_loop().time() < until:
+            if self._now.is_set() and seconds > self._service_config.terminal_timeout:
+                return
+            await asyncio.sleep(POLL_SECONDS / 4)
+
+
+def _interrupt(work: set[Interruptible], error: ApiError) -> None:
+    for each in list(work):
+        each.interrupt(error)
