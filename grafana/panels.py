@@ -161,6 +161,37 @@ PREFIXES = (
         (Query(HIT_RATIO, "all servers"),),
         top=1,
     ),
+    Panel(
+        "Registry state",
+        "Servers by how publishing goes. Degraded: they serve as before, and the router does not know them.",
+        "short",
+        (Query(total("quire_registry_state", by="state"), "{{state}}"),),
+        stacked=True,
+    ),
+    Panel(
+        "Registry lag",
+        "Age of the oldest change that no publication has carried yet, and how long a publication takes.",
+        "s",
+        (
+            Query(f"max (quire_registry_lag_seconds{{{HERE}}})", "oldest change"),
+            Query(quantiles("quire_registry_publish_seconds", 99)[0].expr, "publication p99"),
+        ),
+    ),
+    Panel(
+        "Registry blocks",
+        "That the registry knows of, beside those that the device could offer.",
+        "short",
+        (
+            Query(total("quire_registry_blocks"), "published"),
+            Query(total("quire_kv_blocks", 'tier="device", state=~"active|cached"'), "active or cached"),
+        ),
+    ),
+    Panel(
+        "Registry drops",
+        "Changes that found the buffer full, after which all blocks are published anew.",
+        "suffix: /s",
+        (Query(rate("quire_registry_dropped_total"), "dropped"),),
+    ),
 )
 
 LATENCY = (

@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +45,11 @@ def fetch(url: str, body: object = None, timeout: float = SECONDS) -> bytes:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str | Path], ready: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The process, once the URL `ready` answers; ended by SIGTERM. Raises RuntimeError if it ends before."""
+def running(command: Sequence[str | Path], ready: Callable[[], object]) -> Iterator[subprocess.Popen[bytes]]:
+    """The process, once `ready` raises no OSError; ended by SIGTERM. RuntimeError: it ended before."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL) as process:
+    silent = subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=silent, stderr=silent) as process:
         try:
             until = time.monotonic() + SECONDS
             while True:
@@ -57,7 +58,7 @@ def running(command: Sequence[str | Path], ready: str) -> Iterator[subprocess.Po
                         f"{' '.join(map(str, command))} did not get ready ({process.returncode})"
                     )
                 with contextlib.suppress(OSError):
-                    fetch(ready, timeout=5)
+                    ready()
                     break
                 time.sleep(0.1)
             yield process
@@ -71,8 +72,18 @@ def quire(*flags: str) -> Iterator[str]:
     """The URL of a server of the demo model."""
     port = str(free_port())
     url = f"http://127.0.0.1:{port}"
-    with running([sys.executable, "-m", "service.cli", "serve", "--port", port, *flags], f"{url}/ready"):
+    command = [sys.executable, "-m", "service.cli", "serve", "--port", port]
+    with running([*command, *flags], lambda: fetch(f"{url}/ready", timeout=5)):
         yield url
+
+
+@contextlib.contextmanager
+def redis(*options: str | Path) -> Iterator[str]:
+    """Host and port of a Redis that keeps nothing."""
+    port = free_port()
+    command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
+    with running([*command, *options], lambda: socket.create_connection(("127.0.0.1", port)).close()):
+        yield f"127.0.0.1:{port}"
 
 
 @dataclass(frozen=True)
@@ -116,8 +127,9 @@ def prometheus(
     file = folder / "prometheus.json"  # JSON is YAML
     file.write_text(json.dumps(configuration))
     url = f"http://127.0.0.1:{free_port()}"
-    command = ["prometheus", f"--config.file={file}", f"--web.listen-address={url.removeprefix('http://')}"]
-    with running([*command, f"--storage.tsdb.path={folder / 'data'}", "--log.level=error"], f"{url}/-/ready"):
+    command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}"]
+    listening = f"--web.listen-address={url.removeprefix('http://')}"
+    with running([*command, listening], lambda: fetch(f"{url}/-/ready", timeout=5)):
         yield Prometheus(url)
 
 

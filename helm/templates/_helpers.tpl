@@ -111,7 +111,29 @@ mentions it agrees: (dict "context" $ "secret" name "key" key)
 {{- if and .Values.auth.enabled (not .Values.auth.existingSecret) -}}
 {{- $secrets = append $secrets (include "quire.apiKey" .) -}}
 {{- end -}}
+{{- if or .Values.redis.enabled .Values.redis.external.url -}}
+{{- $secrets = append $secrets (include "quire.cacheSeed" .) -}}
+{{- end -}}
 checksum/secrets: {{ append $secrets (include "quire.registryChecksum" .) | join "," | sha256sum }}
+{{- end -}}
+
+{{/* What digests are seeded with, so that nobody can tell from them what a prompt was. */}}
+{{- define "quire.cacheSeed" -}}
+{{- include "quire.password" (dict "context" . "secret" (include "quire.registrySecret" .) "key" "cache-seed") -}}
+{{- end -}}
+
+{{/* (dict "context" $ "url" key of the URL) */}}
+{{- define "quire.registryEnv" -}}
+- name: QUIRE_REDIS_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "quire.registrySecret" .context }}
+      key: {{ .url }}
+- name: QUIRE_CACHE_SEED
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "quire.registrySecret" .context }}
+      key: cache-seed
 {{- end -}}
 
 {{- define "quire.registryChecksum" -}}
@@ -150,6 +172,9 @@ checksum/secrets: {{ append $secrets (include "quire.registryChecksum" .) | join
 {{- $several := or (include "quire.autoscaled" .) (gt (int $v.replicaCount) 1) -}}
 {{- if and $several $v.modelCache.persistent (eq $v.modelCache.accessMode "ReadWriteOnce") -}}
 {{- fail "modelCache: several replicas share the claim; set modelCache.accessMode to ReadWriteMany, or modelCache.persistent to false" -}}
+{{- end -}}
+{{- if and (include "quire.registry" .) (not $v.engine.enablePrefixCaching) -}}
+{{- fail "engine: enablePrefixCaching must be on with a registry, which tells of that cache" -}}
 {{- end -}}
 {{- if and (eq $v.engine.preemptionMode "swap") (eq (float64 $v.engine.swapSpace) 0.0) -}}
 {{- fail "engine: preemptionMode swap needs swapSpace" -}}

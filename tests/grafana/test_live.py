@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from grafana.scene import RULES, SMALL, Load, Prometheus, fetch, prometheus, quire
+from grafana.scene import RULES, SMALL, Load, Prometheus, fetch, prometheus, quire, redis
 from tests.helm.chart import CHART, VALUES, find, render
 
 BOARD = json.loads((Path(__file__).parents[2] / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
@@ -38,6 +38,11 @@ METRICS: dict[str, tuple[str, dict[str, set[str] | None]]] = {
     "quire_requests": ("gauge", {"state": {"running", "waiting", "swapped"}}),
     "quire_step_seconds": ("histogram", {"phase": {"schedule", "launch", "wait", "commit"}}),
     "quire_step_tokens": ("histogram", {"kind": {"prefill", "decode"}}),
+    "quire_registry_state": ("gauge", {"state": {"ok", "degraded", "off"}}),
+    "quire_registry_publish_seconds": ("histogram", {}),
+    "quire_registry_dropped": ("counter", {}),
+    "quire_registry_lag_seconds": ("gauge", {}),
+    "quire_registry_blocks": ("gauge", {}),
     "vllm:num_requests_running": ("gauge", {"model_name": None}),
     "vllm:num_requests_waiting": ("gauge", {"model_name": None}),
     "vllm:num_requests_swapped": ("gauge", {"model_name": None}),
@@ -79,7 +84,11 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("prometheus")
-    with quire(*SMALL) as server, prometheus(folder, {"quire": [server]}, "500ms", REPLICA) as scraper:
+    with (
+        redis() as registry,
+        quire(*SMALL, "--redis-url", f"redis://{registry}/0") as server,
+        prometheus(folder, {"quire": [server]}, "500ms", REPLICA) as scraper,
+    ):
         yield Scene(server, scraper)
 
 
@@ -114,7 +123,8 @@ def value(families: Families, name: str, **labels: str) -> float:
 
 
 def test_every_metric_is_there_and_the_sums_are_right(scene: Scene) -> None:
-    counters = [name for name, (kind, _) in METRICS.items() if kind == "counter"]
+    counters = {name for name, (kind, _) in METRICS.items() if kind == "counter"}
+    counters.remove("quire_registry_dropped")  # which moves when Redis is away
 
     def have_moved() -> bool:
         families = scrape(scene.server)
@@ -126,7 +136,7 @@ def test_every_metric_is_there_and_the_sums_are_right(scene: Scene) -> None:
     with Load(scene.server, clients=8):
         until(have_moved, "a counter has not moved")
         families = scrape(scene.server)
-    assert {name for name in families if not name.startswith("quire_registry")} == set(METRICS)
+    assert set(families) == set(METRICS)
     for name, (kind, labels) in METRICS.items():
         found, samples = families[name]
         assert found == kind, name
@@ -140,6 +150,8 @@ def test_every_metric_is_there_and_the_sums_are_right(scene: Scene) -> None:
             assert texts is None or seen[label] == texts, (name, label)
     assert value(families, "quire_prefix_cache_tokens") == value(families, "vllm:prompt_tokens")
     assert value(families, "quire_preemptions") == value(families, "vllm:num_preemptions")
+    assert value(families, "quire_registry_state") == 1
+    assert value(families, "quire_registry_state", state="ok") == 1
     until(lambda: value(scrape(scene.server), "quire_requests") == 0, "a request is left")
     families = scrape(scene.server)
     assert value(families, "quire_kv_blocks", state="active") == 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import re
 from typing import Any
 
@@ -131,16 +134,47 @@ def test_zero_is_a_disruption_budget_too(setting: str | None, field: str, value:
     assert {name: budget[name] for name in budget if name != "selector"} == {field: value}
 
 
-def parsed(part: Manifest) -> Any:
-    return cli._parser().parse_args(part["args"])
+GIVEN = {"replica-url": "redis://replica:p@r:6380/0", "router-url": "redis://r:6380/0", "token": "hf_secret"}
+
+
+@functools.cache
+def usage(command: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+        cli._parser().parse_args([command, "--help"])
+    return shown.getvalue()
+
+
+def parsed(manifests: list[Manifest], name: str) -> Any:
+    """The command line with its environment, as the container's process gets it."""
+    part = container(manifests, name)
+    secrets = {
+        m["metadata"]["name"]: m.get("stringData", m.get("data")) for m in manifests if m["kind"] == "Secret"
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in part["env"]:
+            text = variable.get("value", "").replace("$(POD_IP)", "10.1.2.3")
+            reference = variable.get("valueFrom", {}).get("secretKeyRef")
+            if reference is not None:
+                secret = secrets.get(reference["name"], GIVEN)
+                text = secret.get(reference["key"], "given")
+            patch.setenv(variable["name"], text)
+            if variable["name"].startswith("QUIRE_"):
+                assert f"[{variable['name']}]" in usage(part["args"][0])
+        return cli._parser().parse_args(part["args"])
 
 
 @every_set
-def test_server_understands_its_arguments(values: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_understands_its_arguments(values: str) -> None:
     manifests = render(*VALUES[values])
-    part = container(manifests, "llm" if values == "external" else "quire")
-    arguments = parsed(part)
+    name = "llm" if values == "external" else "quire"
+    part = container(manifests, name)
+    arguments = parsed(manifests, name)
     cli._engine_config(arguments)  # raises ValueError for what does not go together
+    registry = cli._registry_config(arguments)
+    assert (registry is not None) == (values in ("everything", "external"))
+    if registry is not None:
+        assert registry.advertise_url == "http://10.1.2.3:8000"
+        assert arguments.cache_seed
     assert (arguments.host, arguments.port) == ("0.0.0.0", part["ports"][0]["containerPort"])
     if values == "everything":
         config = cli._engine_config(arguments)
@@ -157,8 +191,8 @@ def test_server_understands_its_arguments(values: str, monkeypatch: pytest.Monke
             num_gpu_blocks_override=5000000,
             swap_space=0.5,
             preemption_mode="recompute",
-            enable_prefix_caching=False,
             enforce_eager=True,
+            cache_seed=arguments.cache_seed,
         )
         assert arguments.served_model_name == ["qwen", "two words"]
         assert (arguments.max_num_queued_reqs, arguments.stall_timeout) == (500, 20)
@@ -168,19 +202,20 @@ def test_engine_values_are_all_of_the_engines_flags() -> None:
     """But seeds: that of random weights is for tests, that of digests a secret."""
     flags = {field.name for field in msgspec.structs.fields(EngineConfig)} - {"model", "seed", "cache_seed"}
     flags |= {"max_num_queued_reqs", "stall_timeout"}
-    args = container(render(*VALUES["everything"]), "quire")["args"]
+    args = [
+        *container(render(*VALUES["everything"]), "quire")["args"],
+        *container(render("--set", "engine.enablePrefixCaching=false"), "quire")["args"],
+    ]
     given = {arg.removeprefix("--").removeprefix("no-").split("=")[0].replace("-", "_") for arg in args}
     assert flags <= given
 
 
 def test_a_key_is_asked_for_unless_switched_off() -> None:
-    keyed, open_to_all = (
-        container(render("--set", f"auth.enabled={on}"), "quire") for on in ("true", "false")
-    )
-    assert "QUIRE_API_KEY" in {variable["name"] for variable in keyed["env"]}
-    assert not parsed(keyed).insecure
-    assert "QUIRE_API_KEY" not in {variable["name"] for variable in open_to_all["env"]}
-    assert parsed(open_to_all).insecure
+    keyed, open_to_all = (parsed(render("--set", f"auth.enabled={on}"), "quire") for on in ("true", "false"))
+    assert len(keyed.api_key) == 1
+    assert not keyed.insecure
+    assert not open_to_all.api_key
+    assert open_to_all.insecure
 
 
 def environment(part: Manifest) -> dict[str, Manifest]:
@@ -206,9 +241,9 @@ def checksums(*arguments: str) -> dict[str, str]:
 
 
 def test_pods_start_anew_when_a_secret_changes() -> None:
-    fixed = ("--set", "auth.apiKey=k,redis.external.url=redis://r:6379,router.enabled=true")
+    fixed = ("--set", "auth.apiKey=k,redis.external.existingSecret=s,router.enabled=true")
     before = checksums(*fixed)
     assert checksums(*fixed, "--set", "metrics.dashboard.enabled=true") == before
-    for change in ("auth.apiKey=other", "huggingFace.token=t", "redis.external.url=rediss://r:6379"):
+    for change in ("auth.apiKey=other", "huggingFace.token=t"):
         after = checksums(*fixed, "--set", change)
         assert all(after[name] != before[name] for name in before), change

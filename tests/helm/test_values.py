@@ -96,6 +96,7 @@ def test_helm_refuses_a_wrong_value_by_name(name: str, setting: str, named: str)
         ("replicaCount=2", "ReadWriteMany"),
         ("autoscaling.hpa.enabled=true", "ReadWriteMany"),
         ("engine.preemptionMode=swap,engine.swapSpace=0", "needs swapSpace"),
+        ("engine.enablePrefixCaching=false,redis.enabled=true", "enablePrefixCaching must be on"),
         ("podDisruptionBudget.minAvailable=0,podDisruptionBudget.maxUnavailable=0", "not both"),
         ("metrics.serviceMonitor.enabled=true,metrics.podMonitor.enabled=true", "either serviceMonitor"),
     ],
