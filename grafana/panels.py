@@ -179,11 +179,11 @@ PREFIXES = (
     ),
     Panel(
         "Registry blocks",
-        "That the registry knows of, beside those that the device could offer.",
+        "That the registry knows of, beside those in both tiers that could be full; a block may be in both.",
         "short",
         (
             Query(total("quire_registry_blocks"), "published"),
-            Query(total("quire_kv_blocks", 'tier="device", state=~"active|cached"'), "active or cached"),
+            Query(total("quire_kv_blocks", 'state=~"active|cached"'), "active or cached"),
         ),
     ),
     Panel(

@@ -13,12 +13,12 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from grafana.scene import RULES, SMALL, Load, Prometheus, fetch, prometheus, quire, redis
+from grafana.draw import draw
+from grafana.scene import RULES, SMALL, Load, Prometheus, expression, fetch, prometheus, quire, redis
 from tests.helm.chart import CHART, VALUES, find, render
 
 BOARD = json.loads((Path(__file__).parents[2] / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
 REPLICA = {"namespace": "llms", "pod": "quire-7d4b9c6f5-x2x4z"}  # what a cluster's Prometheus would add
-VARIABLES = {"$__rate_interval": "10s", "$job": ".+", "$instance": ".+"}
 SECONDS = 90  # within which what must come has come
 
 # name -> (type, labels with their values; None: any). The tables of the README's metrics.
@@ -165,9 +165,7 @@ def panels() -> Iterator[tuple[str, str]]:
     """(title, expression) of every query of the dashboard, as Grafana would send it."""
     for panel in BOARD["panels"]:
         for target in panel.get("targets", []):
-            expr = target["expr"]
-            for variable, text in VARIABLES.items():
-                expr = expr.replace(variable, text)
+            expr = expression(target["expr"])
             assert "$" not in expr, expr
             yield panel["title"], expr
 
@@ -190,7 +188,8 @@ def recorded() -> Iterator[tuple[str, str]]:
                 yield "recorded", rule["record"]
 
 
-def test_every_panel_rule_and_scaler_finds_data(scene: Scene) -> None:
+def test_every_panel_rule_and_scaler_finds_data(scene: Scene, tmp_path: Path) -> None:
+    start = time.time()
     missing = dict.fromkeys([*panels(), *scalers(), *recorded()])
     assert len(missing) > 40
 
@@ -203,6 +202,9 @@ def test_every_panel_rule_and_scaler_finds_data(scene: Scene) -> None:
 
     with Load(scene.server, clients=8):
         until(all_found, str(missing))
+    picture = tmp_path / "dashboard.png"
+    draw(scene.prometheus, start, time.time(), picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
     groups = json.loads(fetch(f"{scene.prometheus.url}/api/v1/rules"))["data"]["groups"]
     for rule in (rule for group in groups for rule in group["rules"]):
         assert rule["health"] == "ok", rule
