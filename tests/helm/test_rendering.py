@@ -35,7 +35,9 @@ def test_lint_finds_nothing(name: str, values: str) -> None:
 
 def without_random(text: str) -> str:
     """Keys and passwords that are made anew, and what hashes or mentions them."""
-    return re.sub(r"(checksum/\w+: |api-key: |cache-seed: |-password: |#|replica:|router:)[\w=]{40,}", r"\1", text)
+    return re.sub(
+        r"(checksum/\w+: |api-key: |cache-seed: |-password: |#|replica:|router:)[\w=]{40,}", r"\1", text
+    )
 
 
 @every_set
