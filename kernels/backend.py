@@ -10,6 +10,14 @@ from torch import Tensor
 from kernels.activation import silu_mul, silu_mul_reference
 from kernels.block_copy import copy_blocks, copy_blocks_reference
 from kernels.decode_attention import decode_attention, decode_attention_reference
+from kernels.gemv import (
+    add_linear,
+    add_linear_reference,
+    norm_linear,
+    norm_linear_reference,
+    norm_silu_linear,
+    norm_silu_linear_reference,
+)
 from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
@@ -27,6 +35,9 @@ class Backend:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_mul: Callable[[Tensor], Tensor]
+    norm_linear: Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
+    norm_silu_linear: Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
+    add_linear: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
     copy_blocks: Callable[[Tensor, Tensor], None]
     sample: Callable[..., Tensor]
 
@@ -41,6 +52,9 @@ def torch_backend() -> Backend:
         rms_norm=rms_norm_reference,
         add_rms_norm=add_rms_norm_reference,
         silu_mul=silu_mul_reference,
+        norm_linear=norm_linear_reference,
+        norm_silu_linear=norm_silu_linear_reference,
+        add_linear=add_linear_reference,
         copy_blocks=copy_blocks_reference,
         sample=sample_reference,
     )
@@ -56,6 +70,9 @@ def triton_backend() -> Backend:
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         silu_mul=silu_mul,
+        norm_linear=norm_linear,
+        norm_silu_linear=norm_silu_linear,
+        add_linear=add_linear,
         copy_blocks=copy_blocks,
         sample=sample,
     )

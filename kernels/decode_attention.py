@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.launch import dependent_launch
 from kernels.tile import LOWEST, attend, check_attention_inputs, load_blocks, load_tile
 
 LOG2_E = 1.4426950408889634
@@ -76,8 +78,12 @@ def _decode_kernel(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     TILE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:
     """One split of one row's context for the query heads of one kv head."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     kv_head = tl.program_id(0)
     index = tl.program_id(1)
     split = tl.program_id(2)
@@ -136,8 +142,12 @@ def _merge_kernel(
     DIM: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:
     """Merge one head's split results by their log-sum-exps (base 2), where the row was split at all."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     head = tl.program_id(0)
     index = tl.program_id(1)
     num_q_heads = tl.num_programs(0)
@@ -203,12 +213,13 @@ def decode_attention(
         scale * LOG2_E, window,
         q.stride(0), block_tables.stride(0), *kv.stride()[:4],
         GROUP=group, BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_SIZE=block_size,
-        HEAD_DIM=head_dim, DIM=dim, TILE=tile, num_warps=4, num_stages=4,
+        HEAD_DIM=head_dim, DIM=dim, TILE=tile, num_warps=4, num_stages=4, **dependent_launch(q.device),
     )  # fmt: skip
     if max_splits > 1:
         _merge_kernel[num_q_heads, batch](
             out, workspace.partials, workspace.lse, context_lens, window, max_splits,
             HEAD_DIM=head_dim, DIM=dim, TILE=tile, SPLITS=MAX_SPLITS, num_warps=4,
+            **dependent_launch(q.device),
         )  # fmt: skip
 
 

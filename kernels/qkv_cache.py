@@ -9,7 +9,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.launch import dependent_launch
 from kernels.norm import rms_norm_reference
 
 HEADS = 8  # heads of a token that one program handles
@@ -62,6 +64,7 @@ def qkv_to_cache(
         triton.next_power_of_2(head_dim // 2),
         HEADS,
         num_warps=4,
+        **dependent_launch(qkv.device),
     )
 
 
@@ -123,7 +126,11 @@ def _qkv_to_cache_kernel(
     HALF: tl.constexpr,  # of the head dimension
     HALF_PADDED: tl.constexpr,
     HEADS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     column = tl.arange(0, HALF_PADDED)[None, :]

@@ -68,16 +68,33 @@ class Decoder:
 
     def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
         """Compute the batch's tokens over the whole KV cache tensor -> hidden [T, H], final norm applied."""
+        residual = F.embedding(batch.tokens, self.embedding)
+        layers = list(zip(self.layers, self.norms_after, cache.unbind(1), strict=True))
+        if len(residual) == 1:
+            return self._one_token(residual, batch, layers)
         add_rms_norm, silu_mul = self.backend.add_rms_norm, self.backend.silu_mul
         eps = self.config.norm_eps
-        residual = F.embedding(batch.tokens, self.embedding)
         x = self.backend.rms_norm(residual, self.layers[0].input_norm, eps)
-        for layer, norm_after, kv in zip(self.layers, self.norms_after, cache.unbind(1), strict=True):
+        for layer, norm_after, kv in layers:
             x = layer.output(layer.attention(layer.qkv(x), batch, kv))
             x, residual = add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = layer.down(silu_mul(layer.gate_up(x)))
             x, residual = add_rms_norm(x, residual, norm_after, eps)
         return x
+
+    def _one_token(
+        self, residual: Tensor, batch: ForwardBatch, layers: list[tuple[_Layer, Tensor, Tensor]]
+    ) -> Tensor:
+        """The same layers in fewer kernels, which only one token's are quicker for."""
+        backend, eps = self.backend, self.config.norm_eps
+        for layer, _, kv in layers:
+            qkv = backend.norm_linear(residual, layer.input_norm, eps, layer.qkv.weight, layer.qkv.bias)
+            attended = layer.attention(qkv, batch, kv)
+            backend.add_linear(residual, attended, layer.output.weight, layer.output.bias)
+            gate_up = layer.gate_up
+            inner = backend.norm_silu_linear(residual, layer.mlp_norm, eps, gate_up.weight, gate_up.bias)
+            backend.add_linear(residual, inner, layer.down.weight, layer.down.bias)
+        return backend.rms_norm(residual, self.final_norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [S, H] -> [S, V]."""

@@ -14,7 +14,14 @@ from pathlib import Path
 SHARED_MEMORY_LIMIT = 227 * 1024  # bytes a program can have
 # Bytes a thread. Prefill is held to 128 registers so that two programs share a multiprocessor: what that
 # spills in Triton 3.6 to 3.9 costs less than the second program gains (367 -> 490 TFLOP/s at 2 x 8192).
-SPILLS_LIMIT = {"decode_16": 0, "decode_64": 0, "prefill_16": 176, "prefill_64": 88}
+SPILLS_LIMIT = {
+    "decode_16": 0,
+    "decode_64": 0,
+    "prefill_16": 176,
+    "prefill_64": 88,
+    "gemv_add": 0,
+    "gemv_gate_up": 0,
+}
 
 
 def compile_variants() -> dict[str, dict[str, int]]:
@@ -24,32 +31,50 @@ def compile_variants() -> dict[str, dict[str, int]]:
     from triton.compiler import ASTSource
 
     from kernels import decode_attention as decode
+    from kernels import gemv
     from kernels import prefill_attention as prefill
 
+    dependent = {"DEPENDENT": True}
     shape = {"GROUP": 4, "HEAD_DIM": 128, "DIM": 128, "TILE": 64}
     four_warps = {"num_warps": 4, "num_stages": 4}
     eight_warps = {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
     variants = {
-        "decode_16": (decode._decode_kernel, shape | {"BLOCK_M": 16, "BLOCK_SIZE": 16}, four_warps),
-        "decode_64": (decode._decode_kernel, shape | {"BLOCK_M": 16, "BLOCK_SIZE": 64}, four_warps),
+        "decode_16": (
+            decode._decode_kernel,
+            shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 16},
+            four_warps,
+        ),
+        "decode_64": (
+            decode._decode_kernel,
+            shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 64},
+            four_warps,
+        ),
         "prefill_16": (prefill._prefill_kernel, shape | {"BLOCK_M": 128, "BLOCK_SIZE": 16}, eight_warps),
         "prefill_64": (prefill._prefill_kernel, shape | {"BLOCK_M": 128, "BLOCK_SIZE": 64}, eight_warps),
     }
+    linear = dependent | {"OUTPUTS": 4096, "COLUMNS": 14336, "ROWS": 2, "CHUNK": 2048, "ADDED": True}
+    gate_up = linear | {"COLUMNS": 4096, "GATED": True, "ADDED": False, "bias": None}
+    linear |= {"GATED": False, "bias": None, "norm": None}
+    variants |= {
+        "gemv_add": (gemv._gemv_kernel, linear, {"num_warps": 8}),
+        "gemv_gate_up": (gemv._gemv_kernel, gate_up, {"num_warps": 8}),
+    }
     pointers = {"q": "*bf16", "kv": "*bf16", "out": "*bf16", "partials": "*fp32", "lse": "*fp32"}
+    pointers |= dict.fromkeys(("x", "weight", "norm"), "*bf16")
     pointers |= dict.fromkeys(("block_tables", "rows", "query_starts", "context_lens"), "*i32")
     found = {}
     for name, (kernel, constants, options) in variants.items():
         signature = {
             argument: "constexpr"
             if argument in constants
-            else pointers.get(argument, "fp32" if argument == "scale_log2" else "i32")
+            else pointers.get(argument, "fp32" if argument in ("scale_log2", "eps") else "i32")
             for argument in kernel.arg_names
         }
         # Pointers and strides are multiples of 16, as the launcher finds them when serving.
         aligned = {
             (i,): [["tt.divisibility", 16]]
             for i, argument in enumerate(kernel.arg_names)
-            if argument in pointers or argument.endswith("_stride")
+            if argument not in constants and (argument in pointers or argument.endswith("_stride"))
         }
         compiled = triton.compile(
             ASTSource(kernel, signature, constants, aligned),
