@@ -105,6 +105,16 @@ mentions it agrees: (dict "context" $ "secret" name "key" key)
 {{- default (include "quire.password" (dict "context" . "secret" (include "quire.authSecret" .) "key" "api-key")) .Values.auth.apiKey -}}
 {{- end -}}
 
+{{- define "quire.hubEnv" -}}
+{{- if or .Values.huggingFace.token .Values.huggingFace.existingSecret }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ default (printf "%s-hugging-face" (include "quire.fullname" .)) .Values.huggingFace.existingSecret }}
+      key: {{ empty .Values.huggingFace.existingSecret | ternary "token" .Values.huggingFace.existingSecretKey }}
+{{- end }}
+{{- end -}}
+
 {{/* What pods start anew for when it changes. */}}
 {{- define "quire.checksum" -}}
 {{- $secrets := list .Values.huggingFace.token .Values.redis.external.url -}}
