@@ -50,12 +50,14 @@ class BeamGroup:
         """Each chosen beam continues its parent: the first child in the parent's row, others by a fork.
 
         Tables are re-parented by reference counts alone; the next write copies at most one block a beam
-        (section 4.4, Fig. 9). Of a group that yielded meanwhile only the tokens move.
+        (section 4.4, Fig. 9). Of a group that yielded meanwhile it is the tables in host memory.
         """
         parents = [self.order[parent] for parent in step.parents]
         unused = [sequence for sequence in self.group.sequences if sequence not in parents]
         for sequence in unused:
-            if sequence.row != NO_ROW:
+            if sequence.row == NO_ROW:
+                blocks.drop_host(sequence)
+            else:
                 blocks.free(sequence)
                 rows.context[sequence.row] = 0
         order: list[Sequence] = []
@@ -63,8 +65,10 @@ class BeamGroup:
             child = parent if parent not in order else unused.pop(0)
             if child is not parent:
                 child.tokens = list(parent.tokens)
-                child.digests = list(parent.digests)
-                if parent.row != NO_ROW:
+                child.prefixes = list(parent.prefixes)
+                if parent.row == NO_ROW:
+                    blocks.fork_on_host(parent, child)
+                else:
                     blocks.fork(parent, child)
                     child.published = parent.published
                     rows.context[child.row] = rows.context[parent.row]

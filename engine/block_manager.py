@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 from engine.block_pool import BlockPool
 from engine.host_tier import HostTier, Transfer
-from engine.prefix_cache import BlockHasher, Digest, PrefixCache
+from engine.plan import Int32
+from engine.prefix_cache import BlockHasher, Prefix, PrefixCache
+from engine.prefixes import Prefixes
 from engine.rows import Rows
 from engine.sequence import Sequence, SequenceGroup
 
@@ -63,7 +66,7 @@ class BlockManager:
         self.host = HostTier(num_host_blocks) if num_host_blocks else None
         self.moves = Moves()
         self.copies_on_write = 0  # since start
-        self._hasher = hasher
+        self._prefixes = None if hasher is None else Prefixes(hasher)
         self._rows = rows
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -78,12 +81,20 @@ class BlockManager:
 
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
         """Back `num_tokens` with blocks. Raises OutOfBlocks; what was added by then stays."""
-        held = len(sequence.table)
-        try:
-            for _ in range(self.blocks_for(num_tokens) - held):
-                sequence.table.append(self.pool.allocate())
-        finally:
-            self._tell(sequence, held)
+        table, row = sequence.table, sequence.row
+        for logical in range(len(table), self.blocks_for(num_tokens)):
+            block = self.pool.allocate()
+            table.append(block)
+            self.moves.entries[row, logical] = block
+            self._rows.capacity[row] += self.block_size
+
+    def grow_all(self, rows: Int32) -> None:
+        """One more block for each of these rows; as many must be available."""
+        for row, sequence in zip(rows.tolist(), self._rows.sequences[rows].tolist(), strict=True):
+            block = self.pool.allocate()
+            self.moves.entries[row, len(sequence.table)] = block
+            sequence.table.append(block)
+        self._rows.capacity[rows] += self.block_size
 
     def fork(self, parent: Sequence, child: Sequence, num_blocks: int | None = None) -> None:
         """`child`, which has none, shares the first `num_blocks` (all by default) of `parent`'s blocks."""
@@ -91,7 +102,7 @@ class BlockManager:
         child.table = parent.table[:num_blocks]
         for block in child.table:
             self.pool.share(block)
-        self._tell(child, 0)
+        self._tell(child)
 
     def is_writable(self, sequence: Sequence, position: int) -> bool:
         """Whether the block of `position` is this table's alone and not findable by others."""
@@ -129,26 +140,23 @@ class BlockManager:
                     self.pool.unhold(source)
             moves.copies = [copy for copy in moves.copies if copy[0] != row]
 
-    def _tell(self, sequence: Sequence, held: int) -> None:
-        table, row = sequence.table, sequence.row
-        for logical in range(held, len(table)):
-            self.moves.entries[row, logical] = table[logical]
-        self._rows.capacity[row] = len(table) * self.block_size
+    def _tell(self, sequence: Sequence) -> None:
+        """The device has to know the whole table of `sequence`."""
+        for logical, block in enumerate(sequence.table):
+            self.moves.entries[sequence.row, logical] = block
+        self._rows.capacity[sequence.row] = len(sequence.table) * self.block_size
 
     # -- content ---------------------------------------------------------------------------------------
 
     def match(self, sequence: Sequence) -> Found:
         """Blocks that hold the first tokens of `sequence`, as many as are findable."""
         found = Found([], [])
-        if self._hasher is None:
-            return found
-        self._digest(self._hasher, sequence, len(sequence.tokens) // self.block_size)
-        for digest, piece in zip(sequence.digests, self._hasher.pieces(sequence.tokens), strict=False):
-            block = None if found.host else self.cache.find(digest, piece)
+        for prefix in self._extend(sequence, len(sequence.tokens) // self.block_size):
+            block = None if found.host else self.cache.find(prefix)
             if block is not None:
                 found.device.append(block)
                 continue
-            block = None if self.host is None else self.host.cache.find(digest, piece)
+            block = None if self.host is None else self.host.cache.find(prefix)
             if block is None:
                 break
             found.host.append(block)
@@ -167,7 +175,7 @@ class BlockManager:
         sequence.published = len(found.device)
         for block in found.host:
             sequence.table.append(self._bring(block))
-        self._tell(sequence, 0)
+        self._tell(sequence)
 
     def publish(self, sequence: Sequence, num_blocks: int) -> None:
         """The first `num_blocks` of `sequence` are full and written: make them findable.
@@ -175,36 +183,31 @@ class BlockManager:
         A block whose content is findable elsewhere is given back and that one shared instead, unless forks
         share it: with both blocks in use the group would need more than it was let in for.
         """
-        if self._hasher is None or sequence.published >= num_blocks:
+        if self._prefixes is None or sequence.published >= num_blocks:
             return
-        self._digest(self._hasher, sequence, num_blocks)
-        first = sequence.published
-        pieces = self._hasher.pieces(sequence.tokens[: num_blocks * self.block_size], first)
-        for logical, piece in enumerate(pieces, first):
-            digest, block = sequence.digests[logical], sequence.table[logical]
-            twin = self.cache.find(digest, piece)
-            if twin is None:
-                if not self.cache.publish(digest, piece, block):
-                    sequence.published = logical
-                    return  # a collision: what comes after it would be taken for what comes after the other
+        prefixes = self._extend(sequence, num_blocks)
+        for logical in range(sequence.published, num_blocks):
+            block = sequence.table[logical]
+            found = self.cache.publish(prefixes[logical], block)
+            if found is None:
+                sequence.published = logical
+                return  # a collision: what comes after it would not be found
+            if found == block:
                 self.pool.keep(block)
-            elif twin != block and self.pool.count(block) == 1:
-                self.pool.share(twin)
+            elif self.pool.count(block) == 1:
+                self.pool.share(found)
                 self.pool.release(block)
-                sequence.table[logical] = twin
-                self.moves.entries[sequence.row, logical] = twin
+                sequence.table[logical] = found
+                self.moves.entries[sequence.row, logical] = found
         sequence.published = num_blocks
 
-    def _digest(self, hasher: BlockHasher, sequence: Sequence, num_blocks: int) -> None:
-        """Extend the chain of digests to `num_blocks`."""
-        digests = sequence.digests
-        if len(digests) >= num_blocks:
-            return
-        before = digests[-1] if digests else hasher.root(sequence.group.request.cache_salt)
-        tokens = sequence.tokens[: num_blocks * self.block_size]
-        for piece in hasher.pieces(tokens, len(digests)):
-            before = hasher.next(before, piece)
-            digests.append(before)
+    def _extend(self, sequence: Sequence, num_blocks: int) -> list[Prefix]:
+        """The prefixes of `sequence`, of its first `num_blocks` at least; none without a prefix cache."""
+        prefixes = sequence.prefixes
+        if self._prefixes is not None and len(prefixes) < num_blocks:
+            salt = sequence.group.request.cache_salt
+            self._prefixes.extend(prefixes, sequence.tokens, num_blocks, salt)
+        return prefixes
 
     # -- the host tier ----------------------------------------------------------------------------------
 
@@ -216,24 +219,22 @@ class BlockManager:
         """
         for sequence in group.live:
             self._trim(sequence)
-        distinct = {block for sequence in group.live for block in sequence.table}
-        if self.host is None or len(distinct) > self.host.pool.num_available:
+        # A copy that the next plan would have made is not going to be: its source is what holds the tokens.
+        sources = {destination: source for _, source, destination in self.moves.copies}
+        blocks = {sequence: [sources.get(b, b) for b in sequence.table] for sequence in group.live}
+        if self.host is None or len(set(chain(*blocks.values()))) > self.host.pool.num_available:
             return False
-        placed: dict[int | Digest, int] = {}
+        placed: dict[int, int] = {}
         for sequence in group.live:
             sequence.host_published = sequence.published
             sequence.saved_context = int(self._rows.context[sequence.row])
-            pieces = self._host_pieces(sequence)
-            for logical, block in enumerate(sequence.table):
-                # Two blocks with the same content come back as one.
-                key = sequence.digests[logical] if logical < len(pieces) else block
-                host_block = placed.get(block, placed.get(key))
-                if host_block is None:
-                    host_block = self._place(self.host, sequence, logical, pieces)
+            for logical, block in enumerate(blocks[sequence]):
+                if block in placed:
+                    self.host.pool.share(placed[block])
                 else:
-                    self.host.pool.share(host_block)
-                placed[block] = placed[key] = host_block
-                sequence.host_table.append(host_block)
+                    prefix = sequence.prefixes[logical] if logical < sequence.published else None
+                    placed[block] = self._place(self.host, block, prefix)
+                sequence.host_table.append(placed[block])
         return True
 
     def _trim(self, sequence: Sequence) -> None:
@@ -241,16 +242,15 @@ class BlockManager:
         while len(sequence.table) > self.blocks_for(int(self._rows.context[sequence.row])):
             self.pool.release(sequence.table.pop())
 
-    def _place(self, host: HostTier, sequence: Sequence, logical: int, pieces: list[bytes]) -> int:
-        """A host block for logical block `logical`: one that holds the same, or a transfer to a new one."""
-        if logical < len(pieces):
-            twin = host.cache.find(sequence.digests[logical], pieces[logical])
-            if twin is not None:
-                host.pool.share(twin)
-                return twin
-        block = host.pool.allocate()
-        self._start(self.moves.swap_out, host, Transfer(sequence.table[logical], block))
-        return block
+    def _place(self, host: HostTier, block: int, prefix: Prefix | None) -> int:
+        """A host block for device block `block`: one that holds `prefix`, or a transfer to a new one."""
+        twin = None if prefix is None else host.cache.find(prefix)
+        if twin is not None:
+            host.pool.share(twin)
+            return twin
+        host_block = host.pool.allocate()
+        self._start(self.moves.swap_out, host, Transfer(block, host_block))
+        return host_block
 
     def swap_in(self, group: SequenceGroup) -> None:
         """Bring a group back into rows that it has been given; usable once the step is committed.
@@ -260,36 +260,45 @@ class BlockManager:
         assert self.host is not None
         placed: dict[int, int] = {}
         for sequence in group.live:
-            pieces = self._host_pieces(sequence)
             for logical, block in enumerate(sequence.host_table):
                 if block in placed:
                     self.pool.share(placed[block])
                 else:
                     twin = None
-                    if logical < len(pieces):
-                        twin = self.cache.find(sequence.digests[logical], pieces[logical])
+                    if logical < sequence.host_published:
+                        twin = self.cache.find(sequence.prefixes[logical])
                     if twin is not None:
                         self.pool.share(twin)
                     placed[block] = self._bring(block) if twin is None else twin
                 sequence.table.append(placed[block])
-            self.drop_host(sequence)
             self._rows.context[sequence.row] = sequence.saved_context
-            self._tell(sequence, 0)
+            self.drop_host(sequence)
+            self._tell(sequence)
+
+    def fork_on_host(self, parent: Sequence, child: Sequence) -> None:
+        """`child`, which has none, shares all blocks that `parent` has in host memory."""
+        assert not child.host_table
+        child.host_table = list(parent.host_table)
+        child.host_published = parent.host_published
+        child.saved_context = parent.saved_context
+        for block in child.host_table:
+            assert self.host is not None
+            self.host.pool.share(block)
 
     def drop_host(self, sequence: Sequence) -> None:
         """Give back what `sequence` has in host memory, last block first."""
+        sequence.saved_context = sequence.host_published = 0
         while sequence.host_table:
             assert self.host is not None
             self.host.pool.release(sequence.host_table.pop())
 
     def spill(self, count: int) -> None:
         """Copy those of the next `count` blocks to be evicted to host memory that are not there yet."""
-        if self.host is None or self._hasher is None:
+        if self.host is None or self._prefixes is None:
             return
         # What is spilled must not push out what has just been: at most half of the room is looked after.
         for block in self.pool.next_to_evict(min(count, self.host.pool.num_available // 2)):
-            digest, piece = self.cache.describe(block)
-            twin = self.host.cache.find(digest, piece)
+            twin = self.host.cache.find(self.cache.prefix(block))
             if twin is not None:
                 self.host.pool.refresh(twin)
                 continue
@@ -305,7 +314,7 @@ class BlockManager:
             self.pool.unhold(transfer.device)
             self.host.pool.unhold(transfer.host)
         for spill in moves.spills:
-            self.host.publish(*self.cache.describe(spill.device), spill.host)
+            self.host.publish(self.cache.prefix(spill.device), spill.host)
             self.host.pool.release(spill.host)
             self.host.pool.unhold(spill.host)
         for spill in reversed(moves.spills):  # so that the order of eviction stays as it was
@@ -313,17 +322,11 @@ class BlockManager:
 
     def publish_on_host(self, group: SequenceGroup) -> None:
         """A swapped group's full blocks have arrived in host memory: others may find them there."""
+        assert self.host is not None
         for sequence in group.live:
-            pieces = self._host_pieces(sequence)
-            for digest, piece, block in zip(sequence.digests, pieces, sequence.host_table, strict=False):
-                if self.host is not None:
-                    self.host.publish(digest, piece, block)
-
-    def _host_pieces(self, sequence: Sequence) -> list[bytes]:
-        """The tokens of the host blocks whose content is findable."""
-        if self._hasher is None:
-            return []
-        return self._hasher.pieces(sequence.tokens[: sequence.host_published * self.block_size])
+            published = sequence.prefixes[: sequence.host_published]
+            for prefix, block in zip(published, sequence.host_table, strict=False):
+                self.host.publish(prefix, block)
 
     def _bring(self, host_block: int) -> int:
         """A new device block that the next step fills from `host_block`."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from engine.config import StepStats
 from engine.plan import StepPlan, StepResult
-from engine.request import Abort, Output, Request
+from engine.request import Abort, Output, Request, StepOutputs
 from engine.scheduler import Scheduler
 
 
@@ -69,7 +69,7 @@ class EngineCore:
             ]
         return []
 
-    def step(self) -> list[Output]:
+    def step(self) -> StepOutputs:
         """Launch the next step, if there is one, and return what the one before it gave."""
         begin = self.clock()
         plan = self.scheduler.schedule(begin)
@@ -77,7 +77,7 @@ class EngineCore:
         if plan is not None:
             self._launched.append(self.runner.launch(plan))
         launched = waited = self.clock()
-        outputs: list[Output] = []
+        outputs = StepOutputs()
         if self._launched and (plan is None or len(self._launched) > 1):
             result = self._launched.popleft().wait()
             waited = self.clock()
@@ -90,19 +90,19 @@ class EngineCore:
         return outputs
 
     def _stats(self, prefills: int, decodes: int, phases: tuple[float, float, float, float]) -> StepStats:
-        scheduler, pool = self.scheduler, self.scheduler.blocks.pool
+        scheduler, queue, pool = self.scheduler, self.scheduler.queue, self.scheduler.blocks.pool
         host = scheduler.blocks.host.pool if scheduler.blocks.host is not None else None
         return StepStats(
             free_blocks=pool.num_free,
             active_blocks=pool.num_active,
             cached_blocks=pool.num_cached,
             block_references=pool.references,
-            tokens_filled=scheduler.tokens_filled,
-            running=sum(len(group.live) for group in scheduler.running),
-            waiting=sum(not group.swapped for group in scheduler.waiting),
-            swapped=sum(group.swapped for group in scheduler.waiting),
-            preemptions_recompute=scheduler.recomputes,
-            preemptions_swap=scheduler.swaps,
+            tokens_filled=queue.tokens_filled,
+            running=queue.rows.num_used,
+            waiting=len(queue.waiting) - queue.num_swapped,
+            swapped=queue.num_swapped,
+            preemptions_recompute=scheduler.yielding.recomputes,
+            preemptions_swap=scheduler.yielding.swaps,
             host_free_blocks=host.num_free if host else 0,
             host_active_blocks=host.num_active if host else 0,
             host_cached_blocks=host.num_cached if host else 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.block_pool import BlockPool
-from engine.prefix_cache import Digest, PrefixCache
+from engine.prefix_cache import Prefix, PrefixCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class HostTier:
         self.cache = PrefixCache()
         self.pool = BlockPool(num_blocks, self.cache.forget)
 
-    def publish(self, digest: Digest, piece: bytes, block: int) -> None:
-        """Active `block` holds `piece`, now that its transfer is done: keep it findable."""
-        if not self.pool.is_kept(block) and self.cache.publish(digest, piece, block):
+    def publish(self, prefix: Prefix, block: int) -> None:
+        """Active `block` holds the last of `prefix`, now that its transfer is done: keep it findable."""
+        if not self.pool.is_kept(block) and self.cache.publish(prefix, block) == block:
             self.pool.keep(block)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import xxhash
 
 Digest = bytes
 """16 bytes that stand for a block's tokens and all tokens before them."""
-
-_TOKEN_BYTES = 4
 
 
 class BlockHasher:
@@ -25,6 +22,7 @@ class BlockHasher:
         self.block_size = block_size
         self._seed = seed
         self._fingerprint = fingerprint
+        self._pack = struct.Struct(f"<{block_size}i").pack
 
     def root(self, salt: str) -> Digest:
         """Where the chain of a tenant's requests starts."""
@@ -32,10 +30,12 @@ class BlockHasher:
 
     def pieces(self, tokens: Sequence[int], first_block: int = 0) -> list[bytes]:
         """The token ids of each full block from `first_block` on, as bytes."""
-        size = self.block_size * _TOKEN_BYTES
-        full = len(tokens) // self.block_size
-        data = np.array(tokens[first_block * self.block_size : full * self.block_size], "<i4").tobytes()
-        return [data[begin : begin + size] for begin in range(0, len(data), size)]
+        return [self.piece(tokens, block) for block in range(first_block, len(tokens) // self.block_size)]
+
+    def piece(self, tokens: Sequence[int], block: int) -> bytes:
+        """The token ids of one block."""
+        begin = block * self.block_size
+        return self._pack(*tokens[begin : begin + self.block_size])
 
     def next(self, before: Digest, piece: bytes) -> Digest:
         return self._digest(before + piece)
@@ -44,58 +44,86 @@ class BlockHasher:
         return xxhash.xxh3_128_digest(data, self._seed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    block: int
-    piece: bytes
+class Prefix:
+    """All tokens of a sequence up to the end of a full block, and the tenant whose they are.
+
+    `piece` is that block's token ids as bytes, and `before` what comes before it. Where a tenant's chain
+    begins, `piece` is the salt.
+    """
+
+    __slots__ = ("before", "digest", "is_public", "piece")
+
+    def __init__(
+        self, before: Prefix | None, piece: bytes | str, digest: Digest, *, is_public: bool = False
+    ) -> None:
+        self.before = before
+        self.piece = piece
+        self.digest = digest
+        self.is_public = is_public  # the operator's own, for every tenant to find
+
+    def equals(self, other: Prefix) -> bool:
+        """Whether both are the same tokens of the same tenant, to the very first.
+
+        Equal ones share what is before them from then on, so whoever compares block after block looks at each
+        block once.
+        """
+        mine: Prefix | None = self
+        theirs: Prefix | None = other
+        pairs = []
+        while mine is not theirs:
+            if mine is None or theirs is None or mine.piece != theirs.piece:
+                return False
+            pairs.append((mine, theirs))
+            mine, theirs = mine.before, theirs.before
+        for own, same in pairs:
+            own.before = same.before
+        return True
 
 
 class PrefixCache:
-    """Digest to block, one to one. A hit compares the token ids too, so a collision costs a miss."""
+    """Digest to block, one to one. A hit compares the tokens too, so a collision costs a miss."""
 
     def __init__(self) -> None:
         self.on_change: Callable[[Digest, bool], None] | None = None  # findable from now on, or no more
-        self._entries: dict[Digest, _Entry] = {}
-        self._digests: dict[int, Digest] = {}
+        self._blocks: dict[Digest, int] = {}
+        self._prefixes: dict[int, Prefix] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._blocks)
 
-    def find(self, digest: Digest, piece: bytes) -> int | None:
-        """The block that holds `piece` after the tokens that `digest` stands for."""
-        entry = self._entries.get(digest)
-        return entry.block if entry is not None and entry.piece == piece else None
+    def find(self, prefix: Prefix) -> int | None:
+        """The block that holds the last tokens of `prefix`, computed after all its others."""
+        block = self._blocks.get(prefix.digest)
+        return block if block is not None and prefix.equals(self._prefixes[block]) else None
 
-    def publish(self, digest: Digest, piece: bytes, block: int) -> bool:
-        """Make `block` findable; False when the digest is taken (by other tokens: a collision)."""
-        if digest in self._entries:
-            return False
-        assert block not in self._digests, f"block {block} is published already"
-        self._entries[digest] = _Entry(block, piece)
-        self._digests[block] = digest
+    def publish(self, prefix: Prefix, block: int) -> int | None:
+        """Make `block` findable, unless one that holds the same is; which one is. None: a collision."""
+        found = self._blocks.get(prefix.digest)
+        if found is not None:
+            return found if prefix.equals(self._prefixes[found]) else None
+        assert block not in self._prefixes, f"block {block} is published already"
+        self._blocks[prefix.digest] = block
+        self._prefixes[block] = prefix
         if self.on_change is not None:
-            self.on_change(digest, True)
-        return True
+            self.on_change(prefix.digest, True)
+        return block
 
-    def describe(self, block: int) -> tuple[Digest, bytes]:
-        """Digest and token ids of a published block."""
-        digest = self._digests[block]
-        return digest, self._entries[digest].piece
+    def prefix(self, block: int) -> Prefix:
+        """What a published block holds."""
+        return self._prefixes[block]
 
     def forget(self, block: int) -> None:
         """`block` is going to hold something else."""
-        digest = self._digests.pop(block)
-        del self._entries[digest]
+        digest = self._prefixes.pop(block).digest
+        del self._blocks[digest]
         if self.on_change is not None:
             self.on_change(digest, False)
 
     def digests(self) -> list[Digest]:
         """All that are findable, the first published first. One operation, so another thread may ask."""
-        return list(self._entries)
+        return list(self._blocks)
 
     def check(self) -> None:
         """Assert that digests and blocks map one to one."""
-        assert {digest: entry.block for digest, entry in self._entries.items()} == {
-            digest: block for block, digest in self._digests.items()
-        }
-        assert len(self._digests) == len(self._entries)
+        assert self._blocks == {prefix.digest: block for block, prefix in self._prefixes.items()}
+        assert len(self._blocks) == len(self._prefixes)

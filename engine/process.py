@@ -22,7 +22,7 @@ import msgspec
 
 from engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
 from engine.core import EngineCore
-from engine.request import Abort, Drain, Output, Request
+from engine.request import Abort, Drain, Output, Request, StepOutputs
 
 if TYPE_CHECKING:
     from engine.publisher import Publisher
@@ -56,7 +56,7 @@ class ReadyFrame(msgspec.Struct, array_like=True, tag="ready"):
 
 
 class StepFrame(msgspec.Struct, array_like=True, tag="step"):
-    outputs: list[Output]
+    outputs: StepOutputs
     stats: StepStats
 
 
@@ -174,15 +174,16 @@ def _serve(
             reported = time.monotonic()
         if not frames and not core.has_work:
             continue
-        outputs: list[Output] = []
+        refusals: list[Output] = []
         for frame in frames:
             for command in decoder.decode(frame).commands:
                 if not isinstance(command, Drain):
-                    outputs += core.handle(command)
+                    refusals += core.handle(command)
                 elif publisher is not None:
                     publisher.drain()
         frames = []
-        outputs += core.step()
+        outputs = core.step()
+        outputs.others += refusals
         connection.sendall(encode_frame(StepFrame(outputs, core.stats)))
         if publisher is not None:
             publisher.observe(core.stats)

@@ -5,6 +5,7 @@ Plain msgspec structs, array-encoded, so that one frame per step carries them be
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -148,3 +149,17 @@ class Output(msgspec.Struct, array_like=True):
     queue_seconds: float | None = None  # arrival to first scheduling; with the first output
     cumulative_logprob: float | None = None  # of a beam, with all its tokens, when the search is over
     error: str | None = None  # with finish_reason "error"
+
+
+class StepOutputs(msgspec.Struct, array_like=True):
+    """What one step adds: one token each to many sequences, as columns, and all that is more than a token."""
+
+    request_ids: list[int] = []
+    indices: list[int] = []
+    tokens: list[int] = []
+    others: list[Output] = []
+
+    def __iter__(self) -> Iterator[Output]:
+        for request_id, index, token in zip(self.request_ids, self.indices, self.tokens, strict=True):
+            yield Output(request_id, index, [token])
+        yield from self.others

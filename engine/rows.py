@@ -1,13 +1,32 @@
 """Device rows: which sequence sits in each, and how far it has come, as numpy columns.
 
-The scheduler's per-step work on running decodes is done on these columns, not on Python objects.
+The work of a step on running decodes is done on these columns; only what is special about a row is looked at
+as Python objects.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.plan import Int32
+from engine.request import MAX_SEQUENCES
 from engine.sequence import NO_ROW, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Whom the S tokens that a step samples belong to."""
+
+    rows: Int32  # [S]
+    sequences: list[Sequence]
+    request_ids: list[int]
+    indices: list[int]  # of the sequences in their groups
+    watched: NDArray[np.bool_]  # [S] there is more to a token than the token
+    limit: Int32  # [S] position of the last token that the sequence may have
 
 
 class Rows:
@@ -15,32 +34,78 @@ class Rows:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.sequences: list[Sequence | None] = [None] * size
+        self.sequences: NDArray[Any] = np.full(size, None, object)  # Sequence | None
         self.context = np.zeros(size, np.int32)  # tokens in the cache once all launched steps are done
         self.capacity = np.zeros(size, np.int32)  # tokens that the row's blocks can hold
         self.limit = np.zeros(size, np.int32)  # context at which the sequence has all its tokens
-        self.decoding = np.zeros(size, np.bool_)  # prefill is done
+        self.decoding = np.zeros(size, np.bool_)  # prefill is done, and nothing else is in the way
+        self._watched = np.zeros(size, np.bool_)
+        self._request_id = np.zeros(size, np.int64)
+        self._index = np.zeros(size, np.int64)  # of the sequence in its group
+        self._order = np.zeros(size, np.int64)  # by arrival, then by index in the group
         self._free = list(range(size - 1, -1, -1))
+        self._decodes: Int32 | None = None  # None: stale
+        self._samples: Samples | None = None  # the last one that was asked for; None: stale
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def num_used(self) -> int:
+        return self.size - len(self._free)
+
     def assign(self, sequence: Sequence) -> int:
         row = self._free.pop()
+        group = sequence.group
         sequence.row = row
         self.sequences[row] = sequence
+        self._request_id[row] = group.request.id
+        self._index[row] = sequence.index
         self.context[row] = 0
         self.capacity[row] = 0
-        self.limit[row] = sequence.group.num_prompt + sequence.group.request.params.max_tokens - 1
+        self.limit[row] = group.num_prompt + group.request.params.max_tokens - 1
         self.decoding[row] = False
+        self._order[row] = group.order * MAX_SEQUENCES + sequence.index
+        self.watch(sequence)
         return row
 
     def release(self, sequence: Sequence) -> None:
         row = sequence.row
         assert self.sequences[row] is sequence
         self.sequences[row] = None
-        self.decoding[row] = False
+        self.may_decode(sequence, False)
         self.context[row] = 0
         sequence.row = NO_ROW
         self._free.append(row)
+
+    def watch(self, sequence: Sequence) -> None:
+        """Note whether what comes for `sequence` is more than tokens."""
+        group = sequence.group
+        special = group.beams is not None or group.request.params.logprobs is not None
+        self._watched[sequence.row] = special or group.first_output_due
+        self._samples = None
+
+    def may_decode(self, sequence: Sequence, may: bool) -> None:
+        self.decoding[sequence.row] = may
+        self._decodes = None
+
+    def decodes(self) -> Int32:
+        """The rows that may decode, the oldest group's first. The same array until they change."""
+        if self._decodes is None:
+            rows = np.flatnonzero(self.decoding).astype(np.int32)
+            self._decodes = rows[np.argsort(self._order[rows])]
+        return self._decodes
+
+    def samples(self, rows: Int32) -> Samples:
+        """Whose tokens `rows` are going to sample."""
+        if self._samples is None or self._samples.rows is not rows:
+            self._samples = Samples(
+                rows,
+                self.sequences[rows].tolist(),
+                self._request_id[rows].tolist(),
+                self._index[rows].tolist(),
+                self._watched[rows],
+                self.limit[rows],
+            )
+        return self._samples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.prefix_cache import Digest
+from engine.prefix_cache import Prefix
 from engine.request import FinishReason, Request, TokenLogprob
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ class Sequence:
     """One line of tokens: the prompt and what was generated after it, known to the host."""
 
     __slots__ = (
-        "digests",
         "finish_reason",
         "group",
         "host_published",
         "host_table",
         "index",
+        "prefixes",
         "published",
         "row",
         "saved_context",
@@ -36,7 +36,7 @@ class Sequence:
         self.index = index
         self.tokens = list(group.request.prompt)
         self.table: BlockTable = []
-        self.digests: list[Digest] = []  # of the full blocks of `tokens`, as far as they were needed
+        self.prefixes: list[Prefix] = []  # of the full blocks of `tokens`, as far as they were needed
         self.published = 0  # blocks of `table` that are findable, or were found
         self.host_table: BlockTable = []  # host blocks that hold what `table` named, while swapped out
         self.host_published = 0  # how many of them hold findable content

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.block_manager import Moves
 from engine.plan import Int32, PromptLogprobs, RowStart, StepPlan
-from engine.rows import Rows
+from engine.rows import Rows, Samples
 from engine.sequence import Sequence, SequenceGroup
+
+NO_PAIRS: Int32 = np.empty((0, 2), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,13 @@ class WantedPromptLogprobs:
     targets: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Flight:
-    """A step that was handed out: whom its samples and prompt logprobs belong to."""
+    """A step that was handed out: whom its S samples and its prompt logprobs belong to."""
 
-    samples: list[Sequence]
+    samples: Samples
+    watched: NDArray[np.bool_]  # [S] there is more to it than a token: it may be the last, has logprobs …
+    num_ended: int  # sequences that had ended when it was handed out
     prompt_logprobs: list[WantedPromptLogprobs]
     filled: list[tuple[Sequence, int]]  # sequences that filled blocks, and how many they have filled by then
     moves: Moves
@@ -73,69 +79,91 @@ class StepDraft:
             )
         )
 
+    def await_blocks(self, group: SequenceGroup) -> None:
+        """Leave `group` alone until this step is committed: its blocks are on their way."""
+        group.transferring = True
+        self.arrivals.append(group)
+
     def forget_preempted(self) -> None:
         """Drop all that was drafted for rows that yielded."""
         self.prefills = [prefill for prefill in self.prefills if prefill.row not in self.preempted]
 
     def build(
-        self, rows: Rows, decodes: Int32, moves: Moves, given: dict[int, int], block_size: int
+        self,
+        rows: Rows,
+        decodes: Int32,
+        moves: Moves,
+        given: dict[int, int],
+        block_size: int,
+        num_ended: int,
     ) -> tuple[StepPlan, Flight]:
         """The plan, and what to remember of it. `rows` are as they will be once the step is done."""
-        samples = [rows.sequences[row] for row in decodes.tolist()]
-        sample_tokens = list(range(len(decodes)))
-        wanted: list[WantedPromptLogprobs] = []
-        asked: list[PromptLogprobs] = []
+        ones = np.ones(len(decodes), np.int32)
+        each = np.arange(len(decodes), dtype=np.int32)
+        all_rows, lengths, sample_rows, sample_tokens = decodes, ones, decodes, each
         tokens: list[int] = []
-        for prefill in self.prefills:
-            first_token = len(decodes) + len(tokens)
-            tokens += prefill.sequence.tokens[prefill.start : prefill.end]
-            samples += prefill.samples
-            sample_tokens += [len(decodes) + len(tokens) - 1] * len(prefill.samples)
-            run = _prompt_logprobs(prefill)
-            if run is not None:
-                wanted.append(run)
-                k = run.group.request.params.prompt_logprobs or 0
-                asked.append(
-                    PromptLogprobs(
-                        first_token + run.first_target - 1 - prefill.start, np.array(run.targets, np.int32), k
-                    )
-                )
-        prefill_rows = np.array([prefill.row for prefill in self.prefills], np.int32)
-        lengths = np.array([prefill.end - prefill.start for prefill in self.prefills], np.int32)
-        all_rows = np.concatenate([decodes, prefill_rows])
-        sequences = [sequence for sequence in samples if sequence is not None]
-        assert len(sequences) == len(samples), "a decode was scheduled on an empty row"
-        sample_rows = np.array([sequence.row for sequence in sequences], np.int32)
-        table = np.array([(*key, block) for key, block in moves.entries.items()], np.int32).reshape(-1, 3)
-        filled_rows = decodes[rows.context[decodes] % block_size == 0].tolist()
-        filled = [(rows.sequences[row], int(rows.context[row]) // block_size) for row in filled_rows]
-        filled += [(prefill.sequence, prefill.end // block_size) for prefill in self.prefills]
+        asked: list[PromptLogprobs] = []
+        wanted: list[WantedPromptLogprobs] = []
+        if self.prefills:
+            ends: list[int] = []
+            for prefill in self.prefills:
+                run = _prompt_logprobs(prefill)
+                if run is not None:
+                    wanted.append(run)
+                    k = run.group.request.params.prompt_logprobs or 0
+                    first = len(decodes) + len(tokens) + run.first_target - 1 - prefill.start
+                    asked.append(PromptLogprobs(first, np.array(run.targets, np.int32), k))
+                tokens += prefill.sequence.tokens[prefill.start : prefill.end]
+                ends += [len(decodes) + len(tokens) - 1] * len(prefill.samples)
+            chunk_rows = [prefill.row for prefill in self.prefills]
+            chunk_lengths = [prefill.end - prefill.start for prefill in self.prefills]
+            sampling = [sequence.row for prefill in self.prefills for sequence in prefill.samples]
+            all_rows = np.concatenate([decodes, np.array(chunk_rows, np.int32)])
+            lengths = np.concatenate([ones, np.array(chunk_lengths, np.int32)])
+            sample_rows = np.concatenate([decodes, np.array(sampling, np.int32)])
+            sample_tokens = np.concatenate([each, np.array(ends, np.int32)])
+        context_lens = rows.context[all_rows]
+        positions = rows.context[sample_rows] if self.prefills else context_lens
+        entries = np.array(list(chain.from_iterable(moves.entries)), np.int32)
         plan = StepPlan(
             rows=all_rows,
             num_decodes=len(decodes),
-            query_lens=np.concatenate([np.ones(len(decodes), np.int32), lengths]),
-            context_lens=rows.context[all_rows],
+            query_lens=lengths,
+            context_lens=context_lens,
             prefill_tokens=np.array(tokens, np.int32),
             starts=tuple(self.starts),
             given_rows=np.array(list(given), np.int32),
             given_tokens=np.array(list(given.values()), np.int32),
-            table_rows=table[:, 0],
-            table_columns=table[:, 1],
-            table_blocks=table[:, 2],
+            table_rows=entries[::2],
+            table_columns=entries[1::2],
+            table_blocks=np.array(list(moves.entries.values()), np.int32),
             copies=_pairs([(source, destination) for _, source, destination in moves.copies]),
             swap_out=_pairs([(t.device, t.host) for t in (*moves.swap_out, *moves.spills)]),
             swap_in=_pairs([(t.host, t.device) for t in moves.swap_in]),
             sample_rows=sample_rows,
-            sample_tokens=np.array(sample_tokens, np.int32),
-            sample_positions=rows.context[sample_rows],
+            sample_tokens=sample_tokens,
+            sample_positions=positions,
             prompt_logprobs=tuple(asked),
         )
-        whose = [(sequence, count) for sequence, count in filled if sequence is not None]
-        return plan, Flight(sequences, wanted, whose + self.brought, moves, self.arrivals)
+        full = np.flatnonzero(context_lens[: len(decodes)] % block_size == 0)
+        counts = (context_lens[full] // block_size).tolist()
+        filled = list(zip(rows.sequences[decodes[full]].tolist(), counts, strict=True))
+        filled += [(prefill.sequence, prefill.end // block_size) for prefill in self.prefills]
+        samples = rows.samples(sample_rows)
+        flight = Flight(
+            samples=samples,
+            watched=samples.watched | (positions >= samples.limit),
+            num_ended=num_ended,
+            prompt_logprobs=wanted,
+            filled=filled + self.brought,
+            moves=moves,
+            arrivals=self.arrivals,
+        )
+        return plan, flight
 
 
 def _pairs(pairs: list[tuple[int, int]]) -> Int32:
-    return np.array(pairs, np.int32).reshape(-1, 2)
+    return np.array(pairs, np.int32).reshape(-1, 2) if pairs else NO_PAIRS
 
 
 def _prompt_logprobs(prefill: Prefill) -> WantedPromptLogprobs | None:

@@ -1,7 +1,9 @@
-"""What a step of scheduling costs: `python -m loadtest.scheduler_cost [--sequences N] [--steps N]`.
+"""What a step costs the host: `python -m loadtest.scheduler_cost [--sequences N] [--steps N]`.
 
-Time of `schedule` and of `commit` per step while all sequences decode, without a model: in microseconds, and
-as a multiple of a fixed piece of pure Python timed in the same run, which compares between machines.
+Time of `schedule` (with block management), of `commit` and of the whole `EngineCore.step`, without a model,
+while all sequences decode. In microseconds, and as a multiple of a fixed piece of pure Python that is timed
+between the steps: the ratio compares between machines, and between hours of one that others use too. The last
+line is of steps in which one request ends and the next one is let in.
 """
 
 from __future__ import annotations
@@ -10,18 +12,55 @@ import argparse
 import gc
 import statistics
 import time
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from engine.admission import Capacity
-from engine.plan import StepPlan, StepResult
+from engine.core import EngineCore
+from engine.plan import StepPlan, StepResult, empty_int32
 from engine.prefix_cache import BlockHasher
 from engine.request import Request, SamplingParams
 from engine.scheduler import Scheduler
 
 CONTEXTS = (256, 2048, 16384)
+CHURN_CONTEXT = 256
 BLOCK_SIZE = 16
 YARDSTICK_ITEMS = 1000
+YARDSTICK_EVERY = 4  # steps
+
+
+@dataclass
+class Timings:
+    """Seconds of each step, and of the yardstick in between."""
+
+    schedule: list[float] = field(default_factory=list)
+    commit: list[float] = field(default_factory=list)
+    step: list[float] = field(default_factory=list)
+    yardstick: list[float] = field(default_factory=list)
+
+    @property
+    def both(self) -> list[float]:
+        return [sum(pair) for pair in zip(self.schedule, self.commit, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.both) / statistics.median(self.yardstick)
+
+
+class NoModel:
+    """A runner whose steps are done at once. It is its own flight."""
+
+    def __init__(self) -> None:
+        self._samples: list[int] = []
+
+    def launch(self, plan: StepPlan) -> NoModel:
+        self._samples.append(len(plan.sample_rows))
+        return self
+
+    def wait(self) -> StepResult:
+        tokens = np.arange(self._samples.pop(0), dtype=np.int32)
+        return StepResult(tokens, empty_int32(), None, ())
 
 
 def main() -> None:
@@ -31,24 +70,22 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=256, help="running at once")
     parser.add_argument("--steps", type=int, default=320, help="timed at each context, after as many untimed")
     arguments = parser.parse_args()
-    yardstick = statistics.median(yardstick_seconds() for _ in range(200))
-    print(f"yardstick: {yardstick * 1e6:.0f} µs; {arguments.sequences} sequences decode")
+    print(f"{arguments.sequences} sequences decode; µs, medians but for the last two columns")
     print(
-        f"{'context':>8} {'schedule':>10} {'commit':>10} {'median':>10} {'mean':>10} {'p99':>10} {'ratio':>7}"
+        f"{'context':>8}{'schedule':>10}{'commit':>10}{'both':>8}{'step':>8}{'ratio':>8}{'least':>8}{'p99':>8}"
     )
     for context in CONTEXTS:
-        schedule, commit = step_seconds(arguments.sequences, context, arguments.steps)
-        both = [sum(pair) for pair in zip(schedule, commit, strict=True)]
-        median, mean = statistics.median(both), statistics.mean(both)
-        columns = (
-            statistics.mean(schedule),
-            statistics.mean(commit),
-            median,
-            mean,
-            sorted(both)[-len(both) // 100],
-        )
-        cells = " ".join(f"{seconds * 1e6:>7.0f} µs" for seconds in columns)
-        print(f"{context:>8} {cells} {mean / yardstick:>7.2f}")
+        show(str(context), measure(arguments.sequences, context, arguments.steps, churn=False))
+    show("churn", measure(arguments.sequences, CHURN_CONTEXT, arguments.steps, churn=True))
+
+
+def show(name: str, timings: Timings) -> None:
+    both = sorted(timings.both)
+    medians = [statistics.median(each) for each in (timings.schedule, timings.commit, both, timings.step)]
+    schedule, commit, total, step, least, p99 = (
+        round(1e6 * seconds) for seconds in (*medians, both[0], both[-len(both) // 100])
+    )
+    print(f"{name:>8}{schedule:>10}{commit:>10}{total:>8}{step:>8}{timings.ratio:>8.2f}{least:>8}{p99:>8}")
 
 
 def yardstick_seconds() -> float:
@@ -61,47 +98,48 @@ def yardstick_seconds() -> float:
     return time.perf_counter() - begin
 
 
-def step_seconds(sequences: int, context: int, steps: int) -> tuple[list[float], list[float]]:
-    """Seconds of each `schedule` and `commit` from `context` tokens on, one step ahead as in serving."""
-    warm_up = steps
-    length = context + warm_up + 2 * steps
-    blocks = sequences * -(-length // BLOCK_SIZE) + 1
-    capacity = Capacity(blocks, BLOCK_SIZE, sequences, max_model_len=2 * length, vocab_size=1000)
-    scheduler = Scheduler(
-        capacity, sequences * context, hasher=BlockHasher(BLOCK_SIZE, seed=0)
-    )  # one prefill
-    params = SamplingParams(max_tokens=warm_up + 2 * steps, ignore_eos=True)
+def measure(sequences: int, context: int, steps: int, *, churn: bool) -> Timings:
+    """Time `steps` steps from `context` tokens on, one ahead as in serving, after as many untimed ones."""
+    core = EngineCore(*_scheduler(sequences, context, 2 * steps))
+    most = 2 * steps + 2
     for i in range(sequences):
-        # No two prompts begin alike, and their lengths differ so that each step some sequences take a block.
-        scheduler.add(Request(i, [i] + [j % 1000 for j in range(context - 1 - i % BLOCK_SIZE)], params))
-    in_flight: StepPlan | None = None
-    while scheduler.waiting or any(group.prefill_queue for group in scheduler.running):
-        in_flight, _, _ = _step(scheduler, in_flight)
-    schedule, commit = [], []
+        # Lengths differ, so that each step as many sequences fill a block and take the next one.
+        _add(core, i, context - 1 - i % BLOCK_SIZE, 1 + i * most // sequences if churn else most)
+    if churn:
+        for i in range(sequences, 4 * sequences):
+            _add(core, i, context, most)
+    while not core.stats.decode_tokens:
+        core.step()
+    timings = Timings()
     gc.collect()
     gc.disable()
-    for i in range(warm_up + steps):
-        in_flight, scheduling, committing = _step(scheduler, in_flight)
-        assert in_flight is not None and in_flight.num_decodes == sequences
-        if i >= warm_up:
-            schedule.append(scheduling)
-            commit.append(committing)
+    for i in range(2 * steps - 4):
+        begin = time.perf_counter()
+        core.step()
+        seconds = time.perf_counter() - begin
+        assert churn or core.stats.decode_tokens == sequences
+        if i >= steps:
+            timings.step.append(seconds)
+            timings.schedule.append(core.stats.schedule_seconds)
+            timings.commit.append(core.stats.commit_seconds)
+            if i % YARDSTICK_EVERY == 0:
+                timings.yardstick.append(yardstick_seconds())
     gc.enable()
-    return schedule, commit
+    return timings
 
 
-def _step(scheduler: Scheduler, before: StepPlan | None) -> tuple[StepPlan | None, float, float]:
-    """Schedule a step and commit the one before it."""
-    begin = time.perf_counter()
-    plan = scheduler.schedule()
-    scheduled = time.perf_counter()
-    if before is None:
-        return plan, scheduled - begin, 0.0
-    tokens = np.arange(len(before.sample_rows), dtype=np.int32) % 1000
-    result = StepResult(tokens, np.empty(0, np.int32), None, ())
-    launched = time.perf_counter()
-    scheduler.commit(result)
-    return plan, scheduled - begin, time.perf_counter() - launched
+def _scheduler(sequences: int, context: int, new: int) -> tuple[Scheduler, NoModel]:
+    length = context + new + BLOCK_SIZE
+    blocks = sequences * (-(-length // BLOCK_SIZE) + 1)
+    capacity = Capacity(blocks, BLOCK_SIZE, sequences, max_model_len=2 * length, vocab_size=1000)
+    hasher = BlockHasher(BLOCK_SIZE, seed=0)
+    return Scheduler(capacity, sequences * context, (999,), hasher=hasher), NoModel()
+
+
+def _add(core: EngineCore, i: int, length: int, max_tokens: int) -> None:
+    """No two prompts begin alike."""
+    prompt = [i % 1000, i // 1000] + [j % 1000 for j in range(length - 2)]
+    core.add(Request(i, prompt, SamplingParams(max_tokens=max_tokens)))
 
 
 if __name__ == "__main__":

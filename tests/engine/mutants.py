@@ -60,8 +60,8 @@ MUTANTS = [
     Mutant(
         "tokens not compared on a hit",
         "prefix_cache",
-        "entry is not None and entry.piece == piece",
-        "entry is not None",
+        "block is not None and prefix.equals(self._prefixes[block])",
+        "block is not None",
     ),
     Mutant("hash without parent", "prefix_cache", "self._digest(before + piece)", "self._digest(piece)"),
     Mutant("salt ignored", "prefix_cache", ' + b"\\0" + salt.encode()', ""),
@@ -70,20 +70,20 @@ MUTANTS = [
     Mutant(
         "a digest keeps its evicted block",
         "prefix_cache",
-        "        del self._entries[digest]\n",
+        "        del self._blocks[digest]\n",
         "",
     ),
     # -- host_tier -----------------------------------------------------------------------------------------
     Mutant(
         "a host block findable and not kept",
         "host_tier",
-        "self.cache.publish(digest, piece, block):\n            self.pool.keep(block)\n",
-        "self.cache.publish(digest, piece, block):\n            pass\n",
+        "self.cache.publish(prefix, block) == block:\n            self.pool.keep(block)\n",
+        "self.cache.publish(prefix, block) == block:\n            pass\n",
     ),
     Mutant(
         "a host block kept and not findable",
         "host_tier",
-        "if not self.pool.is_kept(block) and self.cache.publish(digest, piece, block):",
+        "if not self.pool.is_kept(block) and self.cache.publish(prefix, block) == block:",
         "if not self.pool.is_kept(block):",
     ),
     # -- block_manager -------------------------------------------------------------------------------------
@@ -115,13 +115,13 @@ MUTANTS = [
     Mutant(
         "the device is not told of the shared twin",
         "block_manager",
-        "                self.moves.entries[sequence.row, logical] = twin\n",
+        "                self.moves.entries[sequence.row, logical] = found\n",
         "",
     ),
     Mutant(
         "a twin taken without a reference",
         "block_manager",
-        "                self.pool.share(twin)\n                self.pool.release(block)\n",
+        "                self.pool.share(found)\n                self.pool.release(block)\n",
         "                self.pool.release(block)\n",
     ),
     Mutant(
@@ -134,8 +134,8 @@ MUTANTS = [
     Mutant(
         "forks of a block that was computed twice no longer share it",
         "block_manager",
-        "twin != block and self.pool.count(block) == 1:",
-        "twin != block:",
+        "            elif self.pool.count(block) == 1:\n",
+        "            else:\n",
     ),
     Mutant(
         "moves of a row that was left are made all the same",
@@ -162,16 +162,21 @@ MUTANTS = [
         "            sequence.table.append(self.pool.allocate())\n",
     ),
     Mutant(
-        "a collision passed over",
-        "block_manager",
-        "                    sequence.published = logical\n                    return  # a collision",
-        "                    continue  # a collision",
+        "a hit whose parents are not compared",
+        "prefix_cache",
+        "            mine, theirs = mine.before, theirs.before\n",
+        "            break\n",
     ),
-    Mutant("shared blocks stored twice", "block_manager", "placed.get(block, placed.get(key))", "None"),
+    Mutant(
+        "shared blocks stored twice",
+        "block_manager",
+        "                if block in placed:\n                    self.host.pool.share(placed[block])\n",
+        "                if block in ():\n                    self.host.pool.share(placed[block])\n",
+    ),
     Mutant(
         "one more table, not one more reference, in host memory",
         "block_manager",
-        "                    self.host.pool.share(host_block)\n",
+        "                    self.host.pool.share(placed[block])\n",
         "                    pass\n",
     ),
     Mutant(
@@ -192,7 +197,7 @@ MUTANTS = [
         "block_manager",
         "            self._start(self.moves.spills, self.host, Transfer(block, self.host.pool.allocate()))\n",
         "            self._start(self.moves.spills, self.host, Transfer(block, self.host.pool.allocate()))\n"
-        "            self.host.publish(digest, piece, self.moves.spills[-1].host)\n",
+        "            self.host.publish(self.cache.prefix(block), self.moves.spills[-1].host)\n",
     ),
     Mutant(
         "parents before children after a transfer",
@@ -201,11 +206,22 @@ MUTANTS = [
         "(*moves.swap_out, *moves.swap_in)",
     ),
     # -- scheduler -----------------------------------------------------------------------------------------
-    Mutant("the oldest yields", "scheduler", "group = self.running.pop()\n", "group = self.running.pop(0)\n"),
-    Mutant("the oldest yields when it could wait", "scheduler", "and not alone:", "and alone is not None:"),
+    Mutant(
+        "the oldest yields",
+        "yielding",
+        "        group = self._queue.running[-1]\n",
+        "        group = self._queue.running[0]\n"
+        "        self._queue.running.append(self._queue.running.pop(0))\n",
+    ),
+    Mutant(
+        "the oldest yields when it could wait",
+        "yielding",
+        "and not alone:",
+        "and alone is not None:",
+    ),
     Mutant(
         "a victim waits behind all others",
-        "scheduler",
+        "run_queue",
         "self.waiting.appendleft(group)",
         "self.waiting.append(group)",
     ),
@@ -214,8 +230,8 @@ MUTANTS = [
         "scheduler",
         "        available = self.blocks.pool.num_available\n",
         "        available = self.blocks.pool.num_available\n"
-        "        if self.waiting and self.waiting[0].swapped:\n"
-        "            self.waiting.rotate(-1)\n",
+        "        if queue.waiting and queue.waiting[0].swapped:\n"
+        "            queue.waiting.rotate(-1)\n",
     ),
     Mutant(
         "a group is admitted in part",
@@ -229,13 +245,23 @@ MUTANTS = [
         "self.blocks.blocks_for(min(len(sequence.tokens) + 1, most)) - shared for sequence",
         "0 for sequence",
     ),
-    Mutant("used before it has arrived", "scheduler", "        group.transferring = True\n", ""),
-    Mutant("an arrival forgotten", "scheduler", "        draft.arrivals.append(group)\n", ""),
+    Mutant(
+        "used before it has arrived",
+        "step",
+        "        group.transferring = True\n",
+        "",
+    ),
+    Mutant(
+        "an arrival forgotten",
+        "step",
+        "        self.arrivals.append(group)\n",
+        "",
+    ),
     Mutant(
         "published when launched",
         "scheduler",
-        "        self.flights.append(flight)\n",
-        "        self.flights.append(flight)\n"
+        "        queue.flights.append(flight)\n",
+        "        queue.flights.append(flight)\n"
         "        for sequence, full in flight.filled:\n"
         "            known = len(sequence.tokens) // self.blocks.block_size\n"
         "            self.blocks.publish(sequence, min(full, known))\n",
@@ -247,8 +273,18 @@ MUTANTS = [
         "",
     ),
     Mutant("a victim's prefill goes on", "scheduler", "            draft.forget_preempted()\n", ""),
-    Mutant("swapped out while this step writes to it", "scheduler", "swap = not touched and ", "swap = "),
-    Mutant("host blocks of who left are kept", "scheduler", "        self.blocks.drop_host(sequence)\n", ""),
+    Mutant(
+        "swapped out while this step writes to it",
+        "yielding",
+        "swap = not drafted and ",
+        "swap = ",
+    ),
+    Mutant(
+        "host blocks of who left are kept",
+        "run_queue",
+        "        self.blocks.drop_host(sequence)\n",
+        "",
+    ),
     Mutant(
         "a row without a block goes on",
         "scheduler",
@@ -258,46 +294,108 @@ MUTANTS = [
     Mutant(
         "the tail after a fork is written by all",
         "scheduler",
-        "                self._shared_tails[other.row] = other\n",
-        "                pass\n",
+        "            self.queue.expect_write(other)\n",
+        "            pass\n",
     ),
     Mutant(
         "what comes back goes on from a stale token",
         "scheduler",
-        "sequence.saved_context + 1\n                self._given[sequence.row] = sequence.tokens[-1]\n",
-        "sequence.saved_context + 1\n",
+        "                self.queue.given[sequence.row] = sequence.tokens[-1]\n",
+        "                pass\n",
     ),
     Mutant(
         "a prefill writes into a found block",
         "scheduler",
-        "if start < self.rows.capacity[row] and not self._own(draft, sequence, start):",
+        "if start < self.rows.capacity[row] and not self.yielding.own(draft, sequence, start):",
         "if start < 0:",
     ),
     Mutant(
         "a step past the last token",
         "scheduler",
-        "        rows = rows[self.rows.context[rows] < self.rows.limit[rows]]\n",
-        "",
+        "            rows = rows[more]\n",
+        "            pass\n",
     ),
     Mutant("the budget is not spent", "scheduler", "            draft.budget -= end - start\n", ""),
     Mutant(
         "blocks are published for a sequence that left",
-        "scheduler",
-        "            if sequence.row != NO_ROW:  # else its blocks are gone\n",
-        "            if True:\n",
+        "commit",
+        "        if sequence.row != NO_ROW:  # else its blocks are gone\n",
+        "        if True:\n",
     ),
     Mutant(
         "a token for a sequence that has ended",
-        "scheduler",
-        "            if sequence.finish_reason is not None:\n                continue\n",
+        "commit",
+        "        if sequence.finish_reason is not None:\n            continue\n",
         "",
     ),
     # -- beam_group ----------------------------------------------------------------------------------------
     Mutant(
         "a beam keeps the digests of the one it was",
         "beam_group",
-        "                child.digests = list(parent.digests)\n",
+        "                child.prefixes = list(parent.prefixes)\n",
         "",
     ),
     Mutant("a beam that ended keeps its blocks", "beam_group", "                blocks.free(sequence)\n", ""),
+    Mutant(
+        "beams that yielded share host blocks without references",
+        "block_manager",
+        "        for block in child.host_table:\n            assert self.host is not None\n"
+        "            self.host.pool.share(block)\n",
+        "",
+    ),
+    Mutant(
+        "a beam that ended in host memory keeps its blocks",
+        "beam_group",
+        "                blocks.drop_host(sequence)\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "a copy that is not going to be made is swapped out",
+        "block_manager",
+        "[sources.get(b, b) for b in sequence.table]",
+        "list(sequence.table)",
+    ),
+    Mutant(
+        "beams decode before they are chosen",
+        "commit",
+        "    elif group.beams is None or not group.beams.pending:\n",
+        "    else:\n",
+    ),
+    # -- rows and samples ----------------------------------------------------------------------------------
+    Mutant(
+        "the last token ends nothing",
+        "step",
+        "samples.watched | (positions >= samples.limit)",
+        "samples.watched",
+    ),
+    Mutant(
+        "a stop token ends nothing",
+        "commit",
+        "token < 0 or token in queue.stop_tokens for token in tokens",
+        "token < 0 for token in tokens",
+    ),
+    Mutant(
+        "who ended in flight goes on",
+        "commit",
+        "    if queue.num_ended != flight.num_ended:\n",
+        "    if False:\n",
+    ),
+    Mutant(
+        "rows decode after they were left",
+        "rows",
+        "        self._decodes = None\n\n    def decodes",
+        "\n    def decodes",
+    ),
+    Mutant(
+        "samples of whom the rows were before",
+        "rows",
+        "self._samples is None or self._samples.rows is not rows:",
+        "self._samples is None or len(self._samples.rows) != len(rows):",
+    ),
+    Mutant(
+        "blocks that the device is not told of",
+        "block_manager",
+        "            self.moves.entries[row, len(sequence.table)] = block\n",
+        "",
+    ),
 ]

@@ -11,13 +11,14 @@ from collections import Counter
 
 from engine.admission import Capacity
 from engine.core import EngineCore
-from engine.plan import StepPlan
+from engine.plan import Int32, StepPlan
 from engine.preemption import PreemptionMode, PreemptionPolicy
 from engine.prefix_cache import BlockHasher
 from engine.request import Output, Request, SamplingParams
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.step import StepDraft
+from engine.yielding import Yielding
 from tests.engine.oracle import VOCAB, OracleRunner, expected_beams, expected_tokens
 
 EOS = (3,)
@@ -26,32 +27,48 @@ EOS = (3,)
 class WatchedScheduler(Scheduler):
     """A scheduler that may only do what was promised."""
 
-    preempted: Counter[int]  # by request id
-
     def schedule(self, now: float = 0.0) -> StepPlan | None:
-        fresh = [group for group in self.waiting if group.queue_seconds is None]
+        fresh = [group for group in self.queue.waiting if group.queue_seconds is None]
         plan = super().schedule(now)
         begun = [group for group in fresh if group.queue_seconds is not None]
         assert begun == fresh[: len(begun)], "a request was admitted before an earlier one"
         if begun:
-            assert not any(group.swapped for group in self.waiting), "admitted while a group is swapped out"
+            swapped = [group for group in self.queue.waiting if group.swapped]
+            assert not swapped, "admitted while a group is swapped out"
         if plan is not None:
             assert plan.num_tokens <= self.max_num_batched_tokens, "more tokens than the step may compute"
             started = {start.row for start in plan.starts}
-            for group in self.running:
+            for group in self.queue.running:
                 rows = {sequence.row for sequence in group.live}
                 assert rows <= started or not rows & started, "a group was admitted in part"
         return plan
 
-    def _preempt_newest(self, draft: StepDraft, beneficiary: Sequence) -> None:
-        running = list(self.running)
-        super()._preempt_newest(draft, beneficiary)
-        (victim,) = [group for group in running if group not in self.running]
+
+class PushedScheduler(WatchedScheduler):
+    """Now and then the newest group has to yield although there is room, to either place."""
+
+    rng: random.Random
+
+    def _schedule_decodes(self, draft: StepDraft) -> Int32:
+        decodes = super()._schedule_decodes(draft)
+        running = self.queue.running
+        if len(running) > 1 and not running[-1].transferring and self.rng.random() < 0.4:
+            self.yielding._policy = PreemptionPolicy(mode=self.rng.choice(["swap", "recompute"]))
+            self.yielding.preempt_newest(draft, running[0].live[0])
+        return decodes
+
+
+class WatchedYielding(Yielding):
+    """Has the newest group yield, whole, and never for a newer one."""
+
+    def preempt_newest(self, draft: StepDraft, beneficiary: Sequence) -> None:
+        running = list(self._queue.running)
+        super().preempt_newest(draft, beneficiary)
+        (victim,) = [group for group in running if group not in self._queue.running]
         assert victim is not min(running, key=lambda group: group.order), "the oldest group was preempted"
         assert victim is max(running, key=lambda group: group.order), "a group yielded before a newer one"
         assert beneficiary.group.order <= victim.order, "a group yielded for a newer one"
         assert not any(sequence.table or sequence.row >= 0 for sequence in victim.live), "it yielded in part"
-        self.preempted[victim.request.id] += 1
 
 
 def make_core(
@@ -63,18 +80,17 @@ def make_core(
     caching: bool = True,
     num_host_blocks: int = 0,
     mode: PreemptionMode = "recompute",
+    pushed: random.Random | None = None,
 ) -> EngineCore:
     capacity = Capacity(num_blocks, block_size, max_num_seqs, max_model_len=1000, vocab_size=VOCAB)
     hasher = BlockHasher(block_size, seed=0) if caching else None
-    scheduler = WatchedScheduler(
-        capacity,
-        budget,
-        EOS,
-        hasher=hasher,
-        num_host_blocks=num_host_blocks,
-        policy=PreemptionPolicy(mode=mode),
-    )
-    scheduler.preempted = Counter()
+    kind = WatchedScheduler if pushed is None else PushedScheduler
+    scheduler = kind(capacity, budget, EOS, hasher=hasher, num_host_blocks=num_host_blocks)
+    if isinstance(scheduler, PushedScheduler) and pushed is not None:
+        scheduler.rng = pushed
+    # By these costs `auto` swaps groups that fill, or share, more than five in six of their slots.
+    policy = PreemptionPolicy(mode=mode, seconds_per_block=1.0, seconds_per_token=2.4 / block_size)
+    scheduler.yielding = WatchedYielding(scheduler.queue, policy)
     runner = OracleRunner(num_blocks, block_size, max_num_seqs, num_host_blocks)
     return EngineCore(scheduler, runner, clock=lambda: 0.0)
 
@@ -171,8 +187,11 @@ def check_outputs(request: Request, got: dict[tuple[int, int], list[Output]], do
             assert [entry and entry.token for entry in everyone] == [None, *request.prompt[1:]]
 
 
-def simulate(seed: int) -> Counter[str]:
-    """Twelve random requests from their arrival to their end. Returns how often each thing came about."""
+def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
+    """Twelve random requests from their arrival to their end. Returns how often each thing came about.
+
+    `pushed`: groups yield at random moments too, so there is no bound on how long anyone waits.
+    """
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4, 8])
     max_num_seqs = rng.randint(1, 8)
@@ -180,9 +199,16 @@ def simulate(seed: int) -> Counter[str]:
     budget = rng.randint(max_num_seqs, 24)
     caching = rng.random() < 0.7
     host = rng.choice([0, num_blocks // 3, num_blocks])
-    mode: PreemptionMode = rng.choice(["swap", "swap", "recompute"])
+    mode: PreemptionMode = rng.choice(["swap", "auto", "recompute"])
     core = make_core(
-        num_blocks, block_size, max_num_seqs, budget, caching=caching, num_host_blocks=host, mode=mode
+        num_blocks,
+        block_size,
+        max_num_seqs,
+        budget,
+        caching=caching,
+        num_host_blocks=host,
+        mode=mode,
+        pushed=random.Random(seed) if pushed else None,
     )
     scheduler = core.scheduler
     coming = [random_request(rng, i, rng.choice([4, 12, 24]), max_num_seqs) for i in range(12)]
@@ -213,20 +239,20 @@ def simulate(seed: int) -> Counter[str]:
             ended[output.request_id] += output.finish_reason is not None
         steps += 1
         for request_id, request in list(alive.items()):
-            assert steps <= deadlines[request_id], f"request {request_id} waits too long"
+            assert pushed or steps <= deadlines[request_id], f"request {request_id} waits too long"
             endings = [got.get((request_id, index)) for index in range(request.params.n)]
             if all(outputs and outputs[-1].finish_reason for outputs in endings):
                 del alive[request_id]
         scheduler.check()
-        assert scheduler.tokens_filled == distinct_filled(core)
+        assert scheduler.queue.tokens_filled == distinct_filled(core)
     assert scheduler.blocks.pool.num_available == num_blocks
     if scheduler.blocks.host is not None:
         assert scheduler.blocks.host.pool.num_available == host
     for request in accepted:
         if request.id not in aborted:
             check_outputs(request, got, done)
-    done["recomputes"] = scheduler.recomputes
-    done["swaps"] = scheduler.swaps
+    done["recomputes"] = scheduler.yielding.recomputes
+    done["swaps"] = scheduler.yielding.swaps
     done["copies"] = scheduler.blocks.copies_on_write
     done["evictions"] = scheduler.blocks.pool.evictions
     return done

@@ -61,7 +61,7 @@ def test_beams_equal_transformers(llama: tuple[Path, LlamaForCausalLM], blocks: 
                 assert (output.request_id, output.index) not in got, "a beam comes once, when the search ends"
                 got[output.request_id, output.index] = output
         core.scheduler.check()
-    yielded = core.scheduler.recomputes + core.scheduler.swaps
+    yielded = core.scheduler.yielding.recomputes + core.scheduler.yielding.swaps
     assert (yielded > 0) == (blocks is not None)
     assert core.scheduler.blocks.copies_on_write > 0
     for request in beams:

@@ -29,7 +29,7 @@ def test_a_table_that_begins_again_is_published_again() -> None:
     tables.step()
     tables.blocks.free(second)
     tables.fork(first, second)
-    second.digests = list(first.digests)
+    second.prefixes = list(first.prefixes)
     tables.write(second, [4, 5, 6])
     tables.step()
     (again,) = tables.group([1, 2, 3, 4, 5, 6])

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from engine.block_manager import BlockManager, Found, Moves
 from engine.block_pool import BlockPool, OutOfBlocks
-from engine.prefix_cache import BlockHasher, PrefixCache
+from engine.prefix_cache import BlockHasher, Digest, PrefixCache
 from engine.request import Request, SamplingParams
 from engine.rows import Rows
 from engine.sequence import NO_ROW, Sequence, SequenceGroup
@@ -79,6 +79,13 @@ class Step:
     arrivals: list[SequenceGroup] = field(default_factory=list)
 
 
+class CollidingHasher(BlockHasher):
+    """Digests of two bits: nothing can be told by them."""
+
+    def next(self, before: Digest, piece: bytes) -> Digest:
+        return bytes([super().next(before, piece)[0] & 3])
+
+
 class BlockManagerMachine(RuleBasedStateMachine):
     """Sequences made by hand, moved as the scheduler may move them, and in orders that it never would."""
 
@@ -89,9 +96,13 @@ class BlockManagerMachine(RuleBasedStateMachine):
         num_blocks=st.integers(4, 14),
         num_host_blocks=st.sampled_from([0, 3, 6, 14]),
         caching=st.sampled_from([True, True, True, False]),
+        colliding=st.booleans(),
     )
-    def begin(self, block_size: int, num_blocks: int, num_host_blocks: int, caching: bool) -> None:
-        hasher = BlockHasher(block_size, seed=1) if caching else None
+    def begin(
+        self, block_size: int, num_blocks: int, num_host_blocks: int, caching: bool, colliding: bool
+    ) -> None:
+        kind = CollidingHasher if colliding else BlockHasher
+        hasher = kind(block_size, seed=1) if caching else None
         self.caching = caching
         self.size = block_size
         self.rows = Rows(ROWS)
@@ -226,7 +237,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.blocks.fork(parent, child, part)
         self.epochs[child] += 1
         child.tokens = list(parent.tokens)
-        child.digests = list(parent.digests)
+        child.prefixes = list(parent.prefixes)
         self.rows.context[child.row] = context
         self.launched[child] = min(context, self.launched[parent])
         if parent.row in self.step.touched:
@@ -420,8 +431,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         """What is findable is written, whole and once."""
         kept = [block for block in range(pool.num_blocks) if pool.is_kept(block)]
         for block in kept:
-            _, piece = cache.describe(block)
-            assert piece == np.array(self.histories.tokens(memory[block]), "<i4").tobytes()
+            tokens = np.array(self.histories.tokens(memory[block]), "<i4")
+            assert cache.prefix(block).piece == tokens.tobytes()
         assert len(_ends(pool, memory)) == len(kept), "two findable blocks hold the same"
 
     def _check_found(self, sequence: Sequence, found: Found) -> None:

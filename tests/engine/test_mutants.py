@@ -20,6 +20,7 @@ from tests.engine.mutants import MUTANTS, Mutant
 
 WALKS = 16
 SEEDS = [*range(60), 170, 315, 349, 422]  # the last ones reach rare corners
+PUSHED = [2, 7, 9, 24, 39, 43, 50, 296]
 BROKEN = (SyntaxError, ImportError, NameError)  # the mutant's own fault
 ENGINE = Path(engine.__file__).parent
 
@@ -79,7 +80,8 @@ def walks() -> None:
     for seed in range(WALKS):
         rng = random.Random(seed)
         walk = machine()
-        walk.begin(rng.choice([1, 2, 4]), rng.randint(4, 14), rng.choice([0, 3, 6, 14]), rng.random() < 0.8)
+        blocks, host_blocks, caching = rng.randint(4, 14), rng.choice([0, 3, 6, 14]), rng.random() < 0.8
+        walk.begin(rng.choice([1, 2, 4]), blocks, host_blocks, caching, rng.random() < 0.3)
         walk.burst(seed, 300)
         walk.teardown()
 
@@ -88,12 +90,15 @@ def simulations() -> None:
     simulate = importlib.import_module("tests.engine.simulation").simulate
     for seed in SEEDS:
         simulate(seed)
+    for seed in PUSHED:
+        simulate(seed, pushed=True)
 
 
 def promises() -> None:
     module = importlib.import_module("tests.engine.test_scheduler_promises")
     for mode in module.MODES:
         module.test_preemptions_do_not_grow_with_the_output(mode, False)
+    module.test_a_group_that_this_step_writes_for_is_not_swapped_out()
     module.test_nothing_is_findable_before_its_step_is_committed()
     module.test_a_client_that_leaves_in_the_middle_of_a_swap_leaks_nothing(False)
 

@@ -99,7 +99,7 @@ def run_to(core: EngineCore, context: int) -> None:
     while True:
         core.step()
         scheduler = core.scheduler
-        rows = [sequence.row for group in scheduler.running for sequence in group.live]
+        rows = [sequence.row for group in scheduler.queue.running for sequence in group.live]
         if rows and (scheduler.rows.context[rows] == context).all():
             return
 

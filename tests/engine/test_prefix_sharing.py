@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine.prefix_cache import BlockHasher, Digest
+from engine.prefix_cache import BlockHasher, Digest, Prefix
+from engine.prefixes import Prefixes
 from tests.engine.tables import Tables
 
 
@@ -35,6 +36,8 @@ def test_full_blocks_are_found_and_what_differs_is_not() -> None:
     assert found(tables, [1, 2, 9, 4]) == blocks[:1]
     assert found(tables, [3, 4]) == []  # the same tokens after others are something else
     assert found(tables, [9, 2, 3, 4]) == []
+    again = cached(tables, [7, 7, 7, 7])  # a block after itself is something else too
+    assert len(set(again)) == 2 and found(tables, [7, 7, 7, 7]) == again
 
 
 def test_a_tenant_finds_only_its_own() -> None:
@@ -42,6 +45,8 @@ def test_a_tenant_finds_only_its_own() -> None:
     blocks = cached(tables, [1, 2, 3, 4], salt="a")
     assert found(tables, [1, 2, 3, 4], salt="b") == found(tables, [1, 2, 3, 4]) == []
     assert found(tables, [1, 2, 3, 4], salt="a") == blocks
+    others = cached(tables, [1, 2, 3, 4], salt="b")
+    assert found(tables, [1, 2, 3, 4], salt="b") == others and not set(others) & set(blocks)
 
 
 def test_digests_depend_on_seed_and_model() -> None:
@@ -60,7 +65,7 @@ def test_a_block_is_findable_only_once_its_step_is_committed() -> None:
 
 
 class CollidingHasher(BlockHasher):
-    """Every first block has the same digest."""
+    """Every first block has the same digest, so those after it do not tell what they follow."""
 
     def next(self, before: Digest, piece: bytes) -> Digest:
         return b"the first block " if before == self.root("") else super().next(before, piece)
@@ -73,7 +78,7 @@ def test_a_collision_is_a_miss_and_never_another_sequences_block() -> None:
     for sequence in (first, second):
         tables.write(sequence, [])
     tables.step()
-    assert first.digests == second.digests
+    assert [p.digest for p in first.prefixes] == [p.digest for p in second.prefixes]
     assert not set(first.table) & set(second.table)
     assert found(tables, [1, 2, 5, 6]) == first.table
     assert found(tables, [3, 4, 5, 6]) == []
@@ -88,6 +93,44 @@ def test_a_collision_is_a_miss_and_never_another_sequences_block() -> None:
         tables.blocks.publish_on_host(sequence.group)
     assert not set(first.host_table) & set(second.host_table)
     tables.check()
+
+
+def test_a_child_is_no_hit_after_other_tokens_than_its_parent() -> None:
+    """Its parent has been forgotten, and another block has taken the parent's digest."""
+    tables = Tables(6, 2, hasher=CollidingHasher(2, seed=0))
+    (parent,) = cached(tables, [1, 2])
+    first, second = tables.group([1, 2, 5, 6], n=2)
+    tables.write(first, [])
+    tables.fork(first, second)
+    tables.step()  # forks keep the block that they computed again, so only what comes after it is findable
+    assert found(tables, [1, 2, 5, 6]) == [parent, first.table[1]]
+    (filler,) = tables.group([0] * 8)
+    tables.write(filler, [])
+    assert parent in filler.table and found(tables, [1, 2]) == []
+    tables.leave(filler)
+
+    other = cached(tables, [3, 4])
+    assert found(tables, [3, 4]) == other
+    assert found(tables, [3, 4, 5, 6]) == other, "keys and values that were computed after other tokens"
+
+
+def test_equal_chains_are_told_apart_by_any_token_and_by_their_tenant() -> None:
+    hasher = BlockHasher(1, seed=0)
+
+    def chain(tokens: list[int], salt: str = "") -> Prefix:
+        prefixes: list[Prefix] = []
+        Prefixes(hasher).extend(prefixes, tokens, len(tokens), salt)
+        return prefixes[-1]
+
+    tokens = list(range(20))
+    same, own = chain(tokens), chain(tokens)
+    assert own is not same and own.before is not same.before
+    assert own.equals(same)
+    assert own.before is same.before, "what was compared once is not compared again"
+    for changed in range(len(tokens)):
+        assert not chain(tokens).equals(chain([*tokens[:changed], 99, *tokens[changed + 1 :]]))
+    assert not chain(tokens).equals(chain(tokens, "tenant"))
+    assert not chain(tokens).equals(chain(tokens[1:])) and not chain(tokens[1:]).equals(chain(tokens))
 
 
 def test_a_block_computed_twice_is_kept_once() -> None:
@@ -175,6 +218,7 @@ def test_a_block_shared_in_a_group_is_stored_once_in_host_memory() -> None:
     tables.write(first, [])
     tables.fork(first, second)
     tables.write(second, [4, 5])
+    tables.step()
     assert tables.blocks.swap_out(first.group)
     tables.leave(first, second)
     moves = tables.step()

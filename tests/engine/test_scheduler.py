@@ -11,6 +11,11 @@ from tests.engine.simulation import simulate
 SEEDS = 200  # of 10 chunks
 
 
+def test_nobody_waits_for_a_transfer_of_no_blocks() -> None:
+    """A group comes back from host memory whose blocks are all findable on the device."""
+    simulate(2651)
+
+
 @pytest.mark.parametrize("chunk", range(10))
 def test_every_request_gets_its_tokens_under_any_schedule(chunk: int) -> None:
     done: Counter[str] = Counter()
@@ -22,3 +27,13 @@ def test_every_request_gets_its_tokens_under_any_schedule(chunk: int) -> None:
             raise
     reached = ["recomputes", "swaps", "copies", "cached", "from host", "evictions", "searches"]
     assert min(done[name] for name in reached) > 10, f"the runs no longer reach what they are for: {done}"
+
+
+@pytest.mark.parametrize("chunk", range(2))
+def test_tokens_are_right_whenever_anyone_yields(chunk: int) -> None:
+    for seed in range(chunk * SEEDS, (chunk + 1) * SEEDS):
+        try:
+            simulate(seed, pushed=True)
+        except AssertionError as error:
+            error.add_note(f"seed {seed}, pushed")
+            raise

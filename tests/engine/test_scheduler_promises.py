@@ -19,6 +19,7 @@ from engine.core import EngineCore
 from engine.preemption import PreemptionMode
 from engine.request import Request, SamplingParams
 from engine.startup import start_engine
+from engine.step import Prefill, StepDraft
 from tests.engine.oracle import expected_tokens
 from tests.engine.simulation import make_core
 
@@ -67,13 +68,13 @@ def test_preemptions_do_not_grow_with_the_output(mode: PreemptionMode, uneven: b
         lengths = [rng.randint(max_tokens // 2, max_tokens) if uneven else max_tokens for _ in range(groups)]
         core, _ = pressed_core(lengths, 0.7, mode)
         run(core)
-        preemptions = core.scheduler.recomputes + core.scheduler.swaps
+        preemptions = core.scheduler.yielding.recomputes + core.scheduler.yielding.swaps
         assert 0 < preemptions <= 2 * groups
 
 
 def under_way(core: EngineCore) -> list[int]:
     scheduler = core.scheduler
-    return [g.request.id for g in [*scheduler.running, *scheduler.waiting] if g.transferring]
+    return [g.request.id for g in [*scheduler.queue.running, *scheduler.queue.waiting] if g.transferring]
 
 
 LEAVING = [10 + 3 * (i % 4) for i in range(12)]
@@ -116,6 +117,18 @@ def test_a_client_that_leaves_in_the_middle_of_a_swap_leaks_nothing(everyone: bo
             for index in range(2):
                 if request.id not in leaving:
                     assert got[request.id, index] == expected_tokens(request, index)
+
+
+def test_a_group_that_this_step_writes_for_is_not_swapped_out() -> None:
+    """Its tokens are not in the blocks before the step is done, and the copy out reads them before that."""
+    core, _ = pressed_core([8, 8], 2.0, "swap")
+    for _ in range(3):
+        core.step()
+    older, newer = core.scheduler.queue.running
+    (sequence,) = newer.live
+    draft = StepDraft(prefills=[Prefill(sequence, 0, 4, [], sequence.row)])
+    core.scheduler.yielding.preempt_newest(draft, older.live[0])
+    assert not newer.swapped and core.scheduler.yielding.recomputes == 1
 
 
 def test_nothing_is_findable_before_its_step_is_committed() -> None:

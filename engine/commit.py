@@ -1,0 +1,149 @@
+"""What a step brought, booked: tokens appended, sequences ended, beams chosen, blocks made findable."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.beam_group import BeamGroup
+from engine.outputs import collect_prompt_logprobs, sampled_logprobs
+from engine.plan import StepResult
+from engine.request import FinishReason, Output, StepOutputs, TokenLogprob
+from engine.run_queue import RunQueue
+from engine.sequence import NO_ROW, Sequence, SequenceGroup
+from engine.step import Flight
+
+
+def commit(queue: RunQueue, flight: Flight, result: StepResult) -> StepOutputs:
+    """Book what `flight`, the oldest one, gave; what it brings for ended sequences is dropped."""
+    queue.blocks.arrived(flight.moves)
+    for sequence, num_blocks in flight.filled:
+        if sequence.row != NO_ROW:  # else its blocks are gone
+            queue.blocks.publish(sequence, num_blocks)
+    for group in flight.arrivals:
+        _arrive(queue, group)
+    for wanted, got in zip(flight.prompt_logprobs, result.prompt_logprobs, strict=True):
+        collect_prompt_logprobs(wanted, got)
+    samples, tokens = flight.samples, result.tokens.tolist()
+    watched = _watched(queue, flight, tokens)
+    sequences, outputs = samples.sequences, StepOutputs(samples.request_ids, samples.indices, tokens)
+    if watched.any():
+        plain = np.flatnonzero(~watched).tolist()
+        sequences = [sequences[i] for i in plain]
+        outputs = StepOutputs(
+            [samples.request_ids[i] for i in plain],
+            [samples.indices[i] for i in plain],
+            [tokens[i] for i in plain],
+            _look_at(queue, flight, result, np.flatnonzero(watched).tolist()),
+        )
+    for sequence, token in zip(sequences, outputs.tokens, strict=True):
+        sequence.tokens.append(token)
+    return outputs
+
+
+def _watched(queue: RunQueue, flight: Flight, tokens: list[int]) -> NDArray[np.bool_]:
+    """[S] which samples may be more than one token more."""
+    watched = flight.watched
+    if not queue.stop_tokens.keys().isdisjoint(tokens) or min(tokens, default=0) < 0:
+        watched = watched | np.array([token < 0 or token in queue.stop_tokens for token in tokens], np.bool_)
+    if queue.num_ended != flight.num_ended:
+        ended = [sequence.finish_reason is not None for sequence in flight.samples.sequences]
+        watched = watched | np.array(ended, np.bool_)
+    return watched
+
+
+def _look_at(queue: RunQueue, flight: Flight, result: StepResult, samples: list[int]) -> list[Output]:
+    """Book these samples one by one."""
+    logprobs = sampled_logprobs(flight.samples.sequences, result)
+    outputs: list[Output] = []
+    for i in samples:
+        sequence = flight.samples.sequences[i]
+        beams = sequence.group.beams
+        if sequence.finish_reason is not None:
+            continue
+        if beams is None:
+            outputs.append(_append(queue, sequence, int(result.tokens[i]), logprobs.get(i)))
+        elif result.logprobs is not None:
+            at = int(np.searchsorted(result.logprob_samples, i))
+            if beams.collect(sequence, result.logprobs, at):
+                outputs += _select(queue, sequence.group, beams)
+    return outputs
+
+
+def _append(queue: RunQueue, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> Output:
+    group = sequence.group
+    output = Output(group.request.id, sequence.index, [token])
+    _describe_first(queue, group, output)
+    if token < 0:
+        output.tokens = []
+        output.finish_reason = "error"
+        output.error = "the model gave logits that are not finite"
+    else:
+        sequence.tokens.append(token)
+        if logprob is not None:
+            output.logprobs = [logprob]
+        if token in group.stop_tokens:
+            output.finish_reason = "stop"
+            output.stop_token = token
+        elif sequence.num_generated >= group.request.params.max_tokens:
+            output.finish_reason = "length"
+    if output.finish_reason is not None:
+        queue.finish(sequence, output.finish_reason)
+    return output
+
+
+def _describe_first(queue: RunQueue, group: SequenceGroup, output: Output) -> None:
+    """A request's first output says how its prompt was served."""
+    if not group.first_output_due:
+        return
+    group.first_output_due = False
+    for sequence in group.live:
+        if sequence.row != NO_ROW:
+            queue.rows.watch(sequence)
+    output.prompt_logprobs = group.prompt_logprobs
+    output.queue_seconds = group.queue_seconds
+    output.cached_tokens = group.cached_tokens
+    output.cached_host_tokens = group.cached_host_tokens
+
+
+def _arrive(queue: RunQueue, group: SequenceGroup) -> None:
+    """The blocks of `group` are where they were sent."""
+    group.transferring = False
+    if group.swapped:
+        queue.blocks.publish_on_host(group)
+    elif group.beams is None or not group.beams.pending:
+        for sequence in group.live:
+            if sequence.table and sequence not in group.prefill_queue:
+                queue.rows.may_decode(sequence, True)
+
+
+def _select(queue: RunQueue, group: SequenceGroup, beams: BeamGroup) -> list[Output]:
+    """All beams of `group` have their candidates: choose those that go on, or end the search."""
+    try:
+        step = beams.advance()
+    except FloatingPointError as error:
+        outputs = [beams.ending(i, "error", str(error)) for i in range(group.request.params.n)]
+        return _end_beams(queue, group, outputs, "error")
+    if beams.search.done:
+        return _end_beams(queue, group, beams.outputs(), "stop")
+    beams.reparent(step, queue.blocks, queue.rows)
+    group.forked = True
+    for sequence in group.sequences:
+        row = sequence.row
+        if row == NO_ROW:
+            continue
+        queue.rows.may_decode(sequence, sequence in beams.order)
+        queue.shared_tails.pop(row, None)
+        if sequence in beams.order:
+            queue.given[row] = sequence.tokens[-1]
+            queue.expect_write(sequence)
+    return []
+
+
+def _end_beams(
+    queue: RunQueue, group: SequenceGroup, outputs: list[Output], reason: FinishReason
+) -> list[Output]:
+    _describe_first(queue, group, outputs[0])
+    for sequence in group.live:
+        queue.finish(sequence, reason)
+    return outputs

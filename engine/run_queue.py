@@ -1,0 +1,174 @@
+"""Which requests wait and which run, and the rows and blocks of those that run."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from engine.admission import Capacity
+from engine.beam_group import BeamGroup
+from engine.block_manager import BlockManager
+from engine.prefix_cache import BlockHasher
+from engine.request import FinishReason, Request
+from engine.rows import Rows
+from engine.sequence import NO_ROW, Sequence, SequenceGroup
+from engine.step import Flight, StepDraft
+
+
+class RunQueue:
+    """Groups in the order of their arrival: those that run first, then those that wait.
+
+    A group that yields goes to the front of those that wait, so nobody overtakes it.
+    """
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        eos_token_ids: tuple[int, ...],
+        hasher: BlockHasher | None,
+        num_host_blocks: int,
+    ) -> None:
+        self.rows = Rows(capacity.max_num_seqs)
+        self.blocks = BlockManager(
+            capacity.num_blocks, capacity.block_size, self.rows, hasher, num_host_blocks
+        )
+        self.waiting: deque[SequenceGroup] = deque()
+        self.running: list[SequenceGroup] = []
+        self.flights: deque[Flight] = deque()  # handed out and not committed, oldest first
+        self.given: dict[int, int] = {}  # by row: the token it decodes on from, to be told to the device
+        self.shared_tails: dict[int, Sequence] = {}  # by row: forked, and to write into a shared block next
+        self.stop_tokens: Counter[int] = Counter()  # how many groups end at each
+        self.num_beam_groups = 0
+        self.num_swapped = 0  # groups that wait in host memory
+        self.num_ended = 0  # sequences, since start
+        self._capacity = capacity
+        self._eos_token_ids = eos_token_ids
+        self._groups: dict[int, SequenceGroup] = {}
+        self._arrivals = 0
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ValueError when it could never run, with the numbers."""
+        self._capacity.check(request)
+        assert request.id not in self._groups, f"request id {request.id} is already in use"
+        group = SequenceGroup(request, self._arrivals, self._eos_token_ids)
+        if request.params.beam_width:
+            group.beams = BeamGroup(group, self._capacity.vocab_size)
+        self._arrivals += 1
+        self.num_beam_groups += group.beams is not None
+        self.stop_tokens.update(group.stop_tokens)
+        self._groups[request.id] = group
+        self.waiting.append(group)
+
+    def abort(self, request_id: int) -> None:
+        """Forget a request and free its blocks; what is in flight for it is dropped at its commit."""
+        group = self._groups.get(request_id)
+        if group is not None:
+            for sequence in group.live:
+                self.finish(sequence, "abort")
+
+    def start(self, draft: StepDraft) -> SequenceGroup:
+        """The first waiting group gets rows."""
+        group = self.waiting.popleft()
+        self.running.append(group)
+        for sequence in group.live:
+            self.rows.assign(sequence)
+            draft.start(sequence)
+        return group
+
+    def leave(self, group: SequenceGroup, *, swapped: bool) -> None:
+        """The newest running group gives its rows and device blocks back, and waits before all others."""
+        assert self.running.pop() is group
+        for sequence in group.live:
+            self._release(sequence)
+        group.swapped = swapped
+        self.num_swapped += swapped
+        self.waiting.appendleft(group)
+
+    def bring_back(self, group: SequenceGroup) -> None:
+        """The blocks of `group`, which has got rows, come from host memory."""
+        self.blocks.swap_in(group)
+        group.swapped = False
+        self.num_swapped -= 1
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End one sequence, running or waiting; its group ends with its last sequence."""
+        assert sequence.finish_reason is None
+        sequence.finish_reason = reason
+        self.num_ended += 1
+        group = sequence.group
+        if sequence.row != NO_ROW:
+            self._release(sequence)
+        self.blocks.drop_host(sequence)
+        if sequence in group.prefill_queue:
+            group.prefill_queue.remove(sequence)
+        if not group.live:
+            self._forget(group)
+
+    def _forget(self, group: SequenceGroup) -> None:
+        del self._groups[group.request.id]
+        self.num_beam_groups -= group.beams is not None
+        self.num_swapped -= group.swapped
+        self.stop_tokens -= Counter(group.stop_tokens)
+        if group in self.waiting:
+            self.waiting.remove(group)
+        else:
+            self.running.remove(group)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.blocks.free(sequence)
+        self.shared_tails.pop(sequence.row, None)
+        self.given.pop(sequence.row, None)
+        self.rows.release(sequence)
+
+    def prefilling(self) -> list[SequenceGroup]:
+        """Running groups that are not in the cache as a whole, oldest first."""
+        if len(self.rows.decodes()) == self.rows.num_used:
+            return []
+        return [group for group in self.running if group.prefill_queue]
+
+    def expect_write(self, sequence: Sequence) -> None:
+        """If the block that `sequence` writes into next is not its own, it needs a copy first."""
+        context = int(self.rows.context[sequence.row])
+        if context % self.blocks.block_size and not self.blocks.is_writable(sequence, context):
+            self.shared_tails[sequence.row] = sequence
+
+    @property
+    def tokens_filled(self) -> int:
+        """Token slots in use in distinct active blocks."""
+        pool, block_size = self.blocks.pool, self.blocks.block_size
+        total = int(self.rows.context.sum())
+        # Every reference beyond a block's first counts its tokens again: shared blocks are full, but for
+        # the tails of groups that have forked and not written since.
+        twice = (pool.references - pool.num_active) * block_size
+        tails: dict[int, int] = {}
+        for row, sequence in self.shared_tails.items():
+            logical, filled = divmod(int(self.rows.context[row]), block_size)
+            tails[sequence.table[logical]] = filled
+        for block, filled in tails.items():
+            twice -= (pool.count(block) - 1) * (block_size - filled)
+        return total - twice
+
+    def check(self) -> None:
+        """Assert every invariant. O(blocks + tokens)."""
+        groups = [*self.running, *self.waiting]
+        live = [sequence for group in groups for sequence in group.live]
+        self.blocks.check(live, [flight.moves for flight in self.flights])
+        assert sorted(self._groups) == sorted(group.request.id for group in groups)
+        orders = [group.order for group in groups]
+        assert orders == sorted(orders), "a group runs or waits out of its turn"
+        assert self.num_swapped == sum(group.swapped for group in groups)
+        assert self.stop_tokens == Counter(token for group in groups for token in group.stop_tokens)
+        in_rows = [sequence for sequence in self.rows.sequences if sequence is not None]
+        assert {id(s) for s in in_rows} == {id(s) for group in self.running for s in group.live}
+        assert len(in_rows) == self.rows.num_used
+        for sequence in in_rows:
+            row = sequence.row
+            assert self.rows.sequences[row] is sequence
+            assert self.rows.capacity[row] == len(sequence.table) * self.blocks.block_size
+            context = int(self.rows.context[row])
+            assert context <= min(self.rows.capacity[row], self.rows.limit[row])
+            # Beams step together: one that got its block may have to wait for the others'.
+            allowed = self.blocks.blocks_for(max(context, 1)) + (sequence.group.beams is not None)
+            assert len(sequence.table) <= allowed, "a block too many"
+        for group in self.waiting:
+            assert all(not sequence.table and sequence.row == NO_ROW for sequence in group.live)
+            assert group.swapped or not any(sequence.host_table for sequence in group.live)
