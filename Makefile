@@ -8,7 +8,7 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/
 
-.PHONY: setup serve test lint gpu-test gpu-bench clean
+.PHONY: setup serve test lint gpu-test gpu-bench evaluation clean
 
 setup: $(VENV)/.ready
 
@@ -41,6 +41,10 @@ gpu-test:
 
 gpu-bench:
 	$(QUIRE_PYTHON) -m loadtest.gpu_bench
+
+# The PagedAttention paper's figures by simulation, written to loadtest/results/evaluation/. No GPU.
+evaluation: setup
+	$(RUN)python -m loadtest figures --processes $$(nproc)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""The load tester and the simulator: `python -m loadtest run | sweep | compare | report`."""
+"""The load tester and the simulator: `python -m loadtest run | sweep | compare | report | simulate …`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import sys
 from pathlib import Path
 
 from loadtest import commands
+from loadtest.evaluation.commands import add_figure_flags
 from loadtest.lengths import parse_shape
+from loadtest.simulator.commands import add_record_flags, add_simulate_flags
 from loadtest.workloads import LAST_TOKEN, WORKLOADS
 
 
 def main(argv: list[str] | None = None) -> int:
     """0 when it did what it was for, 1 when it could not or a run is invalid, 2 for a usage error."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest", description="Load any OpenAI-compatible server, and read the results."
+        prog="python -m loadtest", description="Load any OpenAI-compatible server; simulate Quire."
     )
     add = parser.add_subparsers(dest="command", required=True).add_parser
     run = add("run", help="one run, open loop (--rate) or closed loop (--concurrency)")
@@ -44,6 +46,10 @@ def main(argv: list[str] | None = None) -> int:
     report.add_argument("results", type=Path, nargs="+")
     report.add_argument("--html", type=Path, required=True)
     report.set_defaults(call=commands.report)
+
+    add_simulate_flags(add("simulate", help="one run of one system on the virtual clock"))
+    add_record_flags(add("record", help="time the steps of a real engine, to fit the simulator's costs to"))
+    add_figure_flags(add("figures", help="the PagedAttention paper's figures, by simulation"))
 
     arguments = parser.parse_args(argv)
     try:

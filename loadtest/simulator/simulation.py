@@ -62,6 +62,11 @@ class Run:
         everything = self._mean(lambda use: use.references, lambda use: True)
         return 100 * (1 - self._mean(lambda use: use.blocks, lambda use: True) / everything)
 
+    def wasted_in_blocks(self) -> float:
+        """Share of the slots given to sequences that hold no token, in per cent."""
+        given = self._mean(lambda use: use.tokens + use.internal, lambda use: True)
+        return 100 * self._mean(lambda use: use.internal, lambda use: True) / given
+
     def normalized_latency(self) -> float:
         """Mean, in seconds a token."""
         return float(np.mean([record.normalized_latency for record in self.records]))

@@ -49,7 +49,7 @@ def workloads(draw: st.DrawFn) -> list[Session]:
     return sessions
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(workloads(), st.booleans(), st.integers(192, 400))
 def test_all_systems_give_the_same_tokens(sessions: list[Session], caching: bool, slots: int) -> None:
     tokens = []

@@ -1,0 +1,80 @@
+"""Fig. 2: the share of KV memory that holds token states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loadtest.evaluation.figure import Chart, Figure, Line, Table
+from loadtest.evaluation.setting import Outcome, Setting, run_once, seeded
+from loadtest.lengths import SHAREGPT
+from loadtest.sessions import Recipe
+from loadtest.simulator.geometry import OPT_13B
+from loadtest.simulator.step_costs import StepCosts
+from loadtest.simulator.systems import System
+
+RATE = 8.0  # requests a second: more than any of the systems keeps up with, so that memory is what is short
+PAPER = {"max": 20.4, "pow2": 26.8, "oracle": 38.2, "paged": 96.3}
+PARTS = {
+    "tokens": "token states",
+    "reserved": "reserved for later tokens",
+    "internal": "internal fragmentation",
+    "others": "external fragmentation and others",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    system: System
+    recipe: Recipe
+    costs: StepCosts
+    seed: int
+
+    def __str__(self) -> str:
+        return self.system.name
+
+
+def _run(job: _Job) -> Outcome:
+    return run_once(job.recipe, RATE, job.system, job.costs, job.seed)
+
+
+def fig2(setting: Setting) -> Figure:
+    recipe = seeded(Recipe(SHAREGPT, 400), setting, least=80)  # fewer would fit all at once
+    costs = setting.step_costs(OPT_13B)
+    systems = [setting.system(kind) for kind in ("max", "pow2", "oracle", "paged")]
+    outcomes = setting.run(_run, [_Job(system, recipe, costs, setting.seed) for system in systems])
+    names = [system.name for system in systems]
+    return Figure(
+        name="fig2",
+        title="Share of the KV memory that holds token states, under load",
+        source="PagedAttention, Fig. 2; sections 3.1 and 6.2",
+        tables=[
+            Table(
+                title="Per cent of the KV memory, mean over the time in which somebody waits for memory",
+                header=["system", *PARTS.values(), "paper: token states"],
+                rows=[
+                    [system.name, *(outcome.shares[part] for part in PARTS), PAPER[system.kind]]
+                    for system, outcome in zip(systems, outcomes, strict=True)
+                ],
+            )
+        ],
+        charts=[
+            Chart(
+                kind="stacked",
+                title="KV memory under load",
+                x="",
+                y="per cent",
+                names=names,
+                lines=[
+                    Line(label, [], [outcome.shares[part] for outcome in outcomes])
+                    for part, label in PARTS.items()
+                ],
+                top=100,
+            )
+        ],
+        notes=[
+            f"OPT-13B, {systems[0].slots} slots (12 GB), ShareGPT-like lengths, {recipe.count} requests at "
+            f"{RATE:g} a second: overload, so that the share is that of a memory which is short.",
+            "A buddy allocator's chunk is a power of two; what it rounds up counts as external "
+            "fragmentation and others.",
+        ],
+    )

@@ -1,0 +1,136 @@
+"""How large the experiments are, and the runs that they share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import TypeVar
+
+from loadtest.arrivals import arrival_times
+from loadtest.knee import rate_at
+from loadtest.sessions import Recipe, Session, draw_sessions, due_at
+from loadtest.simulator.geometry import A100_40GB, OPT_13B, Model, kv_slots
+from loadtest.simulator.simulation import simulate
+from loadtest.simulator.step_costs import StepCosts, roofline
+from loadtest.simulator.systems import Kind, System
+
+LATENCY_LIMIT = 0.1  # seconds a token: about four times an unloaded OPT-13B; rates are compared there
+BEYOND = 4.0  # a curve ends at so many times the limit
+
+Job = TypeVar("Job")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`scale` 1 is the size of the committed report, smaller ones are quicker and rougher.
+
+    `slots`: tokens of KV memory; those of an A100 with 40 GB beside a 13B model, as in table 1. Without
+    `costs`, a step costs what the roofline of that GPU says.
+    """
+
+    scale: float = 1.0
+    slots: int = kv_slots(OPT_13B)
+    max_model_len: int = OPT_13B.max_model_len
+    seed: int = 0
+    processes: int = 1
+    costs: StepCosts | None = None
+    on_done: Callable[[str], None] = lambda text: None
+
+    def count(self, requests: int, least: int = 8) -> int:
+        return max(least, round(requests * self.scale))
+
+    def step_costs(self, model: Model, block_size: int = 16, pieces: int = 1) -> StepCosts:
+        return self.costs or roofline(model, A100_40GB, block_size, pieces)
+
+    def system(self, kind: Kind, block_size: int = 16) -> System:
+        return System(kind, self.slots, self.max_model_len, block_size)
+
+    def run(self, function: Callable[[Job], Answer], jobs: Sequence[Job]) -> list[Answer]:
+        """`function` of every job, in order, in so many processes."""
+        if self.processes == 1:
+            return [self._done(function(job), job) for job in jobs]
+        with ProcessPoolExecutor(self.processes, mp_context=get_context("spawn")) as pool:
+            return [
+                self._done(answer, job) for answer, job in zip(pool.map(function, jobs), jobs, strict=True)
+            ]
+
+    def _done(self, answer: Answer, job: Job) -> Answer:
+        self.on_done(str(job))
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one run: what experiments look at."""
+
+    rate: float
+    normalized_latency: float
+    mean_requests: float
+    shares: dict[str, float]
+    blocks_saved: float
+    wasted_in_blocks: float
+    preemptions: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A system under a workload at rising rates, until latency is far beyond the limit."""
+
+    label: str
+    system: System
+    recipe: Recipe
+    rates: tuple[float, ...]
+    costs: StepCosts
+    seed: int
+
+    def __str__(self) -> str:
+        return self.label
+
+
+def run_curve(curve: Curve) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    for rate in curve.rates:
+        outcomes.append(run_once(curve.recipe, rate, curve.system, curve.costs, curve.seed))
+        if outcomes[-1].normalized_latency > BEYOND * LATENCY_LIMIT:
+            break
+    return outcomes
+
+
+def run_once(recipe: Recipe, rate: float, system: System, costs: StepCosts, seed: int) -> Outcome:
+    return run_sessions(draw_sessions(recipe), rate, system, costs, seed)
+
+
+def run_sessions(
+    sessions: Sequence[Session], rate: float, system: System, costs: StepCosts, seed: int
+) -> Outcome:
+    """Poisson arrivals; the same seed gives every system the same requests at the same times."""
+    run = simulate(due_at(sessions, arrival_times(len(sessions), rate, 1.0, seed)), system, costs)
+    return Outcome(
+        rate=rate,
+        normalized_latency=run.normalized_latency(),
+        mean_requests=run.mean_requests(),
+        shares=run.shares_under_load(),
+        blocks_saved=run.blocks_saved(),
+        wasted_in_blocks=run.wasted_in_blocks(),
+        preemptions=run.preemptions,
+        cached_tokens=sum(record.cached_tokens for record in run.records),
+    )
+
+
+def sustained(outcomes: Iterable[Outcome]) -> float | None:
+    """The rate at which the mean normalised latency crosses LATENCY_LIMIT."""
+    return rate_at([(outcome.rate, outcome.normalized_latency) for outcome in outcomes], LATENCY_LIMIT)
+
+
+def ratio(one: float | None, other: float | None) -> float | None:
+    return None if one is None or not other else one / other
+
+
+def seeded(recipe: Recipe, setting: Setting, least: int = 8) -> Recipe:
+    """The same recipe for this setting's seed and size."""
+    return dataclasses.replace(recipe, seed=setting.seed, count=setting.count(recipe.count, least))

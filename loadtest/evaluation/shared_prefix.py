@@ -1,0 +1,59 @@
+"""Fig. 16: one prefix of examples under every request."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from loadtest.evaluation.figure import Cell, Figure, Table
+from loadtest.evaluation.request_rates import latency_chart
+from loadtest.evaluation.setting import Curve, Setting, ratio, run_curve, seeded, sustained
+from loadtest.lengths import LogNormal, Shape
+from loadtest.sessions import Recipe
+from loadtest.simulator.geometry import LLAMA_13B
+
+# A sentence and its translation; the paper gives the prefixes' lengths (section 6.4), not these.
+SENTENCES = Shape(LogNormal(35, 0.6, 4, 200), LogNormal(40, 0.6, 4, 200))
+PREFIXES = {"1 example": (80, 1.67), "5 examples": (341, 3.58)}  # tokens; the paper's rate ÷ Orca (Oracle)'s
+RATES = (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 45, 50, 60, 70, 80, 95)
+
+
+def fig16(setting: Setting) -> Figure:
+    costs = setting.step_costs(LLAMA_13B)
+    systems = {
+        "Quire": dataclasses.replace(setting.system("paged"), prefix_caching=True),
+        "Quire without prefix cache": setting.system("paged"),
+        "Orca (Oracle)": setting.system("oracle"),
+    }
+    pairs = [(name, label) for name in PREFIXES for label in systems]
+    curves = [
+        Curve(
+            f"{name}, {label}",
+            systems[label],
+            seeded(Recipe(SENTENCES, 1000, shared_prefix=PREFIXES[name][0]), setting),
+            RATES,
+            costs,
+            setting.seed,
+        )
+        for name, label in pairs
+    ]
+    outcomes = dict(zip(pairs, setting.run(run_curve, curves), strict=True))
+    rows: list[list[Cell]] = []
+    for name, (length, paper) in PREFIXES.items():
+        rates = {label: sustained(outcomes[name, label]) for label in systems}
+        against = ratio(rates["Quire"], rates["Orca (Oracle)"])
+        rows.append([f"{name}, {length} tokens", *rates.values(), against, paper])
+    header = ["prefix", *(f"{label}, requests/s" for label in systems), "Quire ÷ Orca", "paper: ratio"]
+    return Figure(
+        name="fig16",
+        title="A prefix that all requests share (translation, LLaMA-13B)",
+        source="PagedAttention, Fig. 16; section 6.4",
+        tables=[Table(title="Rate at the latency limit", header=header, rows=rows)],
+        charts=[
+            latency_chart(f"Prefix of {name}", {label: outcomes[name, label] for label in systems})
+            for name in PREFIXES
+        ],
+        notes=[
+            "The lengths of sentences and translations are ours: log-normal, with means of "
+            f"{SENTENCES.prompt.mean:g} and {SENTENCES.output.mean:g} tokens.",
+        ],
+    )

@@ -1,0 +1,153 @@
+"""Fig. 14 and 15: parallel samples and beams, and the blocks that sharing saves."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
+from loadtest.evaluation.request_rates import latency_chart
+from loadtest.evaluation.setting import (
+    Curve,
+    Outcome,
+    Setting,
+    ratio,
+    run_curve,
+    run_once,
+    seeded,
+    sustained,
+)
+from loadtest.lengths import ALPACA, SHAREGPT
+from loadtest.sessions import Recipe
+from loadtest.simulator.geometry import OPT_13B
+from loadtest.simulator.step_costs import StepCosts
+from loadtest.simulator.systems import Kind, System
+from loadtest.simulator.virtual_runner import MEAN_GAP
+
+WIDTHS = (2, 4, 6)
+KINDS: tuple[Kind, ...] = ("paged", "oracle")
+RATES = (2, 4, 6, 8, 10, 13, 16, 20, 25, 30, 36, 43, 52, 62, 75)
+# Section 6.3: vLLM's rate over Orca (Oracle)'s on Alpaca, without samples and with beams of width 6.
+PAPER_RATIOS = {"basic": 1.3, "beams of 6": 2.3}
+# Fig. 15 (Alpaca) and section 6.3 (ShareGPT, from the smallest to the largest width), per cent.
+PAPER_SAVED: dict[tuple[str, str, int], Cell] = {
+    ("Alpaca", "samples", 2): 6.09,
+    ("Alpaca", "samples", 4): 8.53,
+    ("Alpaca", "samples", 6): 9.79,
+    ("Alpaca", "beams", 2): 37.56,
+    ("Alpaca", "beams", 4): 53.13,
+    ("Alpaca", "beams", 6): 55.16,
+    ("ShareGPT", "samples", 2): 16.2,
+    ("ShareGPT", "samples", 6): 30.5,
+    ("ShareGPT", "beams", 2): 44.3,
+    ("ShareGPT", "beams", 6): 66.3,
+}
+_BEAMS = (
+    "No model chooses these beams: each beam's candidates have log-probabilities that fall from the best "
+    f"to the next by exponential gaps of {MEAN_GAP:g} nat on average, alike for all beams. How soon beams "
+    "come to share their past follows from that, so what beams save depends on an assumption; what samples "
+    "save does not."
+)
+
+
+def fig14(setting: Setting) -> Figure:
+    base = seeded(Recipe(ALPACA, 250), setting)
+    recipes = {"basic": base}
+    recipes |= {f"{width} samples": dataclasses.replace(base, n=width) for width in WIDTHS}
+    recipes |= {f"beams of {width}": dataclasses.replace(base, beam_width=width) for width in WIDTHS}
+    costs = setting.step_costs(OPT_13B)
+    pairs = [(name, kind) for name in recipes for kind in KINDS]
+    curves = [
+        Curve(
+            f"{name}, {setting.system(kind).name}",
+            setting.system(kind),
+            recipes[name],
+            RATES,
+            costs,
+            setting.seed,
+        )
+        for name, kind in pairs
+    ]
+    outcomes = dict(zip(pairs, setting.run(run_curve, curves), strict=True))
+    rows: list[list[Cell]] = []
+    for name in recipes:
+        ours, oracle = (sustained(outcomes[name, kind]) for kind in KINDS)
+        rows.append([name, ours, oracle, ratio(ours, oracle), PAPER_RATIOS.get(name)])
+    header = ["", "Quire, requests/s", "Orca (Oracle), requests/s", "ratio", "paper: ratio"]
+    return Figure(
+        name="fig14",
+        title="Parallel samples and beam search on Alpaca",
+        source="PagedAttention, Fig. 14; section 6.3",
+        tables=[Table(title="Rate at the latency limit", header=header, rows=rows)],
+        charts=[
+            latency_chart(
+                f"Alpaca, {name}", {setting.system(kind).name: outcomes[name, kind] for kind in KINDS}
+            )
+            for name in recipes
+        ],
+        notes=[_BEAMS, "Orca's beams are not charged for copying whole sequences when a beam is dropped."],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    recipe: Recipe
+    rate: float
+    system: System
+    costs: StepCosts
+    seed: int
+
+    def __str__(self) -> str:
+        width = f"beams of {self.recipe.beam_width}" if self.recipe.beam_width else f"{self.recipe.n} samples"
+        return f"blocks saved, {width}"
+
+
+def _run(job: _Job) -> Outcome:
+    return run_once(job.recipe, job.rate, job.system, job.costs, job.seed)
+
+
+def fig15(setting: Setting) -> Figure:
+    costs = setting.step_costs(OPT_13B)
+    workloads = {
+        "Alpaca": (seeded(Recipe(ALPACA, 150), setting), 6.0),
+        "ShareGPT": (seeded(Recipe(SHAREGPT, 50), setting), 0.5),
+    }
+    keys = [(name, how, width) for name in workloads for how in ("samples", "beams") for width in WIDTHS]
+    jobs = []
+    for name, how, width in keys:
+        recipe, rate = workloads[name]
+        n, beam_width = (width, 0) if how == "samples" else (1, width)
+        one = dataclasses.replace(recipe, n=n, beam_width=beam_width)
+        jobs.append(_Job(one, rate, setting.system("paged"), costs, setting.seed))
+    saved = {key: outcome.blocks_saved for key, outcome in zip(keys, setting.run(_run, jobs), strict=True)}
+    rows: list[list[Cell]] = [
+        [name, f"{how}, {width}", saved[name, how, width], PAPER_SAVED.get((name, how, width))]
+        for name, how, width in keys
+    ]
+    return Figure(
+        name="fig15",
+        title="Blocks saved by sharing",
+        source="PagedAttention, Fig. 15; section 6.3",
+        tables=[
+            Table(
+                title="Per cent of the blocks that tables would need without sharing",
+                header=["workload", "", "saved", "paper"],
+                rows=rows,
+            )
+        ],
+        charts=[
+            Chart(
+                kind="bars",
+                title=f"Alpaca: blocks saved, {how}",
+                x="",
+                y="per cent",
+                names=[str(width) for width in WIDTHS],
+                lines=[
+                    Line("Quire", [], [saved["Alpaca", how, width] for width in WIDTHS]),
+                    Line("paper", [], [float(str(PAPER_SAVED["Alpaca", how, width])) for width in WIDTHS]),
+                ],
+            )
+            for how in ("samples", "beams")
+        ],
+        notes=[_BEAMS],
+    )
