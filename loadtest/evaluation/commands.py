@@ -37,7 +37,10 @@ def add_figure_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def figures(arguments: argparse.Namespace) -> int:
-    """Make the figures, print their tables, write the report. Raises ValueError for an unknown name."""
+    """Make the figures, print their tables, write them and the report on all that the folder has.
+
+    Raises ValueError for an unknown name.
+    """
     names = arguments.figures or list(FIGURES)
     unknown = [name for name in names if name not in FIGURES]
     if unknown:
@@ -61,6 +64,6 @@ def figures(arguments: argparse.Namespace) -> int:
 
     used = setting.step_costs(OPT_13B)
     error = "" if used.error is None else f", mean error {used.error:.1%}"
-    write_report(arguments.output, made, used.source + error)
+    write_report(arguments.output, made, used.source + error, list(FIGURES))
     print(f"\n{arguments.output / 'index.html'}")
     return 0

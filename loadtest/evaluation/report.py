@@ -1,4 +1,4 @@
-"""The evaluation as files: a page, its text for reading on a forge, and each figure's data."""
+"""The evaluation as files: a page, its text for reading on a forge, and each figure's data and charts."""
 
 from __future__ import annotations
 
@@ -14,22 +14,33 @@ from loadtest.plot import Labels, Series, bar_chart, line_chart, stacked_chart
 from loadtest.provenance import Provenance
 
 TEMPLATE = Path(__file__).with_name("report.html")
+TITLE = "The PagedAttention paper's evaluation, by simulation"
 
 
-def write_report(folder: Path, figures: Sequence[Figure], costs: str) -> None:
-    """Write index.html, README.md, and of each figure a .json and .svg files.
+class MadeFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure, and where it comes from. What a .json file holds."""
 
-    `costs` says where the costs of steps come from.
+    figure: Figure
+    costs: str  # where the costs of steps come from
+    commit: str
+    date: str
+    command: str
+
+
+def write_report(folder: Path, figures: Sequence[Figure], costs: str, order: Sequence[str]) -> None:
+    """Write the figures' files, and index.html and README.md of all figures that the folder has, in `order`.
+
+    Raises ValueError for a file of the folder that holds no figure.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    provenance = Provenance.here()
-    text = [
-        "# The PagedAttention paper's evaluation, by simulation\n",
-        f"Commit {provenance.commit}, {provenance.date}: `{provenance.command}`. Step costs: {costs}.\n",
-    ]
-    pages = []
     for figure in figures:
-        (folder / f"{figure.name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(figure)) + b"\n")
+        made = MadeFigure(figure=figure, costs=costs, **asdict(Provenance.here()))
+        (folder / f"{figure.name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+    all_made = [_read(folder / f"{name}.json") for name in order if (folder / f"{name}.json").exists()]
+    text = [f"# {TITLE}\n"]
+    pages = []
+    for made in all_made:
+        figure = made.figure
         charts = [draw(chart) for chart in figure.charts]
         text.append(f"## {figure.name}: {figure.title}\n\n{figure.source}.\n")
         for number, svg in enumerate(charts, 1):
@@ -37,12 +48,20 @@ def write_report(folder: Path, figures: Sequence[Figure], costs: str) -> None:
             (folder / name).write_text(svg, encoding="utf-8")
             text.append(f"![{figure.charts[number - 1].title}]({name})\n")
         text += [f"{table.title}:\n\n{markdown_table(table)}\n" for table in figure.tables]
-        text += [f"- {note}" for note in figure.notes] + [""]
-        pages.append({"figure": figure, "charts": charts})
+        text += [f"- {note}" for note in figure.notes]
+        text.append(f"- Costs: {made.costs}. Commit {made.commit}, {made.date}: `{made.command}`\n")
+        pages.append({"made": made, "charts": charts})
     (folder / "README.md").write_text("\n".join(text), encoding="utf-8")
     template = jinja2.Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
-    page = template.render(pages=pages, cell_text=cell_text, costs=costs, **asdict(provenance))
+    page = template.render(title=TITLE, pages=pages, cell_text=cell_text)
     (folder / "index.html").write_text(page, encoding="utf-8")
+
+
+def _read(path: Path) -> MadeFigure:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=MadeFigure)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path} holds no figure: {error}; remove it") from error
 
 
 def draw(chart: Chart) -> str:

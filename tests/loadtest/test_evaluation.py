@@ -11,8 +11,8 @@ import pytest
 
 from loadtest.__main__ import main
 from loadtest.evaluation import block_size, chatbot, memory_waste, request_rates, shared_prefix, sharing
-from loadtest.evaluation.figure import Figure, Table, markdown_table
-from loadtest.evaluation.report import write_report
+from loadtest.evaluation.figure import Table, markdown_table
+from loadtest.evaluation.report import MadeFigure, write_report
 from loadtest.evaluation.setting import Setting
 from loadtest.lengths import Fixed, LogNormal, Shape
 from loadtest.sessions import Recipe
@@ -142,13 +142,16 @@ def test_a_report_holds_every_figure_and_its_data(tmp_path: Path, monkeypatch: p
     figure = block_size.fig18b(setting(1.0))
     again = block_size.fig18b(dataclasses.replace(setting(1.0), processes=2))
     assert figure == again, "the same seed gives another figure"
-    write_report(tmp_path, [figure], "made up")
-    assert msgspec.json.decode((tmp_path / "fig18b.json").read_bytes(), type=Figure) == figure
+    write_report(tmp_path, [figure], "made up", ["fig2", "fig18b", "other"])
+    write_report(tmp_path, [msgspec.structs.replace(figure, name="other")], "", ["fig18b", "other"])
+    made = msgspec.json.decode((tmp_path / "fig18b.json").read_bytes(), type=MadeFigure)
+    assert made.figure == figure and made.costs == "made up"
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert markdown_table(figure.tables[0]) in text and "(fig18b-1.svg)" in text and "made up" in text
+    assert text.index("fig18b:") < text.index("other:")
     assert (tmp_path / "fig18b-1.svg").read_text(encoding="utf-8").startswith("<svg")
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 1 and "16–128" in page and figure.source in page
+    assert page.count("<svg") == 2 and "16–128" in page and figure.source in page
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
