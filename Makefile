@@ -8,7 +8,7 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/
 
-.PHONY: setup serve test lint gpu-test gpu-bench evaluation clean
+.PHONY: setup serve test lint cluster-demo gpu-test gpu-bench evaluation clean
 
 setup: $(VENV)/.ready
 
@@ -32,6 +32,10 @@ lint: setup
 	$(RUN)ruff check .
 	$(RUN)ruff format --check .
 	$(RUN)mypy
+
+# Two replicas and a router on loopback: hit rates and times to the first token, with and without the registry.
+cluster-demo: setup
+	$(RUN)python -m loadtest.cluster_demo
 
 # On a machine with a CUDA device. QUIRE_PYTHON is whichever Python has torch, triton and pytest there.
 QUIRE_PYTHON ?= $(RUN)python

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from engine.prefix_cache import BlockHasher
+from engine.prefix_cache import BlockHasher, Digest
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -44,7 +45,7 @@ def describe(model: str, folder: Path, block_size: int, dtype: str, seed: int) -
     """The deployment that serves `model`, whose files are in `folder`."""
     return Deployment(
         model=model_id(model),
-        revision=_hex((folder / "config.json").read_bytes()),
+        revision=revision(folder),
         tokenizer=tokenizer_digest(folder),
         block_size=block_size,
         dtype=dtype,
@@ -55,6 +56,11 @@ def describe(model: str, folder: Path, block_size: int, dtype: str, seed: int) -
 def model_id(model: str) -> str:
     """A Hub id as it is, a folder by its name: it may be elsewhere on another machine."""
     return Path(model).resolve().name if Path(model).is_dir() else model
+
+
+def revision(folder: Path) -> str:
+    """Changes with the model's configuration."""
+    return _hex((folder / "config.json").read_bytes())
 
 
 def tokenizer_digest(folder: Path) -> str:
@@ -80,10 +86,16 @@ def seed_digest(seed: int) -> str:
 def parity(hasher: BlockHasher) -> str:
     """The digest of a fixed text: whoever computes another one hashes blocks in another way."""
     tokens = [(at * 2654435761) % 131071 for at in range(_PARITY_BLOCKS * hasher.block_size)]
-    digest = hasher.root("parity")
+    return chain(hasher, "parity", tokens)[-1].hex()
+
+
+def chain(hasher: BlockHasher, salt: str, tokens: Sequence[int]) -> list[Digest]:
+    """The digests of a prompt's full blocks, as the engine makes them."""
+    before, digests = hasher.root(salt), []
     for piece in hasher.pieces(tokens):
-        digest = hasher.next(digest, piece)
-    return digest.hex()
+        before = hasher.next(before, piece)
+        digests.append(before)
+    return digests
 
 
 def _hex(data: bytes) -> str:

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0 when it did what it was for, 1 when it could not, 2 for a usage error."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    commands = {"serve": _serve, "generate": _generate, "bench": _bench}
+    commands = {"serve": _serve, "route": _route, "generate": _generate, "bench": _bench}
     try:
         sys.exit(commands[arguments.command](arguments))
     except ValueError as error:
@@ -38,6 +38,18 @@ def _parser() -> Parser:
     serve = commands.add_parser("serve", help="serve the OpenAI API and a chat page")
     _add_engine_flags(serve)
     _add_service_flags(serve)
+    route = commands.add_parser(
+        "route", help="one address for several replicas, aware of their prefix caches"
+    )
+    _add_model(route)
+    _add_address_flags(route)
+    _flag(
+        route, "--replica", action="append", help="a replica's URL (may repeat); the registry's if left out"
+    )
+    _flag(route, "--redis-url", help="where replicas tell which blocks they hold; rediss:// for TLS")
+    _flag(
+        route, "--cache-seed", default="", help="the secret that the replicas' block digests are seeded with"
+    )
     generate = commands.add_parser("generate", help="continue one prompt, on this terminal")
     _add_engine_flags(generate)
     _add_sampling_flags(generate)
@@ -69,13 +81,17 @@ def _flag(parser: Parser, name: str, *, default: object = None, **options: Any) 
         parser.add_argument(name, default=default if value is None else value, **options)
 
 
-def _add_engine_flags(parser: Parser) -> None:
+def _add_model(parser: Parser) -> None:
     parser.add_argument(
         "model",
         nargs="?",
         default=os.environ.get("QUIRE_MODEL", MODEL_FOLDER),
         help="a folder that save_pretrained wrote, or a Hub id; else the bundled demo model [QUIRE_MODEL]",
     )
+
+
+def _add_engine_flags(parser: Parser) -> None:
+    _add_model(parser)
     _flag(parser, "--device", choices=("auto", "cuda", "cpu"), default="auto")
     _flag(
         parser,
@@ -141,18 +157,11 @@ def _add_engine_flags(parser: Parser) -> None:
     _flag(parser, "--seed", type=int, default=0, help="of dummy weights")
 
 
-def _add_service_flags(parser: Parser) -> None:
+def _add_address_flags(parser: Parser) -> None:
     _flag(parser, "--host", default="127.0.0.1")
     _flag(parser, "--port", type=int, default=8000)
-    _flag(
-        parser,
-        "--served-model-name",
-        action="append",
-        help="what requests call the model (may repeat); its folder's or Hub id's if left out",
-    )
     _flag(parser, "--api-key", action="append", help="ask for one of these keys (may repeat)")
     _flag(parser, "--insecure", action="store_true", help="allow a host that others reach without a key")
-    _flag(parser, "--max-num-queued-reqs", type=int, default=1000, help="prompts that wait; more get 429")
     _flag(
         parser,
         "--shutdown-timeout",
@@ -160,6 +169,17 @@ def _add_service_flags(parser: Parser) -> None:
         default=30.0,
         help="seconds that running streams may take to finish after SIGTERM",
     )
+
+
+def _add_service_flags(parser: Parser) -> None:
+    _add_address_flags(parser)
+    _flag(
+        parser,
+        "--served-model-name",
+        action="append",
+        help="what requests call the model (may repeat); its folder's or Hub id's if left out",
+    )
+    _flag(parser, "--max-num-queued-reqs", type=int, default=1000, help="prompts that wait; more get 429")
     _flag(
         parser,
         "--stall-timeout",
@@ -220,6 +240,30 @@ def _serve(arguments: argparse.Namespace) -> int:
     from service.launch import launch
 
     return launch(service, config, registry)
+
+
+def _route(arguments: argparse.Namespace) -> int:
+    from service.config import ServiceConfig
+    from service.router.config import RouterConfig
+
+    service = ServiceConfig(
+        served_model_names=(_model_name(arguments.model),),
+        host=arguments.host,
+        port=arguments.port,
+        api_keys=tuple(arguments.api_key),
+        insecure=arguments.insecure,
+        shutdown_timeout=arguments.shutdown_timeout,
+        keep_alive=86400.0,  # the replicas' own comments pass through
+    )
+    router = RouterConfig(
+        model=arguments.model,
+        replicas=tuple(url.rstrip("/") for url in arguments.replica),
+        redis_url=arguments.redis_url,
+        cache_seed=arguments.cache_seed,
+    )
+    from service.router.server import route
+
+    return route(service, router)
 
 
 def _registry_config(arguments: argparse.Namespace) -> RegistryConfig | None:

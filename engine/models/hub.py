@@ -7,15 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Weights, configs and tokenizer at the top of the repository: no pickles, no other framework's copies.
-FILES = ["model*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
+# Configs and tokenizer at the top of the repository, and weights: no pickles, no other framework's copies.
+TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
+FILES = ["model*.safetensors", *TOKENIZER_FILES]
 
 
-def resolve_model(name_or_path: str, on_progress: Callable[[int, int], None] | None = None) -> Path:
+def resolve_model(
+    name_or_path: str,
+    on_progress: Callable[[int, int], None] | None = None,
+    files: list[str] = FILES,
+) -> Path:
     """The model's folder, downloaded when it is a Hub id (`owner/name` or `name`).
 
-    `on_progress` gets (done, total) bytes; the total grows while files are found. Raises ValueError that says
-    what was tried.
+    `on_progress` gets (done, total) bytes; the total grows while files are found; only `files` are fetched.
+    Raises ValueError that says what was tried.
     """
     folder = Path(name_or_path).expanduser()
     if name_or_path and folder.is_dir():
@@ -27,7 +32,7 @@ def resolve_model(name_or_path: str, on_progress: Callable[[int, int], None] | N
     try:
         path = snapshot_download(
             name_or_path,
-            allow_patterns=FILES,
+            allow_patterns=files,
             ignore_patterns=["*/*"],
             tqdm_class=_progress_bar(on_progress) if on_progress else None,
         )

@@ -20,8 +20,11 @@ def free_port() -> int:
 class RedisServer:
     """On one port for its life. `client` waits for as long as it takes, unlike those of the registry."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.port = free_port()
+    def __init__(self, folder: Path, *options: str, tls: bool = False) -> None:
+        """With `tls`, it speaks TLS on `tls_port` too."""
+        self.port, self.tls_port = free_port(), free_port()
+        if tls:
+            options += ("--tls-port", str(self.tls_port), "--tls-auth-clients", "no")
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.client = redis.Redis(port=self.port)
         self._options = options

@@ -17,6 +17,7 @@ from engine.journal import Journal
 from engine.prefix_cache import BlockHasher
 from engine.publisher import Publisher
 from engine.registry import Keys, Registry
+from tests.cluster.fault_proxy import FAULTS, Fault, FaultProxy, honest
 from tests.cluster.redis_server import RedisServer
 from tests.engine.simulation import make_core, random_request
 
@@ -31,7 +32,14 @@ META = f"{KEYS.meta}{URL}"
 class Replica:
     """An engine with a random workload, and its publisher, driven by hand."""
 
-    def __init__(self, server: RedisServer, seed: int = 0, epoch: str = "1", max_changes: int = 1000) -> None:
+    def __init__(
+        self,
+        server: RedisServer,
+        seed: int = 0,
+        epoch: str = "1",
+        max_changes: int = 1000,
+        url: str | None = None,
+    ) -> None:
         self.now = 0.0
         self.rng = random.Random(seed)
         self.core: EngineCore = make_core(24, 4, 4, 16, num_host_blocks=12, mode="swap")
@@ -40,7 +48,7 @@ class Replica:
         self.tiers = [blocks.cache, blocks.host.cache]
         self.server = server
         self.epoch = epoch
-        config = RegistryConfig(redis_url=server.url, advertise_url=URL)
+        config = RegistryConfig(redis_url=url or server.url, advertise_url=URL)
         self.registry = Registry(config, DEPLOYMENT, "vector", epoch)
         self.journal = Journal(self.tiers, max_changes)
         self.publisher = Publisher(self.registry, self.journal, config.lease, lambda: self.now)
@@ -149,6 +157,27 @@ def test_a_repeated_publication_does_no_harm(server: RedisServer) -> None:
     until(lambda: replica.tick() is None and lost == 3)
     replica.settle()
     assert int(server.client.hget(META, "seq") or 0) > 1
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_whatever_redis_says_it_is_told_all_once_it_is_itself_again(
+    server: RedisServer, fault: Fault
+) -> None:
+    proxy = FaultProxy(server.port)
+    try:
+        replica = Replica(server, 7, url=proxy.url)
+        for _ in range(4):
+            replica.work(20)
+            replica.settle()
+            proxy.fault = fault
+            replica.work(20)
+            until(lambda: replica.tick() is None and replica.publisher.state == "degraded")
+            replica.work(20)
+            replica.tick()
+            proxy.fault = honest
+        replica.settle()
+    finally:
+        proxy.close()
 
 
 def test_a_newer_process_takes_over(server: RedisServer) -> None:

@@ -1,0 +1,41 @@
+"""Messages to a prompt, by the model's chat template."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from service.errors import TemplateError, bad_value
+from service.protocol import TemplateArguments
+
+if TYPE_CHECKING:
+    from service.tokenizer import Tokenizer
+
+TemplateMessage = dict[str, Any]  # role, content and so on, in plain types, as templates expect it
+
+
+def render(
+    tokenizer: Tokenizer,
+    model: str,
+    messages: list[TemplateMessage],
+    *,
+    param: str = "messages",
+    add_generation_prompt: bool = True,
+    arguments: TemplateArguments | None = None,
+) -> str:
+    """The prompt that `messages` make. Raises ApiError 400 that names `param`."""
+    template = tokenizer.chat_template
+    if template is None:
+        raise bad_value(
+            param, f"the model {model!r} has no chat template: use /v1/completions", "no_chat_template"
+        )
+    given: dict[str, bool] = {}
+    if arguments is not None and arguments.enable_thinking is not None:
+        if not template.mentions("enable_thinking"):
+            raise bad_value(
+                "chat_template_kwargs", f"the chat template of {model!r} does not use 'enable_thinking'"
+            )
+        given["enable_thinking"] = arguments.enable_thinking
+    try:
+        return template.render(messages, add_generation_prompt=add_generation_prompt, arguments=given)
+    except TemplateError as error:
+        raise bad_value(param, str(error)) from None

@@ -1,0 +1,1 @@
+"""`quire route`: one address for several replicas; requests go where their prefix is cached."""

@@ -1,0 +1,50 @@
+"""The router's ASGI application: its own health and metrics, and all else passed on."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp
+
+from service.gate import Gate
+from service.http import JsonResponse
+from service.router.forward import Forward
+from service.router.state import RouterState
+from service.static import page_files
+
+PUBLIC_OF_REPLICAS = ("/startup", "/openapi.json")
+
+
+def create_app(state: RouterState) -> ASGIApp:
+    """Answers at once; until there are replicas, what is theirs is answered with 503."""
+
+    def own(path: str, handler: Callable[[RouterState], Awaitable[Response]]) -> Route:
+        async def endpoint(request: Request) -> Response:
+            return await handler(state)
+
+        return Route(path, endpoint, methods=["GET"])
+
+    routes = [own("/health", health), own("/ready", ready), own("/metrics", metrics)]
+    public = {*(route.path for route in routes), *PUBLIC_OF_REPLICAS, *(path for path, _ in page_files())}
+    router = Router(routes, redirect_slashes=False, default=Forward(state))
+    return Gate(router, state.config, frozenset(public))
+
+
+async def health(state: RouterState) -> Response:
+    """Liveness: that this is answered says it all."""
+    return JsonResponse({"status": "ok"})
+
+
+async def ready(state: RouterState) -> Response:
+    """Whether requests would be answered."""
+    state.check_ready()
+    return JsonResponse({"status": "ready"})
+
+
+async def metrics(state: RouterState) -> Response:
+    from service.router.exposition import exposition
+
+    return Response(exposition(state), media_type="text/plain; version=0.0.4; charset=utf-8")

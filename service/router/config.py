@@ -1,0 +1,33 @@
+"""Settings of the router, concrete and checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.urls import check_http_url, check_redis_url
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig:
+    """Times are seconds. Raises ValueError that names the flag and what it may be."""
+
+    model: str  # the replicas' own; only its tokenizer is read, and only with a registry
+    replicas: tuple[str, ...] = ()  # none: those that the registry knows
+    redis_url: str | None = None
+    cache_seed: str = ""
+    poll_seconds: float = 0.5  # between two looks at who is registered
+    scan_seconds: float = 5.0  # between two looks for deployments
+    probe_seconds: float = 1.0  # between two looks whether a replica is ready
+    probe_timeout: float = 5.0
+    connect_timeout: float = 2.0
+    forget_seconds: float = 30.0  # a replica that the registry no longer has is asked no more after this
+
+    def __post_init__(self) -> None:
+        if not self.replicas and self.redis_url is None:
+            raise ValueError("give --replica (may repeat), or --redis-url where replicas register")
+        for url in self.replicas:
+            check_http_url("--replica", url)
+        if len(set(self.replicas)) < len(self.replicas):
+            raise ValueError("--replica names one URL twice")
+        if self.redis_url is not None:
+            check_redis_url(self.redis_url)

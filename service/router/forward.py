@@ -1,0 +1,198 @@
+"""Passes a request on to a replica, and its answer back byte for byte."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+
+import aiohttp
+import yarl
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from service.connection import ClientGone, Connection
+from service.errors import ApiError, not_ready
+from service.http import error_response
+from service.router.events import whole_events
+from service.router.placement import Placement
+from service.router.prompt import read_prompt
+from service.router.replica import Replica
+from service.router.state import RouterState
+
+log = logging.getLogger("quire.router")
+
+MAX_ATTEMPTS = 3
+BUSY = frozenset({429, 502, 503})  # another replica may say better; if none does, this is the answer
+
+# They belong to one connection, or are made anew by whoever sends the message on.
+_OWN_HEADERS = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"date",
+        b"expect",
+        b"host",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"server",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_GATES_HEADERS = frozenset({b"x-request-id"})  # of answers: the same, if the client gave one
+_NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+_CACHED_TOKENS = re.compile(rb'"cached_tokens":(\d+)')  # inside a JSON string the quotes would be escaped
+
+
+class _ReplicaLost(Exception):
+    """A replica failed, before the first byte of its answer or after it."""
+
+
+class Forward:
+    """An ASGI app for every path that the replicas answer."""
+
+    def __init__(self, state: RouterState) -> None:
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        await _Exchange(self._state, request, await request.body()).run(send)
+
+
+class _Exchange:
+    """One request, sent to one replica after another until one begins to answer."""
+
+    def __init__(self, state: RouterState, request: Request, body: bytes) -> None:
+        self._state = state
+        self._request = request
+        self._body = body
+        self._route: bytes | None = None  # what was decided, as a header
+        self._is_predicted = False  # whether there is a prediction for all of the prompt
+
+    async def run(self, send: Send) -> None:
+        async def send_with_route(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._route is not None:
+                message["headers"] = [*message["headers"], (b"x-quire-route", self._route)]
+            await send(message)
+
+        scope, receive = self._request.scope, self._request.receive
+        connection = Connection(scope, receive, send_with_route, self._state.config)
+        self._state.generations.add(connection)
+        reply = None
+        try:
+            async with connection:
+                reply = await self._answer(connection)
+        except ClientGone as gone:
+            log.info("request aborted: %s", gone)
+        except ApiError as error:
+            self._state.metrics.failures["during" if connection.started else "before"] += 1
+            if connection.started:
+                await connection.finish_late(error.event())
+            else:
+                reply = error_response(error)
+        finally:
+            self._state.generations.discard(connection)
+        if reply is not None:
+            await reply(scope, receive, send_with_route)
+
+    async def _answer(self, connection: Connection) -> Response | None:
+        """None once it was streamed. Raises ApiError."""
+        state = self._state
+        state.check_open()
+        prompt = None
+        if state.tokenizer is not None and self._body:
+            prompt = await read_prompt(self._request, self._body, state.tokenizer, state.pool)
+        location = await state.locate(prompt)
+        self._is_predicted = prompt is not None and prompt.whole and bool(location.prefixes)
+        tried: set[Replica] = set()
+        reply = None
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            placement = state.place(location, tried)
+            if reply is not None and placement.replica in tried:
+                return reply
+            tried.add(placement.replica)
+            self._route = placement.header(attempt)
+            state.metrics.placed(placement, attempt)
+            try:
+                reply = await self._try(connection, placement)
+            except _ReplicaLost as lost:
+                if connection.started:
+                    message = "the replica was lost in the middle of its answer"
+                    raise ApiError(502, message, code="replica_lost") from None
+                log.warning("attempt %d of a request failed: %s", attempt, lost)
+                continue
+            if reply is None or reply.status_code not in BUSY:
+                return reply
+        if reply is None:
+            raise not_ready("no replica could answer", 2)
+        return reply
+
+    async def _try(self, connection: Connection, placement: Placement) -> Response | None:
+        """None once it was streamed. Raises _ReplicaLost."""
+        replica = placement.replica
+        try:
+            with replica.request():
+                async with self._send(replica) as answer:
+                    if answer.content_type == "text/event-stream" and answer.status == 200:
+                        await self._stream(connection, answer, placement)
+                        return None
+                    content = await answer.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            if connection.started or not isinstance(error, aiohttp.ServerDisconnectedError):
+                replica.lost(error)  # else it may just have closed a connection that was idle for long
+            raise _ReplicaLost(f"{replica.name}: {error or type(error).__name__}") from None
+        if answer.status == 503:
+            replica.lost(f"it answers {answer.status}")
+        self._compare(placement, content)
+        reply = Response(content, answer.status)
+        length = answer.headers.get("content-length", str(len(content)))  # of HEAD: what GET would have
+        reply.raw_headers = [
+            *_passed_on(answer.raw_headers, _OWN_HEADERS | _GATES_HEADERS),
+            (b"content-length", length.encode()),
+        ]
+        return reply
+
+    def _send(self, replica: Replica) -> aiohttp.client._RequestContextManager:
+        session = self._state.session
+        assert session is not None
+        request = self._request
+        path, query = request.scope["raw_path"].decode(), request.scope["query_string"].decode()
+        headers = [
+            (name.decode(), value.decode("latin-1"))
+            for name, value in _passed_on(request.headers.raw, _OWN_HEADERS)
+        ]
+        return session.request(
+            request.method,
+            yarl.URL(replica.url + path + (f"?{query}" if query else ""), encoded=True),
+            headers=headers,
+            data=self._body or None,
+            allow_redirects=False,
+            skip_auto_headers=_NOT_ADDED,
+        )
+
+    async def _stream(
+        self, connection: Connection, answer: aiohttp.ClientResponse, placement: Placement
+    ) -> None:
+        connection.keep_alive()
+        async for events in whole_events(answer.content.iter_any()):
+            await connection.write(events)
+            self._compare(placement, events)
+        await connection.finish()
+
+    def _compare(self, placement: Placement, content: bytes) -> None:
+        """What was predicted with what an answer says that it found, if it does."""
+        if self._is_predicted and b'"cached_tokens"' in content:
+            found = _CACHED_TOKENS.findall(content)
+            if found and int(found[-1]) <= placement.prompt_tokens:
+                self._state.metrics.compare(placement, int(found[-1]))
+                self._is_predicted = False
+
+
+def _passed_on(headers: Iterable[tuple[bytes, bytes]], but: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower(), value) for name, value in headers if name.lower() not in but]

@@ -1,0 +1,77 @@
+"""A request's prompt as the replica that gets it will see it."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from msgspec import MsgspecError, json
+from starlette.requests import Request
+
+from service.errors import ApiError
+from service.preparation import cache_salt
+from service.protocol import ChatRequest, CompletionRequest
+from service.rendering import render
+from service.tokenizer import Tokenizer
+
+_INLINE_CHARS = 2048
+
+_completions = json.Decoder(CompletionRequest)
+_chats = json.Decoder(ChatRequest)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    tokens: list[int]
+    salt: str
+    whole: bool  # False: the request has more prompts than this one
+
+
+@dataclass(frozen=True)
+class _Given:
+    content: str | list[int]
+    salt: str
+    special: bool = False  # whether special tokens are added to a text
+    whole: bool = True
+
+
+async def read_prompt(request: Request, body: bytes, tokenizer: Tokenizer, pool: Executor) -> Prompt | None:
+    """None for what has no prompt, or is no valid request: any replica can say what is wrong with it."""
+    try:
+        given = _given(request, body, tokenizer)
+    except (ApiError, MsgspecError, UnicodeError, RecursionError):
+        return None
+    if given is None:
+        return None
+    content = given.content
+    if isinstance(content, list):
+        return Prompt(content, given.salt, given.whole)
+    if len(content) <= _INLINE_CHARS:
+        tokens = tokenizer.encode(content, add_special_tokens=given.special)
+    else:  # long texts in another thread, so that streams go on
+        loop = asyncio.get_running_loop()
+        tokens = await loop.run_in_executor(
+            pool, lambda: tokenizer.encode(content, add_special_tokens=given.special)
+        )
+    return Prompt(tokens, given.salt, given.whole)
+
+
+def _given(request: Request, body: bytes, tokenizer: Tokenizer) -> _Given | None:
+    """Raises for what a replica would refuse, too."""
+    match request.url.path:
+        case "/v1/completions":
+            completion = _completions.decode(body)
+            prompts, salt = completion.prompts, cache_salt(request, completion.cache_salt)
+            return _Given(prompts[0], salt, special=True, whole=len(prompts) == 1)
+        case "/v1/chat/completions":
+            chat = _chats.decode(body)
+            text = render(
+                tokenizer,
+                "",
+                [message.as_template_message() for message in chat.messages],
+                add_generation_prompt=chat.add_generation_prompt,
+                arguments=chat.chat_template_kwargs,
+            )
+            return _Given(text, cache_salt(request, chat.cache_salt))
+    return None

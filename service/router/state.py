@@ -1,0 +1,85 @@
+"""What the router's endpoints share."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from service.config import ServiceConfig
+from service.errors import not_ready
+from service.interruption import Interruptible
+from service.router.config import RouterConfig
+from service.router.fleet import Fleet
+from service.router.metrics import RouterMetrics
+from service.router.placement import NOWHERE, Candidate, Location, Placement, place
+from service.router.replica import Replica
+
+if TYPE_CHECKING:
+    from service.router.prompt import Prompt
+    from service.router.watch import RegistryWatch
+    from service.tokenizer import Tokenizer
+
+
+class RouterState:
+    """Lives as long as the process. What is None comes up after the port is bound, or never."""
+
+    def __init__(self, config: ServiceConfig, router: RouterConfig) -> None:
+        self.config = config
+        self.router = router
+        self.metrics = RouterMetrics()
+        self.draining = False
+        self.generations: set[Interruptible] = set()
+        self.streams: set[Interruptible] = set()
+        self.pool = ThreadPoolExecutor(2, "tokenizer")
+        self.session: aiohttp.ClientSession | None = None
+        self.fleet: Fleet | None = None
+        self.watch: RegistryWatch | None = None  # None: there is no registry
+        self.tokenizer: Tokenizer | None = None
+        self._rng = random.Random()
+
+    @property
+    def replicas(self) -> Iterable[Replica]:
+        return () if self.fleet is None else self.fleet
+
+    def check_open(self) -> None:
+        """Raises ApiError 503 before the router is up and once it shuts down."""
+        if self.draining:
+            raise not_ready("the router is shutting down", 5)
+        if self.fleet is None:
+            raise not_ready("the router is still loading")
+
+    def check_ready(self) -> None:
+        """Raises ApiError 503 unless requests would be answered."""
+        self.check_open()
+        if not any(replica.usable for replica in self.replicas):
+            raise not_ready("no replica is ready", 2)
+
+    async def locate(self, prompt: Prompt | None) -> Location:
+        """Where a prompt's blocks are, by the registry."""
+        if prompt is None or self.watch is None:
+            return NOWHERE
+        begin = time.perf_counter()
+        location = await self.watch.locate(prompt.salt, prompt.tokens)
+        self.metrics.lookup.observe(time.perf_counter() - begin)
+        return location
+
+    def place(self, location: Location, tried: set[Replica]) -> Placement:
+        """Where to send what was sent to `tried` in vain. Raises ApiError 503 if there is nobody."""
+        now = time.monotonic()
+        usable = [replica for replica in self.replicas if replica.usable]
+        down = [replica for replica in self.replicas if not replica.draining]  # it may be up again just now
+        left = [replica for replica in usable if replica not in tried]
+        left = left or [replica for replica in down if replica not in tried] or usable or down
+        if not left:
+            raise not_ready("no replica is ready", 2)
+        candidates = [Candidate(replica, location.matched_tokens(replica, now)) for replica in left]
+        silent = self.watch is not None and self.watch.state != "ok"
+        placement = place(candidates, location.prompt_tokens, self._rng, silent=silent)
+        replica = placement.replica
+        replica.recent.add(location.prefixes.get(replica.fingerprint or "", []), now)
+        return placement

@@ -1,0 +1,71 @@
+"""Stands between a client and Redis, and does to its answers what a test says."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+Fault = Callable[[bytes], bytes]
+
+
+def honest(data: bytes) -> bytes:
+    return data
+
+
+def slow(data: bytes) -> bytes:
+    """Longer than anybody waits for it."""
+    time.sleep(0.08)
+    return data
+
+
+def gone(data: bytes) -> bytes:
+    raise ConnectionResetError
+
+
+def garbled(data: bytes) -> bytes:
+    return bytes(byte ^ 0x15 for byte in data)
+
+
+def lying(data: bytes) -> bytes:
+    """Other numbers, in answers that are well formed."""
+    lines = data.split(b"\r\n")
+    return b"\r\n".join(b":99999" if line.startswith(b":") else line for line in lines)
+
+
+def nonsense(data: bytes) -> bytes:
+    """Well formed, and not what was asked for."""
+    return b"*2\r\n$3\r\nfoo\r\n$3\r\nbar\r\n"
+
+
+FAULTS: tuple[Fault, ...] = (slow, gone, garbled, lying, nonsense)
+
+
+class FaultProxy:
+    def __init__(self, port: int) -> None:
+        self.fault: Fault = honest
+        self._behind = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._behind))
+                threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
+                threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(self.fault(data) if answers else data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()

@@ -1,0 +1,252 @@
+"""What the router passes on, what it tries again, and what a client sees of a replica that fails."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
+
+CHAT = "/v1/chat/completions"
+REPLY = b'{"answer": "\xc3\xa4"}'
+EVENTS = [b"data: a\n\n", b': keep-alive\n\ndata: {"b"', b": 1}\n\nda", b"ta: [DONE]\n\n"]
+
+
+def say(exchange: Exchange) -> None:
+    exchange.reply(200, REPLY, x_own="kept", x_request_id="replica's")
+
+
+def stream(exchange: Exchange) -> None:
+    exchange.begin_stream()
+    for data in EVENTS:
+        exchange.chunk(data)
+    exchange.chunk(b"")
+
+
+def busy(exchange: Exchange) -> None:
+    exchange.reply(429, b'{"error": "full"}', retry_after="7")
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., tuple[LiveRouter, list[StubReplica]]]]:
+    """Replicas that answer so, and a router that asks the first one first."""
+    routers: list[LiveRouter] = []
+    replicas: list[StubReplica] = []
+
+    def build(*answers: Callable[[Exchange], object], **config: Any) -> tuple[LiveRouter, list[StubReplica]]:
+        made = [StubReplica(answer) for answer in answers]
+        replicas.extend(made)
+        routers.append(LiveRouter(made, **config))
+        routers[-1].prefer(made[0])
+        return routers[-1], made
+
+    yield build
+    for router in routers:
+        router.end()
+    for replica in replicas:
+        replica.close()
+
+
+Make = Callable[..., tuple[LiveRouter, list[StubReplica]]]
+
+
+def post(router: LiveRouter, path: str = CHAT, **options: Any) -> httpx.Response:
+    return httpx.post(f"{router.url}{path}", json={"any": "thing"}, timeout=30, **options)
+
+
+def metric(router: LiveRouter, name: str) -> float:
+    text = httpx.get(f"{router.url}/metrics").text
+    return next(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
+
+
+def test_everything_is_passed_on_and_back(make: Make) -> None:
+    router, (replica,) = make(say)
+    sent = b'{"messages": [ ], "odd":\t1}'
+    headers = {"content-type": "application/json", "authorization": "Bearer k", "x-request-id": "mine"}
+    answer = httpx.post(f"{router.url}{CHAT}?a=%2F&b=", content=sent, headers=headers)
+    (got,) = replica.exchanges
+    assert (got.method, got.path, got.body) == ("POST", f"{CHAT}?a=%2F&b=", sent)
+    received = {name.lower(): value for name, value in got.headers.items()}
+    assert received["authorization"] == "Bearer k"
+    assert received["x-request-id"] == "mine"
+    assert received["host"] == replica.name  # else its guard against DNS rebinding would refuse it
+    assert answer.content == REPLY
+    assert answer.headers["x-own"] == "kept"
+    assert answer.headers.get_list("x-request-id") == ["mine"]
+    assert answer.headers["x-quire-route"].startswith(f'replica="{replica.name}", reason=load')
+    assert httpx.get(f"{router.url}/v1/models").content == REPLY
+    assert replica.exchanges[1].method == "GET"
+
+
+def test_a_stream_is_passed_byte_for_byte(make: Make) -> None:
+    router, (_replica,) = make(stream)
+    answer = post(router)
+    assert answer.content == b"".join(EVENTS)
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-store"
+    assert "x-quire-route" in answer.headers
+
+
+def test_events_come_as_they_are_sent(make: Make) -> None:
+    more = threading.Event()
+
+    def slowly(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        exchange.chunk(EVENTS[0])
+        assert more.wait(30)
+        exchange.chunk(b"data: [DONE]\n\n")
+        exchange.chunk(b"")
+
+    router, _ = make(slowly)
+    with httpx.stream("POST", f"{router.url}{CHAT}", json={}, timeout=30) as answer:
+        chunks = answer.iter_raw()
+        assert next(chunks) == EVENTS[0]
+        more.set()
+        assert b"".join(chunks) == b"data: [DONE]\n\n"
+
+
+def refuse(exchange: Exchange) -> None:
+    exchange.reply(503, b'{"error": "draining"}')
+
+
+def cut_at_once(exchange: Exchange) -> None:
+    exchange.cut()
+
+
+def cut_before_an_event(exchange: Exchange) -> None:
+    exchange.begin_stream()
+    exchange.chunk(b"data: half an ev")
+    exchange.cut()
+
+
+def cut_in_a_body(exchange: Exchange) -> None:
+    exchange.head(content_type="application/json", content_length="1000")
+    exchange.handler.wfile.write(b"{")
+    exchange.cut()
+
+
+@pytest.mark.parametrize("failure", [refuse, busy, cut_at_once, cut_before_an_event, cut_in_a_body])
+def test_another_replica_answers_before_the_first_byte(
+    make: Make, failure: Callable[[Exchange], object]
+) -> None:
+    router, (first, second) = make(failure, say)
+    answer = post(router)
+    assert answer.content == REPLY
+    assert len(first.exchanges) == len(second.exchanges) == 1
+    assert first.exchanges[0].body == second.exchanges[0].body
+    assert answer.headers["x-quire-route"].endswith("attempt=2")
+    assert metric(router, "quire_route_retries_total") == 1
+    assert metric(router, 'quire_route_failures_total{when="before"}') == 0
+
+
+def test_another_replica_answers_for_one_that_refuses_connections(make: Make) -> None:
+    router, (first, second) = make(say, say)
+    first.close()
+    for _ in range(3):
+        assert post(router).content == REPLY
+    router.wait(lambda: metric(router, 'quire_route_replicas{state="down"}') == 1)
+    assert len(second.exchanges) == 3
+
+
+def test_nobody_answers(make: Make) -> None:
+    """What a replica said goes to the client; if none said anything, the router does."""
+    router, (first, second) = make(busy, busy)
+    answer = post(router)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
+    assert len(first.exchanges) == len(second.exchanges) == 1
+    for replica in (first, second):
+        replica.close()
+    answer = post(router)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+    assert "retry-after" in answer.headers
+    router.wait(lambda: httpx.get(f"{router.url}/ready").status_code == 503)
+    assert httpx.get(f"{router.url}/health").status_code == 200
+
+
+def test_an_error_of_the_request_is_not_tried_again(make: Make) -> None:
+    router, (_first, second) = make(lambda exchange: exchange.reply(400, b'{"error": 1}'), say)
+    assert post(router).status_code == 400
+    assert not second.exchanges
+
+
+def test_a_stream_that_breaks_off_ends_with_an_error_event(make: Make) -> None:
+    def break_off(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        exchange.chunk(b"data: one\n\ndata: tw")
+        exchange.chunk(b"o\n\ndata: thr")
+        exchange.cut()
+
+    router, (_first, second) = make(break_off, say)
+    events = post(router).content.split(b"\n\n")
+    assert events[:2] == [b"data: one", b"data: two"]
+    assert json.loads(events[2].removeprefix(b"data: "))["error"]["code"] == "replica_lost"
+    assert events[3:] == [b""]
+    assert not second.exchanges
+    assert metric(router, 'quire_route_failures_total{when="during"}') == 1
+
+
+def test_a_client_that_leaves_is_gone_for_the_replica_too(make: Make) -> None:
+    def hold(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        exchange.chunk(EVENTS[0])
+        exchange.wait_until_gone()
+
+    router, (replica,) = make(hold)
+    with httpx.stream("POST", f"{router.url}{CHAT}", json={}, timeout=30) as answer:
+        chunks = answer.iter_raw()
+        assert next(chunks) == EVENTS[0]
+        assert metric(router, "quire_route_in_flight") == 1
+    assert replica.exchanges[0].gone.wait(30)
+    router.wait(lambda: metric(router, "quire_route_in_flight") == 0)
+
+
+def test_replicas_that_drain_get_nothing_and_come_back(make: Make) -> None:
+    router, (first, second) = make(say, say)
+    first.ready_status = 503
+    router.wait(lambda: metric(router, 'quire_route_replicas{state="ready"}') == 1)
+    assert post(router).content == REPLY
+    assert len(second.exchanges) == 1
+    first.ready_status = 200
+    router.wait(lambda: metric(router, 'quire_route_replicas{state="ready"}') == 2)
+    assert post(router).content == REPLY
+    assert len(first.exchanges) == 1
+
+
+def test_the_router_drains(make: Make) -> None:
+    """What runs may end, what is new is refused, and it is not ready."""
+    more = threading.Event()
+
+    def slowly(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        exchange.chunk(EVENTS[0])
+        assert more.wait(30)
+        exchange.chunk(b"data: [DONE]\n\n")
+        exchange.chunk(b"")
+
+    router, (_replica,) = make(slowly)
+    with httpx.stream("POST", f"{router.url}{CHAT}", json={}, timeout=30) as answer:
+        chunks = answer.iter_raw()
+        assert next(chunks) == EVENTS[0]
+        router.server.stop_soon()
+        router.wait(lambda: router.server.state.draining)
+        assert httpx.get(f"{router.url}/ready").status_code == 503
+        assert post(router).status_code == 503
+        more.set()
+        assert b"".join(chunks) == b"data: [DONE]\n\n"
+    router.thread.join(20)
+    assert router.end() == 0
+
+
+def test_the_routers_own_gate(make: Make) -> None:
+    router, (replica,) = make(say, api_keys=("key",), max_body_bytes=1000)
+    assert post(router).status_code == 401
+    assert post(router, headers={"authorization": "Bearer key"}).content == REPLY
+    large = httpx.post(f"{router.url}{CHAT}", json={"a": "b" * 2000}, headers={"authorization": "Bearer key"})
+    assert large.status_code == 413
+    assert httpx.get(f"{router.url}/").content == REPLY  # the page, which needs no key
+    assert [exchange.path for exchange in replica.exchanges] == [CHAT, "/"]
