@@ -22,6 +22,7 @@ from grafana.panels import ROWS, Panel
 PATH = Path(__file__).parents[1] / "helm" / "files" / "dashboard.json"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 REFS = "ABCDEFGH"
+SERIES = '__name__=~"quire_kv_capacity_blocks|quire_route_replicas"'  # what replicas and routers have one of
 
 
 def dashboard() -> build.Dashboard:
@@ -37,8 +38,8 @@ def dashboard() -> build.Dashboard:
         .time("now-30m", "now")
         .timezone("browser")
         .with_variable(build.DatasourceVariable("datasource").label("Data source").type("prometheus"))
-        .with_variable(_servers("job", "Job", "quire_kv_capacity_blocks"))
-        .with_variable(_servers("instance", "Instance", 'quire_kv_capacity_blocks{job=~"$job"}'))
+        .with_variable(_servers("job", "Job", f"{{{SERIES}}}"))
+        .with_variable(_servers("instance", "Instance", f'{{{SERIES}, job=~"$job"}}'))
     )
     ids = count(1)
     for title, panels in ROWS.items():

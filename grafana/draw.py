@@ -1,7 +1,8 @@
 """Draws the dashboard's main panels from a real scrape: `python -m grafana.draw` writes dashboard.png.
 
-A server of the demo model with few KV blocks, its Redis and a Prometheus run for two minutes, under little
-load, more than fits, and little again. The expressions are the dashboard's own. Needs matplotlib.
+A server of the demo model with few KV blocks, a router, their Redis and a Prometheus run for two minutes,
+under little load, more than fits, and little again. The expressions are the dashboard's own. Needs
+matplotlib.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PATH = Path(__file__).with_name("dashboard.png")
 PICTURED = (
     *("Device blocks", "Host blocks", "Occupancy"),
     *("Sharing", "Block turnover", "Swap"),
-    *("Preemptions", "Prompt tokens by source", "Registry blocks"),
+    *("Preemptions", "Prompt tokens by source", "Predicted against actual hits"),
     *("Time to first token", "Requests", "Step time"),
 )
 PHASES = ((2, 25), (12, 45), (3, 30))  # clients, and for how many seconds
@@ -98,12 +99,13 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         redis() as registry,
-        quire(*SMALL, "--redis-url", f"redis://{registry}/0") as server,
-        prometheus(Path(folder), {"quire": [server]}, "1s", {}) as source,
+        quire("serve", *SMALL, "--redis-url", f"redis://{registry}/0") as server,
+        quire("route", "--redis-url", f"redis://{registry}/0") as router,
+        prometheus(Path(folder), {"quire": [server], "quire-router": [router]}, "1s", {}) as source,
     ):
         start = time.time()
         for clients, seconds in PHASES:
-            with Load(server, clients=clients):
+            with Load(router, clients=clients):
                 time.sleep(seconds)
         draw(source, start + 5, time.time(), PATH)
 

@@ -194,6 +194,58 @@ PREFIXES = (
     ),
 )
 
+ROUTER = (
+    Panel(
+        "Replicas",
+        "As the router sees them.",
+        "short",
+        (Query(f"max by (state) (quire_route_replicas{{{HERE}}})", "{{state}}"),),
+        stacked=True,
+    ),
+    Panel(
+        "Predicted against actual hits",
+        "Of the prompt tokens that were looked up in the registry: how many should be cached, and were.",
+        "percentunit",
+        (
+            Query(
+                f"{rate('quire_route_cached_tokens_total', by='source')}"
+                f" / on () group_left () {rate('quire_route_prompt_tokens_total')}",
+                "{{source}}",
+            ),
+        ),
+        top=1,
+    ),
+    Panel(
+        "Placements",
+        "Requests by why they went where they went.",
+        "suffix: /s",
+        (Query(rate("quire_route_requests_total", by="reason"), "{{reason}}"),),
+        stacked=True,
+    ),
+    Panel(
+        "Retries and failures",
+        "Second attempts, before the first byte; requests that failed, before it or after.",
+        "suffix: /s",
+        (
+            Query(rate("quire_route_retries_total"), "retries"),
+            Query(rate("quire_route_failures_total", by="when"), "failed {{when}}"),
+        ),
+    ),
+    Panel(
+        "Registry lookups",
+        "Time to ask it. A router that gets no answer goes by load alone.",
+        "s",
+        quantiles("quire_route_lookup_seconds", 50, 99),
+    ),
+    Panel(
+        "Registry, seen by routers",
+        "Routers by whether the registry answers.",
+        "short",
+        (Query(total("quire_route_registry_state", by="state"), "{{state}}"),),
+        stacked=True,
+    ),
+)
+
 LATENCY = (
     Panel("Time to first token", "From arrival.", "s", quantiles(TTFT, 50, 95, 99)),
     Panel(
@@ -257,6 +309,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Overview": OVERVIEW,
     "KV cache": KV_CACHE,
     "Prefix cache and registry": PREFIXES,
+    "Router": ROUTER,
     "Latency": LATENCY,
     "Throughput": THROUGHPUT,
 }

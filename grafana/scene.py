@@ -77,12 +77,12 @@ def running(command: Sequence[str | Path], ready: Callable[[], object]) -> Itera
 
 
 @contextlib.contextmanager
-def quire(*flags: str) -> Iterator[str]:
-    """The URL of a server of the demo model."""
+def quire(command: str, *flags: str) -> Iterator[str]:
+    """The URL of `quire serve` or `quire route`, of the demo model."""
     port = str(free_port())
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "service.cli", "serve", "--port", port]
-    with running([*command, *flags], lambda: fetch(f"{url}/ready", timeout=5)):
+    program = [sys.executable, "-m", "service.cli", command, "--port", port]
+    with running([*program, *flags], lambda: fetch(f"{url}/ready", timeout=5)):
         yield url
 
 

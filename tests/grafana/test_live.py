@@ -73,11 +73,23 @@ METRICS: dict[str, tuple[str, dict[str, set[str] | None]]] = {
         },
     ),
 }
+ROUTER_METRICS: dict[str, tuple[str, dict[str, set[str] | None]]] = {
+    "quire_route_requests": ("counter", {"reason": None}),
+    "quire_route_retries": ("counter", {}),
+    "quire_route_failures": ("counter", {"when": {"before", "during"}}),
+    "quire_route_prompt_tokens": ("counter", {}),
+    "quire_route_cached_tokens": ("counter", {"source": {"predicted", "actual"}}),
+    "quire_route_lookup_seconds": ("histogram", {}),
+    "quire_route_replicas": ("gauge", {"state": {"ready", "draining", "down"}}),
+    "quire_route_in_flight": ("gauge", {}),
+    "quire_route_registry_state": ("gauge", {"state": {"ok", "degraded", "off"}}),
+}
 
 
 @dataclass(frozen=True)
 class Scene:
     server: str
+    router: str
     prometheus: Prometheus
 
 
@@ -86,10 +98,11 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("prometheus")
     with (
         redis() as registry,
-        quire(*SMALL, "--redis-url", f"redis://{registry}/0") as server,
-        prometheus(folder, {"quire": [server]}, "500ms", REPLICA) as scraper,
+        quire("serve", *SMALL, "--redis-url", f"redis://{registry}/0") as server,
+        quire("route", "--redis-url", f"redis://{registry}/0") as router,
+        prometheus(folder, {"quire": [server], "quire-router": [router]}, "500ms", REPLICA) as scraper,
     ):
-        yield Scene(server, scraper)
+        yield Scene(server, router, scraper)
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -122,6 +135,22 @@ def value(families: Families, name: str, **labels: str) -> float:
     return sum(number for found, number in families[name][1] if labels.items() <= found.items())
 
 
+def check(families: Families, listed: dict[str, tuple[str, dict[str, set[str] | None]]]) -> None:
+    """All that is listed is there, of this type and with just these labels."""
+    assert set(families) >= set(listed)
+    for name, (kind, labels) in listed.items():
+        found, samples = families[name]
+        assert found == kind, name
+        seen: dict[str, set[str]] = {}
+        for labelled, number in samples:
+            assert number >= 0, name
+            for label, text in labelled.items():
+                seen.setdefault(label, set()).add(text)
+        assert set(seen) == set(labels), name
+        for label, texts in labels.items():
+            assert texts is None or seen[label] == texts, (name, label)
+
+
 def test_every_metric_is_there_and_the_sums_are_right(scene: Scene) -> None:
     counters = {name for name, (kind, _) in METRICS.items() if kind == "counter"}
     counters.remove("quire_registry_dropped")  # which moves when Redis is away
@@ -133,21 +162,11 @@ def test_every_metric_is_there_and_the_sums_are_right(scene: Scene) -> None:
             assert value(families, "quire_kv_blocks", tier=tier) <= capacity
         return all(value(families, name) > 0 for name in counters)
 
-    with Load(scene.server, clients=8):
+    with Load(scene.router, clients=8):
         until(have_moved, "a counter has not moved")
-        families = scrape(scene.server)
-    assert set(families) == set(METRICS)
-    for name, (kind, labels) in METRICS.items():
-        found, samples = families[name]
-        assert found == kind, name
-        seen: dict[str, set[str]] = {}
-        for labelled, number in samples:
-            assert number >= 0, name
-            for label, text in labelled.items():
-                seen.setdefault(label, set()).add(text)
-        assert set(seen) == set(labels), name
-        for label, texts in labels.items():
-            assert texts is None or seen[label] == texts, (name, label)
+        families, routed = scrape(scene.server), scrape(scene.router)
+    check(families, METRICS)
+    check(routed, ROUTER_METRICS)
     assert value(families, "quire_prefix_cache_tokens") == value(families, "vllm:prompt_tokens")
     assert value(families, "quire_preemptions") == value(families, "vllm:num_preemptions")
     assert value(families, "quire_registry_state") == 1
@@ -200,7 +219,7 @@ def test_every_panel_rule_and_scaler_finds_data(scene: Scene, tmp_path: Path) ->
                 del missing[title, expr]
         return not missing
 
-    with Load(scene.server, clients=8):
+    with Load(scene.router, clients=8):
         until(all_found, str(missing))
     picture = tmp_path / "dashboard.png"
     draw(scene.prometheus, start, time.time(), picture)

@@ -21,6 +21,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "everything": ("-f", str(HERE / "everything.yaml")),
     "external": ("-f", str(HERE / "external.yaml")),
 }
+NAMES = {values: "llm" if values == "external" else "quire" for values in VALUES}  # of the Deployment
 Manifest = dict[str, Any]
 
 

@@ -12,8 +12,10 @@ import msgspec
 import pytest
 
 from engine.config import EngineConfig
+from engine.engine import EXIT_SECONDS
 from service import cli
-from tests.helm.chart import VALUES, Manifest, container, find, pods, render
+from service.config import ServiceConfig
+from tests.helm.chart import NAMES, VALUES, Manifest, container, find, pods, render
 
 every_set = pytest.mark.parametrize("values", VALUES)
 
@@ -67,10 +69,7 @@ def seconds(probe: Manifest) -> int:
 @every_set
 def test_probes(values: str) -> None:
     manifests = render(*VALUES[values])
-    name = find(manifests, "PodDisruptionBudget", "llm" if values == "external" else "quire")["metadata"][
-        "name"
-    ]
-    server = container(manifests, name)
+    server = container(manifests, NAMES[values])
     assert server["startupProbe"]["httpGet"]["path"] == "/ready"
     assert seconds(server["startupProbe"]) >= 1800  # a model may have to be downloaded
     assert server["readinessProbe"]["httpGet"]["path"] == "/ready"
@@ -99,9 +98,11 @@ DRAINS = [VALUES[name] for name in VALUES] + [
 
 @pytest.mark.parametrize("arguments", DRAINS)
 def test_grace_is_longer_than_leaving_takes(arguments: tuple[str, ...]) -> None:
-    """Streams may run for --shutdown-timeout after SIGTERM, after preStop; ending takes 6 s more."""
+    """preStop, then SIGTERM, --shutdown-timeout for streams, last events for the rest, the engine's end."""
     servers = [
-        pod for _, pod in pods(render(*arguments)) if pod["containers"][0].get("args", [""])[0] in SERVERS
+        pod
+        for _, pod in pods(render(*arguments))
+        if pod["containers"][0].get("args", [""])[0] in ("serve", "route")
     ]
     assert servers
     for pod in servers:
@@ -109,10 +110,8 @@ def test_grace_is_longer_than_leaving_takes(arguments: tuple[str, ...]) -> None:
         command, waits = part["lifecycle"]["preStop"]["exec"]["command"]
         assert command == "sleep"
         (drain,) = (arg.split("=")[1] for arg in part["args"] if arg.startswith("--shutdown-timeout="))
-        assert pod["terminationGracePeriodSeconds"] > int(waits) + int(drain) + 6
-
-
-SERVERS = ("serve", "route")
+        leaving = int(waits) + int(drain) + ServiceConfig.terminal_timeout + EXIT_SECONDS
+        assert pod["terminationGracePeriodSeconds"] > leaving
 
 
 def test_an_upgrade_takes_no_second_gpu() -> None:
@@ -166,9 +165,8 @@ def parsed(manifests: list[Manifest], name: str) -> Any:
 @every_set
 def test_server_understands_its_arguments(values: str) -> None:
     manifests = render(*VALUES[values])
-    name = "llm" if values == "external" else "quire"
-    part = container(manifests, name)
-    arguments = parsed(manifests, name)
+    part = container(manifests, NAMES[values])
+    arguments = parsed(manifests, NAMES[values])
     cli._engine_config(arguments)  # raises ValueError for what does not go together
     registry = cli._registry_config(arguments)
     assert (registry is not None) == (values in ("everything", "external"))
@@ -196,6 +194,16 @@ def test_server_understands_its_arguments(values: str) -> None:
         )
         assert arguments.served_model_name == ["qwen", "two words"]
         assert (arguments.max_num_queued_reqs, arguments.stall_timeout) == (500, 20)
+
+
+@pytest.mark.parametrize("values", ["everything", "external"])
+def test_router_understands_its_arguments(values: str) -> None:
+    manifests = render(*VALUES[values])
+    router, server = parsed(manifests, f"{NAMES[values]}-router"), parsed(manifests, NAMES[values])
+    assert router.command == "route"
+    assert router.redis_url != server.redis_url  # it may only read
+    for same in ("model", "cache_seed", "api_key", "shutdown_timeout", "host", "port"):
+        assert getattr(router, same) == getattr(server, same), same
 
 
 def test_engine_values_are_all_of_the_engines_flags() -> None:
