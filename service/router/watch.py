@@ -108,6 +108,7 @@ class RegistryWatch:
             self.hashers[fingerprint] = BlockHasher(deployment.block_size, self._seed)
             return
         self._complain(
+            logging.WARNING,  # they may well be for another router
             fingerprint,
             f"replicas at {registered[0].url} are not routed to: their {difference or 'fingerprint'} is not "
             "the router's. Give both the same MODEL and --cache-seed",
@@ -121,16 +122,17 @@ class RegistryWatch:
                 trusted.append(replica)
             else:
                 self._complain(
+                    logging.ERROR,
                     replica.url,
                     f"{replica.url} hashes blocks in another way and is not routed to: run one "
                     "version everywhere",
                 )
         self._on_registered(fingerprint, trusted)
 
-    def _complain(self, about: str, message: str) -> None:
+    def _complain(self, level: int, about: str, message: str) -> None:
         if about not in self._complained:
             self._complained.add(about)
-            log.error(message)
+            log.log(level, message)
 
     def _succeeded(self) -> None:
         self._failures = 0

@@ -1,0 +1,138 @@
+"""Whom the router believes: replicas of its model that hash as it does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+import redis
+
+from engine.config import RegistryConfig
+from engine.deployment import Deployment, chain, parity, seed_digest
+from engine.prefix_cache import BlockHasher
+from engine.registry import Load, Registry
+from service.router.directory import Directory, Registered
+from service.router.watch import Identity, RegistryWatch
+from tests.cluster.redis_server import RedisServer
+
+SEED = 7
+OURS = Deployment(
+    model="tiny", revision="r", tokenizer="t", block_size=16, dtype="float32", seed=seed_digest(SEED)
+)
+TOKENS = list(range(100))
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def server(redis_server: RedisServer) -> RedisServer:
+    redis_server.client.flushall()
+    return redis_server
+
+
+def register(server: RedisServer, number: int, deployment: Deployment, vector: str | None = None) -> Registry:
+    """With the first three blocks of TOKENS."""
+    hasher = BlockHasher(deployment.block_size, SEED)
+    config = RegistryConfig(redis_url=server.url, advertise_url=f"http://10.0.0.{number}:8000")
+    registry = Registry(config, deployment, vector or parity(hasher), "1")
+    blocks = chain(hasher, "salt", TOKENS)[:3]
+    for _ in range(50):
+        try:
+            assert registry.publish(1, blocks, [], Load(), anew=True).status == "OK"
+            return registry
+        except redis.RedisError:
+            registry.disconnect()
+    raise AssertionError("Redis never answered in time")
+
+
+class Watched:
+    """A watch that runs, and whom it has told of."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.told: dict[str, list[str]] = {}
+        identity = Identity(OURS.model, OURS.revision, OURS.tokenizer, OURS.seed)
+        self.watch = RegistryWatch(Directory(server.url), identity, SEED, self._tell)
+
+    def _tell(self, fingerprint: str, registered: list[Registered]) -> None:
+        self.told[fingerprint] = sorted(entry.url for entry in registered)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(3000):
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+        pytest.fail("it never came true")
+
+
+@asynccontextmanager
+async def watching(server: RedisServer) -> AsyncIterator[Watched]:
+    watched = Watched(server)
+    task = asyncio.create_task(watched.watch.run(poll_seconds=0.02, scan_seconds=0.05))
+    try:
+        yield watched
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await watched.watch.close()
+
+
+async def test_replicas_of_one_model_may_differ_in_how_they_cache(server: RedisServer) -> None:
+    """As in the middle of an upgrade: both are routed to, each by its own digests."""
+    larger = msgspec.structs.replace(OURS, block_size=32)
+    register(server, 1, OURS)
+    register(server, 2, larger)
+    async with watching(server) as watched:
+        await watched.until(lambda: len(watched.told) == 2)
+        assert watched.told[OURS.fingerprint] == ["http://10.0.0.1:8000"]
+        assert watched.told[larger.fingerprint] == ["http://10.0.0.2:8000"]
+        for _ in range(50):  # a busy machine may be too slow at first
+            location = await watched.watch.locate("salt", TOKENS)
+            assert location.block_sizes == {OURS.fingerprint: 16, larger.fingerprint: 32}
+            if location.held is not None:
+                break
+        assert location.held == {"http://10.0.0.1:8000": 3, "http://10.0.0.2:8000": 3}
+
+
+@pytest.mark.parametrize("name", ["model", "revision", "tokenizer", "seed"])
+async def test_replicas_of_something_else_are_left_alone_and_it_is_said_why(
+    server: RedisServer, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    register(server, 1, msgspec.structs.replace(OURS, **{name: "another"}))
+    with caplog.at_level(logging.WARNING, "quire.router"):
+        async with watching(server) as watched:
+            await watched.until(lambda: bool(caplog.records))
+            register(server, 2, OURS)
+            await watched.until(lambda: OURS.fingerprint in watched.told)
+            assert watched.told == {OURS.fingerprint: ["http://10.0.0.2:8000"]}
+    (record,) = [record for record in caplog.records if "10.0.0.1" in record.getMessage()]  # once
+    assert f"their {name} is not the router's" in record.getMessage()
+
+
+async def test_a_replica_that_hashes_in_another_way_is_refused_loudly(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    register(server, 1, OURS, vector="0" * 32)
+    register(server, 2, OURS)
+    with caplog.at_level(logging.ERROR, "quire.router"):
+        async with watching(server) as watched:
+            await watched.until(lambda: OURS.fingerprint in watched.told and bool(caplog.records))
+            assert watched.told == {OURS.fingerprint: ["http://10.0.0.2:8000"]}
+    assert "http://10.0.0.1:8000 hashes blocks in another way" in caplog.records[0].getMessage()
+
+
+async def test_a_silent_registry_is_not_waited_for_until_it_answers_again(server: RedisServer) -> None:
+    register(server, 1, OURS)
+    async with watching(server) as watched:
+        await watched.until(lambda: watched.watch.state == "ok" and bool(watched.told))
+        server.pause()
+        try:
+            await watched.until(lambda: watched.watch.state == "degraded")
+            assert (await watched.watch.locate("salt", TOKENS)).held is None
+            assert (await watched.watch.locate("salt", TOKENS)).prefixes[OURS.fingerprint]
+        finally:
+            server.resume()
+        await watched.until(lambda: watched.watch.state == "ok")
