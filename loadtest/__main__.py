@@ -66,7 +66,9 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     target.add_argument("--url", default="http://127.0.0.1:8000", help="without /v1")
     target.add_argument("--model", help="the first that the server lists, if left out")
     target.add_argument("--api", choices=("completions", "chat"), default="completions")
-    target.add_argument("--api-key", default="", help="sent as a bearer token; never written to a result")
+    target.add_argument(
+        "--api-key-env", metavar="NAME", help="the environment variable that holds the server's API key"
+    )
     target.add_argument("--timeout", type=float, default=600.0, help="seconds that a request may take")
     target.add_argument(
         "--ignore-eos",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -110,7 +111,7 @@ def _measure(
     rate: float | None,
     concurrency: int | None,
 ) -> RunResult:
-    before = asyncio.run(_counters(target, arguments.api_key))
+    before = asyncio.run(_counters(target, _api_key(arguments)))
     total = sum(len(session.turns) for session in sessions)
     with _progress(total) as on_progress:
         records = run_sessions(
@@ -118,10 +119,10 @@ def _measure(
             sessions,
             concurrency=concurrency,
             processes=arguments.processes,
-            api_key=arguments.api_key,
+            api_key=_api_key(arguments),
             on_progress=on_progress,
         )
-    after = asyncio.run(_counters(target, arguments.api_key))
+    after = asyncio.run(_counters(target, _api_key(arguments)))
     load = Load(
         mode="open" if concurrency is None else "closed",
         rate=rate,
@@ -150,7 +151,16 @@ def _target(arguments: Arguments) -> Target:
     )
     if target.model:
         return target
-    return msgspec.structs.replace(target, model=asyncio.run(_first_model(target, arguments.api_key)))
+    return msgspec.structs.replace(target, model=asyncio.run(_first_model(target, _api_key(arguments))))
+
+
+def _api_key(arguments: Arguments) -> str:
+    """From the environment, so that no result or process list shows it."""
+    if arguments.api_key_env is None:
+        return ""
+    if arguments.api_key_env not in os.environ:
+        raise ValueError(f"--api-key-env: the environment has no {arguments.api_key_env}")
+    return os.environ[arguments.api_key_env]
 
 
 async def _first_model(target: Target, api_key: str) -> str:
@@ -162,7 +172,7 @@ async def _first_model(target: Target, api_key: str) -> str:
     finally:
         client.close()
     if status != 200:
-        raise ValueError(f"{target.base_url}/v1/models answered {status}; give --model (and --api-key)")
+        raise ValueError(f"{target.base_url}/v1/models answered {status}; give --model (and --api-key-env)")
     return str(json.loads(body)["data"][0]["id"])
 
 

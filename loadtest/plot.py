@@ -18,11 +18,15 @@ STYLE: Any = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.alpha": 0.3,
     "font.size": 9,
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "quire",  # the same chart gives the same file
 }
+
+
+MOST_TICKS = 12  # a logarithmic axis of no more points has a tick at each
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,11 @@ def line_chart(labels: Labels, series: Sequence[Series], limit: float | None = N
         for line in series:
             marker = "o" if len(line.x) <= 40 else ""
             axes.plot(line.x, line.y, marker=marker, markersize=3, linewidth=1.2, label=line.label)
+        points = series[0].x
+        if labels.log_x and len(points) <= MOST_TICKS:
+            axes.set_xscale("log")
+            axes.set_xticks(points, [f"{x:g}" for x in points])
+            axes.minorticks_off()
         if limit is not None:
             axes.axhline(limit, linestyle="--", linewidth=0.8, color="gray")
         if len(series) > 1:
@@ -84,7 +93,7 @@ def stacked_chart(labels: Labels, names: Sequence[str], parts: Sequence[Series])
             )
             base = [low + y for low, y in zip(base, part.y, strict=True)]
         axes.set_xticks(range(len(names)), names)
-        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        axes.figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=2)
     return svg[0]
 
 
@@ -97,7 +106,7 @@ def _chart(labels: Labels) -> Iterator[tuple[Any, list[str]]]:
         axes = figure.subplots()
         yield axes, svg
         axes.set(title=labels.title, xlabel=labels.x, ylabel=labels.y)
-        if labels.log_x:
+        if labels.log_x and axes.get_xscale() != "log":
             axes.set_xscale("log")
         if labels.log_y:
             axes.set_yscale("log")

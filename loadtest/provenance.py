@@ -31,7 +31,7 @@ class Provenance:
 
 def _module() -> str:
     spec = sys.modules["__main__"].__spec__
-    return spec.name if spec is not None else Path(sys.argv[0]).name
+    return spec.name.removesuffix(".__main__") if spec is not None else Path(sys.argv[0]).name
 
 
 def _commit() -> str:

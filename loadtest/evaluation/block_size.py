@@ -73,6 +73,7 @@ def fig18b(setting: Setting) -> Figure:
         name="fig18b",
         title="Latency by block size",
         source="PagedAttention, Fig. 18b; section 7.2",
+        costs=setting.costs_source(OPT_13B),
         tables=[
             Table(title="Just below the knee", header=header, rows=rows),
             Table(
@@ -137,6 +138,7 @@ def fig19(setting: Setting) -> Figure:
         name="fig19",
         title="Swapping against recomputing, by block size",
         source="PagedAttention, Fig. 19; section 7.3",
+        costs=setting.costs_source(OPT_13B),
         tables=[
             Table(
                 title=f"(a) {MOVED_TOKENS} tokens out and in again, or prefilled once more: milliseconds",

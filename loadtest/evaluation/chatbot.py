@@ -74,6 +74,7 @@ def fig17(setting: Setting) -> Figure:
         name="fig17",
         title="A chatbot",
         source="PagedAttention, Fig. 17; section 6.5",
+        costs=setting.costs_source(OPT_13B),
         tables=[
             Table(
                 title=f"Rate at {LATENCY_LIMIT * 1e3:g} ms per token",

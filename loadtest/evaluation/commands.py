@@ -15,7 +15,6 @@ from loadtest.evaluation.request_rates import fig12, fig13
 from loadtest.evaluation.setting import Setting
 from loadtest.evaluation.shared_prefix import fig16
 from loadtest.evaluation.sharing import fig14, fig15
-from loadtest.simulator.geometry import OPT_13B
 from loadtest.simulator.step_costs import fit, read_records
 
 FIGURES: dict[str, Callable[[Setting], Figure]] = {
@@ -62,8 +61,6 @@ def figures(arguments: argparse.Namespace) -> int:
             print(f"\n{table.title}\n{markdown_table(table)}", flush=True)
     from loadtest.evaluation.report import write_report
 
-    used = setting.step_costs(OPT_13B)
-    error = "" if used.error is None else f", mean error {used.error:.1%}"
-    write_report(arguments.output, made, used.source + error, list(FIGURES))
+    write_report(arguments.output, made, list(FIGURES))
     print(f"\n{arguments.output / 'index.html'}")
     return 0

@@ -49,6 +49,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     tables: list[Table]
     charts: list[Chart]
     notes: list[str]  # assumptions, and why it differs
+    costs: str  # where the costs of steps come from
 
 
 def cell_text(cell: Cell) -> str:

@@ -47,6 +47,7 @@ def fig2(setting: Setting) -> Figure:
         name="fig2",
         title="Share of the KV memory that holds token states, under load",
         source="PagedAttention, Fig. 2; sections 3.1 and 6.2",
+        costs=setting.costs_source(OPT_13B),
         tables=[
             Table(
                 title="Per cent of the KV memory, mean over the time in which somebody waits for memory",

@@ -21,20 +21,19 @@ class MadeFigure(msgspec.Struct, frozen=True, kw_only=True):
     """A figure, and where it comes from. What a .json file holds."""
 
     figure: Figure
-    costs: str  # where the costs of steps come from
     commit: str
     date: str
     command: str
 
 
-def write_report(folder: Path, figures: Sequence[Figure], costs: str, order: Sequence[str]) -> None:
+def write_report(folder: Path, figures: Sequence[Figure], order: Sequence[str]) -> None:
     """Write the figures' files, and index.html and README.md of all figures that the folder has, in `order`.
 
     Raises ValueError for a file of the folder that holds no figure.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for figure in figures:
-        made = MadeFigure(figure=figure, costs=costs, **asdict(Provenance.here()))
+        made = MadeFigure(figure=figure, **asdict(Provenance.here()))
         (folder / f"{figure.name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(made)) + b"\n")
     all_made = [_read(folder / f"{name}.json") for name in order if (folder / f"{name}.json").exists()]
     text = [f"# {TITLE}\n"]
@@ -49,7 +48,7 @@ def write_report(folder: Path, figures: Sequence[Figure], costs: str, order: Seq
             text.append(f"![{figure.charts[number - 1].title}]({name})\n")
         text += [f"{table.title}:\n\n{markdown_table(table)}\n" for table in figure.tables]
         text += [f"- {note}" for note in figure.notes]
-        text.append(f"- Costs: {made.costs}. Commit {made.commit}, {made.date}: `{made.command}`\n")
+        text.append(f"- Costs: {figure.costs}. Commit {made.commit}, {made.date}: `{made.command}`\n")
         pages.append({"made": made, "charts": charts})
     (folder / "README.md").write_text("\n".join(text), encoding="utf-8")
     template = jinja2.Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))

@@ -88,6 +88,7 @@ def fig12(setting: Setting) -> Figure:
         name="fig12",
         title="Normalised latency against the request rate",
         source="PagedAttention, Fig. 12; section 6.2",
+        costs=setting.costs_source(OPT_13B),
         tables=tables,
         charts=charts,
         notes=[
@@ -137,6 +138,7 @@ def fig13(setting: Setting) -> Figure:
         name="fig13",
         title="Requests under way at once",
         source="PagedAttention, Fig. 13; section 6.2",
+        costs=setting.costs_source(OPT_13B),
         tables=tables,
         charts=charts,
         notes=[

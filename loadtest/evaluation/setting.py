@@ -46,6 +46,12 @@ class Setting:
     def step_costs(self, model: Model, block_size: int = 16, pieces: int = 1) -> StepCosts:
         return self.costs or roofline(model, A100_40GB, block_size, pieces)
 
+    def costs_source(self, model: Model) -> str:
+        """In words, with the error of a fit."""
+        costs = self.step_costs(model)
+        error = "" if costs.error is None else f", mean error {costs.error:.1%}"
+        return costs.source + error
+
     def system(self, kind: Kind, block_size: int = 16) -> System:
         return System(kind, self.slots, self.max_model_len, block_size)
 

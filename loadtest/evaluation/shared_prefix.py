@@ -47,6 +47,7 @@ def fig16(setting: Setting) -> Figure:
         name="fig16",
         title="A prefix that all requests share (translation, LLaMA-13B)",
         source="PagedAttention, Fig. 16; section 6.4",
+        costs=setting.costs_source(LLAMA_13B),
         tables=[Table(title="Rate at the latency limit", header=header, rows=rows)],
         charts=[
             latency_chart(f"Prefix of {name}", {label: outcomes[name, label] for label in systems})

@@ -78,6 +78,7 @@ def fig14(setting: Setting) -> Figure:
         name="fig14",
         title="Parallel samples and beam search on Alpaca",
         source="PagedAttention, Fig. 14; section 6.3",
+        costs=setting.costs_source(OPT_13B),
         tables=[Table(title="Rate at the latency limit", header=header, rows=rows)],
         charts=[
             latency_chart(
@@ -128,6 +129,7 @@ def fig15(setting: Setting) -> Figure:
         name="fig15",
         title="Blocks saved by sharing",
         source="PagedAttention, Fig. 15; section 6.3",
+        costs=setting.costs_source(OPT_13B),
         tables=[
             Table(
                 title="Per cent of the blocks that tables would need without sharing",

@@ -91,6 +91,8 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
         main(["run", "--model", "m", "--url", nobody, "--workload", "single", "--n", "2", "--rate", "1"]) == 1
     )
     assert "--lengths only" in capsys.readouterr().err
+    assert main(["run", "--model", "m", "--url", nobody, "--rate", "1", "--api-key-env", "NO_SUCH_KEY"]) == 1
+    assert "NO_SUCH_KEY" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["run", "--lengths", "many"])
     assert "128x64" in capsys.readouterr().err
