@@ -255,3 +255,39 @@ def test_pods_start_anew_when_a_secret_changes() -> None:
     for change in ("auth.apiKey=other", "huggingFace.token=t"):
         after = checksums(*fixed, "--set", change)
         assert all(after[name] != before[name] for name in before), change
+
+
+def components(rule: Manifest, side: str) -> list[str | None]:
+    """Which of the chart's own pods a rule is about; None: others."""
+    return [
+        peer.get("podSelector", {}).get("matchLabels", {}).get("app.kubernetes.io/component")
+        for peer in rule.get(side, [])
+    ]
+
+
+def ports(rules: list[Manifest]) -> set[object]:
+    return {port["port"] for rule in rules for port in rule["ports"]}
+
+
+def test_network_policies_both_ways() -> None:
+    manifests = render(*VALUES["everything"])
+    policies = {
+        name: find(manifests, "NetworkPolicy", f"quire{name}")["spec"] for name in ("", "-router", "-redis")
+    }
+    assert all(policy["policyTypes"] == ["Ingress", "Egress"] for policy in policies.values())
+    (into_replicas,) = policies[""]["ingress"]
+    assert components(into_replicas, "from") == ["router", None]  # and Prometheus
+    (into_router,) = policies["-router"]["ingress"]
+    assert components(into_router, "from") == [None, None, "test", None]  # two clients, and Prometheus
+    assert ports(policies["-router"]["egress"]) == {53, 6379, "http", 443}
+    (into_redis,) = policies["-redis"]["ingress"]
+    assert components(into_redis, "from") == ["replica", "router"]
+    assert policies["-redis"]["egress"] == []
+
+
+def test_network_policy_of_an_outer_redis_and_no_hub() -> None:
+    manifests = render(*VALUES["external"])
+    policy = find(manifests, "NetworkPolicy", "llm")["spec"]
+    assert ports(policy["egress"]) == {53, 6380}
+    (into_router,) = find(manifests, "NetworkPolicy", "llm-router")["spec"]["ingress"]
+    assert "from" not in into_router  # anybody who reaches it
