@@ -50,7 +50,9 @@ class Gate:
             await send(message)
 
         try:
-            scope.setdefault("state", {})["tenant"] = self._check(scope, headers)
+            state = scope.setdefault("state", {})
+            state["request_id"] = request_id
+            state["tenant"] = self._check(scope, headers)
             await self._app(scope, _Bounded(receive, self._config).receive, send_with_id)
         except ApiError as error:  # only ever raised before a response has begun
             await error_response(error)(scope, receive, send_with_id)

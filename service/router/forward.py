@@ -43,9 +43,9 @@ _OWN_HEADERS = frozenset(
         b"trailer",
         b"transfer-encoding",
         b"upgrade",
+        b"x-request-id",  # the gate's own, which is the client's if it gave one
     }
 )
-_GATES_HEADERS = frozenset({b"x-request-id"})  # of answers: the same, if the client gave one
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _CACHED_TOKENS = re.compile(rb'"cached_tokens":(\d+)')  # inside a JSON string the quotes would be escaped
 
@@ -152,10 +152,7 @@ class _Exchange:
         self._compare(placement, content)
         reply = Response(content, answer.status)
         length = answer.headers.get("content-length", str(len(content)))  # of HEAD: what GET would have
-        reply.raw_headers = [
-            *_passed_on(answer.raw_headers, _OWN_HEADERS | _GATES_HEADERS),
-            (b"content-length", length.encode()),
-        ]
+        reply.raw_headers = [*_passed_on(answer.raw_headers), (b"content-length", length.encode())]
         return reply
 
     def _send(self, replica: Replica) -> aiohttp.client._RequestContextManager:
@@ -163,14 +160,11 @@ class _Exchange:
         assert session is not None
         request = self._request
         path, query = request.scope["raw_path"].decode(), request.scope["query_string"].decode()
-        headers = [
-            (name.decode(), value.decode("latin-1"))
-            for name, value in _passed_on(request.headers.raw, _OWN_HEADERS)
-        ]
+        headers = [*_passed_on(request.headers.raw), (b"x-request-id", request.state.request_id)]
         return session.request(
             request.method,
             yarl.URL(replica.url + path + (f"?{query}" if query else ""), encoded=True),
-            headers=headers,
+            headers=[(name.decode(), value.decode("latin-1")) for name, value in headers],
             data=self._body or None,
             allow_redirects=False,
             skip_auto_headers=_NOT_ADDED,
@@ -194,5 +188,5 @@ class _Exchange:
                 self._is_predicted = False
 
 
-def _passed_on(headers: Iterable[tuple[bytes, bytes]], but: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower(), value) for name, value in headers if name.lower() not in but]
+def _passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower(), value) for name, value in headers if name.lower() not in _OWN_HEADERS]

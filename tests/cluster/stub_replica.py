@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -48,7 +50,7 @@ class Exchange:
     def cut(self) -> None:
         """The connection, in the middle of whatever was being said."""
         self.handler.close_connection = True
-        self.handler.connection.shutdown(2)
+        self.handler.connection.shutdown(socket.SHUT_RDWR)
 
     def wait_until_gone(self) -> None:
         """For the other side to close."""
@@ -65,9 +67,14 @@ class StubReplica:
         self.answer = answer
         self.ready_status = 200
         self.exchanges: list[Exchange] = []
+        self._connections: list[socket.socket] = []
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                super().setup()
+                stub._connections.append(self.connection)
 
             def handle_one_request(self) -> None:
                 try:
@@ -96,9 +103,12 @@ class StubReplica:
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
-        """It refuses connections from now on."""
+        """It refuses connections from now on, and ends those that there are."""
         self.server.shutdown()
         self.server.server_close()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 class LiveRouter:

@@ -79,8 +79,12 @@ def test_everything_is_passed_on_and_back(make: Make) -> None:
     assert answer.headers["x-own"] == "kept"
     assert answer.headers.get_list("x-request-id") == ["mine"]
     assert answer.headers["x-quire-route"].startswith(f'replica="{replica.name}", reason=load')
-    assert httpx.get(f"{router.url}/v1/models").content == REPLY
-    assert replica.exchanges[1].method == "GET"
+    models = httpx.get(f"{router.url}/v1/models")
+    assert models.content == REPLY
+    got = replica.exchanges[1]
+    assert got.method == "GET"
+    received = {name.lower(): value for name, value in got.headers.items()}
+    assert received["x-request-id"] == models.headers["x-request-id"] != "mine"  # one made by the router
 
 
 def test_a_stream_is_passed_byte_for_byte(make: Make) -> None:
