@@ -44,7 +44,11 @@ def figures(arguments: argparse.Namespace) -> int:
     unknown = [name for name in names if name not in FIGURES]
     if unknown:
         raise ValueError(f"there is no figure {unknown[0]}; there are {', '.join(FIGURES)}")
-    costs = fit(read_records(arguments.costs), f"fitted to {arguments.costs}") if arguments.costs else None
+    costs = (
+        fit(read_records(arguments.costs), f"fitted to half of {arguments.costs}")
+        if arguments.costs
+        else None
+    )
     setting = Setting(
         scale=arguments.scale,
         seed=arguments.seed,

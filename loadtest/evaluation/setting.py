@@ -48,9 +48,7 @@ class Setting:
 
     def costs_source(self, model: Model) -> str:
         """In words, with the error of a fit."""
-        costs = self.step_costs(model)
-        error = "" if costs.error is None else f", mean error {costs.error:.1%}"
-        return costs.source + error
+        return self.step_costs(model).describe()
 
     def system(self, kind: Kind, block_size: int = 16) -> System:
         return System(kind, self.slots, self.max_model_len, block_size)

@@ -48,8 +48,8 @@ def simulate_command(arguments: argparse.Namespace) -> int:
     )
     times = arrival_times(recipe.count, arguments.rate, 1.0, arguments.seed)
     if arguments.costs:
-        costs = fit(read_records(arguments.costs), f"fitted to {arguments.costs}")
-        console.print(f"mean error of the fit, on steps left out of it: {costs.error:.1%}")
+        costs = fit(read_records(arguments.costs), f"fitted to half of {arguments.costs}")
+        console.print(costs.describe(), highlight=False)
     else:
         costs = roofline(OPT_13B, A100_40GB, arguments.block_size)
     system = System(
@@ -124,9 +124,9 @@ def record_command(arguments: argparse.Namespace) -> int:
         while core.has_work:
             core.step()
     write_records(arguments.output, runner.records)
-    costs = fit(runner.records, str(arguments.output))
+    costs = fit(runner.records, f"fitted to half of {arguments.output}")
     console.print(f"{len(runner.records)} steps on {info.device} in {arguments.output}")
     for name, seconds in zip(FEATURES, costs.seconds, strict=True):
         console.print(f"  {name}: {1e6 * seconds:.4g} µs", highlight=False)
-    console.print(f"mean error of the fit, on steps left out of it: {costs.error:.1%}")
+    console.print(costs.describe(), highlight=False)
     return 0

@@ -147,6 +147,7 @@ def test_a_fit_finds_the_costs_that_made_the_records(seed: int, noise: float) ->
     costs = fit([StepRecord(f.tolist(), s) for f, s in zip(features, measured, strict=True)], "made up")
     assert min(costs.seconds) >= 0
     assert costs.error is not None and costs.error <= noise / 2 + 0.05
+    assert costs.total_error is not None and costs.total_error <= 0.05
     assert np.abs(features @ costs.seconds / (features @ true) - 1).mean() < 0.25 * noise + 1e-6
 
 
