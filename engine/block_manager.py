@@ -201,6 +201,22 @@ class BlockManager:
                 self.moves.entries[sequence.row, logical] = found
         sequence.published = num_blocks
 
+    def open_to_all(self, tokens: list[int]) -> list[Prefix]:
+        """Let all tenants find the full blocks at the beginning of `tokens` once they are computed.
+
+        Raises ValueError without a prefix cache.
+        """
+        if self._prefixes is None:
+            raise ValueError("--pin-prefix needs the prefix cache: leave out --no-enable-prefix-caching")
+        return self._prefixes.publish(tokens)
+
+    def pin(self, tokens: list[int]) -> None:
+        """Never evict the full blocks of `tokens`, which are open to all and cached."""
+        for prefix in self.open_to_all(tokens):
+            block = self.cache.find(prefix)
+            assert block is not None, "a prefix is pinned before it was computed"
+            self.pool.pin(block)
+
     def _extend(self, sequence: Sequence, num_blocks: int) -> list[Prefix]:
         """The prefixes of `sequence`, of its first `num_blocks` at least; none without a prefix cache."""
         prefixes = sequence.prefixes

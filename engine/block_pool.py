@@ -16,7 +16,8 @@ class BlockPool:
 
     A block is active while tables name it, and in transfer while only a copy under way holds it. After that
     it is cached if its content was marked worth keeping, else free. Cached blocks are given out again
-    when no free one is left, the one cached first going first. Nothing here knows what a block holds.
+    when no free one is left, the one cached first going first, but for those pinned. Nothing here knows what
+    a block holds.
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[int], None]) -> None:
@@ -33,6 +34,8 @@ class BlockPool:
         self._kept = bytearray(num_blocks)
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the lowest ids go first
         self._cached: OrderedDict[int, None] = OrderedDict()  # the next to evict first
+        self._pinned: set[int] = set()
+        self._resting: set[int] = set()  # cached and pinned, so not to be evicted
 
     @property
     def num_free(self) -> int:
@@ -40,21 +43,29 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        return len(self._cached)
+        return len(self._cached) + len(self._resting)
+
+    @property
+    def num_pinned(self) -> int:
+        return len(self._pinned)
 
     @property
     def num_available(self) -> int:
-        """Blocks that `allocate` can give: free and cached ones."""
+        """Blocks that `allocate` can give: free and cached ones, but for those pinned."""
         return len(self._free) + len(self._cached)
 
     @property
     def num_in_transfer(self) -> int:
         """Blocks that no table names but a transfer still holds."""
-        return self.num_blocks - self.num_active - self.num_available
+        return self.num_blocks - self.num_active - self.num_free - self.num_cached
 
     def count(self, block: int) -> int:
         """How many tables name `block`."""
         return self._counts[block]
+
+    def is_evictable(self, block: int) -> bool:
+        """Whether `allocate` could give this block, whose content is kept."""
+        return block in self._cached
 
     def is_kept(self, block: int) -> bool:
         return bool(self._kept[block])
@@ -90,6 +101,7 @@ class BlockPool:
         if self._counts[block] == 0:
             assert self._kept[block], f"block {block} holds nothing that could be shared"
             self._cached.pop(block, None)  # it may be in transfer instead
+            self._resting.discard(block)
             self.num_active += 1
         self._counts[block] += 1
         self.references += 1
@@ -107,6 +119,7 @@ class BlockPool:
         """A transfer needs `block` as it is until `unhold`, whatever tables do."""
         assert self._counts[block] > 0 or self._holds[block] > 0 or self._kept[block]
         self._cached.pop(block, None)
+        self._resting.discard(block)
         self._holds[block] += 1
 
     def unhold(self, block: int, *, evict_next: bool = False) -> None:
@@ -123,11 +136,21 @@ class BlockPool:
         assert self._counts[block] > 0, f"block {block} is not active"
         self._kept[block] = True
 
+    def pin(self, block: int) -> None:
+        """Never give cached `block` out again."""
+        assert block in self._cached or block in self._pinned, f"block {block} is not cached"
+        if block in self._cached:
+            del self._cached[block]
+            self._resting.add(block)
+        self._pinned.add(block)
+
     def _settle(self, block: int) -> None:
         """`block` has lost its last table or transfer: cached, free, or still in transfer."""
         if self._holds[block]:
             return
-        if self._kept[block]:
+        if block in self._pinned:
+            self._resting.add(block)
+        elif self._kept[block]:
             self._cached[block] = None
         else:
             self._free.append(block)
@@ -147,6 +170,9 @@ class BlockPool:
             )
             idle = counts[block] == 0 and held[block] == 0
             assert (block in free) == (idle and not self._kept[block])
-            assert (block in cached) == (idle and bool(self._kept[block]))
+            kept, pinned = bool(self._kept[block]), block in self._pinned
+            assert (block in cached) == (idle and kept and not pinned)
+            assert (block in self._resting) == (idle and pinned)
+            assert kept or not pinned, "a pinned block holds nothing that could be found"
         assert self.references == sum(self._counts)
         assert self.num_active == sum(1 for count in self._counts if count)

@@ -76,11 +76,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     body_weight_bytes: int  # read for every token: all but the embedding and the output head
     head_weight_bytes: int  # read for every sampled token
+    num_pinned_blocks: int = 0  # of num_blocks: never evicted, so no request can have them to itself
 
     @property
     def capacity(self) -> Capacity:
         return Capacity(
-            num_blocks=self.num_blocks,
+            num_blocks=self.num_blocks - self.num_pinned_blocks,
             block_size=self.block_size,
             max_num_seqs=self.max_num_seqs,
             max_model_len=self.max_model_len,
@@ -90,7 +91,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_request_tokens(self) -> int:
         """Longest prompt + output that one sequence can hold: the model's limit or the whole KV cache."""
-        return min(self.max_model_len, self.num_blocks * self.block_size)
+        return min(self.max_model_len, self.capacity.num_blocks * self.block_size)
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):

@@ -75,10 +75,19 @@ class RequestStream:
 class AsyncEngine:
     """Runs EngineCore in a process of its own. All methods belong to the event loop that called `start`."""
 
-    def __init__(self, config: EngineConfig, registry: RegistryConfig | None = None) -> None:
-        """With a `registry`, the engine tells there which blocks can be found in its prefix cache."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        registry: RegistryConfig | None = None,
+        pinned: list[list[int]] | None = None,
+    ) -> None:
+        """With a `registry`, the engine tells there which blocks can be found in its prefix cache.
+
+        pinned: token ids of prefixes that are computed at start, stay in the cache and are every tenant's.
+        """
         self.config = config
         self.registry = registry
+        self.pinned = pinned or []
         self.state: Literal["loading", "ready", "dead"] = "loading"
         self.error: str | None = None
         self.info: EngineInfo | None = None
@@ -107,7 +116,7 @@ class AsyncEngine:
                 stdin=asyncio.subprocess.DEVNULL,
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(encode_frame(StartFrame(self.config, self.registry)))
+        self._writer.write(encode_frame(StartFrame(self.config, self.registry, self.pinned)))
         self._pump_task = asyncio.create_task(self._pump(reader), name="quire-engine-pump")
 
     def add(self, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> RequestStream:

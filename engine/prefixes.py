@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from engine.prefix_cache import BlockHasher, Prefix
 
@@ -34,11 +34,11 @@ class Prefixes:
             before = Prefix(before, piece, self._hasher.next(before.digest, piece))
             prefixes.append(before)
 
-    def publish(self, pieces: Iterable[bytes]) -> list[Prefix]:
-        """Make blocks, from a request's first on, public; their prefixes."""
+    def publish(self, tokens: Sequence[int]) -> list[Prefix]:
+        """Make the full blocks at the beginning of `tokens` public; their prefixes."""
         prefixes: list[Prefix] = []
         before: Prefix | None = None
-        for piece in pieces:
+        for piece in self._hasher.pieces(tokens):
             digest = self._hasher.next(b"" if before is None else before.digest, piece)
             fresh = Prefix(before, piece, digest, is_public=True)
             before = self._public.setdefault((before, piece), fresh)

@@ -22,6 +22,7 @@ import msgspec
 
 from engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
 from engine.core import EngineCore
+from engine.pinning import pin_prefixes
 from engine.request import Abort, Drain, Output, Request, StepOutputs
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class StartFrame(msgspec.Struct, array_like=True):
 
     config: EngineConfig
     registry: RegistryConfig | None
+    pinned: list[list[int]] = []  # token ids of prefixes that are computed at start and stay
 
 
 class CommandFrame(msgspec.Struct, array_like=True):
@@ -136,11 +138,14 @@ def run_engine(connection: socket.socket) -> int:
         core, info = start_engine(
             start.config, lambda progress: connection.sendall(encode_frame(ProgressFrame(progress)))
         )
+        if start.pinned:
+            info = msgspec.structs.replace(info, num_pinned_blocks=pin_prefixes(core, start.pinned))
         if start.registry is not None:
             from engine.publisher import start_publisher
 
             publisher = start_publisher(start.registry, start.config, info, core)
         connection.sendall(encode_frame(ReadyFrame(info)))
+        connection.sendall(encode_frame(StepFrame(StepOutputs(), core.stats)))
         _serve(connection, reader, core, frames, publisher)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0

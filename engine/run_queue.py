@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import replace
 
 from engine.admission import Capacity
 from engine.beam_group import BeamGroup
@@ -40,18 +41,18 @@ class RunQueue:
         self.num_beam_groups = 0
         self.num_swapped = 0  # groups that wait in host memory
         self.num_ended = 0  # sequences, since start
-        self._capacity = capacity
+        self.capacity = capacity  # of requests
         self._eos_token_ids = eos_token_ids
         self._groups: dict[int, SequenceGroup] = {}
         self._arrivals = 0
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError when it could never run, with the numbers."""
-        self._capacity.check(request)
+        self.capacity.check(request)
         assert request.id not in self._groups, f"request id {request.id} is already in use"
         group = SequenceGroup(request, self._arrivals, self._eos_token_ids)
         if request.params.beam_width:
-            group.beams = BeamGroup(group, self._capacity.vocab_size)
+            group.beams = BeamGroup(group, self.capacity.vocab_size)
         self._arrivals += 1
         self.num_beam_groups += group.beams is not None
         self.stop_tokens.update(group.stop_tokens)
@@ -64,6 +65,12 @@ class RunQueue:
         if group is not None:
             for sequence in group.live:
                 self.finish(sequence, "abort")
+
+    def pin(self, tokens: list[int]) -> None:
+        """Never evict the full blocks of `tokens`, which are open to all and cached."""
+        self.blocks.pin(tokens)
+        others = self.blocks.pool.num_blocks - self.blocks.pool.num_pinned
+        self.capacity = replace(self.capacity, num_blocks=others)
 
     def start(self, draft: StepDraft) -> SequenceGroup:
         """The first waiting group gets rows."""

@@ -291,8 +291,8 @@ class Scheduler:
 
         One more when the tokens are found whole: the last one is computed in a copy of its block.
         """
-        in_use = sum(self.blocks.pool.count(block) > 0 for block in found.device)
-        return self._blocks_to_resume(group) - in_use + self._is_whole(group, found)
+        kept = sum(not self.blocks.pool.is_evictable(block) for block in found.device)
+        return self._blocks_to_resume(group) - kept + self._is_whole(group, found)
 
     def _blocks_to_come(self, group: SequenceGroup) -> int:
         """Blocks that a running group was admitted with and has not taken yet."""

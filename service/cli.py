@@ -187,6 +187,13 @@ def _add_service_flags(parser: Parser) -> None:
         default=10.0,
         help="seconds without a step, with work to do, after which /health says 503",
     )
+    _flag(
+        parser,
+        "--pin-prefix",
+        action="append",
+        help="a file whose lines prompts begin with, computed at start and never evicted: JSON strings, or "
+        "lists of messages (may repeat)",
+    )
     _flag(parser, "--redis-url", help="tell routers there which blocks this replica holds; rediss:// for TLS")
     _flag(parser, "--advertise-url", help="where routers reach this replica; http://host:port if left out")
     _flag(
@@ -238,8 +245,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         if config.cache_seed is None:
             config = msgspec.structs.replace(config, cache_seed="")
     from service.launch import launch
+    from service.pins import read_pins
 
-    return launch(service, config, registry)
+    return launch(service, config, registry, read_pins(map(Path, arguments.pin_prefix)))
 
 
 def _route(arguments: argparse.Namespace) -> int:

@@ -91,6 +91,8 @@ class _Families(Collector):
             "the capacity for a moment",
             *(({"tier": tier, "state": state}, count) for (tier, state), count in states.items()),
         )
+        pinned = info.num_pinned_blocks
+        yield gauge("quire_kv_pinned_blocks", "Blocks of --pin-prefix: cached or active", ({}, pinned))
         swapped = {"out": stats.swap_out_blocks, "in": stats.swap_in_blocks}
         for name, unit, scale in (
             ("quire_kv_swap_blocks", "Blocks", 1),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig, RegistryConfig
 from service.config import ServiceConfig
+from service.pins import Pin, tokenize_pins
 from service.server import serve
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from service.tokenizer import Tokenizer
 
 
-def launch(service: ServiceConfig, config: EngineConfig, registry: RegistryConfig | None) -> int:
+def launch(
+    service: ServiceConfig, config: EngineConfig, registry: RegistryConfig | None, pins: list[Pin]
+) -> int:
     """Serve until a signal or the engine's death; the process's exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     watchers: list[asyncio.Task[None]] = []
@@ -28,7 +31,8 @@ def launch(service: ServiceConfig, config: EngineConfig, registry: RegistryConfi
         await asyncio.to_thread(import_module, "engine.engine")
         from engine.engine import AsyncEngine
 
-        engine = AsyncEngine(config, registry)
+        pinned = await asyncio.to_thread(lambda: tokenize_pins(pins, load_tokenizer())) if pins else []
+        engine = AsyncEngine(config, registry, pinned)
         await engine.start()
         watchers.append(asyncio.create_task(_show_progress(engine, service), name="quire-progress"))
         return engine

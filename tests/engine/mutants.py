@@ -32,8 +32,8 @@ MUTANTS = [
     Mutant(
         "a held block stays evictable",
         "block_pool",
-        "        self._cached.pop(block, None)\n        self._holds[block] += 1\n",
-        "        self._holds[block] += 1\n",
+        "        self._cached.pop(block, None)\n        self._resting",
+        "        self._resting",
     ),
     Mutant("parents evicted before children", "block_pool", "popitem(last=False)", "popitem(last=True)"),
     Mutant("an evicted block stays findable", "block_pool", "            self._on_evict(block)\n", ""),
@@ -360,6 +360,24 @@ MUTANTS = [
         "commit",
         "    elif group.beams is None or not group.beams.pending:\n",
         "    else:\n",
+    ),
+    Mutant(
+        "after what is open to all, everything is",
+        "prefixes",
+        "                before = self._root(salt, before)\n",
+        '                before = self._root("", before)\n',
+    ),
+    Mutant(
+        "a pinned block is evicted once it was used",
+        "block_pool",
+        "        if block in self._pinned:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "requests are let in that need pinned blocks",
+        "run_queue",
+        "self.blocks.pool.num_blocks - self.blocks.pool.num_pinned",
+        "self.capacity.num_blocks",
     ),
     # -- rows and samples ----------------------------------------------------------------------------------
     Mutant(

@@ -11,6 +11,7 @@ from collections import Counter
 
 from engine.admission import Capacity
 from engine.core import EngineCore
+from engine.pinning import pin_prefixes
 from engine.plan import Int32, StepPlan
 from engine.preemption import PreemptionMode, PreemptionPolicy
 from engine.prefix_cache import BlockHasher
@@ -22,6 +23,7 @@ from engine.yielding import Yielding
 from tests.engine.oracle import VOCAB, OracleRunner, expected_beams, expected_tokens
 
 EOS = (3,)
+COMMON = [7 * i % VOCAB for i in range(24)]  # what many prompts begin with
 
 
 class WatchedScheduler(Scheduler):
@@ -139,16 +141,14 @@ def random_request(rng: random.Random, request_id: int, longest: int, widest: in
     )
     prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, longest))]
     if rng.random() < 0.5:  # few prompts, so that they come again, whole or as prefixes
-        prompt = [7 * i % VOCAB for i in range(rng.choice([4, 8, 12, 16, longest]))] + prompt[
-            : rng.randint(0, 3)
-        ]
+        prompt = COMMON[: rng.choice([4, 8, 12, 16, longest])] + prompt[: rng.randint(0, 3)]
     return Request(request_id, prompt, params, cache_salt=rng.choice(["", "", "tenant"]))
 
 
 def distinct_filled(core: EngineCore) -> int:
     """Token slots in use, counted block by block."""
     scheduler = core.scheduler
-    filled: dict[int, int] = {}
+    filled = {}
     for sequence in scheduler.rows.sequences:
         if sequence is not None:
             context = int(scheduler.rows.context[sequence.row])
@@ -211,6 +211,8 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
         pushed=random.Random(seed) if pushed else None,
     )
     scheduler = core.scheduler
+    if caching and seed % 5 == 3 and num_blocks * block_size >= 16:
+        pin_prefixes(core, [COMMON[:8]])
     coming = [random_request(rng, i, rng.choice([4, 12, 24]), max_num_seqs) for i in range(12)]
     coming.reverse()
     alive: dict[int, Request] = {}
@@ -245,7 +247,7 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
                 del alive[request_id]
         scheduler.check()
         assert scheduler.queue.tokens_filled == distinct_filled(core)
-    assert scheduler.blocks.pool.num_available == num_blocks
+    assert scheduler.blocks.pool.num_available == num_blocks - scheduler.blocks.pool.num_pinned
     if scheduler.blocks.host is not None:
         assert scheduler.blocks.host.pool.num_available == host
     for request in accepted:
@@ -254,5 +256,6 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
     done["recomputes"] = scheduler.yielding.recomputes
     done["swaps"] = scheduler.yielding.swaps
     done["copies"] = scheduler.blocks.copies_on_write
+    done["pinned"] = scheduler.blocks.pool.num_pinned
     done["evictions"] = scheduler.blocks.pool.evictions
     return done

@@ -49,6 +49,17 @@ def test_a_tenant_finds_only_its_own() -> None:
     assert found(tables, [1, 2, 3, 4], salt="b") == others and not set(others) & set(blocks)
 
 
+def test_what_is_open_to_all_is_found_by_all_and_what_comes_after_it_is_not() -> None:
+    tables = make_tables(16)
+    tables.blocks.open_to_all([1, 2, 3, 4, 5])
+    blocks = cached(tables, [1, 2, 3, 4, 5, 6], salt="a")
+    assert found(tables, [1, 2, 3, 4, 5, 6], salt="a") == blocks
+    assert found(tables, [1, 2, 3, 4, 5, 6], salt="b") == found(tables, [1, 2, 3, 4, 5, 6]) == blocks[:2]
+    assert found(tables, [1, 2, 9, 9], salt="b") == blocks[:1]
+    elsewhere = cached(tables, [3, 4], salt="a")  # the second block, without the first
+    assert found(tables, [3, 4], salt="b") == [] and found(tables, [3, 4], salt="a") == elsewhere
+
+
 def test_digests_depend_on_seed_and_model() -> None:
     roots = {BlockHasher(2, seed, model).root("s") for seed in (1, 2) for model in (b"m", b"n")}
     assert len(roots) == 4

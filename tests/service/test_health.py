@@ -147,6 +147,7 @@ STATED = {
     "quire_kv_blocks{state=cached,tier=host}": 22.0,
     "quire_kv_capacity_blocks{tier=device}": 100.0,
     "quire_kv_capacity_blocks{tier=host}": 64.0,
+    "quire_kv_pinned_blocks": 1.0,
     "quire_kv_swap_blocks_total{direction=out}": 23.0,
     "quire_kv_swap_blocks_total{direction=in}": 24.0,
     "quire_kv_swap_bytes_total{direction=out}": 23.0 * 1024,

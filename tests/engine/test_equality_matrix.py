@@ -1,0 +1,143 @@
+"""The equality matrix: the same tokens alone, batched, chunked, found, recomputed, swapped and overlapped.
+
+Each cell runs the same requests on a tiny real model; what `plain` gives is what all others must give. On a
+CPU every token is the same. On a GPU logits differ in their last bits with the batch, so there the matrix is
+of greedy requests, and where a cell goes another way its margin, top-1 minus top-2 log-probability at the
+first difference, is reported and must be one that rounding explains.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.request import Output, Request, SamplingParams
+from engine.startup import start_engine
+from tests.models.tiny_models import MODELS
+
+ON_GPU = torch.cuda.is_available()
+NAMES = ["mistral-window", "qwen3"]
+NEAR_TIE = 1e-2  # most that two log-probabilities may differ by where rounding can swap them
+MAX_LEN = 96
+Answers = dict[tuple[int, int], list[Output]]  # by request and sequence
+
+GREEDY: dict[str, Any] = {"temperature": 0.0, "logprobs": 2}
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": GREEDY,
+    "n": {"temperature": 0.9, "top_p": 0.95, "n": 3},
+    "beam": {"temperature": 0.0, "beam_width": 3, "n": 3, "early_stopping": "never"},
+}
+CELLS: dict[str, dict[str, Any]] = {
+    "batched": {},
+    "chunked": {"max_num_batched_tokens": 12},
+    "prefix hit": {"enable_prefix_caching": True},
+    "recompute": {"num_gpu_blocks_override": 12, "preemption_mode": "recompute"},
+    "swap": {"num_gpu_blocks_override": 12, "preemption_mode": "swap", "swap_space": 1},
+    "overlap": {},
+}
+
+
+def start(folder: Path, settings: dict[str, Any]) -> EngineCore:
+    defaults: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": MAX_LEN,
+        "max_num_seqs": 12,
+        "max_num_batched_tokens": 256,
+        "num_gpu_blocks_override": 200,
+        "swap_space": 0,
+        "enable_prefix_caching": False,
+    }
+    return start_engine(EngineConfig(model=str(folder), **{**defaults, **settings}))[0]
+
+
+def requests(vocab_size: int, params: dict[str, Any]) -> list[Request]:
+    rng = random.Random(8)
+    lengths = [(rng.randint(1, 40), rng.randint(8, 24)) for _ in range(8)]
+    return [
+        Request(
+            i,
+            [rng.randrange(4, vocab_size) for _ in range(prompt)],
+            SamplingParams(max_tokens=answer, ignore_eos=True, seed=i, **params),
+        )
+        for i, (prompt, answer) in enumerate(lengths)
+    ]
+
+
+def step(core: EngineCore, *, overlap: bool) -> Iterator[Output]:
+    """The outputs of one step, which is committed before the next is scheduled unless they overlap."""
+    if overlap:
+        yield from core.step()
+    elif (plan := core.scheduler.schedule()) is not None:
+        yield from core.scheduler.commit(core.runner.launch(plan).wait())
+
+
+def run(core: EngineCore, asked: list[Request], *, overlap: bool = False) -> Answers:
+    """All at once."""
+    answers: Answers = {}
+    for request in asked:
+        core.add(request)
+    while core.has_work:
+        for output in step(core, overlap=overlap):
+            answers.setdefault((output.request_id, output.index), []).append(output)
+        core.scheduler.check()
+    return answers
+
+
+def run_cell(cell: str, folder: Path, asked: list[Request]) -> Answers:
+    """What `asked` get in this cell, which must do what it is named after."""
+    core = start(folder, CELLS[cell])
+    if cell == "prefix hit":
+        run(core, asked)
+    answers = run(core, asked, overlap=cell == "overlap")
+    yielding = core.scheduler.yielding
+    assert (yielding.recomputes > 0, yielding.swaps > 0) == (cell == "recompute", cell == "swap")
+    if cell == "prefix hit":
+        found = [answers[request.id, 0][0].cached_tokens for request in asked]
+        lengths = [len(request.prompt) for request in asked]
+        assert found == [min(length // 16 * 16, length - 1) for length in lengths]
+    return answers
+
+
+def tokens_of(outputs: list[Output]) -> list[int]:
+    return [token for output in outputs for token in output.tokens]
+
+
+def margin(outputs: list[Output], position: int) -> float:
+    """How much more likely the best token at `position` is than the second best."""
+    best = [entry.top_logprobs for output in outputs for entry in output.logprobs or []][position]
+    return best[0] - best[1]
+
+
+@pytest.mark.parametrize("kind", ["greedy"] if ON_GPU else list(KINDS))
+@pytest.mark.parametrize("name", NAMES)
+def test_all_cells_give_the_same_tokens(
+    name: str, kind: str, model_folder: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = model_folder(name)
+    asked = requests(MODELS[name][1]["vocab_size"], KINDS[kind])
+    plain_core = start(folder, {})
+    plain: Answers = {}
+    for request in asked:
+        plain |= run(plain_core, [request])
+    assert len({tuple(tokens_of(outputs)) for outputs in plain.values()}) >= len(asked)
+    report = []
+    for cell in CELLS:
+        answers = run_cell(cell, folder, asked)
+        assert answers.keys() == plain.keys()
+        for key, outputs in answers.items():
+            got, expected = tokens_of(outputs), tokens_of(plain[key])
+            if got != expected:
+                assert ON_GPU, f"{cell}, request {key}: {got} instead of {expected}"
+                first = next(i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b)
+                margins = margin(outputs, first), margin(plain[key], first)
+                report.append(f"{name}, {cell}, request {key[0]}, token {first}: margins {margins}")
+                assert max(margins) < NEAR_TIE, report[-1]
+    with capsys.disabled():
+        print("".join(f"\n{line}" for line in report), end="")

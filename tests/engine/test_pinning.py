@@ -1,0 +1,109 @@
+"""Pinned prefixes: computed at start, found by every tenant and never evicted; nothing else is shared."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from transformers import LlamaForCausalLM
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.pinning import pin_prefixes
+from engine.request import Output, Request, SamplingParams
+from engine.startup import start_engine
+
+SIZE = 16
+RNG = random.Random(4)
+SYSTEM = [RNG.randrange(2, 199) for _ in range(3 * SIZE + 5)]  # three whole blocks
+LONGER = SYSTEM[: 2 * SIZE] + [RNG.randrange(2, 199) for _ in range(2 * SIZE)]  # shares two of its four
+
+
+def make_core(folder: Path, num_blocks: int, **settings: object) -> EngineCore:
+    config = EngineConfig(
+        model=str(folder),
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        num_gpu_blocks_override=num_blocks,
+        **settings,
+    )
+    return start_engine(config)[0]
+
+
+def run(core: EngineCore, prompts: list[list[int]], salt: str) -> list[tuple[list[int], int]]:
+    """The tokens of each prompt's answer, and how many of the prompt were found in the cache."""
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    for i, prompt in enumerate(prompts):
+        core.add(Request(i, prompt, params, cache_salt=salt))
+    outputs: dict[int, list[Output]] = {}
+    while core.has_work:
+        for output in core.step():
+            outputs.setdefault(output.request_id, []).append(output)
+        core.scheduler.check()
+        stats = core.stats
+        in_transfer = core.scheduler.blocks.pool.num_in_transfer
+        known = stats.free_blocks + stats.active_blocks + stats.cached_blocks + in_transfer
+        assert known == core.scheduler.blocks.pool.num_blocks
+    return [
+        ([token for output in outputs[i] for token in output.tokens], outputs[i][0].cached_tokens)
+        for i in range(len(prompts))
+    ]
+
+
+def prompts() -> list[list[int]]:
+    rng = random.Random(5)
+    tail = [rng.randrange(2, 199) for _ in range(2 * SIZE)]
+    return [SYSTEM + tail, LONGER + tail, SYSTEM[: 3 * SIZE], SYSTEM[:SIZE] + tail, tail]
+
+
+FOUND = [3 * SIZE, 4 * SIZE, 3 * SIZE - 1, SIZE, 0]  # of a prompt found whole the last token is computed
+
+
+@pytest.mark.parametrize("swap_space", [0, 1])
+def test_every_tenant_finds_them_whatever_came_in_between(
+    llama: tuple[Path, LlamaForCausalLM], swap_space: int
+) -> None:
+    expected = [tokens for tokens, _ in run(make_core(llama[0], 64), prompts(), "")]
+    core = make_core(llama[0], 20, swap_space=swap_space)
+    assert pin_prefixes(core, [SYSTEM, LONGER, SYSTEM]) == 5
+    assert (core.stats.active_blocks, core.stats.cached_blocks, core.stats.free_blocks) == (0, 5, 15)
+    rng = random.Random(6)
+    for tenant in ("one", "two", ""):
+        for i, prompt in enumerate(prompts()):  # one by one: what others of the tenant compute is found too
+            ((tokens, cached),) = run(core, [prompt], f"{tenant}{i}")
+            assert (tokens, cached) == (expected[i], FOUND[i])
+        flood = [[rng.randrange(2, 199) for _ in range(4 * SIZE)] for _ in range(8)]
+        run(core, flood, "flood")
+        assert core.scheduler.blocks.pool.evictions > 0
+    assert [tokens for tokens, _ in run(core, prompts() * 2, "one")] == expected * 2
+    assert core.stats.active_blocks == core.stats.tokens_filled == 0
+
+
+def test_what_comes_after_them_is_each_tenants_own(llama: tuple[Path, LlamaForCausalLM]) -> None:
+    core = make_core(llama[0], 64)
+    pin_prefixes(core, [SYSTEM])
+    prompt = SYSTEM[: 3 * SIZE] + [9] * (2 * SIZE + 1)
+    assert [run(core, [prompt], salt)[0][1] // SIZE for salt in ("one", "two", "one", "two")] == [3, 3, 5, 5]
+
+
+def test_no_request_is_let_in_that_needs_their_blocks(llama: tuple[Path, LlamaForCausalLM]) -> None:
+    core = make_core(llama[0], 10)
+    pin_prefixes(core, [SYSTEM])
+    params = SamplingParams(max_tokens=1)
+    with pytest.raises(ValueError, match=r"up to 8 KV blocks.* there are only 7"):
+        core.add(Request(0, [5] * (7 * SIZE + 1), params))
+    core.add(Request(0, [5] * (7 * SIZE), params))
+
+
+def test_too_many_too_short_or_no_cache_are_refused_with_the_numbers(
+    llama: tuple[Path, LlamaForCausalLM],
+) -> None:
+    core = make_core(llama[0], 9)
+    with pytest.raises(ValueError, match="needs 5 KV blocks of 16 tokens, but at most 4 of the 9"):
+        pin_prefixes(core, [SYSTEM, LONGER])
+    with pytest.raises(ValueError, match=r"prefix 2 of --pin-prefix has 15 tokens.*at least 16"):
+        pin_prefixes(core, [SYSTEM, [5] * 15])
+    assert not core.has_work and core.stats.cached_blocks == 0
+    with pytest.raises(ValueError, match="--no-enable-prefix-caching"):
+        pin_prefixes(make_core(llama[0], 9, enable_prefix_caching=False), [SYSTEM])

@@ -1,0 +1,115 @@
+"""`quire serve --pin-prefix`: what its lines may be, and that every key's requests find them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.demo import MODEL_FOLDER
+from service.pins import read_pins, tokenize_pins
+from service.tokenizer import Tokenizer
+
+SECONDS = 60
+TEXT = "A KV cache keeps the keys and values of all tokens that a model has read. " * 3
+SYSTEM = "You are a librarian who answers questions about block tables. " * 3
+MESSAGES = [{"role": "system", "content": SYSTEM}]
+
+
+@pytest.fixture(scope="module")
+def pin_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pins") / "pins.jsonl"
+    path.write_text(f"{json.dumps(TEXT)}\n\n{json.dumps(MESSAGES)}\n")
+    return path
+
+
+def command(port: int, pin_file: Path, num_blocks: int) -> list[str]:
+    flags = ["--port", str(port), "--pin-prefix", str(pin_file), "--num-gpu-blocks-override", str(num_blocks)]
+    return [sys.executable, "-m", "service.cli", "serve", *flags, "--api-key", "one", "--api-key", "two"]
+
+
+@pytest.fixture(scope="module")
+def url(pin_file: Path) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command(port, pin_file, 128), env=environment) as server:
+        try:
+            until = time.monotonic() + SECONDS
+            while True:
+                try:
+                    if httpx.get(f"http://127.0.0.1:{port}/ready", timeout=SECONDS).status_code == 200:
+                        break
+                except httpx.TransportError:
+                    pass
+                assert server.poll() is None and time.monotonic() < until
+                time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            server.wait(SECONDS)
+
+
+def post(url: str, key: str, path: str, body: dict[str, object]) -> int:
+    """How many of the prompt's tokens were cached."""
+    settings = {"max_tokens": 4, "temperature": 0}
+    headers = {"Authorization": f"Bearer {key}"}
+    reply = httpx.post(f"{url}/v1/{path}", json={**body, **settings}, headers=headers, timeout=SECONDS)
+    assert reply.status_code == 200, reply.text
+    cached: int = reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
+def blocks(url: str) -> dict[str, float]:
+    text = httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer one"}, timeout=SECONDS).text
+    device = re.findall(r'^quire_kv_blocks\{state="(\w+)",tier="device"\} ([\d.]+)$', text, re.MULTILINE)
+    pinned = re.findall(r"^(quire_kv_pinned)_blocks ([\d.]+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in [*device, *pinned]}
+
+
+def test_every_key_finds_what_is_pinned_and_nothing_of_another_key(url: str, pin_file: Path) -> None:
+    tokenizer = Tokenizer.from_folder(Path(MODEL_FOLDER))
+    text, chat = (len(tokens) // 16 * 16 for tokens in tokenize_pins(read_pins([pin_file]), tokenizer))
+    assert min(text, chat) >= 32
+    before = blocks(url)
+    assert before["cached"] == before["quire_kv_pinned"] == (text + chat) // 16
+    conversation = [*MESSAGES, {"role": "user", "content": "What is in a block table? " * 4}]
+    for key in ("one", "two"):
+        assert post(url, key, "completions", {"prompt": TEXT + " Then it computes the next one."}) == text
+        assert post(url, key, "chat/completions", {"messages": conversation}) == chat
+    assert post(url, "one", "chat/completions", {"messages": conversation}) > chat  # its own question
+    after = blocks(url)
+    assert after["active"] == 0 and after["quire_kv_pinned"] == before["quire_kv_pinned"]
+    assert after["cached"] > before["cached"] and after["free"] + after["cached"] == 128
+
+
+def test_too_many_blocks_are_refused_at_start(pin_file: Path) -> None:
+    ended = subprocess.run(
+        command(0, pin_file, 6), capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert ended.returncode != 0
+    assert re.search(r"--pin-prefix needs \d+ KV blocks of 16 tokens, but at most 3 of the 6", ended.stderr)
+
+
+@pytest.mark.parametrize("line", ["text", '{"role": "system"}', '[{"role": "system"}]', "[1]", "null"])
+def test_a_line_that_is_no_beginning_of_a_prompt_is_refused_by_number(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "pins.jsonl"
+    path.write_text(f'"fine"\n{line}\n')
+    with pytest.raises(
+        ValueError, match=r"pins\.jsonl, line 2: expected a JSON string or a list of messages"
+    ):
+        read_pins([path])
+
+
+def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere\.jsonl cannot be read"):
+        read_pins([tmp_path / "nowhere.jsonl"])
