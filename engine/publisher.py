@@ -111,15 +111,17 @@ class Publisher:
             self.tick()
 
     def tick(self) -> None:
-        """Publish all that is due; after a failure, once its pause is over."""
+        """Publish what has gathered, batch by batch; after a failure, once its pause is over."""
         now = self._clock()
         if self._waiting_since is None and len(self._journal):
             self._waiting_since = now
         if now < self._paused_until:
             return
         try:
-            while self._due():
+            more = self._due()
+            while more and not self._stopped.is_set():
                 self._publish_next()
+                more = bool(self._rest) or len(self._journal) >= BATCH  # less can wait for the next tick
         except FAILURES as error:
             self._fail(error)
 
