@@ -1,0 +1,31 @@
+"""All ways through the blocks give what fp64 attention over the contiguous keys and values gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadtest.attention_variants import VARIANTS, make_case
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@settings(deadline=None, max_examples=25)
+@given(
+    batch=st.integers(1, 3),
+    length=st.integers(1, 40),
+    share=st.floats(0, 1),
+    block_size=st.sampled_from([1, 3, 16]),
+    seed=st.integers(0, 1 << 20),
+)
+def test_a_variant_is_attention(
+    name: str, batch: int, length: int, share: float, block_size: int, seed: int
+) -> None:
+    queries = max(1, round(share * length))
+    case = make_case(batch, length, queries, 2, 8, block_size, seed)
+    scores = torch.einsum("bhqd,bhkd->bhqk", case.q.double(), case.keys.double()) * 8**-0.5
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)[length - queries :]
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    expected = torch.einsum("bhqk,bhkd->bhqd", weights, case.values.double())
+    torch.testing.assert_close(VARIANTS[name](case).double(), expected, atol=1e-5, rtol=1e-4)
