@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import queue
+import signal
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.sharedctypes import SynchronizedArray
@@ -92,6 +93,8 @@ def _work(
     counts: SynchronizedArray[int],
     results: Any,
 ) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
+
     def count(record: Record) -> None:
         counts[2 * number] += 1
         counts[2 * number + 1] += bool(record.failure)

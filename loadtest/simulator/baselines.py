@@ -6,12 +6,23 @@ memory differs (PagedAttention, sections 3.1 and 6.1).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from engine.config import StepStats
 from engine.request import Request
 from loadtest.simulator.buddy import BuddyAllocator
 
 Rule = Literal["max", "pow2", "oracle"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What those are for that were given to requests (section 3.1)."""
+
+    tokens: int  # they hold a token's keys and values
+    reserved: int  # they will in the end
+    internal: int  # they never will
 
 
 class Memory(Protocol):
@@ -21,19 +32,37 @@ class Memory(Protocol):
         """Reserve for `request`; False: it and all after it must wait. ValueError: it never could."""
         ...
 
+    def begin(self) -> None:
+        """A step is about to run."""
+        ...
+
     def release(self, ended: Request) -> list[Request]:
         """A request has all its tokens. Returns those whose answers go out now."""
+        ...
+
+    def slots(self, stats: StepStats, context: int) -> Slots:
+        """During a step of such statistics, whose rows hold `context` tokens, shared ones counted again."""
         ...
 
 
 class Unreserved:
     """Quire itself: the block manager gives memory as tokens come."""
 
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+
     def admit(self, request: Request) -> bool:
         return True
 
+    def begin(self) -> None:
+        pass
+
     def release(self, ended: Request) -> list[Request]:
         return [ended]
+
+    def slots(self, stats: StepStats, context: int) -> Slots:
+        tokens = stats.tokens_filled
+        return Slots(tokens, 0, stats.active_blocks * self._block_size - tokens)
 
 
 class Reserved:
@@ -71,11 +100,18 @@ class Reserved:
         self._count(request, 1)
         return True
 
+    def begin(self) -> None:
+        pass
+
     def release(self, ended: Request) -> list[Request]:
         for chunk in self._chunks.pop(ended.id):
             self.arena.free(chunk)
         self._count(ended, -1)
         return [ended]
+
+    def slots(self, stats: StepStats, context: int) -> Slots:
+        """What a chunk rounds up counts as given to nobody, as in the paper."""
+        return Slots(context, self.final - context, self.reserved - self.final)
 
     def slots_for(self, request: Request) -> int:
         """Of one sequence."""
@@ -111,7 +147,6 @@ class RequestLevel:
         return True
 
     def begin(self) -> None:
-        """A step is about to run."""
         self._closed = bool(self._running)
 
     def release(self, ended: Request) -> list[Request]:
@@ -124,3 +159,6 @@ class RequestLevel:
         for request in batch:
             self.inner.release(request)
         return batch
+
+    def slots(self, stats: StepStats, context: int) -> Slots:
+        return self.inner.slots(stats, context)

@@ -9,12 +9,10 @@ from operator import attrgetter
 
 import numpy as np
 
-from engine.config import StepStats
 from engine.core import EngineCore
 from engine.request import Request, SamplingParams
 from loadtest.records import Record
 from loadtest.sessions import Session
-from loadtest.simulator.baselines import Memory, RequestLevel, Reserved
 from loadtest.simulator.step_costs import StepCosts
 from loadtest.simulator.systems import System
 from loadtest.simulator.virtual_runner import VirtualClock, VirtualRunner
@@ -109,13 +107,25 @@ def simulate(
             record = Record(session=request.id, turn=0, due=due, sent=due, prompt_tokens=len(request.prompt))
             live[request.id] = _Live(record, request, request.params.n)
             core.add(request)
-        if isinstance(memory, RequestLevel):
-            memory.begin()
+        memory.begin()
         before = runner.busy_seconds
         outputs = core.step()
         if runner.busy_seconds > before:
-            seconds = runner.busy_seconds - before
-            uses.append(_use(core.stats, memory, system, seconds, runner.context, len(live), bool(held)))
+            given = memory.slots(core.stats, runner.context)
+            waiting = core.stats.waiting + core.stats.swapped
+            uses.append(
+                MemoryUse(
+                    seconds=runner.busy_seconds - before,
+                    requests=len(live) - waiting,
+                    is_short=bool(held) or waiting > 0,
+                    blocks=core.stats.active_blocks,
+                    references=core.stats.block_references,
+                    tokens=given.tokens,
+                    reserved=given.reserved,
+                    internal=given.internal,
+                    others=system.slots - given.tokens - given.reserved - given.internal,
+                )
+            )
         for output in outputs:
             one = live[output.request_id]
             one.record.first = one.record.first or clock.now
@@ -154,36 +164,3 @@ def _request(number: int, session: Session) -> Request:
 
 def _arrival(request: Request) -> tuple[float, int]:
     return request.arrival, request.id
-
-
-def _use(
-    stats: StepStats,
-    memory: Memory,
-    system: System,
-    seconds: float,
-    context: int,
-    requests: int,
-    waits: bool,
-) -> MemoryUse:
-    if isinstance(memory, RequestLevel):
-        memory = memory.inner
-    if isinstance(memory, Reserved):
-        # A chunk rounds up to a power of two; like the paper, count that as memory nobody was given.
-        tokens, reserved = context, memory.final - context
-        internal = memory.reserved - memory.final
-    else:
-        tokens, reserved = stats.tokens_filled, 0
-        internal = stats.active_blocks * system.block_size - tokens
-        waiting = stats.waiting + stats.swapped
-        requests, waits = requests - waiting, waiting > 0
-    return MemoryUse(
-        seconds=seconds,
-        requests=requests,
-        is_short=waits,
-        blocks=stats.active_blocks,
-        references=stats.block_references,
-        tokens=tokens,
-        reserved=reserved,
-        internal=internal,
-        others=system.slots - tokens - reserved - internal,
-    )

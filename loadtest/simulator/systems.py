@@ -43,7 +43,7 @@ class System:
 
     def memory(self) -> Memory:
         if self.kind == "paged":
-            return Unreserved()
+            return Unreserved(self.block_size)
         if self.kind == "request-level":
             return RequestLevel(self.slots, self.max_model_len)
         return Reserved(self.slots, self.kind, self.max_model_len)
