@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-
-from engine.prefix_cache import BlockHasher, Digest
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -20,7 +17,6 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "merges.txt",
 )
-_PARITY_BLOCKS = 3
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +28,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     dtype: str  # of keys and values
     seed: str
+    pinned: str = ""
     hash: str = "xxh3-128"
     schema: int = 1
 
@@ -41,8 +38,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         return _hex(msgspec.json.encode(self, order="sorted"))
 
 
-def describe(model: str, folder: Path, block_size: int, dtype: str, seed: int) -> Deployment:
-    """The deployment that serves `model`, whose files are in `folder`."""
+def describe(
+    model: str, folder: Path, block_size: int, dtype: str, seed: int, pinned: list[list[int]]
+) -> Deployment:
+    """The deployment that serves `model`, whose files are in `folder`. pinned: token ids of prefixes."""
     return Deployment(
         model=model_id(model),
         revision=revision(folder),
@@ -50,6 +49,7 @@ def describe(model: str, folder: Path, block_size: int, dtype: str, seed: int) -
         block_size=block_size,
         dtype=dtype,
         seed=seed_digest(seed),
+        pinned=pinned_digest(pinned),
     )
 
 
@@ -83,19 +83,9 @@ def seed_digest(seed: int) -> str:
     return _hex(b"quire hash seed\0" + seed.to_bytes(8, "little"))
 
 
-def parity(hasher: BlockHasher) -> str:
-    """The digest of a fixed text: whoever computes another one hashes blocks in another way."""
-    tokens = [(at * 2654435761) % 131071 for at in range(_PARITY_BLOCKS * hasher.block_size)]
-    return chain(hasher, "parity", tokens)[-1].hex()
-
-
-def chain(hasher: BlockHasher, salt: str, tokens: Sequence[int]) -> list[Digest]:
-    """The digests of a prompt's full blocks, as the engine makes them."""
-    before, digests = hasher.root(salt), []
-    for piece in hasher.pieces(tokens):
-        before = hasher.next(before, piece)
-        digests.append(before)
-    return digests
+def pinned_digest(pinned: list[list[int]]) -> str:
+    """Of the prefixes that are every tenant's: they change the digests of what follows them."""
+    return _hex(msgspec.json.encode(pinned)) if pinned else ""
 
 
 def _hex(data: bytes) -> str:

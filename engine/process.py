@@ -143,7 +143,7 @@ def run_engine(connection: socket.socket) -> int:
         if start.registry is not None:
             from engine.publisher import start_publisher
 
-            publisher = start_publisher(start.registry, start.config, info, core)
+            publisher = start_publisher(start.registry, start.config, info, core, start.pinned)
         connection.sendall(encode_frame(ReadyFrame(info)))
         connection.sendall(encode_frame(StepFrame(StepOutputs(), core.stats)))
         _serve(connection, reader, core, frames, publisher)

@@ -13,10 +13,11 @@ import msgspec
 
 from engine.config import EngineConfig, EngineInfo, RegistryConfig, RegistryReport, RegistryState, StepStats
 from engine.core import EngineCore
-from engine.deployment import describe, hash_seed, parity
+from engine.deployment import describe, hash_seed
 from engine.journal import Journal
 from engine.models.hub import resolve_model
-from engine.prefix_cache import BlockHasher, Digest
+from engine.prefix_cache import Digest
+from engine.prompt_hasher import PromptHasher
 from engine.registry import FAILURES, Answer, Load, Registry
 
 logger = logging.getLogger("quire.registry")
@@ -195,16 +196,24 @@ class Publisher:
 
 
 def start_publisher(
-    registry: RegistryConfig, config: EngineConfig, info: EngineInfo, core: EngineCore
+    registry: RegistryConfig,
+    config: EngineConfig,
+    info: EngineInfo,
+    core: EngineCore,
+    pinned: list[list[int]],
 ) -> Publisher:
-    """Publishes what `core` can find from now on. Raises ValueError unless others can know its digests."""
+    """Publishes what `core` can find from now on; `pinned` are its prefixes for all tenants.
+
+    Raises ValueError unless others can know its digests.
+    """
     if not config.enable_prefix_caching or config.cache_seed is None:
         raise ValueError("--redis-url needs a prefix cache and a --cache-seed that the router knows")
     seed = hash_seed(config.cache_seed)
     folder = resolve_model(config.model)
-    deployment = describe(config.model, folder, info.block_size, info.dtype, seed)
+    deployment = describe(config.model, folder, info.block_size, info.dtype, seed, pinned)
+    parity = PromptHasher(info.block_size, seed).parity()
     epoch = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
-    place = Registry(registry, deployment, parity(BlockHasher(info.block_size, seed)), epoch)
+    place = Registry(registry, deployment, pinned, parity, epoch)
     blocks = core.scheduler.blocks
     tiers = [blocks.cache] if blocks.host is None else [blocks.cache, blocks.host.cache]
     publisher = Publisher(place, Journal(tiers), registry.lease)

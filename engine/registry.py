@@ -6,6 +6,7 @@ is under one hash tag, its fingerprint:
     quire:{fp}:replicas                  ZSET  replica -> end of its lease, ms of Redis' clock
     quire:{fp}:meta:<replica>            HASH  epoch, seq, url, parity, deployment, running, waiting, ...
     quire:{fp}:blocks:<replica>:<epoch>  SET   16-byte digests
+    quire:{fp}:pinned                    HASH  token ids of the prefixes that all tenants share, if any
 
 Each key lives as long as a lease, so nobody has to sweep. A block's digest leaves before its parent's, so
 of a prompt's digests a replica holds the first k, and k is found by bisection.
@@ -29,8 +30,8 @@ SOCKET_TIMEOUT = 0.02  # seconds; redis-py's own defaults stall for 4 s and more
 CONNECT_TIMEOUT = 0.05
 FAILURES = (redis.RedisError, OSError, ValueError)  # ValueError: an answer that makes no sense
 
-# KEYS: replicas, meta, blocks. ARGV: replica, epoch, seq, lease in ms, "1" to begin anew, digests to add,
-# digests to remove, then names and values of meta. Repeating the newest seq is harmless.
+# KEYS: replicas, meta, blocks, pinned. ARGV: replica, epoch, seq, lease in ms, "1" to begin anew, digests to
+# add, digests to remove, what is pinned, then names and values of meta. Repeating the newest seq is harmless.
 _PUBLISH = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -49,7 +50,8 @@ for name, digests in pairs({SADD = ARGV[6], SREM = ARGV[7]}) do
   for at = 1, #digests, 16 do members[#members + 1] = string.sub(digests, at, at + 15) end
   if #members > 0 then redis.call(name, KEYS[3], unpack(members)) end
 end
-redis.call('HSET', KEYS[2], 'epoch', epoch, 'seq', seq, unpack(ARGV, 8))
+redis.call('HSET', KEYS[2], 'epoch', epoch, 'seq', seq, unpack(ARGV, 9))
+if ARGV[8] ~= '' then redis.call('HSET', KEYS[4], 'tokens', ARGV[8]) end
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 redis.call('ZADD', KEYS[1], now + lease, ARGV[1])
 for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, lease) end
@@ -103,6 +105,7 @@ class Keys:
         self.replicas = f"{self._prefix}replicas"
         self.meta = f"{self._prefix}meta:"  # and the replica's name
         self.blocks = f"{self._prefix}blocks:"  # and the replica's name and ":" and its epoch
+        self.pinned = f"{self._prefix}pinned"
 
 
 ALL_REPLICAS = Keys("*").replicas  # a pattern
@@ -127,13 +130,21 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 class Registry:
     """One replica's place in the registry. Methods raise one of FAILURES within a few tens of ms."""
 
-    def __init__(self, config: RegistryConfig, deployment: Deployment, parity: str, epoch: str) -> None:
+    def __init__(
+        self,
+        config: RegistryConfig,
+        deployment: Deployment,
+        pinned: list[list[int]],
+        parity: str,
+        epoch: str,
+    ) -> None:
         """`epoch` must sort after that of any earlier process of this replica."""
         self._config = config
         self._epoch = epoch
         keys = Keys(deployment.fingerprint)
         replica = config.advertise_url
-        self._keys = (keys.replicas, f"{keys.meta}{replica}", f"{keys.blocks}{replica}:{epoch}")
+        self._keys = (keys.replicas, f"{keys.meta}{replica}", f"{keys.blocks}{replica}:{epoch}", keys.pinned)
+        self._pinned = msgspec.json.encode(pinned) if pinned else b""
         self._identity = ("url", replica, "parity", parity, "deployment", msgspec.json.encode(deployment))
         # From a URL, so that user, password, database and TLS settings can stand in it.
         self._client: redis.Redis = redis.Redis.from_url(
@@ -160,7 +171,8 @@ class Registry:
             int(anew),
             b"".join(added),
             b"".join(removed),
-            *self._identity,
+            self._pinned if anew else b"",
+            *(self._identity if anew else ()),
             *load_fields,
         )
         try:

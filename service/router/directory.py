@@ -62,6 +62,11 @@ class Directory:
         except (AttributeError, KeyError, TypeError, msgspec.MsgspecError) as error:
             raise ValueError(f"the registry's answer is not understood: {error!r}") from None
 
+    async def pinned(self, fingerprint: str) -> list[list[int]]:
+        """Token ids of the prefixes that all tenants of a deployment share."""
+        (found,) = await self._client.hmget(Keys(fingerprint).pinned, ["tokens"])
+        return [] if found is None else msgspec.json.decode(found, type=list[list[int]])
+
     async def lookup(self, fingerprint: str, digests: Sequence[Digest]) -> dict[str, int]:
         """By URL: how many of a prompt's first blocks each replica holds."""
         keys, asked = Keys(fingerprint), digests[:MAX_BLOCKS]

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.deployment import Deployment, chain, parity
-from engine.prefix_cache import BlockHasher, Digest
+from engine.deployment import Deployment, pinned_digest
+from engine.prefix_cache import Digest
+from engine.prompt_hasher import PromptHasher
 from engine.registry import FAILURES
 from service.router.directory import Directory, Registered
 from service.router.placement import Location
@@ -47,7 +48,7 @@ class RegistryWatch:
     ) -> None:
         """`on_registered` is told who is in a deployment of ours, by its fingerprint, at each look."""
         self.state: Literal["ok", "degraded"] = "degraded"
-        self.hashers: dict[str, BlockHasher] = {}  # by the fingerprints of our deployments
+        self.hashers: dict[str, PromptHasher] = {}  # by the fingerprints of our deployments
         self._directory = directory
         self._identity = identity
         self._seed = seed
@@ -72,7 +73,7 @@ class RegistryWatch:
     async def locate(self, salt: str, tokens: Sequence[int]) -> Location:
         """Takes some tens of ms at most; a registry that is known to be silent is not asked."""
         hashers = dict(self.hashers)
-        prefixes = {fingerprint: chain(hasher, salt, tokens) for fingerprint, hasher in hashers.items()}
+        prefixes = {fingerprint: hasher.digests(salt, tokens) for fingerprint, hasher in hashers.items()}
         sizes = {fingerprint: hasher.block_size for fingerprint, hasher in hashers.items()}
         return Location(len(tokens), prefixes, sizes, await self._lookup(prefixes))
 
@@ -105,8 +106,11 @@ class RegistryWatch:
         deployment = registered[0].deployment
         difference = self._identity.difference(deployment)
         if difference is None and deployment.fingerprint == fingerprint:
-            self.hashers[fingerprint] = BlockHasher(deployment.block_size, self._seed)
-            return
+            pinned = await self._directory.pinned(fingerprint)
+            if pinned_digest(pinned) == deployment.pinned:
+                self.hashers[fingerprint] = PromptHasher(deployment.block_size, self._seed, pinned)
+                return
+            difference = "pinned prefixes"
         self._complain(
             logging.WARNING,  # they may well be for another router
             fingerprint,
@@ -115,7 +119,7 @@ class RegistryWatch:
         )
 
     async def _look(self, fingerprint: str) -> None:
-        expected = parity(self.hashers[fingerprint])
+        expected = self.hashers[fingerprint].parity()
         trusted = []
         for replica in await self._directory.registered(fingerprint):
             if replica.parity == expected:

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 def register(url: str, number: int, blocks: list[bytes], epoch: str = "1") -> Registry:
     """Tells what replica `number` holds; a busy machine may need more than one attempt."""
     config = RegistryConfig(redis_url=url, advertise_url=f"http://10.0.0.{number}:8000")
-    registry = Registry(config, DEPLOYMENT, "vector", epoch)
+    registry = Registry(config, DEPLOYMENT, [], "vector", epoch)
     parts = [blocks[at : at + 512] for at in range(0, len(blocks), 512)] or [[]]
     for seq, part in enumerate(parts, 1):
         for _ in range(50):
@@ -165,7 +165,7 @@ async def test_users_with_the_least_rights_can_do_it_and_readers_cannot_write(se
     assert server.client.keys("*") == []
     config = RegistryConfig(redis_url=router_url, advertise_url="http://10.0.0.1:8000")
     with pytest.raises(redis.RedisError):
-        Registry(config, DEPLOYMENT, "vector", "1").publish(1, [], [], Load(), anew=True)
+        Registry(config, DEPLOYMENT, [], "vector", "1").publish(1, [], [], Load(), anew=True)
     await directory.close()
 
 
@@ -187,7 +187,7 @@ async def test_tls(certificate: Path) -> None:
         url = f"rediss://127.0.0.1:{server.tls_port}/0"
         config = RegistryConfig(redis_url=url, advertise_url="http://10.0.0.1:8000")
         with pytest.raises(redis.RedisError, match="certificate verify failed"):
-            Registry(config, DEPLOYMENT, "vector", "1").publish(1, [], [], Load(), anew=True)
+            Registry(config, DEPLOYMENT, [], "vector", "1").publish(1, [], [], Load(), anew=True)
         trusted = f"{url}?ssl_ca_certs={certificate}"
         register(trusted, 1, CHAIN[:5])
         directory = Directory(trusted)

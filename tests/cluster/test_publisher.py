@@ -12,9 +12,9 @@ import xxhash
 
 from engine.config import RegistryConfig
 from engine.core import EngineCore
-from engine.deployment import Deployment, hash_seed, parity, seed_digest
+from engine.deployment import Deployment, hash_seed, seed_digest
 from engine.journal import Journal
-from engine.prefix_cache import BlockHasher
+from engine.prompt_hasher import PromptHasher
 from engine.publisher import Publisher
 from engine.registry import Keys, Registry
 from tests.cluster.fault_proxy import FAULTS, Fault, FaultProxy, honest
@@ -49,7 +49,7 @@ class Replica:
         self.server = server
         self.epoch = epoch
         config = RegistryConfig(redis_url=url or server.url, advertise_url=URL)
-        self.registry = Registry(config, DEPLOYMENT, "vector", epoch)
+        self.registry = Registry(config, DEPLOYMENT, [], "vector", epoch)
         self.journal = Journal(self.tiers, max_changes)
         self.publisher = Publisher(self.registry, self.journal, config.lease, lambda: self.now)
         self._requests = 0
@@ -224,8 +224,8 @@ def test_hashes_are_what_they_are_said_to_be() -> None:
     for first in range(0, 48, 16):
         ids = b"".join(token.to_bytes(4, "little") for token in tokens[first : first + 16])
         digest = xxhash.xxh3_128_digest(digest + ids, seed)
-    assert parity(BlockHasher(16, seed)) == digest.hex()
-    assert parity(BlockHasher(16, 0)) == "ce3aab279fbeb09cba340cd491ad412c"  # in every release
+    assert PromptHasher(16, seed).parity() == digest.hex()
+    assert PromptHasher(16, 0).parity() == "ce3aab279fbeb09cba340cd491ad412c"  # in every release
 
 
 def test_fingerprint_tells_deployments_apart() -> None:

@@ -18,6 +18,7 @@ from tests.cluster.redis_server import RedisServer
 
 PREFIX_TOKENS = 2000
 KEYS = ("key-of-alice", "key-of-bob")
+PINNED = "Every prompt that begins like this finds it cached, whoever asks. " * 20
 
 
 @dataclass
@@ -49,6 +50,9 @@ def cluster(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory)
     registry = ["--redis-url", redis_server.url, "--cache-seed", "a secret", *keys]
     engine = ["--load-format", "dummy", "--num-gpu-blocks-override", "4000", "--swap-space", "0"]
     engine += ["--max-num-seqs", "16", "--registry-lease", "1.5", "--shutdown-timeout", "30"]
+    pins = tmp_path_factory.mktemp("pins") / "pins.jsonl"
+    pins.write_text(json.dumps(PINNED))
+    engine += ["--pin-prefix", str(pins)]
     replicas = [Process("serve", model, *registry, *engine) for _ in range(2)]
     router = Process("route", model, *registry)
     cluster = Cluster(redis_server, replicas, router)
@@ -146,6 +150,16 @@ def test_chats_are_hashed_as_the_replica_renders_them(cluster: Cluster) -> None:
     found = cached_tokens(answer)
     assert found > 250
     assert f"reason=prefix, predicted={found}" in answer.headers["x-quire-route"]
+
+
+def test_what_follows_a_pinned_prefix_is_the_tenants_own(cluster: Cluster) -> None:
+    prompt = PINNED + words(random.Random(5), 200)
+    for key in KEYS:
+        first, again = ask(cluster, prompt, key=key), ask(cluster, prompt, key=key)
+        assert 100 < cached_tokens(first) < cached_tokens(again) - 100
+        for answer in (first, again):
+            predicted = f"reason=prefix, predicted={cached_tokens(answer)},"
+            assert predicted in answer.headers["x-quire-route"]
 
 
 @dataclass

@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from engine.config import RegistryConfig
-from engine.deployment import Deployment, chain, parity, seed_digest
-from engine.prefix_cache import BlockHasher
+from engine.deployment import Deployment, pinned_digest, seed_digest
+from engine.prompt_hasher import PromptHasher
 from engine.registry import Load, Registry
 from service.router.directory import Directory, Registered
 from service.router.watch import Identity, RegistryWatch
@@ -34,12 +34,18 @@ def server(redis_server: RedisServer) -> RedisServer:
     return redis_server
 
 
-def register(server: RedisServer, number: int, deployment: Deployment, vector: str | None = None) -> Registry:
+def register(
+    server: RedisServer,
+    number: int,
+    deployment: Deployment,
+    vector: str | None = None,
+    pinned: list[list[int]] | None = None,
+) -> Registry:
     """With the first three blocks of TOKENS."""
-    hasher = BlockHasher(deployment.block_size, SEED)
+    hasher = PromptHasher(deployment.block_size, SEED, pinned or [])
     config = RegistryConfig(redis_url=server.url, advertise_url=f"http://10.0.0.{number}:8000")
-    registry = Registry(config, deployment, vector or parity(hasher), "1")
-    blocks = chain(hasher, "salt", TOKENS)[:3]
+    registry = Registry(config, deployment, pinned or [], vector or hasher.parity(), "1")
+    blocks = hasher.digests("salt", TOKENS)[:3]
     for _ in range(50):
         try:
             assert registry.publish(1, blocks, [], Load(), anew=True).status == "OK"
@@ -136,3 +142,23 @@ async def test_a_silent_registry_is_not_waited_for_until_it_answers_again(server
         finally:
             server.resume()
         await watched.until(lambda: watched.watch.state == "ok")
+
+
+async def test_pinned_prefixes_are_known_to_the_router(server: RedisServer) -> None:
+    """They are hashed without the tenant, so that what follows them has other digests."""
+    pinned = [TOKENS[:40], [5] * 32]
+    register(server, 1, msgspec.structs.replace(OURS, pinned=pinned_digest(pinned)), pinned=pinned)
+    async with watching(server) as watched:
+        await watched.until(lambda: bool(watched.told))
+        (hasher,) = watched.watch.hashers.values()
+        plain = PromptHasher(16, SEED)
+        ours, theirs = hasher.digests("salt", TOKENS), hasher.digests("other", TOKENS)
+        assert ours[:2] == theirs[:2]
+        assert not set(ours[2:]) & set(theirs[2:])
+        assert not set(ours) & set(plain.digests("salt", TOKENS))
+        assert hasher.digests("salt", TOKENS[1:]) == plain.digests("salt", TOKENS[1:])
+        for _ in range(50):
+            location = await watched.watch.locate("salt", TOKENS)
+            if location.held is not None:
+                break
+        assert location.held == {"http://10.0.0.1:8000": 3}
