@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from engine.beam_group import BeamGroup
 from engine.outputs import collect_prompt_logprobs, sampled_logprobs
-from engine.plan import StepResult
+from engine.plan import NOT_FINITE, StepResult
 from engine.request import FinishReason, Output, StepOutputs, TokenLogprob
 from engine.run_queue import RunQueue
 from engine.sequence import NO_ROW, Sequence, SequenceGroup
@@ -44,8 +44,8 @@ def commit(queue: RunQueue, flight: Flight, result: StepResult) -> StepOutputs:
 def _watched(queue: RunQueue, flight: Flight, tokens: list[int]) -> NDArray[np.bool_]:
     """[S] which samples may be more than one token more."""
     watched = flight.watched
-    if not queue.stop_tokens.keys().isdisjoint(tokens) or min(tokens, default=0) < 0:
-        watched = watched | np.array([token < 0 or token in queue.stop_tokens for token in tokens], np.bool_)
+    if not queue.special_tokens.keys().isdisjoint(tokens):
+        watched = watched | np.array([token in queue.special_tokens for token in tokens], np.bool_)
     if queue.num_ended != flight.num_ended:
         ended = [sequence.finish_reason is not None for sequence in flight.samples.sequences]
         watched = watched | np.array(ended, np.bool_)
@@ -74,7 +74,7 @@ def _append(queue: RunQueue, sequence: Sequence, token: int, logprob: TokenLogpr
     group = sequence.group
     output = Output(group.request.id, sequence.index, [token])
     _describe_first(queue, group, output)
-    if token < 0:
+    if token == NOT_FINITE:
         output.tokens = []
         output.finish_reason = "error"
         output.error = "the model gave logits that are not finite"

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from engine.request import SamplingParams
 
 Int32 = NDArray[np.int32]
+NOT_FINITE = -1  # instead of a token
 
 
 def empty_int32() -> Int32:
@@ -89,7 +90,7 @@ class Logprobs:
 class StepResult:
     """What the device gives back for a plan."""
 
-    tokens: Int32  # [S]; -1 where the logits were not finite
+    tokens: Int32  # [S]; NOT_FINITE where the logits were not
     logprob_samples: Int32  # [N] which of the S samples `logprobs` describes
     logprobs: Logprobs | None  # of the samples whose requests asked for them; None when N is 0
     prompt_logprobs: tuple[Logprobs, ...]  # as in the plan

@@ -8,6 +8,7 @@ from dataclasses import replace
 from engine.admission import Capacity
 from engine.beam_group import BeamGroup
 from engine.block_manager import BlockManager
+from engine.plan import NOT_FINITE
 from engine.prefix_cache import BlockHasher
 from engine.request import FinishReason, Request
 from engine.rows import Rows
@@ -37,7 +38,7 @@ class RunQueue:
         self.flights: deque[Flight] = deque()  # handed out and not committed, oldest first
         self.given: dict[int, int] = {}  # by row: the token it decodes on from, to be told to the device
         self.shared_tails: dict[int, Sequence] = {}  # by row: forked, and to write into a shared block next
-        self.stop_tokens: Counter[int] = Counter()  # how many groups end at each
+        self.special_tokens = Counter([NOT_FINITE])  # how many groups end at each
         self.num_beam_groups = 0
         self.num_swapped = 0  # groups that wait in host memory
         self.num_ended = 0  # sequences, since start
@@ -55,7 +56,7 @@ class RunQueue:
             group.beams = BeamGroup(group, self.capacity.vocab_size)
         self._arrivals += 1
         self.num_beam_groups += group.beams is not None
-        self.stop_tokens.update(group.stop_tokens)
+        self.special_tokens.update(group.stop_tokens)
         self._groups[request.id] = group
         self.waiting.append(group)
 
@@ -114,7 +115,7 @@ class RunQueue:
         del self._groups[group.request.id]
         self.num_beam_groups -= group.beams is not None
         self.num_swapped -= group.swapped
-        self.stop_tokens -= Counter(group.stop_tokens)
+        self.special_tokens -= Counter(group.stop_tokens)
         if group in self.waiting:
             self.waiting.remove(group)
         else:
@@ -163,7 +164,8 @@ class RunQueue:
         orders = [group.order for group in groups]
         assert orders == sorted(orders), "a group runs or waits out of its turn"
         assert self.num_swapped == sum(group.swapped for group in groups)
-        assert self.stop_tokens == Counter(token for group in groups for token in group.stop_tokens)
+        stops = [token for group in groups for token in group.stop_tokens]
+        assert self.special_tokens == Counter([NOT_FINITE, *stops])
         in_rows = [sequence for sequence in self.rows.sequences if sequence is not None]
         assert {id(s) for s in in_rows} == {id(s) for group in self.running for s in group.live}
         assert len(in_rows) == self.rows.num_used

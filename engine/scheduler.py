@@ -118,9 +118,9 @@ class Scheduler:
     def _schedule_decodes(self, draft: StepDraft) -> Int32:
         columns = self.rows
         rows = columns.decodes()
-        contexts = columns.context[rows]
-        more = contexts < columns.limit[rows]
-        full = rows[more & (contexts == columns.capacity[rows])]
+        contexts = columns.context.take(rows)
+        more = contexts < columns.samples(rows).limit
+        full = rows[more & (contexts == columns.capacity.take(rows))]
         if not more.all():
             rows = rows[more]
         if len(full) <= self.blocks.pool.num_available:

@@ -122,8 +122,8 @@ class StepDraft:
             lengths = np.concatenate([ones, np.array(chunk_lengths, np.int32)])
             sample_rows = np.concatenate([decodes, np.array(sampling, np.int32)])
             sample_tokens = np.concatenate([each, np.array(ends, np.int32)])
-        context_lens = rows.context[all_rows]
-        positions = rows.context[sample_rows] if self.prefills else context_lens
+        context_lens = rows.context.take(all_rows)
+        positions = rows.context.take(sample_rows) if self.prefills else context_lens
         entries = np.array(list(chain.from_iterable(moves.entries)), np.int32)
         plan = StepPlan(
             rows=all_rows,

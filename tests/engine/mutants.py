@@ -389,8 +389,8 @@ MUTANTS = [
     Mutant(
         "a stop token ends nothing",
         "commit",
-        "token < 0 or token in queue.stop_tokens for token in tokens",
-        "token < 0 for token in tokens",
+        "token in queue.special_tokens for token in tokens",
+        "token == NOT_FINITE for token in tokens",
     ),
     Mutant(
         "who ended in flight goes on",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -27,10 +26,10 @@ from engine.request import Request, SamplingParams
 from engine.rows import Rows
 from engine.sequence import NO_ROW, Sequence, SequenceGroup
 from tests.engine.memory_model import Content, Histories, LateMemory
+from tests.engine.nightly import NIGHTLY
 
 ROWS = 6
-# `nightly` looks elsewhere every time, and ten times as long.
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+# `nightly` looks elsewhere every time.
 SETTINGS = settings(
     max_examples=12_500 if NIGHTLY else 1250,
     stateful_step_count=15,

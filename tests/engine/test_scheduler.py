@@ -6,9 +6,10 @@ from collections import Counter
 
 import pytest
 
+from tests.engine.nightly import NIGHTLY
 from tests.engine.simulation import simulate
 
-SEEDS = 200  # of 10 chunks
+SEEDS = 2000 if NIGHTLY else 200  # of a chunk
 
 
 def test_nobody_waits_for_a_transfer_of_no_blocks() -> None:

@@ -1,0 +1,7 @@
+"""How long random tests look: HYPOTHESIS_PROFILE=nightly makes it ten times as long."""
+
+from __future__ import annotations
+
+import os
+
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
