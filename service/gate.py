@@ -17,6 +17,7 @@ from service.http import error_response
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _BEARER = b"bearer "
+_BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 
 
 class Gate:
@@ -33,9 +34,8 @@ class Gate:
         self._tenants = {key: key.hex() for key in keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # there are no WebSocket routes, and no lifespan
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008})
+        """Of a WebSocket too, whose handshake is then answered with an HTTP error."""
+        if scope["type"] == "lifespan":
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
@@ -44,16 +44,18 @@ class Gate:
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
-            if message["type"] == "http.response.start":
+            if message["type"] in _BEGINNINGS:
                 started = True
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
             await send(message)
 
         try:
             state = scope.setdefault("state", {})
             state["request_id"] = request_id
             state["tenant"] = self._check(scope, headers)
-            await self._app(scope, _Bounded(receive, self._config).receive, send_with_id)
+            if scope["type"] == "http":
+                receive = _Bounded(receive, self._config).receive
+            await self._app(scope, receive, send_with_id)
         except ApiError as error:  # only ever raised before a response has begun
             await error_response(error)(scope, receive, send_with_id)
         except ClientDisconnect:  # in the middle of its body
@@ -77,7 +79,7 @@ class Gate:
         tenant = ""
         if self._tenants and scope["path"] not in self._public:
             tenant = self._check_key(headers.get(b"authorization", b""))
-        if scope["method"] == "POST":
+        if scope.get("method") == "POST":
             self._check_body(headers)
         return tenant
 

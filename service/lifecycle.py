@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from types import FrameType
-from typing import Protocol
+from typing import Literal, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -31,7 +31,13 @@ class Work(Protocol):
 class OrderlyServer(uvicorn.Server):
     """Subclasses say what lives in it: `_run` until `_stop` is set, `_begin_drain` and last `_close`."""
 
-    def __init__(self, app: ASGIApp, config: ServiceConfig, work: Work) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: ServiceConfig,
+        work: Work,
+        websockets: Literal["none", "websockets-sansio"] = "none",
+    ) -> None:
         self._service_config = config
         self._work = work
         self._stop = asyncio.Event()
@@ -46,7 +52,8 @@ class OrderlyServer(uvicorn.Server):
                 port=config.port,
                 loop="auto",  # uvloop, where there is one
                 http=bounded_protocol(config),
-                ws="none",
+                ws=websockets,
+                ws_max_size=config.max_body_bytes,
                 lifespan="off",
                 proxy_headers=False,
                 server_header=False,

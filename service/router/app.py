@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.gate import Gate
 from service.http import JsonResponse
 from service.router.forward import Forward
 from service.router.state import RouterState
+from service.router.websocket import Tunnel
 from service.static import page_files
 
 PUBLIC_OF_REPLICAS = ("/startup", "/openapi.json")
@@ -29,7 +30,12 @@ def create_app(state: RouterState) -> ASGIApp:
 
     routes = [own("/health", health), own("/ready", ready), own("/metrics", metrics)]
     public = {*(route.path for route in routes), *PUBLIC_OF_REPLICAS, *(path for path, _ in page_files())}
-    router = Router(routes, redirect_slashes=False, default=Forward(state))
+    forward, tunnel = Forward(state), Tunnel(state)
+
+    async def pass_on(scope: Scope, receive: Receive, send: Send) -> None:
+        await (tunnel if scope["type"] == "websocket" else forward)(scope, receive, send)
+
+    router = Router(routes, redirect_slashes=False, default=pass_on)
     return Gate(router, state.config, frozenset(public))
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
 
 import aiohttp
-import yarl
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -16,6 +14,7 @@ from service.connection import ClientGone, Connection
 from service.errors import ApiError, not_ready
 from service.http import error_response
 from service.router.events import whole_events
+from service.router.headers import as_text, passed_on
 from service.router.placement import Placement
 from service.router.prompt import read_prompt
 from service.router.replica import Replica
@@ -26,26 +25,6 @@ log = logging.getLogger("quire.router")
 MAX_ATTEMPTS = 3
 BUSY = frozenset({429, 502, 503})  # another replica may say better; if none does, this is the answer
 
-# They belong to one connection, or are made anew by whoever sends the message on.
-_OWN_HEADERS = frozenset(
-    {
-        b"connection",
-        b"content-length",
-        b"date",
-        b"expect",
-        b"host",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"server",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"x-request-id",  # the gate's own, which is the client's if it gave one
-    }
-)
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _CACHED_TOKENS = re.compile(rb'"cached_tokens":(\d+)')  # inside a JSON string the quotes would be escaped
 
@@ -152,19 +131,18 @@ class _Exchange:
         self._compare(placement, content)
         reply = Response(content, answer.status)
         length = answer.headers.get("content-length", str(len(content)))  # of HEAD: what GET would have
-        reply.raw_headers = [*_passed_on(answer.raw_headers), (b"content-length", length.encode())]
+        reply.raw_headers = [*passed_on(answer.raw_headers), (b"content-length", length.encode())]
         return reply
 
     def _send(self, replica: Replica) -> aiohttp.client._RequestContextManager:
         session = self._state.session
         assert session is not None
         request = self._request
-        path, query = request.scope["raw_path"].decode(), request.scope["query_string"].decode()
-        headers = [*_passed_on(request.headers.raw), (b"x-request-id", request.state.request_id)]
+        headers = [*passed_on(request.headers.raw), (b"x-request-id", request.state.request_id)]
         return session.request(
             request.method,
-            yarl.URL(replica.url + path + (f"?{query}" if query else ""), encoded=True),
-            headers=[(name.decode(), value.decode("latin-1")) for name, value in headers],
+            replica.address(request.scope),
+            headers=as_text(headers),
             data=self._body or None,
             allow_redirects=False,
             skip_auto_headers=_NOT_ADDED,
@@ -186,7 +164,3 @@ class _Exchange:
             if found and int(found[-1]) <= placement.prompt_tokens:
                 self._state.metrics.compare(placement, int(found[-1]))
                 self._is_predicted = False
-
-
-def _passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower(), value) for name, value in headers if name.lower() not in _OWN_HEADERS]

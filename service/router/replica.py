@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from typing import Literal
 from urllib.parse import urlsplit
 
+import yarl
+from starlette.types import Scope
+
 from engine.registry import Load
 from service.router.recent import RecentPrefixes
 
@@ -29,6 +32,11 @@ class Replica:
         self._reported = Load()
         self._report: str | None = None
         self._in_flight_then = 0
+
+    def address(self, scope: Scope) -> yarl.URL:
+        """Of the same path and query there, as they came."""
+        path, query = scope["raw_path"].decode(), scope["query_string"].decode()
+        return yarl.URL(f"{self.url}{path}?{query}" if query else self.url + path, encoded=True)
 
     @property
     def usable(self) -> bool:

@@ -1,0 +1,41 @@
+"""Which headers go through the router."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Headers = list[tuple[bytes, bytes]]
+
+# They belong to one connection, or are made anew by whoever sends the message on.
+_OWN = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"date",
+        b"expect",
+        b"host",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"sec-websocket-extensions",
+        b"sec-websocket-key",
+        b"sec-websocket-protocol",
+        b"sec-websocket-version",
+        b"server",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-request-id",  # the gate's own, which is the client's if it gave one
+    }
+)
+
+
+def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """In lower case."""
+    return [(name.lower(), value) for name, value in headers if name.lower() not in _OWN]
+
+
+def as_text(headers: Headers) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]

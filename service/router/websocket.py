@@ -1,0 +1,167 @@
+"""Passes a WebSocket on to a replica, message by message, for as long as both sides stay."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import aiohttp
+import msgspec
+from starlette.requests import HTTPConnection
+from starlette.types import Receive, Scope, Send
+
+from service.errors import ApiError
+from service.interruption import Interruptible
+from service.router.headers import as_text, passed_on
+from service.router.placement import NOWHERE, Placement
+from service.router.replica import Replica
+from service.router.state import RouterState
+
+log = logging.getLogger("quire.router")
+
+MAX_ATTEMPTS = 3
+GOING_AWAY, NO_STATUS, ABNORMAL, INTERNAL_ERROR = 1001, 1005, 1006, 1011
+
+
+class Tunnel:
+    """An ASGI app for WebSocket paths. Nothing is known of their prompts yet: they go by load."""
+
+    def __init__(self, state: RouterState) -> None:
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises ApiError unless a replica took the WebSocket."""
+        self._state.check_open()
+        await receive()  # websocket.connect
+        placement, replica = await self._connect(HTTPConnection(scope))
+        try:
+            with placement.replica.request():
+                await send(
+                    {
+                        "type": "websocket.accept",
+                        "subprotocol": replica.protocol,
+                        "headers": [(b"x-quire-route", placement.header(1))],
+                    }
+                )
+                await _Passage(self._state, scope, receive, send, replica).run()
+        finally:
+            await replica.close()
+
+    async def _connect(self, client: HTTPConnection) -> tuple[Placement, aiohttp.ClientWebSocketResponse]:
+        tried: set[Replica] = set()
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            placement = self._state.place(NOWHERE, tried)
+            tried.add(placement.replica)
+            self._state.metrics.placed(placement, attempt)
+            try:
+                return placement, await self._open(client, placement.replica)
+            except aiohttp.WSServerHandshakeError as refusal:
+                if refusal.status not in (429, 502, 503) or attempt == MAX_ATTEMPTS:
+                    message = f"the replica refused the WebSocket: {refusal.status}"
+                    raise ApiError(refusal.status, message, code="websocket_refused") from None
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                placement.replica.lost(error)
+        raise ApiError(503, "no replica could answer", code="not_ready", retry_after=2)
+
+    async def _open(self, client: HTTPConnection, replica: Replica) -> aiohttp.ClientWebSocketResponse:
+        session = self._state.session
+        assert session is not None
+        headers = [*passed_on(client.headers.raw), (b"x-request-id", client.state.request_id)]
+        return await session.ws_connect(
+            replica.address(client.scope),
+            headers=dict(as_text(headers)),
+            protocols=client.scope["subprotocols"],
+            max_msg_size=0,  # the replica's limits count
+        )
+
+
+class _Passage:
+    """Both directions of one open WebSocket."""
+
+    def __init__(
+        self,
+        state: RouterState,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        replica: aiohttp.ClientWebSocketResponse,
+    ) -> None:
+        self._state = state
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._replica = replica
+
+    async def run(self) -> None:
+        """Until either side closes, and the other one has been told."""
+        work = Interruptible()
+        work.begin()
+        self._state.generations.add(work)
+        code, error = GOING_AWAY, None
+        try:
+            code = await self._pass()
+        except (asyncio.CancelledError, OSError, TimeoutError) as cause:
+            reason = work.end(cause)
+            if isinstance(cause, asyncio.CancelledError) and reason is None:
+                raise
+            if reason is None:  # the client left, or reads no more
+                self._scope["state"]["abort"]()
+                return
+            error = reason if isinstance(reason, ApiError) else None
+        finally:
+            work.end(None)
+            self._state.generations.discard(work)
+        if code == ABNORMAL:
+            self._state.metrics.failures["during"] += 1
+            error = ApiError(502, "the replica was lost in the middle of the WebSocket", code="replica_lost")
+            code = INTERNAL_ERROR
+        try:
+            async with asyncio.timeout(self._state.config.terminal_timeout):
+                await self._end(code, error)
+        except (OSError, TimeoutError):
+            self._scope["state"]["abort"]()
+
+    async def _pass(self) -> int:
+        """The code with which the replica closed; ABNORMAL if it did not."""
+        up = asyncio.create_task(self._pass_up())
+        down = asyncio.create_task(self._pass_down())
+        try:
+            await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
+            return up.result() if up.done() else down.result()
+        finally:
+            for task in (up, down):
+                task.cancel()
+            await asyncio.gather(up, down, return_exceptions=True)
+
+    async def _pass_up(self) -> int:
+        while (message := await self._receive())["type"] == "websocket.receive":
+            try:
+                if message.get("text") is not None:
+                    await self._replica.send_str(message["text"])
+                else:
+                    await self._replica.send_bytes(message["bytes"])
+            except (aiohttp.ClientError, OSError):
+                return ABNORMAL
+        raise ConnectionResetError("the client closed the WebSocket")
+
+    async def _pass_down(self) -> int:
+        while True:
+            message = await self._replica.receive()
+            if message.type is aiohttp.WSMsgType.TEXT:
+                await self._say({"type": "websocket.send", "text": message.data})
+            elif message.type is aiohttp.WSMsgType.BINARY:
+                await self._say({"type": "websocket.send", "bytes": message.data})
+            elif message.type is aiohttp.WSMsgType.CLOSE:
+                return self._replica.close_code or NO_STATUS
+            else:
+                return ABNORMAL
+
+    async def _say(self, message: dict[str, object]) -> None:
+        async with asyncio.timeout(self._state.config.send_timeout):
+            await self._send(message)
+
+    async def _end(self, code: int, error: ApiError | None) -> None:
+        if error is not None:
+            event = {"type": "error", **msgspec.json.decode(error.body())}
+            await self._send({"type": "websocket.send", "text": msgspec.json.encode(event).decode()})
+        await self._send({"type": "websocket.close", "code": 1000 if code == NO_STATUS else code})

@@ -1,0 +1,174 @@
+"""WebSockets through the router: both ways, to the end that either side makes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.http11 import Request, Response
+from websockets.sync.client import ClientConnection, connect
+from websockets.sync.server import ServerConnection, serve
+from websockets.typing import Subprotocol
+
+from tests.cluster.stub_replica import LiveRouter
+
+Talk = Callable[[ServerConnection], object]
+
+
+class WebSocketReplica:
+    """Ready from the start; talks as the test says."""
+
+    def __init__(self, talk: Talk, refusal: HTTPStatus | None = None) -> None:
+        self.requests: list[Request] = []
+
+        def answer(connection: ServerConnection, request: Request) -> Response | None:
+            if request.path in ("/health", "/ready"):
+                return connection.respond(HTTPStatus.OK, "{}")
+            self.requests.append(request)
+            return None if refusal is None else connection.respond(refusal, "no")
+
+        def choose(connection: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
+            return Subprotocol("b") if "b" in offered else None
+
+        self.server = serve(talk, "127.0.0.1", 0, process_request=answer, select_subprotocol=choose)
+        self.url = f"http://127.0.0.1:{self.server.socket.getsockname()[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+Make = Callable[..., LiveRouter]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """A router in front of these, of which it asks the first one first."""
+    routers: list[LiveRouter] = []
+    replicas: list[WebSocketReplica] = []
+
+    def build(*made: WebSocketReplica, **config: Any) -> LiveRouter:
+        replicas.extend(made)
+        routers.append(LiveRouter(list(made), **config))  # type: ignore[arg-type]
+        routers[-1].prefer(made[0])  # type: ignore[arg-type]
+        return routers[-1]
+
+    yield build
+    for router in routers:
+        router.end()
+    for replica in replicas:
+        replica.server.shutdown()
+
+
+def open_socket(router: LiveRouter, **options: Any) -> ClientConnection:
+    return connect(f"ws://127.0.0.1:{router.port}/v1/responses?a=%2F", open_timeout=30, **options)
+
+
+def echo(connection: ServerConnection) -> None:
+    for message in connection:
+        connection.send(message)
+
+
+def ending(client: ClientConnection) -> tuple[int, str]:
+    """Code and reason, once the other side has closed."""
+    with pytest.raises(ConnectionClosed):
+        client.recv(timeout=30)
+    assert client.close_code is not None
+    return client.close_code, client.close_reason or ""
+
+
+def test_messages_pass_both_ways(make: Make) -> None:
+    replica = WebSocketReplica(echo)
+    router = make(replica)
+    headers = {"Authorization": "Bearer k", "X-Request-Id": "mine"}
+    with open_socket(router, additional_headers=headers, subprotocols=["a", "b"]) as client:
+        for message in ("text \N{SNOWMAN}", b"\x00\xff", "", "x" * 100_000):
+            client.send(message)
+            assert client.recv(timeout=30) == message
+        assert client.subprotocol == "b"
+        assert client.response is not None
+        assert client.response.headers["x-request-id"] == "mine"
+        assert "reason=load" in client.response.headers["x-quire-route"]
+    (request,) = replica.requests
+    assert request.path == "/v1/responses?a=%2F"
+    assert request.headers["authorization"] == "Bearer k"
+    assert request.headers["x-request-id"] == "mine"
+
+
+def test_the_replicas_end_is_the_clients(make: Make) -> None:
+    router = make(WebSocketReplica(lambda connection: connection.close(4001)))
+    with open_socket(router) as client:
+        assert ending(client)[0] == 4001
+
+
+def test_the_clients_end_is_the_replicas(make: Make) -> None:
+    ended = threading.Event()
+
+    def listen(connection: ServerConnection) -> None:
+        echo(connection)
+        ended.set()
+
+    router = make(WebSocketReplica(listen))
+    with open_socket(router):
+        pass
+    assert ended.wait(30)
+    router.wait(lambda: not router.server.state.generations)
+    assert all(replica.in_flight == 0 for replica in router.server.state.replicas)
+
+
+def test_a_lost_replica_is_told_of_and_the_socket_closed(make: Make) -> None:
+    def vanish(connection: ServerConnection) -> None:
+        connection.recv()
+        connection.socket.shutdown(socket.SHUT_RDWR)
+
+    router = make(WebSocketReplica(vanish))
+    with open_socket(router) as client:
+        client.send("hello")
+        event = json.loads(client.recv(timeout=30))
+        assert (event["type"], event["error"]["code"]) == ("error", "replica_lost")
+        assert ending(client)[0] == 1011
+
+
+def test_another_replica_takes_what_a_busy_one_refuses(make: Make) -> None:
+    busy, free = WebSocketReplica(echo, HTTPStatus.SERVICE_UNAVAILABLE), WebSocketReplica(echo)
+    router = make(busy, free)
+    with open_socket(router) as client:
+        client.send("a")
+        assert client.recv(timeout=30) == "a"
+    assert len(busy.requests) == len(free.requests) == 1
+
+
+@pytest.mark.parametrize("refusal", [HTTPStatus.FORBIDDEN, HTTPStatus.SERVICE_UNAVAILABLE])
+def test_a_refusal_is_the_handshakes_answer(make: Make, refusal: HTTPStatus) -> None:
+    router = make(WebSocketReplica(echo, refusal))
+    with pytest.raises(InvalidStatus) as refused:
+        open_socket(router)
+    assert refused.value.response.status_code == refusal
+    assert b'"error"' in (refused.value.response.body or b"")
+
+
+def test_a_socket_needs_the_key(make: Make) -> None:
+    replica = WebSocketReplica(echo)
+    router = make(replica, api_keys=("key",))
+    with pytest.raises(InvalidStatus) as refused:
+        open_socket(router)
+    assert refused.value.response.status_code == 401
+    assert not replica.requests
+    with open_socket(router, additional_headers={"Authorization": "Bearer key"}) as client:
+        client.send("a")
+        assert client.recv(timeout=30) == "a"
+
+
+def test_a_router_that_ends_says_so(make: Make) -> None:
+    router = make(WebSocketReplica(echo), shutdown_timeout=0.2)
+    with open_socket(router) as client:
+        client.send("a")
+        assert client.recv(timeout=30) == "a"
+        router.server.stop_soon()
+        assert json.loads(client.recv(timeout=30))["error"]["code"] == "not_ready"
+        assert ending(client)[0] == 1001
+    router.thread.join(20)
+    assert router.end() == 0
