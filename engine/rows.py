@@ -34,6 +34,8 @@ class Rows:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.numbers = np.arange(size, dtype=np.int32)
+        self.ones = np.ones(size, np.int32)
         self.sequences: NDArray[Any] = np.full(size, None, object)  # Sequence | None
         self.context = np.zeros(size, np.int32)  # tokens in the cache once all launched steps are done
         self.capacity = np.zeros(size, np.int32)  # tokens that the row's blocks can hold
@@ -42,6 +44,7 @@ class Rows:
         self._watched = np.zeros(size, np.bool_)
         self._request_id = np.zeros(size, np.int64)
         self._index = np.zeros(size, np.int64)  # of the sequence in its group
+        self.numbers.flags.writeable = self.ones.flags.writeable = False
         self._order = np.zeros(size, np.int64)  # by arrival, then by index in the group
         self._free = list(range(size - 1, -1, -1))
         self._decodes: Int32 | None = None  # None: stale

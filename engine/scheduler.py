@@ -96,7 +96,7 @@ class Scheduler:
     def _hand_out(self, draft: StepDraft, decodes: Int32) -> StepPlan:
         """The plan, and the rows and the queue as they will be once it is done."""
         queue, rows = self.queue, self.rows
-        rows.context[decodes] += 1
+        rows.context[decodes] = rows.context.take(decodes) + 1
         for prefill in draft.prefills:
             for sequence in prefill.samples:
                 rows.may_decode(sequence, sequence.group.beams is None)
@@ -119,7 +119,7 @@ class Scheduler:
         columns = self.rows
         rows = columns.decodes()
         contexts = columns.context.take(rows)
-        more = contexts < columns.samples(rows).limit
+        more = contexts < columns.limit.take(rows)
         full = rows[more & (contexts == columns.capacity.take(rows))]
         if not more.all():
             rows = rows[more]

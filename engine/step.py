@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.block_manager import Moves
-from engine.plan import Int32, PromptLogprobs, RowStart, StepPlan
+from engine.plan import Int32, PromptLogprobs, RowStart, StepPlan, empty_int32
 from engine.rows import Rows, Samples
 from engine.sequence import Sequence, SequenceGroup
 
-NO_PAIRS: Int32 = np.empty((0, 2), np.int32)
+NOTHING = empty_int32()
+NO_PAIRS: Int32 = NOTHING.reshape(0, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,7 @@ class StepDraft:
         num_ended: int,
     ) -> tuple[StepPlan, Flight]:
         """The plan, and what to remember of it. `rows` are as they will be once the step is done."""
-        ones = np.ones(len(decodes), np.int32)
-        each = np.arange(len(decodes), dtype=np.int32)
+        ones, each = rows.ones[: len(decodes)], rows.numbers[: len(decodes)]
         all_rows, lengths, sample_rows, sample_tokens = decodes, ones, decodes, each
         tokens: list[int] = []
         asked: list[PromptLogprobs] = []
@@ -130,10 +130,10 @@ class StepDraft:
             num_decodes=len(decodes),
             query_lens=lengths,
             context_lens=context_lens,
-            prefill_tokens=np.array(tokens, np.int32),
+            prefill_tokens=_int32(tokens),
             starts=tuple(self.starts),
-            given_rows=np.array(list(given), np.int32),
-            given_tokens=np.array(list(given.values()), np.int32),
+            given_rows=_int32(list(given)),
+            given_tokens=_int32(list(given.values())),
             table_rows=entries[::2],
             table_columns=entries[1::2],
             table_blocks=np.array(list(moves.entries.values()), np.int32),
@@ -160,6 +160,10 @@ class StepDraft:
             arrivals=self.arrivals,
         )
         return plan, flight
+
+
+def _int32(values: list[int]) -> Int32:
+    return np.array(values, np.int32) if values else NOTHING
 
 
 def _pairs(pairs: list[tuple[int, int]]) -> Int32:
