@@ -3,45 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import chain
 
 from engine.block_pool import BlockPool
 from engine.host_tier import HostTier, Transfer
+from engine.moves import Moves
 from engine.plan import Int32
-from engine.prefix_cache import BlockHasher, Prefix, PrefixCache
+from engine.prefix_cache import BlockHasher, Found, Prefix, PrefixCache
 from engine.prefixes import Prefixes
 from engine.rows import Rows
 from engine.sequence import Sequence, SequenceGroup
-
-
-@dataclass(slots=True)
-class Moves:
-    """What the next plan must tell the device about blocks, row by row, so that it can be undone."""
-
-    entries: dict[tuple[int, int], int] = field(default_factory=dict)  # (row, logical block) -> block
-    copies: list[tuple[int, int, int]] = field(default_factory=list)  # (row, source, destination)
-    swap_out: list[Transfer] = field(default_factory=list)  # these two are never undone
-    swap_in: list[Transfer] = field(default_factory=list)
-    spills: list[Transfer] = field(default_factory=list)  # swapped out too; the device's copy stays cached
-
-    @property
-    def has_transfers(self) -> bool:
-        return bool(self.swap_out or self.swap_in or self.spills)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Blocks that hold a sequence's first tokens: on the device, and after those in host memory."""
-
-    device: list[int]
-    host: list[int]
-
-    def __len__(self) -> int:
-        return len(self.device) + len(self.host)
-
-    def first(self, count: int) -> Found:
-        return Found(self.device[:count], self.host[: max(0, count - len(self.device))])
 
 
 class BlockManager:

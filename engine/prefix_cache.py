@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import xxhash
 
@@ -84,7 +85,7 @@ class PrefixCache:
     """Digest to block, one to one. A hit compares the tokens too, so a collision costs a miss."""
 
     def __init__(self) -> None:
-        self.on_change: Callable[[Digest, bool], None] | None = None  # findable from now on, or no more
+        self.on_change: Callable[[Prefix, bool], None] | None = None  # findable from now on, or no more
         self._blocks: dict[Digest, int] = {}
         self._prefixes: dict[int, Prefix] = {}
 
@@ -105,7 +106,7 @@ class PrefixCache:
         self._blocks[prefix.digest] = block
         self._prefixes[block] = prefix
         if self.on_change is not None:
-            self.on_change(prefix.digest, True)
+            self.on_change(prefix, True)
         return block
 
     def prefix(self, block: int) -> Prefix:
@@ -114,16 +115,30 @@ class PrefixCache:
 
     def forget(self, block: int) -> None:
         """`block` is going to hold something else."""
-        digest = self._prefixes.pop(block).digest
-        del self._blocks[digest]
+        prefix = self._prefixes.pop(block)
+        del self._blocks[prefix.digest]
         if self.on_change is not None:
-            self.on_change(digest, False)
+            self.on_change(prefix, False)
 
-    def digests(self) -> list[Digest]:
-        """All that are findable, the first published first. One operation, so another thread may ask."""
-        return list(self._blocks)
+    def prefixes(self) -> list[Prefix]:
+        """All that are findable. One operation, so another thread may ask."""
+        return list(self._prefixes.values())
 
     def check(self) -> None:
         """Assert that digests and blocks map one to one."""
         assert self._blocks == {prefix.digest: block for block, prefix in self._prefixes.items()}
         assert len(self._blocks) == len(self._prefixes)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Blocks that hold a sequence's first tokens: on the device, and after those in host memory."""
+
+    device: list[int]
+    host: list[int]
+
+    def __len__(self) -> int:
+        return len(self.device) + len(self.host)
+
+    def first(self, count: int) -> Found:
+        return Found(self.device[:count], self.host[: max(0, count - len(self.device))])

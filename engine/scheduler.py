@@ -10,11 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from engine.admission import Capacity
-from engine.block_manager import Found
 from engine.commit import commit
 from engine.plan import Int32, StepPlan, StepResult
 from engine.preemption import PreemptionPolicy
-from engine.prefix_cache import BlockHasher
+from engine.prefix_cache import BlockHasher, Found
 from engine.request import Request, StepOutputs
 from engine.run_queue import RunQueue
 from engine.sequence import Sequence, SequenceGroup

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.block_manager import Moves
+from engine.moves import Moves
 from engine.plan import Int32, PromptLogprobs, RowStart, StepPlan, empty_int32
 from engine.rows import Rows, Samples
 from engine.sequence import Sequence, SequenceGroup

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from engine.block_manager import Moves
+from engine.moves import Moves
 
 Content = list["int | None"]
 """What each slot of a block holds: a history, or nothing yet."""

@@ -70,7 +70,7 @@ MUTANTS = [
     Mutant(
         "a digest keeps its evicted block",
         "prefix_cache",
-        "        del self._blocks[digest]\n",
+        "        del self._blocks[prefix.digest]\n",
         "",
     ),
     # -- host_tier -----------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine.block_manager import BlockManager, Moves
+from engine.block_manager import BlockManager
+from engine.moves import Moves
 from engine.prefix_cache import BlockHasher
 from engine.request import Request, SamplingParams
 from engine.rows import Rows

@@ -19,9 +19,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.block_manager import BlockManager, Found, Moves
+from engine.block_manager import BlockManager
 from engine.block_pool import BlockPool, OutOfBlocks
-from engine.prefix_cache import BlockHasher, Digest, PrefixCache
+from engine.moves import Moves
+from engine.prefix_cache import BlockHasher, Digest, Found, PrefixCache
 from engine.request import Request, SamplingParams
 from engine.rows import Rows
 from engine.sequence import NO_ROW, Sequence, SequenceGroup
