@@ -22,7 +22,7 @@ from engine.registry import FAILURES, Answer, Load, Registry
 
 logger = logging.getLogger("quire.registry")
 
-BATCH = 512  # digests a publication
+BATCH = 512  # changes a publication
 TICK_SECONDS = 0.05
 LOAD_SECONDS = 0.5  # how long a changed load may stay unpublished
 HEARTBEATS = 3  # a lease
@@ -109,7 +109,12 @@ class Publisher:
 
     def _run(self) -> None:
         while not self._stopped.wait(TICK_SECONDS):
-            self.tick()
+            try:
+                self.tick()
+            except Exception as error:  # a bug, which must not end publishing for good
+                logger.exception("publishing starts anew")
+                self._under_way, self._anew = None, True
+                self._fail(error)
 
     def tick(self) -> None:
         """Publish what has gathered, batch by batch; after a failure, once its pause is over."""
@@ -156,8 +161,8 @@ class Publisher:
             removed: list[Digest] = []
         else:
             net = self._journal.take(BATCH)
-            added = [digest for digest, findable in net.items() if findable]
-            removed = [digest for digest, findable in net.items() if not findable]
+            added = [digest for digest, reachable in net.items() if reachable]
+            removed = [digest for digest, reachable in net.items() if not reachable]
         self._count += len(added) - len(removed)
         return _Publication(added, removed, anew)
 

@@ -46,9 +46,13 @@ else
   if known[1] ~= epoch or (seq ~= last and seq ~= last + 1) then return {'RESYNC', 0} end
 end
 for name, digests in pairs({SADD = ARGV[6], SREM = ARGV[7]}) do
-  local members = {}
-  for at = 1, #digests, 16 do members[#members + 1] = string.sub(digests, at, at + 15) end
-  if #members > 0 then redis.call(name, KEYS[3], unpack(members)) end
+  for begin = 1, #digests, 16 * 1024 do
+    local members = {}
+    for at = begin, math.min(#digests, begin + 16 * 1023), 16 do
+      members[#members + 1] = string.sub(digests, at, at + 15)
+    end
+    redis.call(name, KEYS[3], unpack(members))
+  end
 end
 redis.call('HSET', KEYS[2], 'epoch', epoch, 'seq', seq, unpack(ARGV, 9))
 if ARGV[8] ~= '' then redis.call('HSET', KEYS[4], 'tokens', ARGV[8]) end

@@ -1,4 +1,4 @@
-"""What the journal tells, applied in any pieces, is what the tiers hold."""
+"""What the journal tells, applied in any pieces, is what can be reached in the tiers."""
 
 from __future__ import annotations
 
@@ -8,76 +8,122 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.journal import Journal
+from engine.prefix_cache import BlockHasher, Prefix
+from engine.prefixes import Prefixes
 
-DIGESTS = [bytes([number]) * 16 for number in range(12)]
+PUBLIC = [1, 2]
+
+
+def chains() -> list[Prefix]:
+    """Of a few prompts that part at different blocks; two of them begin with a public block."""
+    prefixes = Prefixes(BlockHasher(2, seed=0))
+    prefixes.publish(PUBLIC)
+    every: dict[bytes, Prefix] = {}
+    prompts = [[5, 5, 6, 6, 7, 7], [5, 5, 6, 6, 8, 8], [5, 5, 9, 9], [*PUBLIC, 3, 3, 4, 4], [*PUBLIC, 5, 5]]
+    for salt in ("", "tenant"):
+        for tokens in prompts:
+            found: list[Prefix] = []
+            prefixes.extend(found, tokens, len(tokens) // 2, salt)
+            every |= {prefix.digest: prefix for prefix in found}
+    return list(every.values())
+
+
+PREFIXES = chains()
 
 
 class Tier:
     """A prefix cache as the journal knows it."""
 
     def __init__(self) -> None:
-        self.on_change: Callable[[bytes, bool], None] | None = None
-        self.held: dict[bytes, None] = {}
+        self.on_change: Callable[[Prefix, bool], None] | None = None
+        self.held: dict[bytes, Prefix] = {}
 
-    def digests(self) -> list[bytes]:
-        return list(self.held)
+    def prefixes(self) -> list[Prefix]:
+        return list(self.held.values())
 
-    def toggle(self, digest: bytes) -> None:
-        findable = digest not in self.held
+    def toggle(self, prefix: Prefix) -> None:
+        findable = prefix.digest not in self.held
         if findable:
-            self.held[digest] = None
+            self.held[prefix.digest] = prefix
         else:
-            del self.held[digest]
-        assert self.on_change is not None
-        self.on_change(digest, findable)
+            del self.held[prefix.digest]
+        if self.on_change is not None:
+            self.on_change(prefix, findable)
 
 
-toggles = st.tuples(st.integers(0, 1), st.sampled_from(DIGESTS))
-operations = st.lists(st.one_of(toggles, st.integers(1, 4), st.just("restart")), max_size=80)
+def reachable(tiers: list[Tier]) -> set[bytes]:
+    held = {digest for tier in tiers for digest in tier.held}
+
+    def is_reachable(prefix: Prefix | None) -> bool:
+        """A salt is no block."""
+        if prefix is None:
+            return True
+        return (isinstance(prefix.piece, str) or prefix.digest in held) and is_reachable(prefix.before)
+
+    return {prefix.digest for prefix in PREFIXES if prefix.digest in held and is_reachable(prefix)}
 
 
-@given(operations, st.sampled_from([3, 1000]))
-def test_what_is_told_is_what_is_held(operations: list[object], max_changes: int) -> None:
+toggles = st.tuples(st.integers(0, 1), st.sampled_from(PREFIXES))
+operations = st.lists(st.one_of(toggles, toggles, st.integers(1, 4), st.just("restart")), max_size=80)
+
+
+@given(st.lists(toggles, max_size=20), operations, st.sampled_from([3, 1000]))
+def test_what_is_told_is_what_can_be_reached(
+    before: list[tuple[int, Prefix]], operations: list[object], max_changes: int
+) -> None:
     tiers = [Tier(), Tier()]
-    tiers[0].held[DIGESTS[0]] = None  # there before anybody listened
+    for number, prefix in before:  # when nobody listened
+        tiers[number].toggle(prefix)
     journal = Journal(tiers, max_changes)  # type: ignore[arg-type]
-    told = set(journal.restart())
+    told: set[bytes] = set()
+
+    def restart() -> None:
+        nonlocal told
+        found = journal.restart()
+        told = set(found)
+        assert len(found) == len(told)
+        assert told == reachable(tiers)
 
     def listen(count: int) -> None:
         nonlocal told
         if journal.overflown:
-            told = set(journal.restart())
-        net = journal.take(count)
-        assert len(net) <= count
-        for digest, findable in net.items():
-            assert (digest in told) != findable, "told what was known"
-        told ^= set(net)
+            restart()
+        for digest, is_reachable in journal.take(count).items():
+            assert (digest in told) != is_reachable, "told what was known"
+            told ^= {digest}
 
+    restart()
     for operation in operations:
         if isinstance(operation, tuple):
             tiers[operation[0]].toggle(operation[1])
         elif isinstance(operation, int):
             listen(operation)
         else:
-            told = set(journal.restart())
+            restart()
     while len(journal) or journal.overflown:
         listen(2)
-    assert told == tiers[0].held.keys() | tiers[1].held.keys()
+    assert told == reachable(tiers)
     assert (journal.dropped == 0) or max_changes == 3
 
 
-def test_changes_are_told_in_their_order() -> None:
-    """A parent is told of before its child, and a child's end before its parent's."""
+@given(st.permutations(PREFIXES), st.permutations(PREFIXES))
+def test_at_every_moment_a_block_is_told_of_with_all_before_it(
+    added: list[Prefix], removed: list[Prefix]
+) -> None:
+    """So the set is closed, and how much of a prompt is in it can be found by bisection."""
     tier = Tier()
     journal = Journal([tier])  # type: ignore[list-item]
-    for digest in [*DIGESTS, *reversed(DIGESTS)]:
-        tier.toggle(digest)
-    held: list[bytes] = []
+    by_digest = {prefix.digest: prefix for prefix in PREFIXES}
+    told: set[bytes] = set()
+    for prefix in [*added, *removed]:
+        tier.toggle(prefix)
     while len(journal):
-        for digest, findable in journal.take(1).items():
-            if findable:
-                held.append(digest)
-            else:
-                assert held.pop() == digest
-        assert held == DIGESTS[: len(held)]
-    assert held == []
+        for digest, is_reachable in journal.take(1).items():
+            told ^= {digest}
+            for each in told:
+                before = by_digest[each].before
+                while before is not None:
+                    assert isinstance(before.piece, str) or before.digest in told
+                    before = before.before
+            assert (digest in told) == is_reachable
+    assert told == set()

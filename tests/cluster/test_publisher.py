@@ -14,6 +14,7 @@ from engine.config import RegistryConfig
 from engine.core import EngineCore
 from engine.deployment import Deployment, hash_seed, seed_digest
 from engine.journal import Journal
+from engine.prefix_cache import Prefix
 from engine.prompt_hasher import PromptHasher
 from engine.publisher import Publisher
 from engine.registry import Keys, Registry
@@ -64,7 +65,17 @@ class Replica:
 
     @property
     def findable(self) -> set[bytes]:
-        return {digest for tier in self.tiers for digest in tier.digests()}
+        """What a request can reach: with all that is before it."""
+        every = {prefix.digest: prefix for tier in self.tiers for prefix in tier.prefixes()}
+
+        def reachable(prefix: Prefix | None) -> bool:
+            while prefix is not None:
+                if not isinstance(prefix.piece, str) and prefix.digest not in every:
+                    return False
+                prefix = prefix.before
+            return True
+
+        return {digest for digest, prefix in every.items() if reachable(prefix)}
 
     @property
     def published(self) -> set[bytes]:
