@@ -41,7 +41,7 @@ cluster-demo: setup
 QUIRE_PYTHON ?= $(RUN)python
 
 gpu-test:
-	$(QUIRE_PYTHON) -m pytest -n 8 -q tests/kernels tests/models tests/engine
+	$(QUIRE_PYTHON) -m pytest -n 12 --dist worksteal -q tests/kernels tests/models tests/engine
 
 gpu-bench:
 	$(QUIRE_PYTHON) -m loadtest.gpu_bench

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
@@ -61,7 +63,7 @@ class Graphs(Generic[Result]):
             with torch.cuda.stream(stream):
                 self._function(inputs)  # compiles and warms what the capture will record
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
+            with _garbage_kept(), torch.cuda.graph(graph, pool=pool, stream=stream):
                 result = self._function(split_aligned(buffer, idle))
             self._graphs.insert(0, graph)
             self._results.insert(0, result)
@@ -81,6 +83,18 @@ class Graphs(Generic[Result]):
         staging.upload(padded, self._buffers[size])
         self._graphs[size].replay()
         return self._results[size]
+
+
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Collect no garbage: if that frees device memory, it breaks the capture under way."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _fit(inputs: list[Int32], most: list[Int32]) -> bool:

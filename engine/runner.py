@@ -133,20 +133,20 @@ class ModelRunner:
         ran = None if self.decode_graphs is None else self.decode_graphs.run(inputs, self.staging)
         logits, tokens, rows = ran or self._decode(self.staging.upload(inputs))
         batch = len(plan.rows)
-        # A graph writes to the same memory at every replay; the tokens are still to be read by then.
-        return _Sampled(logits[:batch], tokens[:batch].clone(), rows[:batch], ())
+        return _Sampled(logits[:batch], tokens[:batch], rows[:batch], ())
 
     def _decode(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """`decode_inputs` on the device -> (logits [B, V], tokens [B], rows [B]): sampling included."""
-        rows, context_lens = inputs
-        positions = context_lens - 1  # -1 pads
+        token_rows, positions, rows, context_lens, order = inputs
+        tokens, positions, slots = self._places(None, token_rows, positions)
         batch = ForwardBatch(
-            tokens=self.last_tokens[rows],
-            positions=positions.clamp(min=0),
-            slots=self._slots(rows, positions),
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
             block_tables=self.block_tables,
             decode_rows=rows,
             decode_context_lens=context_lens,
+            decode_order=order,
             prefill=None,
             workspace=self.workspace,
         )
@@ -183,14 +183,17 @@ class ModelRunner:
 
     def _forward(self, inputs: list[Tensor], max_query_len: int | None = None) -> Tensor:
         """`mixed_inputs` on the device -> hidden [T, H]."""
-        given, token_rows, positions, decode_rows, decode_contexts, rows, contexts, query_starts = inputs
+        given, token_rows, positions, *decodes, rows, contexts, query_starts = inputs
+        decode_rows, decode_contexts, decode_order = decodes
+        tokens, positions, slots = self._places(given, token_rows, positions)
         batch = ForwardBatch(
-            tokens=torch.where(given < 0, self.last_tokens[token_rows], given),
-            positions=positions.clamp(min=0),
-            slots=self._slots(token_rows, positions),
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
             block_tables=self.block_tables,
             decode_rows=decode_rows,
             decode_context_lens=decode_contexts,
+            decode_order=decode_order,
             prefill=PrefillBatch(rows, query_starts, contexts, max_query_len or len(given)),
             workspace=self.workspace,
         )
@@ -210,11 +213,10 @@ class ModelRunner:
         if len(copies):
             self.cache.copy(copies.view(-1, 2))
 
-    def _slots(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Where each token's keys and values go, by its row's block table; -1 for a padding position."""
-        block_size = self.cache.block_size
-        blocks = self.block_tables[rows, positions.clamp(min=0) // block_size].long()
-        return torch.where(positions < 0, -1, blocks * block_size + positions % block_size)
+    def _places(self, given: Tensor | None, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.backend.token_places(
+            given, rows, positions, self.last_tokens, self.block_tables, self.cache.block_size
+        )
 
     def _remember(self, rows: Tensor, tokens: Tensor) -> None:
         self.last_tokens[rows] = tokens.clamp(min=0)

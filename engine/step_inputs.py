@@ -13,19 +13,23 @@ TOKENS_A_CHUNK = 16  # a graph of so many tokens has room for one prefill chunk 
 
 
 def decode_inputs(plan: StepPlan) -> list[Int32]:
-    """Device rows [B], context lengths [B] (this step's token counted; 0 pads)."""
-    return [plan.rows, plan.context_lens]
+    """Device rows [B], positions [B] (-1 pads), and what attention takes: see `_attending`."""
+    return [plan.rows, plan.context_lens - 1, *_attending(plan)]
 
 
 def idle_decode(size: int, padding_row: int) -> list[Int32]:
-    return [np.full(size, padding_row, np.int32), np.zeros(size, np.int32)]
+    return [
+        np.full(size, padding_row, np.int32),
+        np.full(size, -1, np.int32),
+        *_attending_idly(size, padding_row),
+    ]
 
 
 def mixed_inputs(plan: StepPlan) -> list[Int32]:
     """T tokens, B decodes' first and then those of P prefill chunks.
 
     Token ids [T], -1 for the last one that the token's row sampled; their rows [T]; positions [T], -1 pads;
-    decode rows [B]; context lengths [B], 0 pads; chunks' rows [P]; context lengths [P]; query starts [P + 1].
+    the three of `_attending`; chunks' rows [P]; context lengths [P], 0 pads; query starts [P + 1].
     """
     decodes = plan.num_decodes
     starts = np.cumsum(plan.query_lens, dtype=np.int32) - plan.query_lens
@@ -34,8 +38,7 @@ def mixed_inputs(plan: StepPlan) -> list[Int32]:
         np.concatenate([np.full(decodes, -1, np.int32), plan.prefill_tokens]),
         np.repeat(plan.rows, plan.query_lens),
         np.repeat(firsts - starts, plan.query_lens) + np.arange(plan.num_tokens, dtype=np.int32),
-        plan.rows[:decodes],
-        plan.context_lens[:decodes],
+        *_attending(plan),
         plan.rows[decodes:],
         plan.context_lens[decodes:],
         np.append(starts[decodes:], np.int32(plan.num_tokens)),
@@ -50,7 +53,23 @@ def idle_mixed(size: int, padding_row: int) -> list[Int32]:
         np.zeros(size, np.int32),
         np.full(size, padding_row, np.int32),
         np.full(size, -1, np.int32),
-        *idle_decode(decodes, padding_row),
-        *idle_decode(chunks, padding_row),
+        *_attending_idly(decodes, padding_row),
+        np.full(chunks, padding_row, np.int32),
+        np.zeros(chunks, np.int32),
         np.full(chunks + 1, size, np.int32),
+    ]
+
+
+def _attending(plan: StepPlan) -> list[Int32]:
+    """Of the decodes: rows [B], context lengths [B] (this step's token counted; 0 pads), an order [B]."""
+    context_lens = plan.context_lens[: plan.num_decodes]
+    longest_first = np.argsort(-context_lens, kind="stable").astype(np.int32)
+    return [plan.rows[: plan.num_decodes], context_lens, longest_first]
+
+
+def _attending_idly(size: int, padding_row: int) -> list[Int32]:
+    return [
+        np.full(size, padding_row, np.int32),
+        np.zeros(size, np.int32),
+        np.arange(size, dtype=np.int32),
     ]

@@ -22,6 +22,7 @@ from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_nor
 from kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
 from kernels.sampling import sample, sample_reference
+from kernels.token_places import token_places, token_places_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Backend:
     add_linear: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
     copy_blocks: Callable[[Tensor, Tensor], None]
     sample: Callable[..., Tensor]
+    token_places: Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def torch_backend() -> Backend:
@@ -57,6 +59,7 @@ def torch_backend() -> Backend:
         add_linear=add_linear_reference,
         copy_blocks=copy_blocks_reference,
         sample=sample_reference,
+        token_places=token_places_reference,
     )
 
 
@@ -75,4 +78,5 @@ def triton_backend() -> Backend:
         add_linear=add_linear,
         copy_blocks=copy_blocks,
         sample=sample,
+        token_places=token_places,
     )

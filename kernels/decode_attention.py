@@ -64,6 +64,7 @@ def _decode_kernel(
     block_tables: tl.tensor,
     rows: tl.tensor,
     context_lens: tl.tensor,
+    order: tl.tensor,
     scale_log2: tl.tensor,
     window: tl.tensor,
     q_stride: tl.tensor,
@@ -81,11 +82,8 @@ def _decode_kernel(
     DEPENDENT: tl.constexpr,
 ) -> None:
     """One split of one row's context for the query heads of one kv head."""
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
     kv_head = tl.program_id(0)
-    index = tl.program_id(1)
+    index = tl.load(order + tl.program_id(1))
     split = tl.program_id(2)
     num_q_heads = tl.num_programs(0) * GROUP
     max_splits = tl.num_programs(2)
@@ -93,6 +91,12 @@ def _decode_kernel(
     first_key, first_tile, tiles, split_tiles, splits = _tiles_and_splits(
         context_len, window, max_splits, TILE
     )
+    table = block_tables + tl.load(rows + index).to(tl.int64) * table_stride
+    begin = first_tile + split * split_tiles
+    blocks = load_blocks(table, begin * TILE, context_len, BLOCK_SIZE, TILE)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()  # q, K and V are the kernels' just before; what was read so far is older
     if split >= splits:  # 0 where the context is empty
         return
 
@@ -104,12 +108,9 @@ def _decode_kernel(
     q_tile = tl.load(q + q_offset, mask=q_mask, other=0.0)
 
     kv += kv_head * head_stride
-    table = block_tables + tl.load(rows + index).to(tl.int64) * table_stride
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     peak = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    begin = first_tile + split * split_tiles
-    blocks = load_blocks(table, begin * TILE, context_len, BLOCK_SIZE, TILE)
     for tile in range(begin, tl.minimum(begin + split_tiles, first_tile + tiles)):
         k, v = load_tile(
             kv, blocks, tile * TILE, context_len, block_stride, part_stride, slot_stride,
@@ -179,6 +180,7 @@ def decode_attention(
     block_tables: torch.Tensor,
     rows: torch.Tensor,
     context_lens: torch.Tensor,
+    order: torch.Tensor,
     scale: float,
     window: int,
     workspace: DecodeWorkspace,
@@ -188,9 +190,11 @@ def decode_attention(
 
     q [T, Hq, D]: its first B tokens are the rows' queries, at position context_len − 1 each. kv
     [blocks, 2, Hkv, block_size, D], block_tables [*, max_blocks] i32 indexed by rows [B] i32, context_lens
-    [B] i32: a row without context writes nothing. `window` limits attention to that many newest keys, 0
-    means all. Grid and launches depend on shapes only, so CUDA graphs may capture it. `max_splits` overrides
-    `plan_splits`. Split-KV after Flash-Decoding (Dao et al. 2023).
+    [B] i32: a row without context writes nothing. order [B] i32 is a permutation of 0 … B − 1, best by
+    falling context length: a long row that starts last keeps the device waiting. These four must be older
+    than the kernel just before this one, which may still run when they are read. `window` limits attention
+    to that many newest keys, 0 means all. Grid and launches depend on shapes only, so CUDA graphs may capture
+    it. `max_splits` overrides `plan_splits`. Split-KV after Flash-Decoding (Dao et al. 2023).
     """
     check_attention_inputs(q, out, kv)
     num_q_heads, head_dim = q.shape[1:]
@@ -209,7 +213,7 @@ def decode_attention(
             f"{workspace.lse.numel()} partial results; allocate it for the largest batch"
         )
     _decode_kernel[num_kv_heads, batch, max_splits](
-        out, workspace.partials, workspace.lse, q, kv, block_tables, rows, context_lens,
+        out, workspace.partials, workspace.lse, q, kv, block_tables, rows, context_lens, order,
         scale * LOG2_E, window,
         q.stride(0), block_tables.stride(0), *kv.stride()[:4],
         GROUP=group, BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_SIZE=block_size,
@@ -271,11 +275,15 @@ def decode_attention_reference(
     block_tables: torch.Tensor,
     rows: torch.Tensor,
     context_lens: torch.Tensor,
+    order: torch.Tensor,
     scale: float,
     window: int,
     workspace: DecodeGather | DecodeWorkspace | None = None,
 ) -> None:
-    """The same as `decode_attention` in plain torch; a DecodeGather saves the layers of a step some work."""
+    """The same as `decode_attention` in plain torch, in whatever order.
+
+    A DecodeGather as the workspace saves the layers of a step some work.
+    """
     batch, (num_q_heads, head_dim) = rows.shape[0], q.shape[1:]
     gather = workspace if isinstance(workspace, DecodeGather) else DecodeGather()
     gather.prepare(block_tables, rows, context_lens, kv.shape, window)

@@ -32,7 +32,8 @@ def qkv_to_cache(
 
     qkv [T, (Hq + 2 Hkv) D], rows may be strided; positions [T]; slots [T], -1 writes nothing;
     kv [blocks, 2, Hkv, block_size, D], strided; rope [max_pos, D] fp32, cosines then sines, or None for
-    models without; q_norm and k_norm [D], or both None. Raises ValueError if the shapes do not fit.
+    models without; q_norm and k_norm [D], or both None. Raises ValueError if the shapes do not fit. All but
+    qkv must be older than the kernel just before this one, which may still run when they are read.
     """
     _, _, kv_heads, block_size, head_dim = kv.shape
     tokens, width = qkv.shape
@@ -128,16 +129,22 @@ def _qkv_to_cache_kernel(
     HEADS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     column = tl.arange(0, HALF_PADDED)[None, :]
     is_q = head < Q_HEADS
     is_qk = head < Q_HEADS + KV_HEADS
     in_head = column < HALF
     inside = (head < Q_HEADS + 2 * KV_HEADS) & in_head
+
+    if rope_ptr is not None:
+        angle = rope_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF) + column
+        cos = tl.load(angle, in_head, other=0.0)
+        sin = tl.load(angle + HALF, in_head, other=0.0)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()  # qkv is the kernel's just before; what was read so far is older
 
     source = qkv_ptr + token * qkv_stride + head * (2 * HALF) + column
     first = tl.load(source, inside, other=0.0)
@@ -154,9 +161,6 @@ def _qkv_to_cache_kernel(
         first = tl.where(is_qk, first_normed.to(first.dtype), first)
         second = tl.where(is_qk, second_normed.to(first.dtype), second)
     if rope_ptr is not None:
-        angle = rope_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF) + column
-        cos = tl.load(angle, in_head, other=0.0)
-        sin = tl.load(angle + HALF, in_head, other=0.0)
         first_wide, second_wide = first.to(tl.float32), second.to(tl.float32)
         first_rotated = (first_wide * cos - second_wide * sin).to(first.dtype)
         second_rotated = (second_wide * cos + first_wide * sin).to(first.dtype)
@@ -165,7 +169,6 @@ def _qkv_to_cache_kernel(
 
     tl.store(source, first, inside & is_q)
     tl.store(source + HALF, second, inside & is_q)
-    slot = tl.load(slots_ptr + token)
     if slot >= 0:
         kv_head = tl.where(is_qk, head - Q_HEADS, head - Q_HEADS - KV_HEADS)
         target = (

@@ -119,6 +119,7 @@ class CaseInputs:
         self.block_tables = torch.from_numpy(tables).to(device)
         self.rows = torch.arange(self.num_sets * batch, dtype=torch.int32, device=device).split(batch)
         self.context_lens = torch.tensor(case.context_lens, dtype=torch.int32, device=device)
+        self.order = torch.argsort(self.context_lens, descending=True).int()
         starts = np.concatenate([[0], np.cumsum(case.query_lens)])
         self.query_starts = torch.from_numpy(starts.astype(np.int32)).to(device)
         tokens = sum(case.query_lens)
@@ -132,7 +133,7 @@ class CaseInputs:
         """Attention over input set `index`."""
         common = (self.q, self.out, self.kv, self.block_tables, self.rows[index])
         if self.case.is_decode:
-            decode_attention(*common, self.context_lens, SCALE, 0, self.workspace)
+            decode_attention(*common, self.context_lens, self.order, SCALE, 0, self.workspace)
         else:
             longest = max(self.case.query_lens)
             prefill_attention(*common, self.query_starts, self.context_lens, longest, SCALE, 0)

@@ -29,5 +29,6 @@ class ForwardBatch:
     block_tables: Tensor  # [rows, max_blocks_per_sequence] i32
     decode_rows: Tensor  # [B] i32
     decode_context_lens: Tensor  # [B] i32, this step's token counted; 0 pads
+    decode_order: Tensor  # [B] i32, 0 ... B - 1 by falling context length
     prefill: PrefillBatch | None
     workspace: DecodeWorkspace | DecodeGather | None = None  # what the decode kernel keeps between layers

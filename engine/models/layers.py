@@ -112,6 +112,7 @@ class Attention:
                 batch.block_tables,
                 batch.decode_rows,
                 batch.decode_context_lens,
+                batch.decode_order,
                 self.scale,
                 self.window,
                 batch.workspace,

@@ -61,7 +61,7 @@ def compile_variants() -> dict[str, dict[str, int]]:
     }
     pointers = {"q": "*bf16", "kv": "*bf16", "out": "*bf16", "partials": "*fp32", "lse": "*fp32"}
     pointers |= dict.fromkeys(("x", "weight", "norm"), "*bf16")
-    pointers |= dict.fromkeys(("block_tables", "rows", "query_starts", "context_lens"), "*i32")
+    pointers |= dict.fromkeys(("block_tables", "rows", "query_starts", "context_lens", "order"), "*i32")
     found = {}
     for name, (kernel, constants, options) in variants.items():
         signature = {

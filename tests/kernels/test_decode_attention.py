@@ -42,6 +42,10 @@ UNTOUCHED = 7.0  # what `out` holds where nothing is to be written
 BEYOND = 2  # tokens after the rows' own, of others in the step
 
 
+def any_order(batch: int, device: torch.device) -> torch.Tensor:
+    return torch.randperm(batch).int().to(device)
+
+
 def expected(q: torch.Tensor, paged: Paged, window: int) -> torch.Tensor:
     scale = q.shape[-1] ** -0.5
     parts = [
@@ -73,7 +77,7 @@ def test_kernel(
     workspace = poisoned_workspace(len(lengths), heads, head_dim, device)
     decode_attention(
         q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens,
-        head_dim**-0.5, window, workspace, splits,
+        any_order(len(lengths), device), head_dim**-0.5, window, workspace, splits,
     )  # fmt: skip
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
 
@@ -94,8 +98,9 @@ def test_reference(
     q = fused_queries(len(lengths) + BEYOND, heads, head_dim, dtype).to(device)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
     decode_attention_reference(
-        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, head_dim**-0.5, window
-    )
+        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens,
+        any_order(len(lengths), device), head_dim**-0.5, window,
+    )  # fmt: skip
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
 
 
@@ -105,7 +110,10 @@ def test_a_batch_of_padding_writes_nothing(attention: Callable[..., None], devic
     q = fused_queries(2, 2, 64, torch.float32).to(device)
     workspace = poisoned_workspace(2, 2, 64, device)
     out = torch.full(q.shape, UNTOUCHED, device=device)
-    attention(q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, 0.125, 0, workspace)
+    order = any_order(2, device)
+    attention(
+        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, 0.125, 0, workspace
+    )
     assert torch.equal(out.cpu(), torch.full((2, 2, 64), UNTOUCHED))
 
 
@@ -126,8 +134,8 @@ def test_small_workspace_is_refused(device: torch.device) -> None:
     workspace = DecodeWorkspace(torch.empty(7, 2, 64, device=device), torch.empty(7, 2, device=device))
     with pytest.raises(ValueError, match="exceed the workspace"):
         decode_attention(
-            q, torch.empty_like(q), paged.kv, paged.block_tables, paged.rows, paged.context_lens, 0.125, 0,
-            workspace, 2,
+            q, torch.empty_like(q), paged.kv, paged.block_tables, paged.rows, paged.context_lens,
+            any_order(4, device), 0.125, 0, workspace, 2,
         )  # fmt: skip
 
 
@@ -147,7 +155,8 @@ def test_unfit_shapes_are_refused(
     with pytest.raises(ValueError, match=message):
         decode_attention(
             torch.zeros(q_shape, device=device), torch.zeros(q_shape, device=device),
-            torch.zeros(kv_shape, device=device), integers[None], integers, integers, 0.125, 0, workspace,
+            torch.zeros(kv_shape, device=device), integers[None], integers, integers, integers,
+            0.125, 0, workspace,
         )  # fmt: skip
 
 
@@ -158,8 +167,9 @@ def test_scattered_heads_are_refused(device: torch.device) -> None:
     out = torch.zeros(q.shape, device=device)
     with pytest.raises(ValueError, match="contiguous within a token"):
         decode_attention(
-            q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, 0.125, 0, workspace
-        )
+            q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, any_order(1, device),
+            0.125, 0, workspace,
+        )  # fmt: skip
 
 
 def test_an_output_of_another_shape_is_refused(device: torch.device) -> None:
@@ -168,5 +178,6 @@ def test_an_output_of_another_shape_is_refused(device: torch.device) -> None:
     workspace = DecodeWorkspace.allocate(1, 2, 64, device)
     with pytest.raises(ValueError, match="out must be contiguous"):
         decode_attention(
-            q, q[:, :1], paged.kv, paged.block_tables, paged.rows, paged.context_lens, 0.125, 0, workspace
-        )
+            q, q[:, :1], paged.kv, paged.block_tables, paged.rows, paged.context_lens, any_order(1, device),
+            0.125, 0, workspace,
+        )  # fmt: skip

@@ -72,6 +72,7 @@ class PagedDriver:
             block_tables=self.block_tables,
             decode_rows=_int32([*decodes, *[self.rows] * padding]),
             decode_context_lens=_int32([self.lengths[row] for row in decodes] + [0] * padding),
+            decode_order=_int32(list(range(len(decodes) + padding))),
             prefill=prefill,
         )
         with torch.inference_mode():

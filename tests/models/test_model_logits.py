@@ -118,6 +118,7 @@ def test_a_decode_step_never_asks_the_device(
             block_tables=torch.zeros(4, 4, dtype=torch.int32),
             decode_rows=integers,
             decode_context_lens=integers,
+            decode_order=integers,
             prefill=None,
         )
         hidden = model.forward(
