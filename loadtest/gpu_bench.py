@@ -16,9 +16,10 @@ from loadtest.model_configs import write_model_folders
 
 RESULTS = Path(__file__).parent / "results"
 OFFLINE = {
-    "qwen3-0.6b": "single,decode256,mixed,sharegpt,alpaca,prefill",
-    "llama-8b": "single,decode256,mixed",
+    "qwen3-0.6b": "single,decode256,mixed,sharegpt,alpaca,prefix,prefill",
+    "llama-8b": "single,decode256,mixed,sharegpt,prefix,prefill,parallel8,beam4,beam6",
 }
+FEW_BLOCKS = ["--num-gpu-blocks-override", "2048", "--workload", "pressure"]
 
 
 def main() -> int:
@@ -39,6 +40,10 @@ def main() -> int:
         for model, workloads in OFFLINE.items():
             bench = ["-m", "service.cli", "bench", f"{models}/{model}", "--load-format", "dummy"]
             options = ["--workload", workloads, "--runs", str(arguments.runs)]
+            commands.append([*bench, *options, "--result-file", str(output / "offline.jsonl")])
+        for mode in ("swap", "recompute", "auto"):
+            bench = ["-m", "service.cli", "bench", f"{models}/llama-8b", "--load-format", "dummy"]
+            options = [*FEW_BLOCKS, "--preemption-mode", mode, "--runs", "1"]
             commands.append([*bench, *options, "--result-file", str(output / "offline.jsonl")])
         commands.append(
             ["-m", "loadtest.served", f"{models}/qwen3-0.6b", "--result-file", str(output / "served.jsonl")]

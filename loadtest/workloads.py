@@ -17,10 +17,16 @@ FIRST_TOKEN, LAST_TOKEN = 300, 60000
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One request of a workload."""
+    """One request of a workload: a prompt and `output_len` tokens for each of its samples or beams."""
 
     prompt: list[int]
     output_len: int
+    n: int = 1
+    beam_width: int = 0  # 0: sampled
+
+    @property
+    def output_tokens(self) -> int:
+        return self.output_len * (self.beam_width or self.n)
 
 
 def mixed() -> list[Work]:
@@ -74,9 +80,48 @@ def decode256() -> list[Work]:
     return [Work(_tokens(rng, 1024), 256) for _ in range(256)]
 
 
+def parallel8() -> list[Work]:
+    """64 prompts of 1024 tokens, eight samples of 256 tokens each."""
+    rng = random.Random(7)
+    return [Work(_tokens(rng, 1024), 256, n=8) for _ in range(64)]
+
+
+def beam4() -> list[Work]:
+    """64 prompts of 64 tokens, four beams of 64 tokens each."""
+    return _beams(4)
+
+
+def beam6() -> list[Work]:
+    """The same with six beams."""
+    return _beams(6)
+
+
+def pressure() -> list[Work]:
+    """The first 400 requests of `sharegpt`, for a server with too few blocks for them."""
+    return sharegpt()[:400]
+
+
 WORKLOADS: dict[str, Callable[[], list[Work]]] = {
-    workload.__name__: workload for workload in (single, decode256, mixed, sharegpt, alpaca, prefix, prefill)
+    workload.__name__: workload
+    for workload in (
+        single,
+        decode256,
+        mixed,
+        sharegpt,
+        alpaca,
+        prefix,
+        prefill,
+        parallel8,
+        beam4,
+        beam6,
+        pressure,
+    )
 }
+
+
+def _beams(width: int) -> list[Work]:
+    rng = random.Random(8)
+    return [Work(_tokens(rng, 64), 64, n=width, beam_width=width) for _ in range(64)]
 
 
 def _tokens(rng: random.Random, count: int) -> list[int]:

@@ -6,7 +6,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -96,7 +96,14 @@ def requests(work: list[Work], seed: int) -> list[Request]:
         Request(
             seed + i,
             one.prompt,
-            SamplingParams(temperature=0.6, max_tokens=one.output_len, ignore_eos=True, seed=seed + i),
+            SamplingParams(
+                n=one.n,
+                beam_width=one.beam_width,
+                temperature=0.0 if one.beam_width else 0.6,
+                max_tokens=one.output_len,
+                ignore_eos=True,
+                seed=seed + i,
+            ),
             cache_salt=str(seed),
         )
         for i, one in enumerate(work)
@@ -105,7 +112,7 @@ def requests(work: list[Work], seed: int) -> list[Request]:
 
 def fold(work: list[Work], vocab_size: int) -> list[Work]:
     """Token ids that a smaller vocabulary has: which they are changes no amount of work."""
-    return [Work([token % vocab_size for token in one.prompt], one.output_len) for one in work]
+    return [replace(one, prompt=[token % vocab_size for token in one.prompt]) for one in work]
 
 
 def run_workload(core: EngineCore, info: EngineInfo, work: list[Work], ceilings: Ceilings, seed: int) -> Run:
@@ -152,7 +159,7 @@ def bench(
                 f"most {longest} fit; raise --max-model-len or give the KV cache more memory"
             )
     work = fold(work, info.vocab_size)
-    warm = [Work(one.prompt, min(one.output_len, 8)) for one in work[: info.max_num_seqs]]
+    warm = [replace(one, output_len=min(one.output_len, 8)) for one in work[: info.max_num_seqs]]
     run_workload(core, info, warm, ceilings, seed=1 << 40)
     measured = [run_workload(core, info, work, ceilings, seed=run << 20) for run in range(runs)]
     middle = sorted(measured, key=lambda run: run.seconds)[(len(measured) - 1) // 2]
@@ -162,7 +169,7 @@ def bench(
         model=Path(info.model).name,
         workload=name,
         mode="offline",
-        out_tok_s=round(sum(one.output_len for one in work) / seconds, 1),
+        out_tok_s=round(sum(one.output_tokens for one in work) / seconds, 1),
         in_tok_s=round(sum(len(one.prompt) for one in work) / seconds, 1),
         req_s=round(len(work) / seconds, 2),
         seconds=round(seconds, 3),
