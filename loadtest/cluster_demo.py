@@ -39,6 +39,7 @@ REPLICAS = 2
 BLOCK_SIZE = 16
 TOKEN_IDS = range(300, 4000)  # of the demo model's vocabulary, none of them special
 START_SECONDS = 120.0
+SETTLE_SECONDS = 2.0  # by then the router has heard of what the replicas hold and do
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,9 @@ async def run(urls: Sequence[str], work: Sequence[Session], concurrency: int) ->
 
 def measure(urls: Sequence[str], work: Work, seed: int) -> list[Record]:
     first, rest = sessions(work, seed)
-    asyncio.run(run(urls, first, len(first)))
-    time.sleep(1.0)  # a replica publishes within a second
+    time.sleep(SETTLE_SECONDS)
+    asyncio.run(run(urls, first, len(first)))  # all at once, so that they are spread evenly
+    time.sleep(SETTLE_SECONDS)
     return asyncio.run(run(urls, rest, work.concurrency))
 
 
