@@ -18,6 +18,7 @@ from service.health import health, metrics, ready, startup
 from service.http import JsonResponse
 from service.models import detokenize, get_model, list_models, tokenize
 from service.openapi import describe
+from service.responses.endpoint import responses
 from service.state import ServerState
 from service.static import page_files
 
@@ -63,6 +64,7 @@ def create_app(state: ServerState) -> ASGIApp:
     keyed = [
         post("/v1/completions", completions),
         post("/v1/chat/completions", chat_completions),
+        post("/v1/responses", responses),
         get("/v1/models", list_models),
         get("/v1/models/{name:path}", get_model),
         post("/tokenize", tokenize),

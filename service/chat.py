@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,16 +9,14 @@ from starlette.responses import Response
 from service.answer import GenerationResponse
 from service.choice import LogprobEntry
 from service.chunks import ChunkEncoder, ChunkStyle, Identity
-from service.errors import TemplateError, bad_value
+from service.errors import bad_value
 from service.generation import MIN_LOGPROB, Generation, Options, Prompt
 from service.http import decode
 from service.preparation import cache_salt, check_sampling, sampling_params, token_budget
-from service.protocol import ChatRequest, Message, TemplateArguments
+from service.protocol import ChatRequest
+from service.rendering import render
 from service.replies import ChatChoice, ChatLogprobs, ChatReply, ReplyMessage, TokenLogprobs, TopLogprob
 from service.state import ServerState
-
-if TYPE_CHECKING:
-    from service.tokenizer import Tokenizer
 
 
 def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> ChatLogprobs:
@@ -57,34 +53,6 @@ STYLE = ChunkStyle(
 )
 
 
-def render(
-    tokenizer: Tokenizer,
-    model: str,
-    messages: list[Message],
-    *,
-    add_generation_prompt: bool,
-    arguments: TemplateArguments | None,
-) -> str:
-    """The prompt that `messages` make. Raises ApiError 400."""
-    template = tokenizer.chat_template
-    if template is None:
-        raise bad_value(
-            "messages", f"the model {model!r} has no chat template: use /v1/completions", "no_chat_template"
-        )
-    given: dict[str, bool] = {}
-    if arguments is not None and arguments.enable_thinking is not None:
-        if not template.mentions("enable_thinking"):
-            raise bad_value(
-                "chat_template_kwargs", f"the chat template of {model!r} does not use 'enable_thinking'"
-            )
-        given["enable_thinking"] = arguments.enable_thinking
-    plain = [message.as_template_message() for message in messages]
-    try:
-        return template.render(plain, add_generation_prompt=add_generation_prompt, arguments=given)
-    except TemplateError as error:
-        raise bad_value("messages", str(error)) from None
-
-
 async def chat_completions(state: ServerState, request: Request) -> Response:
     engine, tokenizer, info = state.serving()
     body = await decode(request, ChatRequest)
@@ -96,7 +64,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     text = render(
         tokenizer,
         model,
-        body.messages,
+        [message.as_template_message() for message in body.messages],
         add_generation_prompt=body.add_generation_prompt,
         arguments=body.chat_template_kwargs,
     )

@@ -56,7 +56,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: list[dict[str, str]],
+        messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool,
         arguments: dict[str, Any] | None = None,

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from service.errors import ApiError, bad_value
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 
 _PATH = re.compile(r"`\$\.?([^`]*)`$")
 _NAMED = re.compile(r"(unknown field|missing required field) `([^`]*)`")
@@ -30,16 +30,20 @@ def error_response(error: ApiError) -> Response:
 
 async def decode(request: Request, kind: type[T]) -> T:
     """The request's body as `kind`. Raises ApiError 400 whose `param` is the field at fault."""
-    body = await request.body()
+    return parse(await request.body(), msgspec.json.Decoder(kind))
+
+
+def parse(data: bytes | str, decoder: msgspec.json.Decoder[T]) -> T:
+    """Raises ApiError 400 whose `param` is the field at fault."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decoder.decode(data)
     except msgspec.ValidationError as error:
-        raise _bad_field(str(error), kind) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_value(None, f"the body is not valid JSON: {error}", "invalid_json") from None
+        raise _bad_field(str(error)) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise bad_value(None, f"this is not valid JSON: {error}", "invalid_json") from None
 
 
-def _bad_field(message: str, kind: type[msgspec.Struct]) -> ApiError:
+def _bad_field(message: str) -> ApiError:
     """msgspec says `... - at `$.a[0].b``; name the field there, or what is unknown or missing in it."""
     found = _PATH.search(message)
     path = found.group(1) if found else ""
@@ -52,5 +56,5 @@ def _bad_field(message: str, kind: type[msgspec.Struct]) -> ApiError:
         return bad_value(param, f"{problem} {param!r}", "missing_field")
     if path:
         return bad_value(path, f"{path}: {message}")
-    first = message.split(" ", 1)[0]  # our own checks begin with the field's name
-    return bad_value(first if first in kind.__struct_fields__ else None, message)
+    first = message.split(" ", 1)[0]  # our own checks begin with the field's name, msgspec's with a capital
+    return bad_value(first if first.islower() else None, message)

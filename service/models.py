@@ -5,10 +5,10 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.chat import render
 from service.http import JsonResponse, decode
 from service.preparation import check_token_ids
 from service.protocol import DetokenizeRequest, TokenizeRequest
+from service.rendering import render
 from service.replies import DetokenizeReply, Model, ModelList, TokenizeReply
 from service.state import ServerState
 
@@ -37,7 +37,7 @@ async def tokenize(state: ServerState, request: Request) -> Response:
             render(
                 tokenizer,
                 model,
-                body.messages,
+                [message.as_template_message() for message in body.messages],
                 add_generation_prompt=body.add_generation_prompt is not False,
                 arguments=body.chat_template_kwargs,
             ),

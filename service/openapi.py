@@ -8,11 +8,14 @@ import msgspec
 
 from service import protocol, replies
 from service.errors import ErrorReply
+from service.responses.protocol import ResponseRequest
+from service.responses.replies import ResponseReply
 
 # path, method, summary, request type, reply type
 _OPERATIONS: tuple[tuple[str, str, str, type | None, type | None], ...] = (
     ("/v1/completions", "post", "Continue a text", protocol.CompletionRequest, replies.CompletionReply),
     ("/v1/chat/completions", "post", "Answer in a chat", protocol.ChatRequest, replies.ChatReply),
+    ("/v1/responses", "post", "Answer, in OpenAI's newer form", ResponseRequest, ResponseReply),
     ("/v1/models", "get", "List the served models", None, replies.ModelList),
     ("/v1/models/{name}", "get", "Describe a served model", None, replies.Model),
     ("/tokenize", "post", "Text or messages to token ids", protocol.TokenizeRequest, replies.TokenizeReply),
@@ -22,7 +25,7 @@ _OPERATIONS: tuple[tuple[str, str, str, type | None, type | None], ...] = (
     ("/startup", "get", "The start-up phases, as server-sent events", None, None),
     ("/metrics", "get", "Prometheus metrics", None, None),
 )
-_STREAMS = (protocol.CompletionRequest, protocol.ChatRequest)
+_STREAMS = (protocol.CompletionRequest, protocol.ChatRequest, ResponseRequest)
 
 
 def describe(version: str) -> dict[str, Any]:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
+from typing import Protocol
+
+from starlette.requests import HTTPConnection
 
 from engine.config import EngineInfo
 from engine.request import SamplingParams
 from service.errors import ApiError, bad_value
 from service.protocol import SamplingFields
+
+
+class TokenLimit(Protocol):
+    """A request that may say how many tokens it wants."""
+
+    @property
+    def token_limit(self) -> int | None: ...
+
+    @property
+    def token_limit_name(self) -> str: ...
 
 
 def check_token_ids(tokens: list[int], vocab_size: int, param: str) -> None:
@@ -30,7 +42,7 @@ def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
             )
 
 
-def cache_salt(request: Request, own: str | None) -> str:
+def cache_salt(request: HTTPConnection, own: str | None) -> str:
     """Prompts share cached blocks only with those of the same salt: of one tenant, and of one `own` salt.
 
     A server's tenants are all equally long, so that no choice of `own` makes another tenant's salt.
@@ -40,7 +52,7 @@ def cache_salt(request: Request, own: str | None) -> str:
 
 
 def token_budget(
-    body: SamplingFields, prompt: list[int], param: str, info: EngineInfo, default: int | None
+    body: TokenLimit, prompt: list[int], param: str, info: EngineInfo, default: int | None
 ) -> int:
     """How many tokens may be generated; `default` None is all that fit. Raises ApiError 400."""
     limit = info.max_request_tokens
@@ -57,7 +69,7 @@ def token_budget(
     if asked is None:
         return room if default is None else min(default, room)
     if asked > room:
-        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        name = body.token_limit_name
         raise bad_value(
             name,
             f"the prompt has {len(prompt)} tokens and {name} is {asked}: together more than the {limit} "

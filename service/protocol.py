@@ -7,7 +7,7 @@ refused by msgspec with the field's name. `null` means left out, as in the OpenA
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -144,6 +144,10 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def token_limit_name(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -202,7 +206,7 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], Meta(min_length=1, max_length=1024)]
 
-    def as_template_message(self) -> dict[str, str]:
+    def as_template_message(self) -> dict[str, Any]:
         """Plain strings, as templates expect; a developer speaks as the system."""
         content = self.content
         text = content if isinstance(content, str) else "\n".join(part.text for part in content)

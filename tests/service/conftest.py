@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import pytest
 from starlette.types import ASGIApp
 
-from engine.config import EngineInfo
 from service.app import create_app
 from service.chat_template import ChatTemplate
 from service.config import ServiceConfig
 from service.state import ServerState
 from service.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers
-from tests.service.fake_engine import FakeEngine, Script, echo
+from tests.service.fake_engine import FakeEngine, Script, echo, make_info
+from tests.service.live import Live
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|user|>' if m.role == 'user' else '<|assistant|>' }}{{ m.content }}"
@@ -33,28 +32,6 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     return Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(CHAT_TEMPLATE, {}))
-
-
-def make_info(tokenizer: Tokenizer) -> EngineInfo:
-    """What the service reads of it is real; the rest is 1."""
-    read: dict[str, Any] = {
-        "model": "/models/tiny",
-        "architecture": "LlamaForCausalLM",
-        "dtype": "float32",
-        "device": "cpu",
-        "vocab_size": 320,
-        "eos_token_ids": (tokenizer.encode("<|end|>", add_special_tokens=False)[0],),
-        "max_model_len": 400,
-        "block_size": 16,
-        "num_blocks": 100,
-        "num_host_blocks": 64,
-        "bytes_per_block": 1024,
-        "max_num_seqs": 130,
-    }
-    rest: dict[str, Any] = {
-        field.name: 1 for field in msgspec.structs.fields(EngineInfo) if field.name not in read
-    }
-    return EngineInfo(**read, **rest)
 
 
 @dataclass
@@ -83,3 +60,24 @@ def make_service(tokenizer: Tokenizer) -> Callable[..., Service]:
 @pytest.fixture
 async def service(make_service: Callable[..., Service]) -> Service:
     return make_service()
+
+
+@pytest.fixture(scope="module")
+def live(tokenizer: Tokenizer) -> Iterator[Live]:
+    """A server that asks for the key "key"."""
+    server = Live(tokenizer, api_keys=("key",))
+    yield server
+    assert server.end() == 0
+
+
+@pytest.fixture
+def make_live(tokenizer: Tokenizer) -> Iterator[Callable[..., Live]]:
+    made: list[Live] = []
+
+    def make(**settings: Any) -> Live:
+        made.append(Live(tokenizer, **settings))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.end()

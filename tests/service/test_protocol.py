@@ -224,7 +224,13 @@ async def test_openapi_describes_every_field_with_its_limits(service: Service) -
     references = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}
     assert references <= set(schemas)
     assert {"CompletionReply", "ChatReply", "ErrorReply", "Model"} <= references
-    for name in ("CompletionRequest", "ChatRequest", "TokenizeRequest", "DetokenizeRequest"):
+    for name in (
+        "CompletionRequest",
+        "ChatRequest",
+        "ResponseRequest",
+        "TokenizeRequest",
+        "DetokenizeRequest",
+    ):
         for field, schema in schemas[name]["properties"].items():
             assert_bounded(field, schema)
     for path, operations in document["paths"].items():

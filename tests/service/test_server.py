@@ -20,86 +20,12 @@ import pytest
 
 from service.config import ServiceConfig
 from service.engine_client import Engine
-from service.server import QuireServer, serve
+from service.server import serve
 from service.tokenizer import Tokenizer
-from tests.service.conftest import make_info
-from tests.service.fake_engine import FakeEngine
+from tests.service.fake_engine import FakeEngine, make_info
+from tests.service.live import Live
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
-
-
-class Live:
-    """A server in a thread of its own."""
-
-    def __init__(self, tokenizer: Tokenizer, *, auto: bool = True, **config: Any) -> None:
-        self.engine: FakeEngine
-
-        async def start_engine() -> FakeEngine:
-            self.engine = FakeEngine(make_info(tokenizer), auto=auto).become_ready()
-            return self.engine
-
-        settings = ServiceConfig(served_model_names=("tiny",), port=0, **config)
-        self.server = QuireServer(settings, start_engine, lambda: tokenizer)
-        self.thread = threading.Thread(target=self.server.run)
-        self.thread.start()
-        self.wait(lambda: self.server.started and self.server.state.ready)
-        self.port = self.server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        """Fails by the test's timeout if it never comes true."""
-        tick = threading.Event()
-        while not condition():
-            assert self.thread.is_alive(), "the server ended"
-            tick.wait(0.01)
-
-    def idle(self, seconds: float) -> None:
-        """Lets so much of the server's time go by."""
-        over = threading.Event()
-        self.call(lambda: asyncio.get_running_loop().call_later(seconds, over.set))
-        assert over.wait(10)
-
-    def call(self, function: Callable[[], object]) -> None:
-        """In the server's loop."""
-        done = threading.Event()
-
-        def run() -> None:
-            function()
-            done.set()
-
-        loop = self.server._loop
-        assert loop is not None
-        loop.call_soon_threadsafe(run)
-        assert done.wait(10)
-
-    def end(self) -> int:
-        """Stops it at once, if it still runs. Returns the exit code."""
-        if self.thread.is_alive():
-            self.server.stop_soon()
-            self.server.stop_soon()
-        self.thread.join(20)
-        assert not self.thread.is_alive()
-        return self.server.exit_code
-
-
-@pytest.fixture(scope="module")
-def live(tokenizer: Tokenizer) -> Iterator[Live]:
-    server = Live(tokenizer, api_keys=("key",))
-    yield server
-    assert server.end() == 0
-
-
-@pytest.fixture
-def make_live(tokenizer: Tokenizer) -> Iterator[Callable[..., Live]]:
-    made: list[Live] = []
-
-    def make(**settings: Any) -> Live:
-        made.append(Live(tokenizer, **settings))
-        return made[-1]
-
-    yield make
-    for server in made:
-        server.end()
 
 
 @pytest.fixture
@@ -263,6 +189,7 @@ def test_drain(make_live: Callable[..., Live]) -> None:
     with one_token_of_two(live) as running:
         live.server.stop_soon()
         live.wait(lambda: live.server.state.draining)
+        live.wait(lambda: live.engine.draining)  # so that a registry's routers hear of it
         assert httpx.get(f"{live.url}/ready").status_code == 503
         refused = httpx.post(f"{live.url}/v1/completions", json={"prompt": "a"})
         assert refused.status_code == 503

@@ -1,0 +1,125 @@
+"""A response of the model while it is generated, from the request to the object that clients get."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from starlette.requests import HTTPConnection
+
+from service.choice import Choice
+from service.errors import ApiError
+from service.generation import Generation, Options, Prompt
+from service.preparation import cache_salt, token_budget
+from service.rendering import TemplateMessage, render
+from service.responses.protocol import InputItem, ResponseRequest, TextFormat
+from service.responses.replies import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputMessage,
+    OutputTokensDetails,
+    ResponseFailure,
+    ResponseReply,
+    ResponseUsage,
+    Status,
+    TextConfig,
+)
+from service.state import ServerState
+
+
+def input_messages(given: str | list[InputItem]) -> list[TemplateMessage]:
+    """What a request adds to its conversation."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return [
+        {"role": "system" if item.role == "developer" else item.role, "content": item.text} for item in given
+    ]
+
+
+class ModelResponse:
+    """Its `output` grows as its events are made; `generation` is to be closed by whoever drives it."""
+
+    def __init__(
+        self, body: ResponseRequest, model: str, generation: Generation, conversation: list[TemplateMessage]
+    ) -> None:
+        self.id = f"resp_{secrets.token_hex(24)}"
+        self.generation = generation
+        self.output: list[OutputMessage] = []
+        self._body = body
+        self._model = model
+        self._created = int(time.time())
+        self._conversation = conversation
+
+    @property
+    def choice(self) -> Choice:
+        return self.generation.choices[0]
+
+    @property
+    def final_status(self) -> Status:
+        """Of a response whose choice has finished."""
+        return "incomplete" if self.choice.finish_reason == "length" else "completed"
+
+    def start_message(self) -> OutputMessage:
+        message = OutputMessage(id=f"msg_{secrets.token_hex(24)}", content=[])
+        self.output.append(message)
+        return message
+
+    def conversation(self) -> list[TemplateMessage]:
+        """All that was said, the output included, for a response that goes on from here."""
+        said = [
+            {"role": "assistant", "content": part.text} for message in self.output for part in message.content
+        ]
+        return [*self._conversation, *said]
+
+    def snapshot(self, status: Status, error: ApiError | None = None) -> ResponseReply:
+        """The response as it stands."""
+        body = self._body
+        params = body.sampling_params(1)
+        return ResponseReply(
+            id=self.id,
+            created_at=self._created,
+            status=status,
+            error=None if error is None else ResponseFailure("server_error", error.message),
+            incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=body.metadata or {},
+            model=self._model,
+            output=self.output,
+            previous_response_id=body.previous_response_id,
+            temperature=params.temperature,
+            text=TextConfig(TextFormat(type="text")),
+            top_p=params.top_p,
+            usage=None if status == "in_progress" else self._usage(),
+        )
+
+    def _usage(self) -> ResponseUsage:
+        usage = self.generation.usage()
+        return ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(),
+            total_tokens=usage.total_tokens,
+        )
+
+
+async def begin(
+    state: ServerState,
+    connection: HTTPConnection,
+    body: ResponseRequest,
+    history: list[TemplateMessage],
+) -> ModelResponse:
+    """Hands the request to the engine. `history` is what was said before. Raises ApiError."""
+    engine, tokenizer, info = state.serving()
+    model = state.check_model(body.model)
+    state.admit(1)
+    conversation = [*history, *input_messages(body.input)]
+    instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    text = render(tokenizer, model, instructions + conversation, param="input")
+    tokens = await state.encode(text, "input", add_special_tokens=False)
+    params = body.sampling_params(token_budget(body, tokens, "input", info, None))
+    options = Options(stops=(), skip_special_tokens=True, continues=False)
+    salt = cache_salt(connection, None)
+    generation = Generation(state, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt)
+    return ModelResponse(body, model, generation, conversation)
