@@ -49,7 +49,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
     times = arrival_times(recipe.count, arguments.rate, 1.0, arguments.seed)
     if arguments.costs:
         costs = fit(read_records(arguments.costs), f"fitted to half of {arguments.costs}")
-        console.print(costs.describe(), highlight=False)
+        console.print(costs.describe(), highlight=False, soft_wrap=True)
     else:
         costs = roofline(OPT_13B, A100_40GB, arguments.block_size)
     system = System(
@@ -125,8 +125,8 @@ def record_command(arguments: argparse.Namespace) -> int:
             core.step()
     write_records(arguments.output, runner.records)
     costs = fit(runner.records, f"fitted to half of {arguments.output}")
-    console.print(f"{len(runner.records)} steps on {info.device} in {arguments.output}")
+    console.print(f"{len(runner.records)} steps on {info.device} in {arguments.output}", soft_wrap=True)
     for name, seconds in zip(FEATURES, costs.seconds, strict=True):
         console.print(f"  {name}: {1e6 * seconds:.4g} µs", highlight=False)
-    console.print(costs.describe(), highlight=False)
+    console.print(costs.describe(), highlight=False, soft_wrap=True)
     return 0

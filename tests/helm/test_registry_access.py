@@ -41,7 +41,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 def test_a_replica_publishes_and_the_router_reads_it(urls: dict[str, str]) -> None:
     config = RegistryConfig(redis_url=urls["replica"], advertise_url=REPLICA)
-    registry = Registry(config, DEPLOYMENT, "p", "1")
+    registry = Registry(config, DEPLOYMENT, [], "p", "1")
     answer = registry.publish(1, [DIGEST], [], Load(running=2), anew=True)
     assert (answer.status, answer.blocks) == ("OK", 1)
     router = redis.Redis.from_url(urls["router"])

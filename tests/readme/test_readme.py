@@ -66,7 +66,7 @@ def port() -> Iterator[str]:
 
 
 def test_curl_streams_a_chat(port: str) -> None:
-    command = block("sh", "curl")
+    command = block("sh", "/v1/chat/completions")
     assert command.count(PORT) == 1
     events = run(["bash", "-ec", command.replace(PORT, port)]).strip().split("\n\n")
     assert events.pop() == "data: [DONE]"
@@ -76,7 +76,23 @@ def test_curl_streams_a_chat(port: str) -> None:
 
 
 def test_openai_client_streams_a_chat(port: str) -> None:
-    program = block("python", "OpenAI(")
+    program = block("python", "chat.completions")
+    assert program.count(PORT) == 1
+    assert "block" in run([sys.executable, "-c", program.replace(PORT, port)])
+
+
+def test_curl_streams_a_response(port: str) -> None:
+    command = block("sh", "/v1/responses")
+    assert command.count(PORT) == 1
+    events = run(["bash", "-ec", command.replace(PORT, port)]).strip().split("\n\n")
+    parts = [json.loads(event.split("data: ", 1)[1]) for event in events]
+    assert parts[-1]["type"] == "response.completed"
+    deltas = [part["delta"] for part in parts if part["type"] == "response.output_text.delta"]
+    assert "KV cache" in "".join(deltas)
+
+
+def test_openai_client_streams_a_response(port: str) -> None:
+    program = block("python", "responses.stream")
     assert program.count(PORT) == 1
     assert "block" in run([sys.executable, "-c", program.replace(PORT, port)])
 
@@ -104,8 +120,8 @@ def test_files_that_are_named_exist() -> None:
 
 
 def test_flags_that_are_named_exist() -> None:
-    known = "".join(
-        run([sys.executable, "-m", "service.cli", name, "--help"]) for name in ("serve", "generate", "bench")
-    )
+    commands = [["service.cli", name] for name in ("serve", "generate", "bench", "route")]
+    commands += [["loadtest", name] for name in ("run", "sweep", "compare", "record", "figures", "simulate")]
+    known = "".join(run([sys.executable, "-m", *command, "--help"]) for command in commands)
     for flag in set(re.findall(r"`(--[a-z-]+)", README)):
         assert re.search(rf"{flag}\b(?!-)", known), flag
