@@ -1,1 +1,1 @@
-"""The Responses API, over HTTP and over WebSocket."""
+"""The Responses API, over HTTP."""

@@ -25,10 +25,7 @@ class Event(NamedTuple):
 
 
 class ResponseEvents:
-    """Numbers from 0. `start` comes first, then `update` as often as one likes, then one of the ends.
-
-    Every event has the `response_id`, so that several responses can share a socket.
-    """
+    """Numbers from 0. `start` comes first, then `update` as often as one likes, then one of the ends."""
 
     def __init__(self, response: ModelResponse) -> None:
         self._response = response
@@ -57,9 +54,6 @@ class ResponseEvents:
 
     def failed(self, error: ApiError) -> list[Event]:
         return [*self.update(), *self._close("incomplete"), self._about("response.failed", "failed", error)]
-
-    def cancelled(self) -> list[Event]:
-        return [*self.update(), *self._close("incomplete"), self._about("response.cancelled", "cancelled")]
 
     def _about(self, kind: str, status: Status, error: ApiError | None = None) -> Event:
         return self._event(kind, response=self._response.snapshot(status, error))

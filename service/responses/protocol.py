@@ -11,11 +11,9 @@ from msgspec import Meta
 from engine.request import SamplingParams
 from service.protocol import MAX_TOKENS, ModelName, Text
 
-_PREVIOUS = "Goes on from a response that this WebSocket has completed. Over HTTP it is refused"
+_PREVIOUS = "Refused: responses are not kept, so the whole conversation is sent as input"
 _STORE = "Only false: responses are not kept"
 _ID = "As it was returned; it changes nothing"
-
-Identifier = Annotated[str, Meta(max_length=256)]
 
 
 class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -103,23 +101,3 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             ignore_eos=bool(self.ignore_eos),
             seed=secrets.randbits(63) if self.seed is None else self.seed,
         )
-
-
-class ResponseCreate(
-    ResponseRequest, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="response.create"
-):
-    """Over a WebSocket every response is streamed."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.stream is False:
-            raise ValueError("stream may not be false on a WebSocket: responses come as events")
-
-
-class ResponseCancel(
-    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="response.cancel"
-):
-    response_id: Identifier
-
-
-ClientEvent = ResponseCreate | ResponseCancel
