@@ -31,3 +31,5 @@ class RouterConfig:
             raise ValueError("--replica names one URL twice")
         if self.redis_url is not None:
             check_redis_url(self.redis_url)
+        elif self.cache_seed:
+            raise ValueError("--cache-seed is for digests in the registry: give --redis-url too")

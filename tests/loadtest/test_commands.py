@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
+from server_process import serving
 
 from loadtest.__main__ import main
 from loadtest.result import read_result
@@ -21,25 +17,8 @@ SECONDS = 60
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "service.cli", "serve", "--port", port, "--swap-space", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([*command, "--num-gpu-blocks-override", "256"], env=environment) as server:
-        try:
-            until = time.monotonic() + SECONDS
-            while True:
-                try:
-                    if httpx.get(f"http://127.0.0.1:{port}/ready", timeout=SECONDS).status_code == 200:
-                        break
-                except httpx.TransportError:
-                    pass
-                assert server.poll() is None and time.monotonic() < until
-                time.sleep(0.2)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-            server.wait(SECONDS)
+    with serving("--swap-space", "0", "--num-gpu-blocks-override", "256") as address:
+        yield address
 
 
 def test_a_chat_of_two_turns_in_two_processes(

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from server_process import serving
 
 from service.demo import MODEL_FOLDER
 from service.pins import read_pins, tokenize_pins
@@ -32,31 +30,14 @@ def pin_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def command(port: int, pin_file: Path, num_blocks: int) -> list[str]:
-    flags = ["--port", str(port), "--pin-prefix", str(pin_file), "--num-gpu-blocks-override", str(num_blocks)]
-    return [sys.executable, "-m", "service.cli", "serve", *flags, "--api-key", "one", "--api-key", "two"]
+def pinning(pin_file: Path, num_blocks: int) -> list[str]:
+    return ["--pin-prefix", str(pin_file), "--num-gpu-blocks-override", str(num_blocks)]
 
 
 @pytest.fixture(scope="module")
 def url(pin_file: Path) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command(port, pin_file, 128), env=environment) as server:
-        try:
-            until = time.monotonic() + SECONDS
-            while True:
-                try:
-                    if httpx.get(f"http://127.0.0.1:{port}/ready", timeout=SECONDS).status_code == 200:
-                        break
-                except httpx.TransportError:
-                    pass
-                assert server.poll() is None and time.monotonic() < until
-                time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-            server.wait(SECONDS)
+    with serving(*pinning(pin_file, 128), "--api-key", "one", "--api-key", "two") as address:
+        yield address
 
 
 def post(url: str, key: str, path: str, body: dict[str, object]) -> int:
@@ -94,7 +75,11 @@ def test_every_key_finds_what_is_pinned_and_nothing_of_another_key(url: str, pin
 
 def test_too_many_blocks_are_refused_at_start(pin_file: Path) -> None:
     ended = subprocess.run(
-        command(0, pin_file, 6), capture_output=True, text=True, timeout=SECONDS, check=False
+        [sys.executable, "-m", "service.cli", "serve", "--port", "0", *pinning(pin_file, 6)],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
     )
     assert ended.returncode != 0
     assert re.search(r"--pin-prefix needs \d+ KV blocks of 16 tokens, but at most 3 of the 6", ended.stderr)

@@ -1,0 +1,164 @@
+"""The flags of the `quire` command. Each can also be given as QUIRE_<NAME>."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from engine.config import BLOCK_SIZES
+from service.demo import MODEL_FOLDER
+
+Parser = argparse.ArgumentParser
+
+
+def flag(parser: Parser, name: str, *, default: object = None, **options: Any) -> None:
+    """Add a flag whose default its environment variable overrides."""
+    variable = f"QUIRE_{name.removeprefix('--').replace('-', '_').upper()}"
+    options["help"] = f"{options.get('help', '')} [{variable}]"
+    value = os.environ.get(variable)
+    if options.get("action") in ("store_true", "store_false"):
+        if value not in (None, "0", "1"):
+            parser.error(f"{variable} must be 0 or 1, got {value!r}")
+        given = options["action"] == "store_true"
+        parser.add_argument(name, default=given if value == "1" else not given, **options)
+    elif options.get("action") == "append":
+        parser.add_argument(name, default=[value] if value else [], **options)
+    else:
+        choices = options.get("choices")
+        if value is not None and isinstance(choices, tuple) and value not in map(str, choices):
+            parser.error(f"{variable} must be one of {', '.join(map(str, choices))}, got {value!r}")
+        parser.add_argument(name, default=default if value is None else value, **options)
+
+
+def add_model(parser: Parser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=os.environ.get("QUIRE_MODEL", MODEL_FOLDER),
+        help="a folder that save_pretrained wrote, or a Hub id; else the bundled demo model [QUIRE_MODEL]",
+    )
+
+
+def add_engine_flags(parser: Parser) -> None:
+    add_model(parser)
+    flag(parser, "--device", choices=("auto", "cuda", "cpu"), default="auto")
+    flag(
+        parser,
+        "--dtype",
+        choices=("auto", "float32", "float16", "bfloat16"),
+        default="auto",
+        help="auto: the checkpoint's on a GPU, float32 on a CPU",
+    )
+    flag(
+        parser,
+        "--load-format",
+        choices=("auto", "dummy"),
+        default="auto",
+        help="dummy: random weights, only config.json and the tokenizer are read",
+    )
+    flag(
+        parser, "--max-model-len", type=int, help="most tokens of prompt and output; the model's if left out"
+    )
+    flag(parser, "--max-num-seqs", type=int, default=256, help="most sequences that run at once")
+    flag(
+        parser,
+        "--max-num-batched-tokens",
+        type=int,
+        help="most tokens a step computes; 8192 on a GPU and 2048 on a CPU if left out",
+    )
+    flag(parser, "--block-size", type=int, choices=BLOCK_SIZES, default=16, help="tokens in a KV block")
+    flag(
+        parser,
+        "--gpu-memory-utilization",
+        type=float,
+        default=0.9,
+        help="share of the GPU's memory for weights, activations and KV blocks",
+    )
+    flag(parser, "--num-gpu-blocks-override", type=int, help="KV blocks, on a CPU too; measured if left out")
+    flag(
+        parser,
+        "--swap-space",
+        type=float,
+        default=4.0,
+        help="GiB of host memory for KV blocks of preempted requests and cached ones; 0: none",
+    )
+    flag(
+        parser,
+        "--preemption-mode",
+        choices=("auto", "swap", "recompute"),
+        default="auto",
+        help="auto: whichever costs less, as measured at start",
+    )
+    flag(
+        parser,
+        "--no-enable-prefix-caching",
+        dest="enable_prefix_caching",
+        action="store_false",
+        help="compute every prompt anew",
+    )
+    flag(
+        parser,
+        "--cache-seed",
+        help="a secret that block digests are seeded with, the same for all replicas and their router; "
+        "drawn at random without --redis-url, else empty",
+    )
+    flag(parser, "--enforce-eager", action="store_true", help="no CUDA graphs")
+    flag(parser, "--seed", type=int, default=0, help="of dummy weights")
+
+
+def add_address_flags(parser: Parser) -> None:
+    flag(parser, "--host", default="127.0.0.1")
+    flag(parser, "--port", type=int, default=8000)
+    flag(parser, "--api-key", action="append", help="ask for one of these keys (may repeat)")
+    flag(parser, "--insecure", action="store_true", help="allow a host that others reach without a key")
+    flag(
+        parser,
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        help="seconds that running streams may take to finish after SIGTERM",
+    )
+
+
+def add_service_flags(parser: Parser) -> None:
+    add_address_flags(parser)
+    flag(
+        parser,
+        "--served-model-name",
+        action="append",
+        help="what requests call the model (may repeat); its folder's or Hub id's if left out",
+    )
+    flag(parser, "--max-num-queued-reqs", type=int, default=1000, help="prompts that wait; more get 429")
+    flag(
+        parser,
+        "--stall-timeout",
+        type=float,
+        default=10.0,
+        help="seconds without a step, with work to do, after which /health says 503",
+    )
+    flag(
+        parser,
+        "--pin-prefix",
+        action="append",
+        help="a file whose lines prompts begin with, computed at start and never evicted: JSON strings, or "
+        "lists of messages (may repeat)",
+    )
+    flag(parser, "--redis-url", help="tell routers there which blocks this replica holds; rediss:// for TLS")
+    flag(parser, "--advertise-url", help="where routers reach this replica; http://host:port if left out")
+    flag(
+        parser,
+        "--registry-lease",
+        type=float,
+        help="seconds for which a replica that fell silent is believed to be there; 15 if left out",
+    )
+
+
+def add_sampling_flags(parser: Parser) -> None:
+    flag(parser, "--prompt", help="the text to continue; read from standard input if left out")
+    flag(parser, "--chat", action="store_true", help="the prompt is a user's message: use the chat template")
+    flag(parser, "--max-tokens", type=int, default=256)
+    flag(parser, "--temperature", type=float, default=0.0)
+    flag(parser, "--top-p", type=float, default=1.0)
+    flag(parser, "--top-k", type=int, default=0)
+    flag(parser, "--sampling-seed", type=int, default=0)
