@@ -20,12 +20,14 @@ class ServiceConfig:
     shutdown_timeout: float = 30.0
     stall_timeout: float = 10.0
     max_body_bytes: int = 8 << 20
+    max_frame_bytes: int = 1 << 20  # of one WebSocket message
     max_prompt_bytes: int = 4 << 20  # of one prompt, UTF-8
     max_header_bytes: int = 64 << 10
     receive_timeout: float = 30.0  # for the headers, and again for the body
     keep_alive: float = 15.0  # an idle stream gets a comment this often
     send_timeout: float = 30.0  # a client that reads nothing for so long is cut
     max_backlog_bytes: int = 256 << 10  # what may wait for a client that does not read
+    max_conversation_bytes: int = 2 << 20  # what a WebSocket remembers of its responses
     terminal_timeout: float = 1.0  # for the last event of a stream that we end ourselves
 
     def __post_init__(self) -> None:

@@ -7,9 +7,12 @@ import msgspec
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
+    409: "conflict_error",
+    410: "gone_error",
     413: "request_too_large",
     415: "invalid_request_error",
     429: "rate_limit_error",
@@ -52,10 +55,13 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
 
-    def body(self) -> bytes:
+    @property
+    def detail(self) -> ErrorDetail:
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        detail = ErrorDetail(message=self.message, type=kind, param=self.param, code=self.code)
-        return msgspec.json.encode(ErrorReply(detail))
+        return ErrorDetail(message=self.message, type=kind, param=self.param, code=self.code)
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(ErrorReply(self.detail))
 
     def event(self) -> bytes:
         """As the last event of a stream."""

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import re
 import secrets
+from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,6 +18,7 @@ from service.http import error_response
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _BEARER = b"bearer "
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 
 
@@ -76,6 +78,8 @@ class Gate:
                 param="host",
                 code="invalid_host",
             )
+        if scope["type"] == "websocket":
+            _check_handshake(scope, headers)
         tenant = ""
         if self._tenants and scope["path"] not in self._public:
             tenant = self._check_key(headers.get(b"authorization", b""))
@@ -145,6 +149,24 @@ def _host(header: bytes) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
+
+
+def _check_handshake(scope: Scope, headers: dict[bytes, bytes]) -> None:
+    """Browsers let any page open a WebSocket to anywhere, and say which page it is."""
+    origin = headers.get(b"origin")
+    if origin is not None and not _is_same_origin(origin, headers.get(b"host", b"")):
+        message = "the Origin header names another site: WebSockets are for this server's own pages"
+        raise ApiError(403, message, param="origin", code="invalid_origin")
+    if b"api_key" in parse_qs(scope["query_string"], keep_blank_values=True):
+        message = "give the API key as 'Authorization: Bearer <key>', and not in the URL, which gets logged"
+        raise ApiError(401, message, param="api_key", code="invalid_api_key")
+
+
+def _is_same_origin(origin: bytes, host: bytes) -> bool:
+    scheme, _, place = origin.decode("latin-1").lower().partition("://")
+    port = _DEFAULT_PORTS.get(scheme)
+    given = host.decode("latin-1").strip().lower()
+    return port is not None and place.removesuffix(port) == given.removesuffix(port)
 
 
 def _too_large(config: ServiceConfig) -> ApiError:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class Interruptible:
-    """`begin` and `end` stand around the work, in the task that does it."""
+    """`begin` and `end`, or `working`, stand around the work, in the task that does it."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[object] | None = None
@@ -28,3 +30,17 @@ class Interruptible:
             return None
         task.uncancel()
         return self._reason
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Raises the reason if the work was interrupted."""
+        self.begin()
+        try:
+            yield
+        except asyncio.CancelledError as cancelled:
+            reason = self.end(cancelled)
+            if reason is None:
+                raise
+            raise reason from None
+        finally:
+            self.end(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from types import FrameType
-from typing import Literal, Protocol
+from typing import Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -14,6 +14,7 @@ from service.config import ServiceConfig
 from service.errors import ApiError, not_ready
 from service.http_protocol import bounded_protocol
 from service.interruption import Interruptible
+from service.websocket_protocol import OrderlyWebSocketProtocol
 
 log = logging.getLogger("quire.service")
 
@@ -36,7 +37,6 @@ class OrderlyServer(uvicorn.Server):
         app: ASGIApp,
         config: ServiceConfig,
         work: Work,
-        websockets: Literal["none", "websockets-sansio"] = "none",
     ) -> None:
         self._service_config = config
         self._work = work
@@ -52,8 +52,9 @@ class OrderlyServer(uvicorn.Server):
                 port=config.port,
                 loop="auto",  # uvloop, where there is one
                 http=bounded_protocol(config),
-                ws=websockets,
-                ws_max_size=config.max_body_bytes,
+                ws=OrderlyWebSocketProtocol,
+                ws_max_size=config.max_frame_bytes,
+                ws_per_message_deflate=False,  # it would cost more than an event of a few bytes
                 lifespan="off",
                 proxy_headers=False,
                 server_header=False,

@@ -35,8 +35,7 @@ def route(config: ServiceConfig, router: RouterConfig) -> int:
 class RouterServer(OrderlyServer):
     def __init__(self, config: ServiceConfig, router: RouterConfig) -> None:
         self.state = RouterState(config, router)
-        super().__init__(create_app(self.state), config, self.state, "websockets-sansio")
-
+        super().__init__(create_app(self.state), config, self.state)
         self._upkeep: list[asyncio.Task[None]] = []
 
     async def _run(self) -> None:
