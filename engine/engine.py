@@ -42,7 +42,17 @@ class RequestStream:
         self._engine = engine
         self._unfinished = set(range(request.params.n))
         self._outputs: list[Output] = []
+        self._listener: Callable[[list[Output]], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    def listen(self, listener: Callable[[list[Output]], None]) -> None:
+        """Instead of `get`: `listener`, which must not raise, is given what has come in a turn of the loop.
+
+        It is called from the loop and not from a task of its own, so that outputs wake nobody else.
+        """
+        self._listener = listener
+        if self._outputs:
+            self._engine._tell_soon(self)
 
     async def get(self) -> list[Output]:
         """Wait for at least one output and take all that have come; not to be called after the last."""
@@ -61,11 +71,18 @@ class RequestStream:
         self._engine._abort(self)
 
     def _push(self, output: Output) -> None:
+        if not self._outputs and self._listener is not None:
+            self._engine._tell_soon(self)
         self._outputs.append(output)
         if output.finish_reason is not None:
             self._unfinished.discard(output.index)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _tell(self) -> None:
+        outputs, self._outputs = self._outputs, []
+        if self._listener is not None and outputs:
+            self._listener(outputs)
 
     def _end(self, reason: FinishReason, error: str | None = None) -> None:
         for index in sorted(self._unfinished):
@@ -80,14 +97,17 @@ class AsyncEngine:
         config: EngineConfig,
         registry: RegistryConfig | None = None,
         pinned: list[list[int]] | None = None,
+        program: tuple[str, ...] = ("engine.process",),
     ) -> None:
         """With a `registry`, the engine tells there which blocks can be found in its prefix cache.
 
         pinned: token ids of prefixes that are computed at start, stay in the cache and are every tenant's.
+        program: the module that is the engine process, and arguments that come before the socket's.
         """
         self.config = config
         self.registry = registry
         self.pinned = pinned or []
+        self.program = program
         self.state: Literal["loading", "ready", "dead"] = "loading"
         self.error: str | None = None
         self.info: EngineInfo | None = None
@@ -97,6 +117,7 @@ class AsyncEngine:
         self._streams: dict[int, RequestStream] = {}
         self._next_id = 0
         self._outbox: list[Request | Abort | Drain] = []
+        self._told: list[RequestStream] = []  # whose listeners are to be called in this turn of the loop
         self._changed = asyncio.Event()
         self._last_step = time.monotonic()
         self._process: asyncio.subprocess.Process | None = None
@@ -110,7 +131,7 @@ class AsyncEngine:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "engine.process",
+                *self.program,
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
@@ -224,6 +245,17 @@ class AsyncEngine:
         if self._streams.pop(stream.request_id, None) is not None:
             stream._unfinished.clear()
             self._send(Abort(stream.request_id))
+
+    def _tell_soon(self, stream: RequestStream) -> None:
+        """When all frames that are there have been read: what has piled up is told as one."""
+        if not self._told:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._told.append(stream)
+
+    def _tell(self) -> None:
+        streams, self._told = self._told, []
+        for stream in streams:
+            stream._tell()
 
     def _send(self, command: Request | Abort | Drain) -> None:
         """Commands of one turn of the loop travel in one frame."""

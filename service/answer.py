@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Protocol
 
 import msgspec
 from starlette.responses import Response
@@ -89,55 +89,64 @@ class GenerationResponse(Response):
 
 
 class _Stream:
-    """Chunks as the outputs come. While a write is blocked they are merged, up to a limit."""
+    """Chunks as the outputs come, each made and written right where its token arrives: that wakes no task.
+
+    Only a write that the client holds up is waited for. What comes meanwhile is merged, up to a limit.
+    """
 
     def __init__(self, generation: Generation, events: EventEncoder, state: ServerState) -> None:
         self._generation = generation
         self._events = events
         self._limit = state.config.max_backlog_bytes
         self._pending: dict[int, Choice] = {}  # choices that have something to send
-        self._collector: asyncio.Task[None] | None = None
+        self._write: Coroutine[Any, Any, None] | None = None  # the one that is held up
+        self._failure: Exception | None = None
+        self._wake = asyncio.Event()  # there is something to wait for, to raise or to finish
 
     async def run(self, connection: Connection) -> None:
-        generation = self._generation
-        connection.on_blocked = lambda: self._start_collecting(connection)
+        self._connection = connection
         connection.keep_alive()
+        self._generation.listen(self._arrive)
         try:
-            while self._pending or not generation.finished:
-                if self._pending:
-                    data = self._take_pending()
-                else:
-                    data = b"".join([self._events.chunk(choice) for choice in await generation.advance()])
-                if data:
-                    generation.backlog = 0
-                    await connection.write(data)
-                    if self._collector is not None:
-                        await self._stop_collecting()
+            while not self._generation.finished or self._pending or self._write is not None:
+                await self._wake.wait()
+                self._wake.clear()
+                await self._catch_up()
             await connection.finish(self._events.end())
         finally:
-            if self._collector is not None:
-                self._collector.cancel()
+            self._generation.listen(_ignore)
+            if self._write is not None:
+                self._write.close()
 
-    def _take_pending(self) -> bytes:
-        pending, self._pending = self._pending, {}
-        return b"".join([self._events.chunk(choice) for choice in pending.values()])
+    def _arrive(self) -> None:
+        try:
+            choices = self._generation.take()
+            if self._write is None:
+                self._send(choices)
+            else:
+                self._pending.update({choice.index: choice for choice in choices})
+                if self._generation.backlog > self._limit:
+                    self._connection.interrupt(ClientGone(f"more than {self._limit} bytes are left unread"))
+        except Exception as error:
+            self._failure = error
+        if self._failure is not None or self._write is not None or self._generation.finished:
+            self._wake.set()
 
-    def _start_collecting(self, connection: Connection) -> None:
-        if self._collector is None:
-            self._collector = asyncio.get_running_loop().create_task(self._collect(connection))
+    def _send(self, choices: Iterable[Choice]) -> None:
+        data = b"".join([self._events.chunk(choice) for choice in choices])
+        if data:
+            self._generation.backlog = 0
+            self._write = self._connection.write_now(data)
 
-    async def _collect(self, connection: Connection) -> None:
-        while not self._generation.finished:
-            self._pending.update({choice.index: choice for choice in await self._generation.advance()})
-            if self._generation.backlog > self._limit:
-                connection.interrupt(ClientGone(f"the client left more than {self._limit} bytes unread"))
-                return
+    async def _catch_up(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        while self._write is not None:
+            await self._write
+            self._write = None
+            pending, self._pending = self._pending, {}
+            self._send(pending.values())
 
-    async def _stop_collecting(self) -> None:
-        collector, self._collector = self._collector, None
-        if collector is None:
-            return
-        collector.cancel()
-        await asyncio.wait([collector])
-        if not collector.cancelled():
-            collector.result()
+
+def _ignore() -> None:
+    """What comes after the end of a stream."""

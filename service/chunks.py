@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -17,6 +18,16 @@ from service.generation import Generation
 DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.Encoder().encode
+
+
+def json_string(text: str) -> bytes:
+    """A model says the same few thousand short texts again and again: each is encoded once."""
+    return _short_string(text) if len(text) <= 32 else _encode(text)
+
+
+@lru_cache(maxsize=1 << 16)
+def _short_string(text: str) -> bytes:
+    return _encode(text)
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,7 @@ class ChunkEncoder:
         first = before is None
         if before is None:
             before = self._open(choice.index)
-        text = _encode(choice.take_text())
+        text = json_string(choice.take_text())
         if finish is None and not extras:
             return before + text + self._plain_tail
         parts = [before, text, self._style.after, b',"logprobs":']

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from service.config import ServiceConfig
+from service.eager import start_eagerly
 from service.interruption import Interruptible
 
 SSE_HEADERS = (
@@ -46,7 +48,6 @@ class Connection(Interruptible):
         self._comment: asyncio.Task[None] | None = None
         self._sending_since: float | None = None
         self._last_write = self._loop.time()
-        self.on_blocked: Callable[[], None] | None = None  # called each second while a write is blocked
         self.started = False  # the headers are out
 
     async def __aenter__(self) -> Connection:
@@ -92,11 +93,13 @@ class Connection(Interruptible):
         if self._sending_since is not None:
             if now - self._sending_since > self._config.send_timeout:
                 self.interrupt(ClientGone("the client stopped reading"))
-            elif self.on_blocked is not None:
-                self.on_blocked()
         elif now - self._last_write >= self._config.keep_alive:
             self._comment = self._loop.create_task(self._write_comment())
         self._timer = self._loop.call_later(self._tick_seconds, self._tick)
+
+    def write_now(self, data: bytes) -> Coroutine[Any, Any, None] | None:
+        """As `write`, without a task; what a slow client leaves of it is to be awaited."""
+        return start_eagerly(self.write(data))
 
     async def write(self, data: bytes) -> None:
         """A piece of the event stream; the headers go first."""

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections.abc import Awaitable
 from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect
@@ -44,12 +45,12 @@ class Gate:
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
         started = False
 
-        async def send_with_id(message: Message) -> None:
+        def send_with_id(message: Message) -> Awaitable[None]:
             nonlocal started
             if message["type"] in _BEGINNINGS:
                 started = True
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
-            await send(message)
+            return send(message)
 
         try:
             state = scope.setdefault("state", {})

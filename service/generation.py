@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,7 @@ class Group:
 
 
 class Generation:
-    """Feeds on the engine's outputs. Iterate with `advance` until `finished`, and always `close` it.
+    """Feeds on the engine's outputs: `advance` (or `listen` and `take`) until `finished`; always `close`.
 
     Raises ApiError from the constructor if a prompt can never fit, and from `advance` if the engine
     failed. Choice `i` is sample `i % n` of prompt `i // n`.
@@ -76,8 +77,8 @@ class Generation:
         self.options = options
         self._arrival = time.perf_counter()
         self._groups: dict[int, Group] = {}
-        self._pumps: list[asyncio.Task[None]] = []
         self._inbox: list[Output] = []
+        self._listener: Callable[[], None] | None = None
         self._end_reason: FinishReason = "abort"  # of choices that are unfinished when it is closed
         self._arrived = asyncio.Event()
         self.backlog = 0  # bytes, about, that have come since its user last set this to 0
@@ -110,6 +111,7 @@ class Generation:
         ]
         self._groups[stream.request_id] = Group(prompt, stream, choices, params.n)
         self._state.queued += 1
+        stream.listen(self._arrive)
 
     @property
     def groups(self) -> list[Group]:
@@ -123,26 +125,28 @@ class Generation:
     def finished(self) -> bool:
         return self.unfinished == 0
 
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Instead of `advance`: `listener`, which must not raise, is called when there is what to `take`."""
+        self._listener = listener
+        if self._inbox:
+            listener()
+
     async def advance(self) -> list[Choice]:
         """Waits for outputs and takes them in. Returns the choices that they were for."""
-        if len(self._groups) == 1:
-            (group,) = self._groups.values()
-            return self._take_in(await group.stream.get())
-        if not self._pumps:
-            loop = asyncio.get_running_loop()
-            self._pumps = [loop.create_task(self._pump(group)) for group in self._groups.values()]
         await self._arrived.wait()
+        return self.take()
+
+    def take(self) -> list[Choice]:
+        """Takes in the outputs that have come. Returns the choices that they were for."""
         self._arrived.clear()
         outputs, self._inbox = self._inbox, []
         return self._take_in(outputs)
 
-    async def _pump(self, group: Group) -> None:
-        """One of several prompts' outputs into the inbox."""
-        left = len(group.choices)
-        while left:
-            outputs = await group.stream.get()
-            left -= sum(output.finish_reason is not None for output in outputs)
-            self._inbox += outputs
+    def _arrive(self, outputs: list[Output]) -> None:
+        self._inbox += outputs
+        if self._listener is not None:
+            self._listener()
+        else:
             self._arrived.set()
 
     def _take_in(self, outputs: list[Output]) -> list[Choice]:
@@ -221,8 +225,6 @@ class Generation:
 
     def close(self) -> None:
         """Aborts what is unfinished. Idempotent."""
-        for pump in self._pumps:
-            pump.cancel()
         for group in self._groups.values():
             if group.unfinished:
                 group.stream.abort()

@@ -62,16 +62,17 @@ class FakeStream:
     done: list[int] = field(default_factory=list)  # tokens given, by index
     unfinished: set[int] = field(default_factory=set)
     outputs: list[Output] = field(default_factory=list)
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    listener: Callable[[list[Output]], None] | None = None
     aborted: bool = False
     steps: int = 0  # of a beam search
 
-    async def get(self) -> list[Output]:
-        assert self.outputs or self.unfinished, "get() after the last output"
-        await self.arrived.wait()
-        self.arrived.clear()
+    def listen(self, listener: Callable[[list[Output]], None]) -> None:
+        self.listener = listener
+
+    def tell(self) -> None:
+        assert self.listener is not None
         outputs, self.outputs = self.outputs, []
-        return outputs
+        self.listener(outputs)
 
     def abort(self) -> None:
         if self.unfinished:
@@ -81,8 +82,9 @@ class FakeStream:
     def push(self, output: Output) -> None:
         if output.finish_reason is not None:
             self.unfinished.discard(output.index)
+        if not self.outputs:
+            asyncio.get_running_loop().call_soon(self.tell)
         self.outputs.append(output)
-        self.arrived.set()
 
     def step(self, eos: tuple[int, ...]) -> None:
         """One more token of every unfinished sequence; beams when the last of them has all its tokens."""

@@ -1,0 +1,40 @@
+"""The API process as it serves, without a model behind it: `python -m loadtest.modelless --port N`.
+
+Its engine process is a `loadtest.token_source`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from engine.config import EngineConfig
+from engine.engine import AsyncEngine
+from service.config import ServiceConfig
+from service.demo import MODEL_FOLDER
+from service.server import serve
+from service.tokenizer import Tokenizer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--step-ms", type=float, default=0.0, help="time of a step; 0: as fast as it can")
+    parser.add_argument("--sequences", type=int, default=256, help="that run at once")
+    parser.add_argument("--max-num-queued-reqs", type=int, default=1000)
+    arguments = parser.parse_args()
+    program = ("loadtest.token_source", str(arguments.step_ms), str(arguments.sequences))
+
+    async def start_engine() -> AsyncEngine:
+        engine = AsyncEngine(EngineConfig(model=MODEL_FOLDER), program=program)
+        await engine.start()
+        return engine
+
+    service = ServiceConfig(
+        served_model_names=("none",), port=arguments.port, max_num_queued_reqs=arguments.max_num_queued_reqs
+    )
+    sys.exit(serve(service, start_engine, lambda: Tokenizer.from_folder(MODEL_FOLDER)))
+
+
+if __name__ == "__main__":
+    main()

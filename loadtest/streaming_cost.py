@@ -1,0 +1,181 @@
+"""What streaming costs the API process: `python -m loadtest.streaming_cost [--streams N] [--json FILE]`.
+
+The real API process, streaming from an engine without a model (loadtest.modelless): one that sends as
+many tokens as are read, so that what piles up is merged; and one at a pace that leaves each token an event.
+The measure is the process's own CPU time per token, which means something on a busy machine too; a core's
+second over it is the rate that one core sustains. Beside it, with the same client and server software, a
+plain Starlette loop that sends an event for each token (loadtest.plain_stream), ready-made or as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import uvloop
+
+from loadtest.provenance import Provenance
+
+START_SECONDS = 60
+ASK = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one server. `events` carry the tokens; fewer than tokens if some were merged."""
+
+    server: str
+    streams: int
+    tokens: int
+    events: int
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def cpu_us_per_token(self) -> float:
+        return 1e6 * self.cpu_seconds / self.tokens
+
+    def row(self) -> dict[str, object]:
+        per_token = self.cpu_us_per_token
+        return {
+            **asdict(self),
+            "cpu_us_per_token": round(per_token, 2),
+            "tokens_per_core_second": round(1e6 / per_token),
+            "tokens_per_second": round(self.tokens / self.seconds),
+        }
+
+
+class Reader(asyncio.Protocol):
+    """Counts the events of one answer."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.done = asyncio.get_running_loop().create_future()
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data
+        self.events += data.count(b"data: {")
+        self._rest = data[-len(b"data: [DONE]") :]
+        if b"data: [DONE]" in data and not self.done.done():
+            self.done.set_result(None)
+        # what may be the beginning of a marker is looked at again, a whole one is not counted twice
+        self.events -= self._rest.count(b"data: {")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(error or ConnectionError("the server closed before [DONE]"))
+
+
+async def read_streams(port: int, streams: int, tokens: int) -> int:
+    """Ask for `streams` answers at once; how many events came."""
+    loop = asyncio.get_running_loop()
+    body = json.dumps({"prompt": "a", "max_tokens": tokens, "stream": True}).encode()
+    readers = []
+    for _ in range(streams):
+        transport, reader = await loop.create_connection(Reader, "127.0.0.1", port)
+        readers.append((transport, reader))
+    for transport, _ in readers:
+        transport.write(ASK + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    for transport, reader in readers:
+        await reader.done
+        transport.close()
+    return sum(reader.events for _, reader in readers)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of all the process's threads, children not counted (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(module: str, *arguments: str, port: int) -> Iterator[int]:
+    """The process id of a server that answers."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, env=environment) as process:
+        try:
+            wait_until_ready(port, process)
+            yield process.pid
+        finally:
+            process.terminate()
+
+
+def wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as probe:
+                probe.sendall(b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                if probe.recv(64).split(b" ")[1:2] in ([b"200"], [b"404"]):  # the plain loop has no /ready
+                    return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise RuntimeError("the server did not become ready")
+
+
+def measure(server: str, module: str, *arguments: str, port: int, streams: int, tokens: int) -> Cost:
+    with running(module, *arguments, port=port) as pid:
+        uvloop.run(read_streams(port, streams, max(tokens // 10, 8)))  # warms it up
+        cpu, begin = cpu_seconds(pid), time.monotonic()
+        events = uvloop.run(read_streams(port, streams, tokens))
+        seconds = time.monotonic() - begin
+        return Cost(server, streams, streams * tokens, events, seconds, cpu_seconds(pid) - cpu)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=1000, help="of each stream")
+    parser.add_argument(
+        "--pace-ms", default="12", help="between two tokens of a stream, where each is an event"
+    )
+    parser.add_argument("--json", type=Path, help="where to write the result, too")
+    arguments = parser.parse_args()
+    streams, tokens = arguments.streams, arguments.tokens
+    costs = []
+    for name, pace in (("quire", "0"), ("quire, paced", arguments.pace_ms)):
+        port = free_port()
+        flags = ("--port", str(port), "--sequences", str(streams), "--step-ms", pace)
+        costs.append(measure(name, "loadtest.modelless", *flags, port=port, streams=streams, tokens=tokens))
+    for form in ("bytes", "json"):
+        port = free_port()
+        plain = (str(port), str(tokens), form)
+        name = f"starlette, {form}"
+        costs.append(
+            measure(name, "loadtest.plain_stream", *plain, port=port, streams=streams, tokens=tokens)
+        )
+    rows = [cost.row() for cost in costs]
+    print(f"{streams} streams of {tokens} tokens")
+    print(f"{'':>16}{'CPU µs/token':>14}{'tokens/s a core':>17}{'events/token':>14}")
+    for cost, row in zip(costs, rows, strict=True):
+        merged = cost.events / cost.tokens
+        print(
+            f"{cost.server:>16}{row['cpu_us_per_token']:>14}{row['tokens_per_core_second']:>17,}{merged:>14.2f}"
+        )
+    if arguments.json is not None:
+        result = {"provenance": asdict(Provenance.here()), "servers": rows}
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
