@@ -49,14 +49,16 @@ class Publisher:
         registry: Registry,
         journal: Journal,
         lease: float,
+        blocks: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`blocks`: how many KV blocks there are, in both tiers."""
         self.state: RegistryState = "degraded"  # until the first publication
         self._registry = registry
         self._journal = journal
         self._clock = clock
         self._heartbeat = lease / HEARTBEATS
-        self._load = Load()
+        self._load = Load(blocks=blocks)
         self._published_load: Load | None = None
         self._published_at = float("-inf")
         self._waiting_since: float | None = None
@@ -82,6 +84,7 @@ class Publisher:
             running=stats.running,
             waiting=stats.waiting + stats.swapped,
             free_blocks=stats.free_blocks + stats.cached_blocks,
+            blocks=self._load.blocks,
             draining=self._load.draining,
         )
 
@@ -221,6 +224,6 @@ def start_publisher(
     place = Registry(registry, deployment, pinned, parity, epoch)
     blocks = core.scheduler.blocks
     tiers = [blocks.cache] if blocks.host is None else [blocks.cache, blocks.host.cache]
-    publisher = Publisher(place, Journal(tiers), registry.lease)
+    publisher = Publisher(place, Journal(tiers), registry.lease, info.num_blocks + info.num_host_blocks)
     publisher.start()
     return publisher

@@ -120,7 +120,8 @@ class Load(msgspec.Struct, frozen=True):
 
     running: int = 0
     waiting: int = 0
-    free_blocks: int = 0
+    free_blocks: int = 0  # of the device: without content, or evictable
+    blocks: int = 0  # there are, in both tiers
     draining: bool = False
 
 

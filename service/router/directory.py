@@ -29,10 +29,6 @@ class Registered(msgspec.Struct, frozen=True):
     deployment: Deployment
     load: Load
 
-    @property
-    def report(self) -> str:
-        return f"{self.epoch}:{self.seq}"
-
 
 class Directory:
     """Methods raise one of engine.registry.FAILURES within a few tens of ms."""
@@ -99,6 +95,7 @@ def _registered(fields: list[bytes]) -> Registered:
             running=int(meta["running"]),
             waiting=int(meta["waiting"]),
             free_blocks=int(meta["free_blocks"]),
+            blocks=int(meta["blocks"]),
             draining=meta["draining"] != b"0",
         ),
     )

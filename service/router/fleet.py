@@ -38,7 +38,7 @@ class Fleet:
                 replica = self._replicas[entry.url] = Replica(entry.url, up=True)
                 log.info("replica %s is there", replica.name)
             replica.fingerprint = fingerprint
-            replica.report(entry.load, entry.report, now)
+            replica.report(entry.load, entry.epoch, entry.seq, now)
 
     async def probe(self) -> None:
         """Ask all replicas again and again whether they are ready."""

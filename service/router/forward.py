@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
+import time
+from collections.abc import Sequence
 
 import aiohttp
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from engine.prefix_cache import Digest
 from service.connection import ClientGone, Connection
 from service.errors import ApiError, not_ready
 from service.http import error_response
@@ -99,7 +102,7 @@ class _Exchange:
             self._route = placement.header(attempt)
             state.metrics.placed(placement, attempt)
             try:
-                reply = await self._try(connection, placement)
+                reply = await self._try(connection, placement, location.digests(placement.replica))
             except _ReplicaLost as lost:
                 if connection.started:
                     message = "the replica was lost in the middle of its answer"
@@ -112,12 +115,15 @@ class _Exchange:
             raise not_ready("no replica could answer", 2)
         return reply
 
-    async def _try(self, connection: Connection, placement: Placement) -> Response | None:
+    async def _try(
+        self, connection: Connection, placement: Placement, digests: Sequence[Digest]
+    ) -> Response | None:
         """None once it was streamed. Raises _ReplicaLost."""
         replica = placement.replica
         try:
-            with replica.request():
+            with replica.request(digests):
                 async with self._send(replica) as answer:
+                    replica.recent.answered(digests, time.monotonic())  # headers come with the first token
                     if answer.content_type == "text/event-stream" and answer.status == 200:
                         await self._stream(connection, answer, placement)
                         return None

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.prefix_cache import Digest
-from service.router.recent import REMEMBERED_SECONDS, UNPUBLISHED_SECONDS
 from service.router.replica import Replica
 
 MIN_MATCH_TOKENS = 16  # less than the smallest block is never found: what is found always counts
 LOAD_WEIGHT = 0.6
 LEAST_MEAN_LOAD = 8.0  # so many sequences on a replica slow nobody down: below this, load hardly counts
+LOSS = 0.1  # of a prompt: a replica that has evicted so much of it has not enough room for what it is sent
 
-Reason = Literal["prefix", "load", "silent"]
+Reason = Literal["prefix", "load", "moved", "silent"]
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,23 @@ class Location:
     block_sizes: dict[str, int]
     held: dict[str, int] | None  # how many of its first blocks, by the replica's URL; None: nobody says
 
-    def matched_tokens(self, replica: Replica, now: float) -> int:
-        digests = self.prefixes.get(replica.fingerprint or "")
-        if digests is None or replica.fingerprint is None:
-            return 0
-        if self.held is None:
-            blocks = replica.recent.match(digests, now - REMEMBERED_SECONDS)
-        else:
-            sent = replica.recent.match(digests, now - UNPUBLISHED_SECONDS)
-            blocks = max(self.held.get(replica.url, 0), sent)
-        return min(blocks * self.block_sizes[replica.fingerprint], self.prompt_tokens - 1)
+    def digests(self, replica: Replica) -> list[Digest]:
+        return self.prefixes.get(replica.fingerprint or "", [])
+
+    def candidate(self, replica: Replica, now: float) -> Candidate:
+        digests = self.digests(replica)
+        sent = replica.recent.match(digests, now)
+        held = None if self.held is None else self.held.get(replica.url)
+        # Where nobody says, what was sent there must do.
+        blocks = sent if held is None else max(held, replica.recent.unpublished(digests, now))
+        block_size = self.block_sizes.get(replica.fingerprint or "", 0)
+        return Candidate(
+            replica,
+            matched_tokens=min(blocks * block_size, max(self.prompt_tokens - 1, 0)),
+            lost_tokens=max(0, sent - blocks) * block_size,
+            fill=replica.fill(now),
+            fill_with=replica.fill(now, len(digests) - sent),
+        )
 
 
 NOWHERE = Location(0, {}, {}, None)
@@ -44,8 +51,13 @@ NOWHERE = Location(0, {}, {}, None)
 
 @dataclass(frozen=True)
 class Candidate:
+    """A replica, and what it would mean for it to get a prompt."""
+
     replica: Replica
-    matched_tokens: int
+    matched_tokens: int = 0
+    lost_tokens: int = 0  # of those sent there lately, how many it has evicted since
+    fill: float = 0.0  # what it was sent lately ÷ the blocks that it has
+    fill_with: float = 0.0  # with this prompt, too
 
 
 @dataclass(frozen=True)
@@ -66,25 +78,57 @@ class Placement:
         ).encode()
 
 
+def choose(
+    replicas: Sequence[Replica], location: Location, now: float, rng: random.Random, *, silent: bool
+) -> Placement:
+    """Place a prompt with one of at least one replica, and remember that it is there."""
+    candidates = [location.candidate(replica, now) for replica in replicas]
+    placement = place(candidates, location.prompt_tokens, rng, silent=silent)
+    placement.replica.recent.add(location.digests(placement.replica), now)
+    for candidate in candidates:
+        if candidate.lost_tokens and candidate.replica is not placement.replica:  # not wanted there any more
+            candidate.replica.recent.forget(location.digests(candidate.replica))
+    return placement
+
+
 def place(
     candidates: Sequence[Candidate], prompt_tokens: int, rng: random.Random, *, silent: bool
 ) -> Placement:
     """The best of at least one candidate; of equals, any.
 
-    score = matched / prompt - LOAD_WEIGHT * (load - mean) / max(LEAST_MEAN_LOAD, mean): a prompt that is
-    cached whole outweighs a load of a few sequences; a replica that is much busier than the others loses it.
+    score = (matched - displaced) / prompt - LOAD_WEIGHT * (load - mean) / max(LEAST_MEAN_LOAD, mean)
+    displaced = (prompt - matched) * fill
+
+    A block that is not there takes the place of another, which is wanted the likelier the fuller the
+    replica is of what was sent there. So a prompt that is cached nowhere goes where there is room; one
+    that is cached whole outweighs a load of a few sequences; a replica that is much busier than the others
+    loses it.
+
+    Where a part of the prompt has been evicted since it was sent there, what is left counts nothing if
+    another replica is emptier even with all of it. The prompt moves, which makes them more equally full: so
+    prompts do not go to and fro.
     """
     mean = sum(candidate.replica.load for candidate in candidates) / len(candidates)
+    emptiest = min(candidate.fill_with for candidate in candidates)
 
     def matched(candidate: Candidate) -> int:
         return candidate.matched_tokens if candidate.matched_tokens >= MIN_MATCH_TOKENS else 0
 
+    def is_left(candidate: Candidate) -> bool:
+        return candidate.lost_tokens >= LOSS * prompt_tokens > 0 and emptiest < candidate.fill
+
     def score(candidate: Candidate) -> float:
         busier = (candidate.replica.load - mean) / max(LEAST_MEAN_LOAD, mean)
-        return matched(candidate) / max(prompt_tokens, 1) - LOAD_WEIGHT * busier
+        counted = 0 if is_left(candidate) else matched(candidate)
+        displaced = (prompt_tokens - counted) * min(1.0, candidate.fill)
+        return (counted - displaced) / max(prompt_tokens, 1) - LOAD_WEIGHT * busier
 
     best = max(map(score, candidates))
     chosen = rng.choice([candidate for candidate in candidates if score(candidate) == best])
     predicted = matched(chosen)
-    reason: Reason = "prefix" if predicted else "silent" if silent else "load"
+    reason: Reason = "silent" if silent else "load"
+    if predicted:
+        reason = "prefix"
+    elif any(map(is_left, candidates)) and not is_left(chosen):
+        reason = "moved"
     return Placement(chosen.replica, reason, prompt_tokens, predicted, chosen.replica.load)

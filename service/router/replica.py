@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 import yarl
 from starlette.types import Scope
 
+from engine.prefix_cache import Digest
 from engine.registry import Load
 from service.router.recent import RecentPrefixes
 
@@ -30,7 +32,7 @@ class Replica:
         self.in_flight = 0  # requests that this router has with it
         self.recent = RecentPrefixes()
         self._reported = Load()
-        self._report: str | None = None
+        self._report: tuple[str, int] | None = None  # epoch and number
         self._in_flight_then = 0
 
     def address(self, scope: Scope) -> yarl.URL:
@@ -52,12 +54,21 @@ class Replica:
         said = self._reported.running + self._reported.waiting
         return max(self.in_flight, said + self.in_flight - self._in_flight_then)
 
-    def report(self, load: Load, report: str, now: float) -> None:
-        """What the registry says of it; `report` differs from one publication to the next."""
+    def fill(self, now: float, more_blocks: int = 0) -> float:
+        """What this router has sent it lately, and so much more, ÷ the blocks that it has."""
+        blocks = self._reported.blocks
+        return (self.recent.size(now) + more_blocks) / blocks if blocks else 0.0
+
+    def report(self, load: Load, epoch: str, seq: int, now: float) -> None:
+        """What the registry says of it; `seq` differs from one publication of an epoch to the next."""
         self.registered_at = now
         self.draining = load.draining
-        if report != self._report:
-            self._report, self._reported, self._in_flight_then = report, load, self.in_flight
+        before = self._report
+        if before == (epoch, seq):
+            return
+        if before is not None and before[0] != epoch:  # another process, whose cache began empty
+            self.recent = RecentPrefixes()
+        self._report, self._reported, self._in_flight_then = (epoch, seq), load, self.in_flight
 
     def lost(self, reason: BaseException | str) -> None:
         """It did not do what it was asked: nothing is sent there until it says that it is ready."""
@@ -66,9 +77,11 @@ class Replica:
         self.up = False
 
     @contextmanager
-    def request(self) -> Iterator[None]:
+    def request(self, digests: Sequence[Digest] = ()) -> Iterator[None]:
+        """One that it works on; `digests`: of its prompt."""
         self.in_flight += 1
         try:
             yield
         finally:
             self.in_flight -= 1
+            self.recent.answered(digests, time.monotonic())

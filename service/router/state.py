@@ -16,7 +16,7 @@ from service.interruption import Interruptible
 from service.router.config import RouterConfig
 from service.router.fleet import Fleet
 from service.router.metrics import RouterMetrics
-from service.router.placement import NOWHERE, Candidate, Location, Placement, place
+from service.router.placement import NOWHERE, Location, Placement, choose
 from service.router.replica import Replica
 
 if TYPE_CHECKING:
@@ -77,9 +77,5 @@ class RouterState:
         left = left or [replica for replica in down if replica not in tried] or usable or down
         if not left:
             raise not_ready("no replica is ready", 2)
-        candidates = [Candidate(replica, location.matched_tokens(replica, now)) for replica in left]
         silent = self.watch is not None and self.watch.state != "ok"
-        placement = place(candidates, location.prompt_tokens, self._rng, silent=silent)
-        replica = placement.replica
-        replica.recent.add(location.prefixes.get(replica.fingerprint or "", []), now)
-        return placement
+        return choose(left, location, now, self._rng, silent=silent)

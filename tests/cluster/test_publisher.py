@@ -52,7 +52,7 @@ class Replica:
         config = RegistryConfig(redis_url=url or server.url, advertise_url=URL)
         self.registry = Registry(config, DEPLOYMENT, [], "vector", epoch)
         self.journal = Journal(self.tiers, max_changes)
-        self.publisher = Publisher(self.registry, self.journal, config.lease, lambda: self.now)
+        self.publisher = Publisher(self.registry, self.journal, config.lease, 36, lambda: self.now)
         self._requests = 0
 
     def work(self, steps: int) -> None:
@@ -223,6 +223,7 @@ def test_what_is_published_ends_with_the_lease(server: RedisServer) -> None:
     assert meta[b"parity"] == b"vector"
     assert meta[b"draining"] == b"0"
     assert int(meta[b"running"]) == replica.core.stats.running
+    assert int(meta[b"blocks"]) == 24 + 12
     replica.publisher.drain()
     until(lambda: replica.tick() is None and server.client.hget(META, "draining") == b"1")
 
