@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.beam_group import BeamGroup
+from engine.grammar import find_masks
 from engine.outputs import collect_prompt_logprobs, sampled_logprobs
 from engine.plan import NOT_FINITE, StepResult
 from engine.request import FinishReason, Output, StepOutputs, TokenLogprob
@@ -56,18 +57,40 @@ def _look_at(queue: RunQueue, flight: Flight, result: StepResult, samples: list[
     """Book these samples one by one."""
     logprobs = sampled_logprobs(flight.samples.sequences, result)
     outputs: list[Output] = []
+    constrained: list[tuple[Sequence, Output]] = []
     for i in samples:
         sequence = flight.samples.sequences[i]
         beams = sequence.group.beams
         if sequence.finish_reason is not None:
             continue
         if beams is None:
-            outputs.append(_append(queue, sequence, int(result.tokens[i]), logprobs.get(i)))
+            output = _append(queue, sequence, int(result.tokens[i]), logprobs.get(i))
+            outputs.append(output)
+            if sequence.constraint is not None and output.finish_reason is None:
+                constrained.append((sequence, output))
         elif result.logprobs is not None:
             at = int(np.searchsorted(result.logprob_samples, i))
             if beams.collect(sequence, result.logprobs, at):
                 outputs += _select(queue, sequence.group, beams)
+    _constrain(queue, constrained)
     return outputs
+
+
+def _constrain(queue: RunQueue, grown: list[tuple[Sequence, Output]]) -> None:
+    """Sequences that go on have taken a token: find what may follow it, so that they can decode again."""
+    constraints = []
+    for sequence, output in grown:
+        if sequence.constraint is not None:
+            sequence.constraint.accept(output.tokens[-1])
+            constraints.append(sequence.constraint)
+    find_masks(constraints)
+    for (sequence, output), constraint in zip(grown, constraints, strict=True):
+        if constraint.error is not None:
+            output.finish_reason = "error"
+            output.error = f"the grammar cannot be followed any further: {constraint.error}"
+            queue.finish(sequence, "error")
+        elif sequence.row != NO_ROW:
+            queue.rows.may_decode(sequence, True)
 
 
 def _append(queue: RunQueue, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> Output:

@@ -76,6 +76,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     body_weight_bytes: int  # read for every token: all but the embedding and the output head
     head_weight_bytes: int  # read for every sampled token
+    has_grammars: bool = False  # whether a request may say what its text must be
     num_pinned_blocks: int = 0  # of num_blocks: never evicted, so no request can have them to itself
 
     @property

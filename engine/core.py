@@ -8,9 +8,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engine.config import StepStats
+from engine.grammar import Grammars
+from engine.grammar_queue import GrammarQueue
 from engine.plan import StepPlan, StepResult
 from engine.request import Abort, Output, Request, StepOutputs
 from engine.scheduler import Scheduler
+
+COMPILE_WAIT = 0.01  # seconds that a step without anything else to do waits for a grammar
 
 
 class InFlight(Protocol):
@@ -36,8 +40,16 @@ class EngineCore:
     device does. Serving runs it in a process of its own, offline use and tests step it by hand.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """Without `grammars` a request with one is refused."""
         self.scheduler = scheduler
+        self.grammars = None if grammars is None else GrammarQueue(grammars)
         self.runner = runner
         self.clock = clock
         self.stats = self._stats(0, 0, (0.0, 0.0, 0.0, 0.0))
@@ -45,15 +57,28 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self.grammars)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises ValueError when it could never run."""
-        self.scheduler.add(request)
+        """Queue a request, once its grammar is compiled. Raises ValueError when it could never run."""
+        grammar = request.params.grammar
+        if not grammar:
+            self.scheduler.add(request)
+            return
+        self.scheduler.queue.capacity.check(request)
+        if self.grammars is None:
+            raise ValueError("grammar: the model has no tokenizer.json to follow one by, or no eos token")
+        known = self.grammars.find(grammar)
+        if known is not None:
+            self.scheduler.add(request, known)
+        else:
+            self.grammars.add(request)
 
     def abort(self, request_id: int) -> None:
         """Forget a request, if it is still there."""
         self.scheduler.abort(request_id)
+        if self.grammars is not None:
+            self.grammars.abort(request_id)
 
     def handle(self, command: Request | Abort) -> list[Output]:
         """Apply a command that came over the seam; a refusal becomes the request's only outputs."""
@@ -63,14 +88,24 @@ class EngineCore:
         try:
             self.add(command)
         except ValueError as refusal:
-            return [
-                Output(command.id, index, [], finish_reason="error", error=str(refusal))
-                for index in range(command.params.n)
-            ]
+            return _refuse(command, refusal)
         return []
+
+    def _add_compiled(self) -> list[Output]:
+        """Queue requests whose grammars are ready now; what is refused of them."""
+        outputs: list[Output] = []
+        if self.grammars is None:
+            return outputs
+        for request, compiled in self.grammars.take(0.0 if self.scheduler.has_work else COMPILE_WAIT):
+            if isinstance(compiled, ValueError):
+                outputs += _refuse(request, compiled)
+            else:
+                self.scheduler.add(request, compiled)
+        return outputs
 
     def step(self) -> StepOutputs:
         """Launch the next step, if there is one, and return what the one before it gave."""
+        refusals = self._add_compiled() if self.grammars else []
         begin = self.clock()
         plan = self.scheduler.schedule(begin)
         scheduled = self.clock()
@@ -82,6 +117,7 @@ class EngineCore:
             result = self._launched.popleft().wait()
             waited = self.clock()
             outputs = self.scheduler.commit(result)
+        outputs.others += refusals
         committed = self.clock()
         decodes = plan.num_decodes if plan else 0
         prefills = len(plan.prefill_tokens) if plan else 0
@@ -119,3 +155,10 @@ class EngineCore:
             wait_seconds=phases[2],
             commit_seconds=phases[3],
         )
+
+
+def _refuse(request: Request, refusal: ValueError) -> list[Output]:
+    return [
+        Output(request.id, index, [], finish_reason="error", error=str(refusal))
+        for index in range(request.params.n)
+    ]

@@ -1,4 +1,4 @@
-"""Rows that ask for more than the sampler's kernel does: penalties, logit bias, min_tokens, logprobs.
+"""Rows that ask for more than the sampler does: a grammar, penalties, logit bias, min_tokens, logprobs.
 
 The step samples every row first, in its graph if it has one. Rows that are known here are then drawn again
 from their processed logits, so that nobody else pays for them.
@@ -6,14 +6,14 @@ from their processed logits, so that nobody else pays for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.plan import Int32, RowStart
+from engine.plan import Int32, RowStart, StepPlan
+from kernels.backend import Backend
 from kernels.sampling import SamplingState
 
 BANNED = float("-inf")
@@ -23,6 +23,7 @@ BANNED = float("-inf")
 class _Wishes:
     """What one row asks for."""
 
+    constrained: bool
     penalised: bool
     repetition: float
     presence: float
@@ -36,6 +37,7 @@ class _Wishes:
     def of(cls, start: RowStart) -> _Wishes:
         params = start.params
         return cls(
+            constrained=bool(params.grammar),
             penalised=bool(
                 params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
             ),
@@ -44,25 +46,24 @@ class _Wishes:
             frequency=params.frequency_penalty,
             bias=params.logit_bias,
             banned_until=start.num_prompt + params.min_tokens,
-            stop_tokens=sorted(start.stop_tokens) if params.min_tokens else [],
+            # A grammar's masks see to its stop tokens: it may have to end before min_tokens.
+            stop_tokens=sorted(start.stop_tokens) if params.min_tokens and not params.grammar else [],
             logprobs=start.num_candidates or params.logprobs,
         )
 
     @property
     def changes_logits(self) -> bool:
-        return bool(self.penalised or self.bias or self.stop_tokens)
+        return bool(self.constrained or self.penalised or self.bias or self.stop_tokens)
 
 
 class LogitProcessor:
     """Keeps the wishes of the rows, and for penalised rows what tokens they have seen."""
 
-    def __init__(
-        self, rows: int, vocab_size: int, device: torch.device, sample: Callable[..., Tensor]
-    ) -> None:
+    def __init__(self, rows: int, vocab_size: int, device: torch.device, backend: Backend) -> None:
         self._wishes: dict[int, _Wishes] = {}
         self._shape = (rows, vocab_size)
         self._device = device
-        self._sample = sample
+        self._backend = backend
         self._output_counts: Tensor | None = None  # [rows, V] int32; made when the first penalty comes
         self._in_prompt: Tensor | None = None  # [rows, V] bool
 
@@ -85,9 +86,12 @@ class LogitProcessor:
         return list(asked), max(asked.values(), default=0)
 
     def redraw(
-        self, logits: Tensor, tokens: Tensor, rows: list[int], positions: Int32, state: SamplingState
+        self, logits: Tensor, tokens: Tensor, rows: list[int], plan: StepPlan, state: SamplingState
     ) -> bool:
-        """Draw the tokens [S] of rows that wish it again, in place, from processed logits: was there one?"""
+        """Draw the tokens [S] of rows that wish it again, in place, from processed logits: was there one?
+
+        `rows` are those of the plan's samples.
+        """
         touched = [
             i for i, row in enumerate(rows) if row in self._wishes and self._wishes[row].changes_logits
         ]
@@ -95,13 +99,17 @@ class LogitProcessor:
             return False
         device_rows = self._tensor([rows[i] for i in touched], torch.int32)
         index = self._tensor(touched, torch.int64)
+        positions = plan.sample_positions[touched]
         chosen = logits.index_select(0, index).float()
+        if len(plan.masked_samples):
+            masked = self._tensor(np.searchsorted(touched, plan.masked_samples), torch.int64)
+            self._backend.mask_tokens(chosen, masked, self._tensor(plan.masks, torch.int32))
         wishes = [self._wishes[rows[i]] for i in touched]
-        self._add_biases(chosen, wishes, positions[touched])
+        self._add_biases(chosen, wishes, positions)
         penalised = [i for i, wish in enumerate(wishes) if wish.penalised]
         if penalised:
             self._penalise(chosen, penalised, wishes, device_rows)
-        drawn = self._sample(chosen, device_rows, self._tensor(positions[touched], torch.int32), state)
+        drawn = self._backend.sample(chosen, device_rows, self._tensor(positions, torch.int32), state)
         tokens.index_copy_(0, index, drawn)
         if penalised:
             which = self._tensor(penalised, torch.int64)

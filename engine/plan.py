@@ -6,7 +6,7 @@ could be sent to another rank as it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,10 @@ class StepPlan:
     sample_tokens: Int32  # [S] index in 0..T-1 of the token whose logits it is drawn from
     sample_positions: Int32  # [S] position that the sampled token takes in its sequence
     prompt_logprobs: tuple[PromptLogprobs, ...]
+    masked_samples: Int32 = field(default_factory=empty_int32)  # [M] which of the S samples have a mask
+    masks: Int32 = field(
+        default_factory=lambda: np.empty((0, 0), np.int32)
+    )  # [M, ceil(V / 32)], see Constraint
 
     @property
     def num_tokens(self) -> int:

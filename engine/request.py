@@ -43,6 +43,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     early_stopping: bool | Literal["never"] = False  # of beam search
     logprobs: int | None = None  # None: off; 0: the sampled token only; k: the k best as well
     prompt_logprobs: int | None = None
+    grammar: str = (
+        ""  # what the text must be, in llguidance's words; an end before it is whole is not sampled
+    )
 
     @property
     def num_sequences(self) -> int:
@@ -60,6 +63,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise ValueError("top_p must be greater than 0, got 0")
         if self.beam_width:
             self._check_beams()
+        if self.grammar and self.ignore_eos:
+            raise ValueError("ignore_eos may not be given with a grammar: its end is an eos token")
         if self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens must not exceed max_tokens ({self.max_tokens}), got {self.min_tokens}"
@@ -70,7 +75,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise ValueError(f"n must not exceed the beam width ({self.beam_width}), got {self.n}")
         for name, neutral in _NOT_WITH_BEAMS:
             if getattr(self, name) != neutral:
-                raise ValueError(f"{name} must be {neutral} with beam search, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be {neutral!r} with beam search, got {getattr(self, name)}")
 
 
 _NOT_WITH_BEAMS: tuple[tuple[str, object], ...] = (
@@ -83,6 +88,7 @@ _NOT_WITH_BEAMS: tuple[tuple[str, object], ...] = (
     ("frequency_penalty", 0.0),
     ("logit_bias", {}),
     ("logprobs", None),
+    ("grammar", ""),
 )
 
 _BOUNDS: tuple[tuple[str, float, float], ...] = (

@@ -27,6 +27,7 @@ class Samples:
     indices: list[int]  # of the sequences in their groups
     watched: NDArray[np.bool_]  # [S] there is more to a token than the token
     limit: Int32  # [S] position of the last token that the sequence may have
+    constrained: list[int]  # which of the S samples a grammar constrains
 
 
 class Rows:
@@ -42,6 +43,7 @@ class Rows:
         self.limit = np.zeros(size, np.int32)  # context at which the sequence has all its tokens
         self.decoding = np.zeros(size, np.bool_)  # prefill is done, and nothing else is in the way
         self._watched = np.zeros(size, np.bool_)
+        self._constrained = np.zeros(size, np.bool_)
         self._request_id = np.zeros(size, np.int64)
         self._index = np.zeros(size, np.int64)  # of the sequence in its group
         self.numbers.flags.writeable = self.ones.flags.writeable = False
@@ -63,6 +65,7 @@ class Rows:
         group = sequence.group
         sequence.row = row
         self.sequences[row] = sequence
+        self._constrained[row] = sequence.constraint is not None
         self._request_id[row] = group.request.id
         self._index[row] = sequence.index
         self.context[row] = 0
@@ -85,7 +88,7 @@ class Rows:
     def watch(self, sequence: Sequence) -> None:
         """Note whether what comes for `sequence` is more than tokens."""
         group = sequence.group
-        special = group.beams is not None or group.request.params.logprobs is not None
+        special = group.in_lockstep or group.request.params.logprobs is not None
         self._watched[sequence.row] = special or group.first_output_due
         self._samples = None
 
@@ -110,5 +113,6 @@ class Rows:
                 self._index[rows].tolist(),
                 self._watched[rows],
                 self.limit[rows],
+                np.flatnonzero(self._constrained[rows]).tolist(),
             )
         return self._samples

@@ -8,6 +8,7 @@ from dataclasses import replace
 from engine.admission import Capacity
 from engine.beam_group import BeamGroup
 from engine.block_manager import BlockManager
+from engine.grammar import Constraint
 from engine.plan import NOT_FINITE
 from engine.prefix_cache import BlockHasher
 from engine.request import FinishReason, Request
@@ -39,7 +40,7 @@ class RunQueue:
         self.given: dict[int, int] = {}  # by row: the token it decodes on from, to be told to the device
         self.shared_tails: dict[int, Sequence] = {}  # by row: forked, and to write into a shared block next
         self.special_tokens = Counter([NOT_FINITE])  # how many groups end at each
-        self.num_beam_groups = 0
+        self.num_in_lockstep = 0  # groups that wait for the commit of each of their steps
         self.num_swapped = 0  # groups that wait in host memory
         self.num_ended = 0  # sequences, since start
         self.capacity = capacity  # of requests
@@ -47,15 +48,18 @@ class RunQueue:
         self._groups: dict[int, SequenceGroup] = {}
         self._arrivals = 0
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises ValueError when it could never run, with the numbers."""
+    def add(self, request: Request, constraint: Constraint | None = None) -> None:
+        """Queue a request, with its grammar's beginning. Raises ValueError when it could never run."""
         self.capacity.check(request)
         assert request.id not in self._groups, f"request id {request.id} is already in use"
         group = SequenceGroup(request, self._arrivals, self._eos_token_ids)
         if request.params.beam_width:
             group.beams = BeamGroup(group, self.capacity.vocab_size)
+        if constraint is not None:
+            for sequence in group.sequences:
+                sequence.constraint = constraint.fork()
         self._arrivals += 1
-        self.num_beam_groups += group.beams is not None
+        self.num_in_lockstep += group.in_lockstep
         self.special_tokens.update(group.stop_tokens)
         self._groups[request.id] = group
         self.waiting.append(group)
@@ -113,7 +117,7 @@ class RunQueue:
 
     def _forget(self, group: SequenceGroup) -> None:
         del self._groups[group.request.id]
-        self.num_beam_groups -= group.beams is not None
+        self.num_in_lockstep -= group.in_lockstep
         self.num_swapped -= group.swapped
         self.special_tokens -= Counter(group.stop_tokens)
         if group in self.waiting:

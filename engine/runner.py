@@ -74,7 +74,7 @@ class ModelRunner:
         self.block_tables = torch.zeros(rows, max_blocks, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
         self.row_state = RowState(rows, device)
-        self.processor = LogitProcessor(rows, config.vocab_size, device, backend.sample)
+        self.processor = LogitProcessor(rows, config.vocab_size, device, backend)
         self.staging = Staging(_staging_words(limits, rows, max_blocks), device)
         self.workspace: DecodeWorkspace | DecodeGather = DecodeGather()
         self.queue: CudaQueue | ThreadQueue = ThreadQueue()
@@ -116,7 +116,7 @@ class ModelRunner:
             return DeviceResult(self.last_tokens[:0], empty_int32(), None, ())
         sampled = self._decode_only(plan) if len(plan.prefill_tokens) == 0 else self._mixed(plan)
         tokens, rows = sampled.tokens, plan.sample_rows.tolist()
-        if self.processor.redraw(sampled.logits, tokens, rows, plan.sample_positions, self.row_state.state):
+        if self.processor.redraw(sampled.logits, tokens, rows, plan, self.row_state.state):
             self._remember(sampled.rows, tokens)
         wanted, k = self.processor.wanted_logprobs(rows)
         return DeviceResult(

@@ -11,6 +11,7 @@ import numpy as np
 
 from engine.admission import Capacity
 from engine.commit import commit
+from engine.grammar import Constraint
 from engine.plan import Int32, StepPlan, StepResult
 from engine.preemption import PreemptionPolicy
 from engine.prefix_cache import BlockHasher, Found
@@ -49,9 +50,9 @@ class Scheduler:
         self._spill_reserve = min(capacity.num_blocks // 2, steps_ahead)
         self._watermark = int(capacity.num_blocks * WATERMARK)
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises ValueError when it could never run, with the numbers."""
-        self.queue.add(request)
+    def add(self, request: Request, constraint: Constraint | None = None) -> None:
+        """Queue a request, with its grammar's beginning. Raises ValueError when it could never run."""
+        self.queue.add(request, constraint)
 
     def abort(self, request_id: int) -> None:
         """Forget a request and free its blocks; what is in flight for it is dropped at its commit."""
@@ -107,11 +108,12 @@ class Scheduler:
             del queue.given[row]
         plan, flight = draft.build(rows, decodes, moves, given, self.blocks.block_size, queue.num_ended)
         queue.flights.append(flight)
-        if queue.num_beam_groups:
+        if queue.num_in_lockstep:
             for sequence in flight.samples.sequences:
-                if sequence.group.beams is not None:  # until the selection nobody knows how it goes on
-                    sequence.group.beams.pending = True
+                if sequence.group.in_lockstep:
                     rows.may_decode(sequence, False)
+                if sequence.group.beams is not None:
+                    sequence.group.beams.pending = True
         return plan
 
     def _schedule_decodes(self, draft: StepDraft) -> Int32:

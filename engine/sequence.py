@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.plan import Int32
 from engine.prefix_cache import Prefix
 from engine.request import FinishReason, Request, TokenLogprob
 
 if TYPE_CHECKING:
     from engine.beam_group import BeamGroup
+    from engine.grammar import Constraint
 
 NO_ROW = -1
 BlockTable = list[int]
@@ -18,6 +20,7 @@ class Sequence:
     """One line of tokens: the prompt and what was generated after it, known to the host."""
 
     __slots__ = (
+        "constraint",
         "finish_reason",
         "group",
         "host_published",
@@ -43,10 +46,18 @@ class Sequence:
         self.saved_context = 0  # tokens that they hold
         self.row = NO_ROW  # device row while the group runs
         self.finish_reason: FinishReason | None = None
+        self.constraint: Constraint | None = None  # what all tokens that are known allow next
 
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.group.num_prompt
+
+    def next_mask(self) -> Int32:
+        """Which tokens its grammar allows next: none that ends it before min_tokens, if others can follow."""
+        assert self.constraint is not None
+        if self.num_generated < self.group.request.params.min_tokens:
+            return self.constraint.mask_without(self.group.stop_tokens)
+        return self.constraint.mask
 
 
 class SequenceGroup:
@@ -94,6 +105,11 @@ class SequenceGroup:
         self.transferring = False  # blocks are on their way, to or from host memory
         self.queue_seconds: float | None = None
         self.first_output_due = True
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Until a step is committed nobody knows how its sequences may go on."""
+        return self.beams is not None or bool(self.request.params.grammar)
 
     @property
     def in_cache(self) -> list[Sequence]:

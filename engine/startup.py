@@ -15,6 +15,7 @@ import torch
 from engine.config import EngineConfig, EngineInfo, Progress
 from engine.core import EngineCore
 from engine.deployment import hash_seed
+from engine.grammar import grammars_of
 from engine.kv_cache import KVCache, bytes_per_block
 from engine.models.config import ModelConfig
 from engine.models.hub import resolve_model
@@ -97,12 +98,13 @@ def start_engine(
 
     warm_up = report.phase("warm-up", "graphs")
     warm_up(0, 1)
-    runner.launch(_rare_step(num_blocks)).wait()
+    runner.launch(_rare_step(num_blocks, model_config.vocab_size)).wait()
     if device.type == "cuda" and not config.enforce_eager:
         runner.capture_graphs(warm_up)
     else:
         warm_up(1, 1)
 
+    grammars = grammars_of(folder, model_config.vocab_size, model_config.eos_token_ids)
     matrix_bytes = model_config.vocab_size * model_config.embedding_size * dtype.itemsize
     info = EngineInfo(
         model=config.model,
@@ -121,6 +123,7 @@ def start_engine(
         weight_bytes=weight_bytes,
         body_weight_bytes=weight_bytes - matrix_bytes * (1 if model_config.tie_word_embeddings else 2),
         head_weight_bytes=matrix_bytes,
+        has_grammars=grammars is not None,
     )
     cache_seed = secrets.randbits(64) if config.cache_seed is None else hash_seed(config.cache_seed)
     hasher = BlockHasher(config.block_size, cache_seed) if config.enable_prefix_caching else None
@@ -136,7 +139,7 @@ def start_engine(
         policy=policy,
     )
     report.phase("ready", "s")(1, 1)
-    return EngineCore(scheduler, runner), info
+    return EngineCore(scheduler, runner, grammars=grammars), info
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -180,18 +183,20 @@ def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int)
     return min(spare // block_bytes, most)
 
 
-def _rare_step(num_blocks: int) -> StepPlan:
+def _rare_step(num_blocks: int, vocab_size: int) -> StepPlan:
     """A step that takes what the largest does not: a short chunk, a copied block, processed logits.
 
     Its kernels are compiled here, and not while the first request that needs them waits.
     """
     step = _largest_step(Limits(1, 1, 1), sampled=1)
     (start,) = step.starts
-    params = SamplingParams(logit_bias={0: 0.0})
+    params = SamplingParams(grammar="any text", logit_bias={0: 0.0})
     return dataclasses.replace(
         step,
         starts=(dataclasses.replace(start, params=params),),
         copies=np.array([[0, num_blocks - 1]], np.int32),
+        masked_samples=np.zeros(1, np.int32),
+        masks=np.full((1, -(-vocab_size // 32)), -1, np.int32),
     )
 
 

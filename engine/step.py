@@ -15,6 +15,7 @@ from engine.sequence import Sequence, SequenceGroup
 
 NOTHING = empty_int32()
 NO_PAIRS: Int32 = NOTHING.reshape(0, 2)
+NO_MASKS: Int32 = NOTHING.reshape(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,8 @@ class StepDraft:
             sample_tokens = np.concatenate([each, np.array(ends, np.int32)])
         context_lens = rows.context.take(all_rows)
         positions = rows.context.take(sample_rows) if self.prefills else context_lens
+        samples = rows.samples(sample_rows)
+        masked = samples.constrained
         entries = np.array(list(chain.from_iterable(moves.entries)), np.int32)
         plan = StepPlan(
             rows=all_rows,
@@ -144,12 +147,13 @@ class StepDraft:
             sample_tokens=sample_tokens,
             sample_positions=positions,
             prompt_logprobs=tuple(asked),
+            masked_samples=_int32(masked),
+            masks=_masks([samples.sequences[i] for i in masked]),
         )
         full = np.flatnonzero(context_lens[: len(decodes)] % block_size == 0)
         counts = (context_lens[full] // block_size).tolist()
         filled = list(zip(rows.sequences[decodes[full]].tolist(), counts, strict=True))
         filled += [(prefill.sequence, prefill.end // block_size) for prefill in self.prefills]
-        samples = rows.samples(sample_rows)
         flight = Flight(
             samples=samples,
             watched=samples.watched | (positions >= samples.limit),
@@ -164,6 +168,11 @@ class StepDraft:
 
 def _int32(values: list[int]) -> Int32:
     return np.array(values, np.int32) if values else NOTHING
+
+
+def _masks(sequences: list[Sequence]) -> Int32:
+    """Which tokens these constrained sequences may take: [M, words]."""
+    return np.stack([sequence.next_mask() for sequence in sequences]) if sequences else NO_MASKS
 
 
 def _pairs(pairs: list[tuple[int, int]]) -> Int32:

@@ -22,6 +22,7 @@ from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_nor
 from kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
 from kernels.sampling import sample, sample_reference
+from kernels.token_mask import mask_tokens, mask_tokens_reference
 from kernels.token_places import token_places, token_places_reference
 
 
@@ -41,6 +42,7 @@ class Backend:
     add_linear: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
     copy_blocks: Callable[[Tensor, Tensor], None]
     sample: Callable[..., Tensor]
+    mask_tokens: Callable[[Tensor, Tensor, Tensor], None]
     token_places: Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
@@ -59,6 +61,7 @@ def torch_backend() -> Backend:
         add_linear=add_linear_reference,
         copy_blocks=copy_blocks_reference,
         sample=sample_reference,
+        mask_tokens=mask_tokens_reference,
         token_places=token_places_reference,
     )
 
@@ -78,5 +81,6 @@ def triton_backend() -> Backend:
         add_linear=add_linear,
         copy_blocks=copy_blocks,
         sample=sample,
+        mask_tokens=mask_tokens,
         token_places=token_places,
     )

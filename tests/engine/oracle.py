@@ -13,6 +13,7 @@ from engine.beam import BeamSearch
 from engine.core import Runner
 from engine.plan import Logprobs, StepPlan, StepResult
 from engine.request import Request, SamplingParams
+from tests.engine.toy_grammar import Reading, tokens_in
 
 Slot = tuple[int, int, int]
 """(position, token, hash of all that came before), as keys and values depend on all that came before."""
@@ -26,9 +27,10 @@ def _hash(history: int, position: int, token: int) -> int:
     return (history * 1_000_003 + position * 131 + token + 7) & _MASK
 
 
-def _next_token(history: int, params: SamplingParams, index: int) -> int:
+def _next_token(history: int, params: SamplingParams, index: int, allowed: list[int] | None = None) -> int:
     seed = params.seed * 31 + (index if params.temperature else 0)
-    return (_hash(history, seed, index) >> 7) % VOCAB
+    tokens = allowed or range(VOCAB)
+    return tokens[(_hash(history, seed, index) >> 7) % len(tokens)]
 
 
 def expected_tokens(request: Request, index: int, eos: tuple[int, ...] = ()) -> list[int]:
@@ -39,11 +41,19 @@ def expected_tokens(request: Request, index: int, eos: tuple[int, ...] = ()) -> 
     for position, token in enumerate(request.prompt):
         history = _hash(history, position, token)
     generated: list[int] = []
+    reading = Reading(params.grammar) if params.grammar else None
     while len(generated) < params.max_tokens:
-        generated.append(_next_token(history, params, index))
+        allowed = None
+        if reading is not None:
+            allowed = reading.allowed()
+            if len(generated) < params.min_tokens:
+                allowed = [token for token in allowed if token not in stops] or allowed
+        generated.append(_next_token(history, params, index, allowed))
         history = _hash(history, len(request.prompt) + len(generated) - 1, generated[-1])
         if generated[-1] in stops:
             break
+        if reading is not None:
+            reading.take(generated[-1])
     return generated
 
 
@@ -140,17 +150,22 @@ class OracleRunner(Runner):
         self.tokens_computed += len(tokens)
         sampled: list[int] = []
         histories: list[int] = []
-        for row, index, position in zip(
-            plan.sample_rows.tolist(),
-            plan.sample_tokens.tolist(),
-            plan.sample_positions.tolist(),
-            strict=True,
+        masks = dict(zip(plan.masked_samples.tolist(), plan.masks, strict=True))
+        for i, (row, index, position) in enumerate(
+            zip(
+                plan.sample_rows.tolist(),
+                plan.sample_tokens.tolist(),
+                plan.sample_positions.tolist(),
+                strict=True,
+            )
         ):
             source, last_position = tokens[index]
             assert position == last_position + 1
             history = self._read(source, position)
             histories.append(history)
-            sampled.append(_next_token(history, *self.state[row]))
+            assert (i in masks) == bool(self.state[row][0].grammar)
+            allowed = tokens_in(masks[i]) if i in masks else None
+            sampled.append(_next_token(history, *self.state[row], allowed))
             self.last[row] = sampled[-1]
         return OracleFlight(self, self._result(plan, tokens, ids, sampled, histories))
 

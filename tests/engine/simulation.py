@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+from msgspec.structs import replace
+
 from engine.admission import Capacity
 from engine.core import EngineCore
 from engine.pinning import pin_prefixes
@@ -21,6 +23,7 @@ from engine.sequence import Sequence
 from engine.step import StepDraft
 from engine.yielding import Yielding
 from tests.engine.oracle import VOCAB, OracleRunner, expected_beams, expected_tokens
+from tests.engine.toy_grammar import COMPILED, COMPILER, GRAMMARS
 
 EOS = (3,)
 COMMON = [7 * i % VOCAB for i in range(24)]  # what many prompts begin with
@@ -94,7 +97,11 @@ def make_core(
     policy = PreemptionPolicy(mode=mode, seconds_per_block=1.0, seconds_per_token=2.4 / block_size)
     scheduler.yielding = WatchedYielding(scheduler.queue, policy)
     runner = OracleRunner(num_blocks, block_size, max_num_seqs, num_host_blocks)
-    return EngineCore(scheduler, runner, clock=lambda: 0.0)
+    core = EngineCore(scheduler, runner, clock=lambda: 0.0, grammars=COMPILER)
+    for grammar, compiled in COMPILED.items():  # by now: a thread would make the order of arrival uncertain
+        assert core.grammars is not None
+        core.grammars.keep(grammar, compiled)
+    return core
 
 
 def most_steps(core: EngineCore, request: Request) -> int:
@@ -139,6 +146,9 @@ def random_request(rng: random.Random, request_id: int, longest: int, widest: in
         logprobs=rng.choice([None, 0, 2]),
         prompt_logprobs=rng.choice([None, None, 0, 3]),
     )
+    if rng.random() < 0.2:
+        min_tokens = rng.randint(0, params.max_tokens)
+        params = replace(params, grammar=rng.choice(GRAMMARS), ignore_eos=False, min_tokens=min_tokens)
     prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, longest))]
     if rng.random() < 0.5:  # few prompts, so that they come again, whole or as prefixes
         prompt = COMMON[: rng.choice([4, 8, 12, 16, longest])] + prompt[: rng.randint(0, 3)]
@@ -175,6 +185,7 @@ def check_outputs(request: Request, got: dict[tuple[int, int], list[Output]], do
         done["from host"] += outputs[0].cached_host_tokens
         tokens = [token for output in outputs for token in output.tokens]
         assert tokens == expected_tokens(request, index, EOS), f"request {request.id}"
+        done["constrained"] += bool(params.grammar)
         last = outputs[-1]
         assert last.finish_reason == ("stop" if last.stop_token is not None else "length")
         if params.logprobs is not None:

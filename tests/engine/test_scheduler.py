@@ -26,7 +26,17 @@ def test_every_request_gets_its_tokens_under_any_schedule(chunk: int) -> None:
         except AssertionError as error:
             error.add_note(f"seed {seed}")
             raise
-    reached = ["recomputes", "swaps", "copies", "cached", "from host", "evictions", "searches", "pinned"]
+    reached = [
+        "recomputes",
+        "swaps",
+        "copies",
+        "cached",
+        "from host",
+        "evictions",
+        "searches",
+        "pinned",
+        "constrained",
+    ]
     assert min(done[name] for name in reached) > 10, f"the runs no longer reach what they are for: {done}"
 
 
