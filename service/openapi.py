@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -11,66 +12,130 @@ from service.errors import ErrorReply
 from service.responses.protocol import ResponseRequest
 from service.responses.replies import ResponseReply
 
-# path, method, summary, request type, reply type
-_OPERATIONS: tuple[tuple[str, str, str, type | None, type | None], ...] = (
-    ("/v1/completions", "post", "Continue a text", protocol.CompletionRequest, replies.CompletionReply),
-    ("/v1/chat/completions", "post", "Answer in a chat", protocol.ChatRequest, replies.ChatReply),
-    ("/v1/responses", "post", "Answer, in OpenAI's newer form", ResponseRequest, ResponseReply),
-    ("/v1/models", "get", "List the served models", None, replies.ModelList),
-    ("/v1/models/{name}", "get", "Describe a served model", None, replies.Model),
-    ("/tokenize", "post", "Text or messages to token ids", protocol.TokenizeRequest, replies.TokenizeReply),
-    ("/detokenize", "post", "Token ids to text", protocol.DetokenizeRequest, replies.DetokenizeReply),
-    ("/health", "get", "Whether the process is alive", None, None),
-    ("/ready", "get", "Whether requests would be served", None, None),
-    ("/startup", "get", "The start-up phases, as server-sent events", None, None),
-    ("/metrics", "get", "Prometheus metrics", None, None),
+_JSON, _SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
+_ANY = {400: "A value that is not understood or not allowed; `param` names it, the Host header included"}
+_KEYED = {401: "No valid API key"}
+_NOT_READY = {503: "Loading, shutting down, or the engine is dead"}
+_BODY = {
+    404: "No such model",
+    408: "The body did not come in time",
+    413: "The body, or the prompt in it, is too large",
+    415: "Not application/json",
+    500: "A failure of ours, or of the engine on this request",
+}
+_QUEUED = {429: "The queue is full"}
+_RETRIED = (429, 503)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """`errors` are all that can come instead of a 200, which is of the kinds `content`."""
+
+    path: str
+    summary: str
+    errors: dict[int, str]
+    request: type | None = None
+    reply: type | None = None
+    content: tuple[str, ...] = (_JSON,)
+
+    @property
+    def method(self) -> str:
+        return "get" if self.request is None else "post"
+
+
+_POST = _ANY | _KEYED | _BODY | _QUEUED | _NOT_READY
+_GET = _ANY | _KEYED | _NOT_READY
+
+
+def _generation(path: str, summary: str, request: type, reply: type) -> Operation:
+    return Operation(path, summary, _POST, request, reply, (_JSON, _SSE))
+
+
+OPERATIONS = (
+    _generation("/v1/completions", "Continue a text", protocol.CompletionRequest, replies.CompletionReply),
+    _generation("/v1/chat/completions", "Answer in a chat", protocol.ChatRequest, replies.ChatReply),
+    _generation("/v1/responses", "Answer, in OpenAI's newer form", ResponseRequest, ResponseReply),
+    Operation("/v1/models", "List the served models", _GET, reply=replies.ModelList),
+    Operation(
+        "/v1/models/{name}", "Describe a served model", _GET | {404: "No such model"}, reply=replies.Model
+    ),
+    Operation(
+        "/tokenize", "Text or messages to token ids", _POST, protocol.TokenizeRequest, replies.TokenizeReply
+    ),
+    Operation("/detokenize", "Token ids to text", _POST, protocol.DetokenizeRequest, replies.DetokenizeReply),
+    Operation("/health", "Whether the process is alive", _ANY | _NOT_READY, reply=replies.Status),
+    Operation("/ready", "Whether requests would be served", _ANY | _NOT_READY, reply=replies.Status),
+    Operation("/startup", "The start-up phases as they go", _ANY | _NOT_READY, content=(_SSE,)),
+    Operation("/metrics", "Prometheus metrics", _ANY, content=(_TEXT,)),
+    Operation("/openapi.json", "This document", _ANY),
+    Operation("/", "The chat page", _ANY, content=(_HTML,)),
 )
-_STREAMS = (protocol.CompletionRequest, protocol.ChatRequest, ResponseRequest)
 
 
 def describe(version: str) -> dict[str, Any]:
-    """An OpenAPI 3.1 document."""
-    types = [kind for *_, request, reply in _OPERATIONS for kind in (request, reply) if kind is not None]
+    """An OpenAPI 3.1 document, which has no words for the WebSocket mode of /v1/responses."""
+    types = [kind for each in OPERATIONS for kind in (each.request, each.reply) if kind is not None]
     _, components = msgspec.json.schema_components(
         [*types, ErrorReply], ref_template="#/components/schemas/{name}"
     )
     paths: dict[str, dict[str, Any]] = {}
-    for path, method, summary, request, reply in _OPERATIONS:
-        paths.setdefault(path, {})[method] = _operation(path, summary, request, reply)
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _describe(operation)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Quire", "version": version},
         "paths": paths,
         "components": {
             "schemas": components,
+            "headers": {
+                "x-request-id": {
+                    "description": "The request's own, if it matches [A-Za-z0-9._-]{1,64}, else a new one",
+                    "schema": {"type": "string"},
+                },
+                "retry-after": {
+                    "description": "Seconds after which to try again",
+                    "schema": {"type": "integer", "minimum": 1},
+                },
+            },
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _operation(path: str, summary: str, request: type | None, reply: type | None) -> dict[str, Any]:
-    content: dict[str, Any] = {}
-    if reply is not None:
-        content["application/json"] = {"schema": _reference(reply)}
-    if request in _STREAMS:
-        content["text/event-stream"] = {"schema": {"type": "string", "description": "with stream: true"}}
-    error = {"description": "Error", "content": {"application/json": {"schema": _reference(ErrorReply)}}}
-    operation: dict[str, Any] = {
-        "summary": summary,
-        "responses": {"200": {"description": "OK", "content": content}, "default": error},
-    }
-    if "{name}" in path:
-        operation["parameters"] = [
-            {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+def _describe(operation: Operation) -> dict[str, Any]:
+    responses = {"200": _response("OK", {kind: _schema(operation, kind) for kind in operation.content})}
+    for status, description in sorted(operation.errors.items()):
+        error = {_JSON: {"schema": _reference(ErrorReply)}}
+        responses[str(status)] = _response(description, error, retried=status in _RETRIED)
+    described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
+    if "{name}" in operation.path:
+        described["parameters"] = [
+            {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         ]
-    if request is not None:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": _reference(request)}},
-        }
-    if path.startswith("/v1") or request is not None:
-        operation["security"] = [{"key": []}]
-    return operation
+    if operation.request is not None:
+        content = {_JSON: {"schema": _reference(operation.request)}}
+        described["requestBody"] = {"required": True, "content": content}
+    if 401 in operation.errors:
+        described["security"] = [{"key": []}]
+    return described
+
+
+def _schema(operation: Operation, kind: str) -> dict[str, Any]:
+    if kind == _SSE:
+        description = (
+            "an event, with stream: true" if operation.request is not None else "an event for each phase"
+        )
+        event = {"data": {"type": "string"}, "event": {"type": "string"}}
+        return {"schema": {"type": "object", "properties": event, "description": description}}
+    if kind != _JSON:
+        return {"schema": {"type": "string"}}
+    return {"schema": {"type": "object"} if operation.reply is None else _reference(operation.reply)}
+
+
+def _response(description: str, content: dict[str, Any], *, retried: bool = False) -> dict[str, Any]:
+    names = ["x-request-id", *(["retry-after"] if retried else [])]
+    headers = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+    return {"description": description, "headers": headers, "content": content}
 
 
 def _reference(kind: type) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -90,6 +92,12 @@ class ChatReply(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+
+
+class Status(msgspec.Struct):
+    """Of the server, as /health and /ready say it."""
+
+    status: Literal["ok", "ready"]
 
 
 class Model(msgspec.Struct, kw_only=True):
