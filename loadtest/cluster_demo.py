@@ -1,8 +1,10 @@
 """Two CPU replicas, a Redis and a router on loopback: what knowing where prefixes are cached is worth.
 
-`python -m loadtest.cluster_demo` sends the same work twice: round-robin, straight to the replicas, and
-through the router. Tenants come in random order, each with a long prefix of its own; a replica has KV blocks
-for little more than half of them. The model has random weights: only the time that a prompt takes matters.
+`python -m loadtest.cluster_demo` sends the same kind of work three times: round-robin, straight to the
+replicas; through the router; and through the router from the moment that Redis is stopped, so that it takes
+commands and answers nothing. Tenants come in random order, each with a long prefix of its own; a replica has
+KV blocks for little more than half of them. The model has random weights: only the time that a prompt takes
+matters.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -38,6 +41,7 @@ from service.demo import MODEL_FOLDER
 REPLICAS = 2
 BLOCK_SIZE = 16
 TOKEN_IDS = range(300, 4000)  # of the demo model's vocabulary, none of them special
+HIT = 0.95  # of a prefix: so much of it must be cached
 START_SECONDS = 120.0
 SETTLE_SECONDS = 2.0  # by then the router has heard of what the replicas hold and do
 
@@ -59,21 +63,32 @@ class Work:
         return int(prefix * (self.tenants / REPLICAS + 0.5) + running) + self.concurrency
 
 
-def sessions(work: Work, seed: int) -> tuple[list[Session], list[Session]]:
-    """Each tenant's first request, and then the requests that are measured."""
-    rng = random.Random(seed)
+class Tenants:
+    """Each with a prefix of its own, and always with another question."""
 
-    def tokens(count: int) -> list[int]:
-        return rng.choices(TOKEN_IDS, k=count)
+    def __init__(self, work: Work, seed: int) -> None:
+        self._work = work
+        self._rng = random.Random(seed)
+        self._prefixes = [self._tokens(work.prefix_tokens) for _ in range(work.tenants)]
 
-    def session(prefix: list[int]) -> Session:
-        prompt = prefix + tokens(work.question_tokens)
-        return Session(turns=[Turn(prompt=prompt, output_len=work.output_tokens)])
+    def first(self) -> list[Session]:
+        """Of each."""
+        return [self._session(prefix) for prefix in self._prefixes]
 
-    prefixes = [tokens(work.prefix_tokens) for _ in range(work.tenants)]
-    rounds = -(-work.requests // work.tenants)
-    order = [prefix for _ in range(rounds) for prefix in rng.sample(prefixes, len(prefixes))]
-    return [session(prefix) for prefix in prefixes], [session(prefix) for prefix in order[: work.requests]]
+    def more(self) -> list[Session]:
+        """The requests that are measured: all tenants in random order, again and again."""
+        rounds = -(-self._work.requests // self._work.tenants)
+        order = [
+            prefix for _ in range(rounds) for prefix in self._rng.sample(self._prefixes, self._work.tenants)
+        ]
+        return [self._session(prefix) for prefix in order[: self._work.requests]]
+
+    def _session(self, prefix: list[int]) -> Session:
+        prompt = prefix + self._tokens(self._work.question_tokens)
+        return Session(turns=[Turn(prompt=prompt, output_len=self._work.output_tokens)])
+
+    def _tokens(self, count: int) -> list[int]:
+        return self._rng.choices(TOKEN_IDS, k=count)
 
 
 async def run(urls: Sequence[str], work: Sequence[Session], concurrency: int) -> list[Record]:
@@ -93,26 +108,53 @@ async def run(urls: Sequence[str], work: Sequence[Session], concurrency: int) ->
     return [record for records in await asyncio.gather(*drives) for record in records]
 
 
-def measure(urls: Sequence[str], work: Work, seed: int) -> list[Record]:
-    first, rest = sessions(work, seed)
+def measure(urls: Sequence[str], tenants: Tenants, work: Work) -> list[Record]:
+    """Those after each tenant's first."""
+    first = tenants.first()
     time.sleep(SETTLE_SECONDS)
-    asyncio.run(run(urls, first, len(first)))  # all at once, so that they are spread evenly
+    asyncio.run(run(urls, first, len(first)))
     time.sleep(SETTLE_SECONDS)
-    return asyncio.run(run(urls, rest, work.concurrency))
+    return asyncio.run(run(urls, tenants.more(), work.concurrency))
+
+
+def measure_without_redis(cluster: Cluster, tenants: Tenants, work: Work) -> tuple[list[Record], float]:
+    """Redis stops as the requests begin. Also: seconds from its going on until all is published again."""
+    os.kill(cluster.redis, signal.SIGSTOP)
+    try:
+        records = asyncio.run(run([cluster.router], tenants.more(), work.concurrency))
+    finally:
+        os.kill(cluster.redis, signal.SIGCONT)
+    begin = time.monotonic()
+    cluster.wait_until_published()
+    return records, time.monotonic() - begin
 
 
 # -- the processes -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Cluster:
+    replicas: list[str]
+    router: str
+    redis: int  # process id
+
+    def wait_until_published(self) -> None:
+        """For the registry to hold all, and for the router to read it."""
+        for url in self.replicas:
+            _wait_for(url, 'quire_registry_state{state="ok"} 1.0')
+        _wait_for(self.router, 'quire_route_registry_state{state="ok"} 1.0')
+        _wait_for(self.router, f'quire_route_replicas{{state="ready"}} {len(self.replicas):.1f}')
+
+
 @contextlib.contextmanager
-def cluster(work: Work) -> Iterator[tuple[list[str], str]]:
-    """URLs of the replicas and of the router, all ready."""
+def start_cluster(work: Work) -> Iterator[Cluster]:
+    """All of it ready."""
     with tempfile.TemporaryDirectory(prefix="quire-cluster-") as folder, contextlib.ExitStack() as stack:
         model = str(_make_model(Path(folder) / "tiny", work))
-        redis = _free_port()
+        port = _free_port()
         options = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder]
-        stack.enter_context(_process("redis-server", "--port", str(redis), *options))
-        registry = ["--redis-url", f"redis://127.0.0.1:{redis}/0"]
+        redis = stack.enter_context(_process("redis-server", "--port", str(port), *options))
+        registry = ["--redis-url", f"redis://127.0.0.1:{port}/0"]
         engine = ["--device", "cpu", "--load-format", "dummy", "--swap-space", "0"]
         engine += ["--num-gpu-blocks-override", str(work.num_blocks), "--block-size", str(BLOCK_SIZE)]
         ports = [_free_port() for _ in range(REPLICAS + 1)]
@@ -122,10 +164,9 @@ def cluster(work: Work) -> Iterator[tuple[list[str], str]]:
         stack.enter_context(_quire("route", model, "--port", str(ports[0]), *registry))
         for url in urls:
             _wait(url)
-        ready = f'quire_route_replicas{{state="ready"}} {REPLICAS:.1f}'
-        while ready not in urllib.request.urlopen(f"{urls[0]}/metrics").read().decode():
-            time.sleep(0.1)
-        yield urls[1:], urls[0]
+        cluster = Cluster(urls[1:], urls[0], redis)
+        cluster.wait_until_published()
+        yield cluster
 
 
 def _make_model(folder: Path, work: Work) -> Path:
@@ -143,12 +184,12 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def _process(*command: str) -> Iterator[None]:
+def _process(*command: str) -> Iterator[int]:
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)
     try:
-        yield
+        yield process.pid
     finally:
         process.terminate()
         try:
@@ -158,7 +199,7 @@ def _process(*command: str) -> Iterator[None]:
             process.wait()
 
 
-def _quire(*arguments: str) -> contextlib.AbstractContextManager[None]:
+def _quire(*arguments: str) -> contextlib.AbstractContextManager[int]:
     return _process(sys.executable, "-m", "service.cli", *arguments)
 
 
@@ -172,33 +213,46 @@ def _wait(url: str) -> None:
     raise RuntimeError(f"{url} was not ready within {START_SECONDS:.0f} s; start it by hand to see why")
 
 
+def _wait_for(url: str, metric: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while metric not in urllib.request.urlopen(f"{url}/metrics").read().decode():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{url}/metrics did not say {metric} within {START_SECONDS:.0f} s")
+        time.sleep(0.05)
+
+
 # -- what comes out ----------------------------------------------------------------------------------
 
 
-def show(console: Console, results: dict[str, list[Record]], work: Work) -> None:
+@dataclass(frozen=True)
+class Outcome:
+    requests: int
+    failed: int
+    hits: float  # the share of requests that found their prefix
+    ttft: list[float]  # seconds, of those that did not fail
+
+    def percentile(self, percent: int) -> float:
+        """TTFT in ms."""
+        return statistics.quantiles(self.ttft, n=100, method="inclusive")[percent - 1] * 1e3
+
+
+def outcome(records: Sequence[Record], work: Work) -> Outcome:
+    good = [record for record in records if not record.failure]
+    hits = sum(record.cached_tokens >= HIT * work.prefix_tokens for record in good) / len(good)
+    return Outcome(len(records), len(records) - len(good), hits, [record.ttft for record in good])
+
+
+def show(console: Console, outcomes: dict[str, Outcome], work: Work) -> None:
     table = Table(
         title=f"{work.tenants} tenants, prefixes of {work.prefix_tokens} tokens, {REPLICAS} replicas"
     )
-    for heading in ("", "requests", "failed", "prefix hits", "TTFT p50", "TTFT p90"):
-        table.add_column(heading, justify="right")
-    for name, records in results.items():
-        good = [record for record in records if not record.failure]
-        hits = sum(record.cached_tokens >= 0.95 * work.prefix_tokens for record in good) / len(good)
-        deciles = statistics.quantiles([record.ttft for record in good], n=10)
-        table.add_row(
-            name,
-            str(len(records)),
-            str(len(records) - len(good)),
-            f"{hits:.1%}",
-            f"{deciles[4] * 1e3:,.0f} ms",
-            f"{deciles[8] * 1e3:,.0f} ms",
-        )
+    table.add_column("", no_wrap=True)
+    for heading in ("requests", "failed", "prefix hits", "TTFT p50", "p90", "p99"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, each in outcomes.items():
+        times = [f"{each.percentile(percent):,.0f} ms" for percent in (50, 90, 99)]
+        table.add_row(name, str(each.requests), str(each.failed), f"{each.hits:.1%}", *times)
     console.print(table)
-    plain, routed = (
-        statistics.median(record.ttft for record in records if not record.failure)
-        for records in results.values()
-    )
-    console.print(f"Half of the requests had their first token {plain / routed:.1f} times sooner.")
 
 
 def main() -> None:
@@ -220,12 +274,23 @@ def main() -> None:
     console.print(
         f"starting Redis, {REPLICAS} replicas with {work.num_blocks} KV blocks each, and a router ..."
     )
-    with cluster(work) as (replicas, router):
+    with start_cluster(work) as cluster:
         console.print("round-robin ...")
-        results = {"round-robin": measure(replicas, work, seed=1)}
+        dealt = outcome(measure(cluster.replicas, Tenants(work, seed=1), work), work)
         console.print("through the router ...")
-        results["router"] = measure([router], work, seed=2)
-    show(console, results, work)
+        tenants = Tenants(work, seed=2)
+        routed = outcome(measure([cluster.router], tenants, work), work)
+        console.print("through the router, with Redis stopped ...")
+        records, seconds = measure_without_redis(cluster, tenants, work)
+        stopped = outcome(records, work)
+    show(console, {"round-robin": dealt, "router": routed, "no Redis": stopped}, work)
+    sooner = dealt.percentile(50) / routed.percentile(50)
+    later = [stopped.percentile(percent) - routed.percentile(percent) for percent in (50, 99)]
+    console.print(
+        f"Through the router, half of the requests had their first token {sooner:.1f} times sooner."
+    )
+    console.print(f"Redis stopped: TTFT p50 {later[0]:+.0f} ms, p99 {later[1]:+.0f} ms.")
+    console.print(f"The registry was whole again {seconds:.1f} s after Redis went on.")
 
 
 if __name__ == "__main__":
