@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
+from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.chat import chat_completions
@@ -19,6 +19,7 @@ from service.http import JsonResponse
 from service.models import detokenize, get_model, list_models, tokenize
 from service.openapi import describe
 from service.responses.endpoint import responses
+from service.responses.socket import ResponsesSocket
 from service.state import ServerState
 from service.static import page_files
 
@@ -65,6 +66,7 @@ def create_app(state: ServerState) -> ASGIApp:
         post("/v1/completions", completions),
         post("/v1/chat/completions", chat_completions),
         post("/v1/responses", responses),
+        WebSocketRoute("/v1/responses", ResponsesSocket(state)),
         get("/v1/models", list_models),
         get("/v1/models/{name:path}", get_model),
         post("/tokenize", tokenize),

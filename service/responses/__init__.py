@@ -1,1 +1,1 @@
-"""The Responses API, over HTTP."""
+"""The Responses API, over HTTP and over WebSocket."""

@@ -21,10 +21,10 @@ async def responses(state: ServerState, request: Request) -> Response:
     if body.previous_response_id is not None:
         raise bad_value(
             "previous_response_id",
-            "previous_response_id is not supported: responses are not kept, so send the whole conversation "
-            "as input",
+            "previous_response_id works on a WebSocket only: over HTTP responses are not kept, so send the "
+            "whole conversation as input",
         )
-    response = await begin(state, request, body)
+    response = await begin(state, request, body, history=[])
 
     def reply() -> ResponseReply:
         ResponseEvents(response).finish()  # which builds the output

@@ -27,8 +27,12 @@ class Event(NamedTuple):
 class ResponseEvents:
     """Numbers from 0. `start` comes first, then `update` as often as one likes, then one of the ends."""
 
-    def __init__(self, response: ModelResponse) -> None:
+    def __init__(self, response: ModelResponse, stream_id: str | None = None) -> None:
+        """Each event names its response, and the `stream_id` if there is one."""
         self._response = response
+        self._names = {"response_id": response.id}
+        if stream_id is not None:
+            self._names["stream_id"] = stream_id
         self._number = 0
         self._message: OutputMessage | None = None  # the item that is open
         self._texts: list[str] = []  # of that item
@@ -55,6 +59,9 @@ class ResponseEvents:
     def failed(self, error: ApiError) -> list[Event]:
         return [*self.update(), *self._close("incomplete"), self._about("response.failed", "failed", error)]
 
+    def cancelled(self) -> list[Event]:
+        return [*self.update(), *self._close("incomplete"), self._about("response.cancelled", "cancelled")]
+
     def _about(self, kind: str, status: Status, error: ApiError | None = None) -> Event:
         return self._event(kind, response=self._response.snapshot(status, error))
 
@@ -66,7 +73,7 @@ class ResponseEvents:
         place = {"item_id": message.id, "output_index": index, "content_index": 0}
         head = {
             "type": "response.output_text.delta",
-            "response_id": self._response.id,
+            **self._names,
             **place,
             "logprobs": [],
         }
@@ -100,9 +107,18 @@ class ResponseEvents:
         ]
 
     def _event(self, kind: str, **fields: Any) -> Event:
-        about = {"type": kind, "sequence_number": self._number, "response_id": self._response.id, **fields}
+        about = {"type": kind, "sequence_number": self._number, **self._names, **fields}
         self._number += 1
         return Event(kind, _encode(about))
+
+
+def error_event(error: ApiError, **names: str | None) -> Event:
+    """On a WebSocket: what was asked for is refused. `names` say what that was, as far as it is known."""
+    detail = msgspec.structs.asdict(error.detail)
+    if error.headers:
+        detail["headers"] = error.headers
+    given = {name: value for name, value in names.items() if value is not None}
+    return Event("error", _encode({"type": "error", "status": error.status, "error": detail, **given}))
 
 
 class SseEvents:

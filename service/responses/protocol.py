@@ -11,9 +11,12 @@ from msgspec import Meta
 from engine.request import SamplingParams
 from service.protocol import MAX_TOKENS, ModelName, Text
 
-_PREVIOUS = "Refused: responses are not kept, so the whole conversation is sent as input"
+_PREVIOUS = "Goes on from a response of the same WebSocket, and waits for its end. Over HTTP it is refused"
+_STREAM_ID = "Given back with each event. Responses of one stream_id are generated one after another"
 _STORE = "Only false: responses are not kept"
 _ID = "As it was returned; it changes nothing"
+
+Identifier = Annotated[str, Meta(max_length=256)]
 
 
 class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -101,3 +104,25 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             ignore_eos=bool(self.ignore_eos),
             seed=secrets.randbits(63) if self.seed is None else self.seed,
         )
+
+
+class ResponseCreate(
+    ResponseRequest, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="response.create"
+):
+    """Over a WebSocket, where every response is streamed."""
+
+    stream_id: Annotated[str, Meta(min_length=1, max_length=256, description=_STREAM_ID)] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stream is False:
+            raise ValueError("stream may not be false on a WebSocket: responses come as events")
+
+
+class ResponseCancel(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="response.cancel"
+):
+    response_id: Identifier
+
+
+ClientEvent = ResponseCreate | ResponseCancel

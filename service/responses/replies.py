@@ -8,7 +8,7 @@ import msgspec
 
 from service.responses.protocol import TextFormat
 
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
+Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 

@@ -36,16 +36,24 @@ def input_messages(given: str | list[InputItem]) -> list[TemplateMessage]:
     ]
 
 
+def output_messages(output: list[OutputMessage]) -> list[TemplateMessage]:
+    """What a response adds to its conversation."""
+    return [{"role": "assistant", "content": part.text} for message in output for part in message.content]
+
+
 class ModelResponse:
     """Its `output` grows as its events are made; `generation` is to be closed by whoever drives it."""
 
-    def __init__(self, body: ResponseRequest, model: str, generation: Generation) -> None:
+    def __init__(
+        self, body: ResponseRequest, model: str, generation: Generation, said: list[TemplateMessage]
+    ) -> None:
         self.id = f"resp_{secrets.token_hex(24)}"
         self.generation = generation
         self.output: list[OutputMessage] = []
         self._body = body
         self._model = model
         self._created = int(time.time())
+        self._said = said
 
     @property
     def choice(self) -> Choice:
@@ -60,6 +68,10 @@ class ModelResponse:
         message = OutputMessage(id=f"msg_{secrets.token_hex(24)}", content=[])
         self.output.append(message)
         return message
+
+    def conversation(self) -> list[TemplateMessage]:
+        """All that was said, the output so far included, for a response that goes on from here."""
+        return [*self._said, *output_messages(self.output)]
 
     def snapshot(self, status: Status, error: ApiError | None = None) -> ResponseReply:
         """The response as it stands."""
@@ -94,16 +106,19 @@ class ModelResponse:
         )
 
 
-async def begin(state: ServerState, connection: HTTPConnection, body: ResponseRequest) -> ModelResponse:
-    """Hands the request to the engine. Raises ApiError."""
+async def begin(
+    state: ServerState, connection: HTTPConnection, body: ResponseRequest, history: list[TemplateMessage]
+) -> ModelResponse:
+    """Hands the request to the engine. `history` is what was said before. Raises ApiError."""
     engine, tokenizer, info = state.serving()
     model = state.check_model(body.model)
     state.admit(1)
     instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-    text = render(tokenizer, model, instructions + input_messages(body.input), param="input")
+    said = [*history, *input_messages(body.input)]
+    text = render(tokenizer, model, instructions + said, param="input")
     tokens = await state.encode(text, "input", add_special_tokens=False)
     params = body.sampling_params(token_budget(body, tokens, "input", info, None))
     options = Options(stops=(), skip_special_tokens=True, continues=False)
     salt = cache_salt(connection, None)
     generation = Generation(state, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt)
-    return ModelResponse(body, model, generation)
+    return ModelResponse(body, model, generation, said)

@@ -1,0 +1,524 @@
+"""WS /v1/responses in the loop of the test: every response ends once, whatever happens in which order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.responses import ResponsesServerEvent
+from pydantic import TypeAdapter
+
+from service.app import create_app
+from service.config import ServiceConfig
+from service.errors import not_ready
+from service.responses.conversations import Conversations
+from service.state import ServerState
+from service.tokenizer import Tokenizer
+from tests.service.asgi import post
+from tests.service.asgi_socket import Socket
+from tests.service.conftest import Service
+from tests.service.fake_engine import FakeEngine, make_info
+from tests.service.test_responses import said
+
+pytestmark = pytest.mark.anyio
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
+ENDS = {f"response.{status}" for status in ("completed", "incomplete", "failed", "cancelled")}
+
+
+async def settle() -> None:
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+def step(service: Service, count: int = 1) -> None:
+    for _ in range(count):
+        service.engine.step()
+
+
+def of(events: list[dict[str, Any]], response_id: str) -> list[dict[str, Any]]:
+    return [event for event in events if event.get("response_id") == response_id and event["type"] != "error"]
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    return "".join(event.get("delta", "") for event in events)
+
+
+def without(value: Any, *names: str) -> Any:
+    """Nested, without what differs from one response to the next."""
+    if isinstance(value, dict):
+        return {name: without(item, *names) for name, item in value.items() if name not in names}
+    return [without(item, *names) for item in value] if isinstance(value, list) else value
+
+
+@pytest.fixture
+async def manual(make_service: Callable[..., Service]) -> Service:
+    """Nothing moves until the test says so."""
+    return make_service(auto=False)
+
+
+async def test_the_same_events_as_over_http(manual: Service) -> None:
+    """To the byte, but for ids and times, when both read as fast as the tokens come."""
+    body: dict[str, Any] = {"input": "hello", "max_output_tokens": 9, "instructions": "be kind", "seed": 1}
+    body |= {"metadata": {"a": "b"}, "temperature": 0.5}
+    socket = Socket(manual.app).start()
+    socket.say({"type": "response.create", **body})
+    streamed = asyncio.create_task(post(manual.app, "/v1/responses", {**body, "stream": True}))
+    await manual.engine.until_added(2)
+    for _ in range(9):
+        step(manual)
+        await settle()
+    await socket.until_type("response.incomplete")
+    named = (await streamed).body.decode().removesuffix("\n\n").split("\n\n")
+    over_http = [EVENT.validate_json(event.split("\ndata: ")[1]).model_dump() for event in named]
+    over_socket = [EVENT.validate_python(event, strict=True).model_dump() for event in socket.events]
+    names = ("id", "item_id", "response_id", "created_at", "stream_id")
+    assert without(over_socket, *names) == without(over_http, *names)
+    assert len([event for event in over_socket if "delta" in event]) > 5
+    socket.leave()
+
+
+async def test_several_at_once_and_their_stream_ids(manual: Service, tokenizer: Tokenizer) -> None:
+    socket = Socket(manual.app).start()
+    for at in range(4):
+        socket.create(f"{at}", stream_id=f"lane {at}", max_output_tokens=6)
+    created = [await socket.until_type("response.created", at + 1) for at in range(4)]
+    for _ in range(6):
+        step(manual)
+        await settle()
+    await socket.until_type("response.incomplete", 4)
+    for at, event in enumerate(created):
+        events = of(socket.events, event["response"]["id"])
+        assert {event["stream_id"] for event in events} == {f"lane {at}"}
+        assert text_of(events) == said(tokenizer, f"<|user|>{at}<|assistant|>", 6)
+    assert len({event["response"]["id"] for event in created}) == 4
+    socket.leave()
+
+
+async def test_one_of_a_stream_id_after_another(manual: Service) -> None:
+    socket = Socket(manual.app).start()
+    for text in "abc":
+        socket.create(text, stream_id="s", max_output_tokens=1)
+    socket.create("d", max_output_tokens=1)
+    await socket.until_type("response.created", 2)
+    await settle()
+    assert len(manual.engine.streams) == 2  # "a", and "d", which waits for nobody
+    for count in (3, 4):
+        step(manual)
+        await manual.engine.until_added(count)
+    step(manual)
+    await socket.until_type("response.incomplete", 4)
+    order = [event["response"]["id"] for event in socket.events if event["type"] in ENDS]
+    lane = [event["response"]["id"] for event in socket.events if event["type"] == "response.created"]
+    assert [each for each in order if each != lane[1]] == [lane[0], *lane[2:]]
+    socket.leave()
+
+
+async def test_conversation(service: Service, tokenizer: Tokenizer) -> None:
+    socket = Socket(service.app).start()
+    socket.create("a", instructions="i", max_output_tokens=3)
+    first = await socket.until_type("response.incomplete")
+    socket.create("b", previous_response_id=first["response"]["id"], max_output_tokens=2)
+    second = await socket.until_type("response.incomplete", 2)
+    assert second["response"]["previous_response_id"] == first["response"]["id"]
+    socket.create("c", previous_response_id=second["response"]["id"], max_output_tokens=1)
+    socket.create("d", previous_response_id=first["response"]["id"], max_output_tokens=1)  # a fork
+    await socket.until_type("response.incomplete", 4)
+    one, two = (event["response"]["output"][0]["content"][0]["text"] for event in (first, second))
+    history = f"<|user|>a<|assistant|>{one}<|user|>"
+    prompts = [f"{history}b", f"{history}b<|assistant|>{two}<|user|>c", f"{history}d"]
+    assert [stream.prompt for stream in service.engine.streams[1:]] == [
+        tokenizer.encode(f"{prompt}<|assistant|>", add_special_tokens=False) for prompt in prompts
+    ]
+    socket.leave()
+
+
+async def test_going_on_from_one_that_runs_waits_for_it(manual: Service) -> None:
+    socket = Socket(manual.app).start()
+    socket.create("a", max_output_tokens=2)
+    first = (await socket.until_type("response.created"))["response"]["id"]
+    socket.create("b", previous_response_id=first, max_output_tokens=1)
+    await settle()
+    assert len(manual.engine.streams) == 1
+    step(manual, 2)
+    await manual.engine.until_added(2)
+    step(manual)
+    await socket.until_type("response.incomplete", 2)
+    socket.leave()
+
+
+async def test_cancelled_ones_can_be_gone_on_from(manual: Service, tokenizer: Tokenizer) -> None:
+    socket = Socket(manual.app).start()
+    socket.create("a")
+    first = (await socket.until_type("response.created"))["response"]["id"]
+    step(manual, 2)
+    await socket.until_type("response.output_text.delta")
+    socket.cancel(first)
+    socket.cancel(first)  # impatience is no error, or says that it is over
+    last = (await socket.until_type("response.cancelled"))["response"]
+    assert last["status"] == "cancelled"
+    assert last["output"][0]["status"] == "incomplete"
+    assert manual.engine.streams[0].aborted
+    socket.create("b", previous_response_id=first, max_output_tokens=1)
+    await manual.engine.until_added(2)
+    prompt = f"<|user|>a<|assistant|>{last['output'][0]['content'][0]['text']}<|user|>b<|assistant|>"
+    assert manual.engine.streams[1].prompt == tokenizer.encode(prompt, add_special_tokens=False)
+    socket.leave()
+
+
+async def test_conversations_belong_to_their_socket(service: Service) -> None:
+    one, other = Socket(service.app).start(), Socket(service.app).start()
+    one.create(max_output_tokens=1)
+    response = (await one.until_type("response.incomplete"))["response"]["id"]
+    other.create(previous_response_id=response)
+    error = await other.until_type("error")
+    assert (error["status"], error["error"]["code"]) == (404, "previous_response_not_found")
+    assert error["error"]["param"] == "previous_response_id"
+    one.leave()
+    other.leave()
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 400), st.booleans()), max_size=40))
+def test_conversations_are_bounded(uses: list[tuple[int, int, bool]]) -> None:
+    """The latest is there; others only while all together are within the limit; what is there is right."""
+    kept, model = Conversations(5000), dict[str, list[dict[str, Any]]]()
+    for name, (number, size, look) in enumerate(uses):
+        if not look:
+            model[f"{name}"] = [{"role": "user", "content": "x" * size}]
+            kept.keep(f"{name}", model[f"{name}"])
+            assert kept.find(f"{name}") == model[f"{name}"]
+        elif str(number) in kept._kept:
+            assert kept.find(f"{number}") is model[f"{number}"]
+        assert sum(size for _, size in kept._kept.values()) <= 5000 or len(kept._kept) == 1
+
+
+REFUSED: list[tuple[Any, int, str, str | None]] = [
+    ("{", 400, "invalid_json", None),
+    ("[" * 200_000, 400, "invalid_value", None),
+    ('{"type": "response.create", "input": ' + "[" * 200_000, 400, "invalid_value", "input[0]"),
+    ('{"type": "response.create", "input": "\\ud800"}', 400, "invalid_json", None),
+    (b"{}", 400, "binary_message", None),
+    ({}, 400, "missing_field", "type"),
+    ({"type": "response.steer", "previous_response_id": "x", "input": "a"}, 400, "invalid_value", "type"),
+    ({"type": "response.create"}, 400, "missing_field", "input"),
+    ({"type": "response.create", "input": "a", "n": 2}, 400, "unknown_field", "n"),
+    ({"type": "response.create", "input": "a", "background": True}, 400, "unknown_field", "background"),
+    ({"type": "response.create", "input": "a", "generate": False}, 400, "unknown_field", "generate"),
+    ({"type": "response.create", "input": "a", "stream": False}, 400, "invalid_value", "stream"),
+    ({"type": "response.create", "input": "a", "store": True}, 400, "invalid_value", "store"),
+    ({"type": "response.create", "input": "a", "stream_id": ""}, 400, "invalid_value", "stream_id"),
+    ({"type": "response.create", "input": "a", "model": "other"}, 404, "model_not_found", "model"),
+    ({"type": "response.create", "input": "a" * 3000}, 400, "context_length_exceeded", "input"),
+    ({"type": "response.cancel"}, 400, "missing_field", "response_id"),
+    ({"type": "response.cancel", "response_id": "resp_1"}, 404, "response_not_found", "response_id"),
+    ({"type": "response.cancel", "response_id": 5}, 400, "invalid_value", "response_id"),
+]
+
+
+async def test_refusals_leave_the_socket_open(service: Service) -> None:
+    socket = Socket(service.app).start()
+    for count, (message, status, code, param) in enumerate(REFUSED, 1):
+        socket.say(message)
+        event = await socket.until_type("error", count)
+        error = event["error"]
+        assert (event["status"], error["code"], error["param"]) == (status, code, param), message
+        assert {"message", "type", "param", "code"} <= set(error)
+    socket.create(max_output_tokens=1)
+    await socket.until_type("response.incomplete")
+    assert len(service.engine.streams) == 1
+    socket.leave()
+
+
+async def test_cancelling_what_has_ended_or_is_another_sockets(manual: Service) -> None:
+    one, other = Socket(manual.app).start(), Socket(manual.app).start()
+    one.create(max_output_tokens=1)
+    response = (await one.until_type("response.created"))["response"]["id"]
+    other.cancel(response)
+    error = await other.until_type("error")
+    assert (error["error"]["code"], error["response_id"]) == ("response_not_found", response)
+    step(manual)
+    await one.until_type("response.incomplete")
+    one.cancel(response)
+    await one.until_type("error")
+    assert len([event for event in one.events if event["type"] in ENDS]) == 1
+    one.leave()
+    other.leave()
+
+
+async def test_sixteen_at_once(manual: Service) -> None:
+    socket = Socket(manual.app).start()
+    for at in range(18):
+        socket.create(max_output_tokens=2, stream_id=f"{at}")
+    for count, stream_id in ((1, "16"), (2, "17")):
+        error = await socket.until_type("error", count)
+        assert (error["error"]["code"], error["stream_id"]) == ("too_many_responses", stream_id)
+    await socket.until_type("response.created", 16)
+    step(manual, 2)
+    await socket.until_type("response.incomplete")
+    socket.create(max_output_tokens=2)  # as soon as one is known to have ended
+    await socket.until_type("response.created", 17)
+    socket.leave()
+
+
+async def test_a_full_queue_is_refused_with_its_retry_after(make_service: Callable[..., Service]) -> None:
+    service = make_service(auto=False, max_num_queued_reqs=1)
+    socket = Socket(service.app).start()
+    socket.create()
+    await socket.until_type("response.created")
+    socket.create(stream_id="s")
+    error = await socket.until_type("error")
+    assert (error["status"], error["error"]["code"], error["stream_id"]) == (429, "queue_full", "s")
+    assert int(error["error"]["headers"]["retry-after"]) > 0
+    socket.leave()
+
+
+async def test_a_socket_that_closes_aborts_all(manual: Service) -> None:
+    socket = Socket(manual.app).start()
+    for _ in range(5):
+        socket.create()
+    await socket.until_type("response.created", 5)
+    step(manual)
+    socket.leave()
+    assert socket.task is not None
+    await socket.task
+    assert all(stream.aborted for stream in manual.engine.streams)
+    assert not manual.state.generations and not manual.state.streams
+    assert manual.state.queued == 0
+
+
+async def test_a_stalled_reader_is_cut(make_service: Callable[..., Service]) -> None:
+    service = make_service(auto=False, send_timeout=0.05)
+    socket = Socket(service.app).start()
+    socket.create()
+    await socket.until_type("response.created")
+    socket.readable.clear()
+    step(service, 3)
+    assert socket.task is not None
+    await socket.task
+    assert socket.left
+    assert service.engine.streams[0].aborted
+
+
+async def test_what_waits_for_a_reader_is_limited(make_service: Callable[..., Service]) -> None:
+    """In all responses of a socket together, refusals included; the others' go on."""
+    service = make_service(auto=False, max_backlog_bytes=2000)
+    silent, noisy, quiet = (Socket(service.app).start() for _ in range(3))
+    for socket in (silent, quiet):
+        for _ in range(3):
+            socket.create(ignore_eos=True, max_output_tokens=200)
+        await socket.until_type("response.created", 3)
+    silent.readable.clear()
+    noisy.readable.clear()
+    for _ in range(20):
+        noisy.cancel("x" * 200)
+    for _ in range(200):
+        step(service)
+        await settle()
+    for socket in (silent, noisy):
+        assert socket.left and socket.task is not None
+        await socket.task
+    assert [stream.aborted for stream in service.engine.streams] == [True] * 3 + [False] * 3
+    await quiet.until_type("response.incomplete", 3)
+    quiet.leave()
+
+
+async def test_a_slow_reader_gets_merged_deltas(manual: Service, tokenizer: Tokenizer) -> None:
+    socket = Socket(manual.app).start()
+    socket.create(max_output_tokens=30)
+    await socket.until_type("response.created")
+    socket.readable.clear()
+    for _ in range(30):
+        step(manual)
+        await settle()
+    socket.readable.set()
+    await socket.until_type("response.incomplete")
+    assert text_of(socket.events) == said(tokenizer, "<|user|>hello<|assistant|>", 30)
+    assert len([event for event in socket.events if "delta" in event]) <= 2
+    socket.leave()
+
+
+async def test_the_engines_death_fails_each_once(manual: Service) -> None:
+    socket = Socket(manual.app).start()
+    socket.create()
+    socket.create()
+    await socket.until_type("response.created", 2)
+    manual.engine.die("CUDA error")
+    await socket.until_type("response.failed", 2)
+    for event in socket.events:
+        if event["type"] == "response.failed":
+            assert "CUDA error" in event["response"]["error"]["message"]
+    socket.create()
+    assert (await socket.until_type("error"))["status"] == 503
+    socket.leave()
+
+
+async def test_shutdown_lets_what_runs_end_then_closes(manual: Service) -> None:
+    idle, busy = Socket(manual.app).start(), Socket(manual.app).start()
+    busy.create(max_output_tokens=2)
+    await busy.until_type("response.created")
+    manual.state.draining = True
+    for stream in list(manual.state.streams):
+        stream.interrupt(not_ready("the server is shutting down"))
+    assert idle.task is not None and busy.task is not None
+    await idle.task
+    assert idle.close_code == 1001
+    busy.create()
+    assert (await busy.until_type("error"))["error"]["code"] == "not_ready"
+    assert busy.close_code is None
+    step(manual, 2)
+    await busy.task
+    assert [event["type"] for event in busy.events if event["type"] in ENDS] == ["response.incomplete"]
+    assert busy.close_code == 1001
+
+
+async def test_before_the_engine_is_up_the_handshake_is_refused(make_service: Callable[..., Service]) -> None:
+    service = make_service(ready=False)
+    socket = Socket(service.app).start()
+    assert socket.task is not None
+    await socket.task
+    assert socket.sent[0]["type"] == "websocket.http.response.start"
+    assert socket.sent[0]["status"] == 503
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        ("http://localhost:8000", "localhost:8000", None),
+        ("http://LOCALHOST:8000", "localhost:8000", None),
+        ("http://localhost", "localhost:80", None),
+        ("https://localhost:443", "localhost", None),
+        ("http://localhost:8001", "localhost:8000", 403),
+        ("http://evil.example", "localhost:8000", 403),
+        ("http://localhost:8000.evil.example", "localhost:8000", 403),
+        ("https://localhost:80", "localhost", 403),
+        ("null", "localhost", 403),
+        ("file://", "localhost", 403),
+        ("", "localhost", 403),
+    ],
+)
+async def test_origin(service: Service, origin: str, host: str, status: int | None) -> None:
+    socket = Socket(service.app, origin=origin, host=host).start()
+    await settle()
+    assert socket.sent[0].get("status") == status
+    socket.leave()
+
+
+class Life:
+    """One socket through a series of events, against an engine that steps when told."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.state = ServerState(ServiceConfig(served_model_names=("tiny",), max_num_queued_reqs=3))
+        self.engine = FakeEngine(make_info(tokenizer), auto=False)
+        self.state.set_engine(self.engine)
+        self.engine.become_ready()
+        self.state.tokenizer = tokenizer
+        self.socket = Socket(create_app(self.state)).start()
+        self.creates = 0
+        self.draining = False
+
+    def ids(self) -> list[str]:
+        return [
+            event["response"]["id"] for event in self.socket.events if event["type"] == "response.created"
+        ]
+
+    async def act(self, action: tuple[Any, ...]) -> None:
+        match action:
+            case ("create", count, lane, previous):
+                ids = self.ids()
+                given = {"previous_response_id": ids[previous % len(ids)]} if ids and previous else {}
+                self.socket.create("ab", max_output_tokens=count, ignore_eos=True, **lane, **given)
+                self.creates += 1
+            case ("cancel", which):
+                ids = self.ids()
+                self.socket.cancel(ids[which % len(ids)] if ids else "resp_0")
+            case ("step", count):
+                for _ in range(count):
+                    self.engine.step()
+            case ("wait", turns):
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+            case ("stall",):
+                self.socket.readable.clear()
+            case ("read",):
+                self.socket.readable.set()
+            case ("interrupt",):
+                for each in list(self.state.generations):
+                    each.interrupt(not_ready("the server is shutting down"))
+            case ("drain",):
+                self.draining = self.state.draining = True
+                for stream in list(self.state.streams):
+                    stream.interrupt(not_ready("the server is shutting down"))
+            case ("die",):
+                self.engine.die("gone")
+            case ("close",):
+                self.socket.leave()
+
+    async def finish(self) -> None:
+        """All that runs may end."""
+        self.socket.readable.set()
+        for _ in range(400):
+            await asyncio.sleep(0)
+            if self.engine.active:
+                self.engine.step()
+        await settle()
+
+    def check(self) -> None:
+        events = self.socket.events
+        for response in self.ids():
+            own = of(events, response)
+            kinds = [event["type"] for event in own]
+            assert [event["sequence_number"] for event in own] == list(range(len(own)))
+            assert kinds[:2] == ["response.created", "response.in_progress"]
+            ends = [kind for kind in kinds if kind in ENDS]
+            if not self.socket.left:
+                assert ends == [kinds[-1]]
+            assert len(ends) <= 1
+            if ends and own[-1]["response"]["output"]:
+                assert text_of(own) == own[-1]["response"]["output"][0]["content"][0]["text"]
+        if not self.socket.left:
+            refused = [event for event in events if event["type"] == "error" and "response_id" not in event]
+            if not self.draining:  # after which nothing may be heard any more
+                assert len(self.ids()) + len(refused) == self.creates
+        assert not self.engine.active
+        assert not self.state.generations
+        assert self.state.queued == 0
+
+
+ACTIONS = st.one_of(
+    st.tuples(
+        st.just("create"),
+        st.integers(1, 6),
+        st.sampled_from([{}, {}, {"stream_id": "s"}, {"stream_id": "t"}]),
+        st.integers(0, 3),
+    ),
+    st.tuples(st.just("cancel"), st.integers(0, 5)),
+    st.tuples(st.just("step"), st.integers(1, 3)),
+    st.tuples(st.just("wait"), st.integers(1, 12)),
+    st.tuples(st.sampled_from(["stall", "read", "interrupt"])),
+)
+ENDINGS = st.sampled_from([None, ("close",), ("drain",), ("die",)])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(ACTIONS, max_size=30), ENDINGS, st.lists(ACTIONS, max_size=4))
+def test_every_response_ends_exactly_once(
+    tokenizer: Tokenizer, actions: list[Any], ending: Any, more: list[Any]
+) -> None:
+    async def live() -> None:
+        life = Life(tokenizer)
+        await settle()  # the handshake
+        for action in [*actions, *([ending] if ending else []), *more]:
+            await life.act(action)
+        await life.finish()
+        life.check()
+        if ending == ("drain",):
+            assert life.socket.close_code == 1001
+        life.socket.leave()
+        assert life.socket.task is not None
+        await life.socket.task
+        assert not life.state.streams
+
+    asyncio.run(live())
