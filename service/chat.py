@@ -17,6 +17,7 @@ from service.protocol import ChatRequest
 from service.rendering import render
 from service.replies import ChatChoice, ChatLogprobs, ChatReply, ReplyMessage, TokenLogprobs, TopLogprob
 from service.state import ServerState
+from service.tokenizer import Tokenizer
 
 
 def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> ChatLogprobs:
@@ -53,6 +54,17 @@ STYLE = ChunkStyle(
 )
 
 
+def prompt_text(tokenizer: Tokenizer, model: str, body: ChatRequest) -> str:
+    """What the model gets to see. Routers hash it, too. Raises ApiError 400."""
+    return render(
+        tokenizer,
+        model,
+        [message.as_template_message() for message in body.messages],
+        add_generation_prompt=body.add_generation_prompt,
+        arguments=body.chat_template_kwargs,
+    )
+
+
 async def chat_completions(state: ServerState, request: Request) -> Response:
     engine, tokenizer, info = state.serving()
     body = await decode(request, ChatRequest)
@@ -61,14 +73,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     state.admit(1)
     if body.token_limit == 0:
         raise bad_value("max_tokens", "max_tokens must be at least 1, got 0")
-    text = render(
-        tokenizer,
-        model,
-        [message.as_template_message() for message in body.messages],
-        add_generation_prompt=body.add_generation_prompt,
-        arguments=body.chat_template_kwargs,
-    )
-    tokens = await state.encode(text, "messages", add_special_tokens=False)
+    tokens = await state.encode(prompt_text(tokenizer, model, body), "messages", add_special_tokens=False)
     top = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling_params(body, token_budget(body, tokens, "messages", info, None), top)
     options = Options(

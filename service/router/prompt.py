@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from msgspec import MsgspecError, json
 from starlette.requests import Request
 
+from service.chat import prompt_text
 from service.errors import ApiError
 from service.preparation import cache_salt
 from service.protocol import ChatRequest, CompletionRequest
-from service.rendering import render
 from service.tokenizer import Tokenizer
 
 _INLINE_CHARS = 2048
@@ -66,12 +66,5 @@ def _given(request: Request, body: bytes, tokenizer: Tokenizer) -> _Given | None
             return _Given(prompts[0], salt, special=True, whole=len(prompts) == 1)
         case "/v1/chat/completions":
             chat = _chats.decode(body)
-            text = render(
-                tokenizer,
-                "",
-                [message.as_template_message() for message in chat.messages],
-                add_generation_prompt=chat.add_generation_prompt,
-                arguments=chat.chat_template_kwargs,
-            )
-            return _Given(text, cache_salt(request, chat.cache_salt))
+            return _Given(prompt_text(tokenizer, "", chat), cache_salt(request, chat.cache_salt))
     return None
