@@ -10,11 +10,12 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from service.errors import TemplateError
+from service.template_sandbox import MAX_CHARS, TemplateSandbox
 
 MAX_TEMPLATE_CHARS = 1 << 20
+TIME_LIMIT = 1.0  # seconds; templates take a millisecond
 
 
 class _GenerationTag(Extension):
@@ -32,13 +33,13 @@ class _GenerationTag(Extension):
 class ChatTemplate:
     """Turns messages into a prompt. Raises ValueError if the source is no template."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: dict[str, str], time_limit: float = TIME_LIMIT) -> None:
         if len(source) > MAX_TEMPLATE_CHARS:
             raise ValueError(
                 f"the chat template has {len(source)} characters, more than {MAX_TEMPLATE_CHARS}"
             )
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+        environment = TemplateSandbox(
+            time_limit, trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
@@ -47,6 +48,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ValueError(f"the model's chat template does not compile: {error}") from None
+        self._environment = environment
         self._source = source
         self._special_tokens = special_tokens
 
@@ -63,7 +65,8 @@ class ChatTemplate:
     ) -> str:
         """Raises TemplateError with the template's own words."""
         try:
-            return self._template.render(
+            self._environment.start()
+            prompt = self._template.render(
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
                 tools=None,
@@ -71,6 +74,9 @@ class ChatTemplate:
                 **self._special_tokens,
                 **(arguments or {}),
             )
+            if len(prompt) > MAX_CHARS:
+                raise TemplateError(f"the model's chat template made a prompt of {len(prompt)} characters")
+            return prompt
         except TemplateError:
             raise
         except Exception as error:  # a template is a program of the model's author: anything may come
