@@ -8,7 +8,7 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/
 
-.PHONY: setup serve test lint cluster-demo gpu-test gpu-bench evaluation clean
+.PHONY: setup serve test lint cluster-demo gpu-test gpu-bench evaluation evaluation-gpu clean
 
 setup: $(VENV)/.ready
 
@@ -49,6 +49,10 @@ gpu-bench:
 # The PagedAttention paper's figures by simulation, written to loadtest/results/evaluation/. No GPU.
 evaluation: setup
 	$(RUN)python -m loadtest figures --processes $$(nproc)
+
+# The same experiments on the real engine, with CUDA; `make evaluation` then puts them beside the simulation.
+evaluation-gpu:
+	$(QUIRE_PYTHON) -m loadtest.evaluation.real
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -46,6 +46,17 @@ class Case:
     def scale(self) -> float:
         return self.q.shape[-1] ** -0.5
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> Case:
+        return Case(
+            self.q.to(device, dtype),
+            self.keys.to(device, dtype),
+            self.values.to(device, dtype),
+            self.key_blocks.to(device, dtype),
+            self.value_blocks.to(device, dtype),
+            self.tables.to(device),
+            self.length,
+        )
+
     def sees(self, first: int, last: int) -> Tensor:
         """[Q, last - first]: whether a query may see keys first..last-1; those past the end, nobody."""
         positions = torch.arange(self.length - self.q.shape[2], self.length, device=self.q.device)
@@ -74,6 +85,9 @@ def make_case(
 
 def contiguous(case: Case) -> Tensor:
     """No blocks: one call over all sequences."""
+    queries = case.q.shape[2]
+    if queries in {1, case.length}:
+        return F.scaled_dot_product_attention(case.q, case.keys, case.values, is_causal=queries > 1)
     mask = case.sees(0, case.length)
     return F.scaled_dot_product_attention(case.q, case.keys, case.values, attn_mask=mask)
 
@@ -93,9 +107,9 @@ def online_softmax(case: Case) -> Tensor:
     """Block by block with a running maximum and sum: nothing of a sequence's length is ever held."""
     outs = []
     for q, table in zip(case.q, case.tables, strict=True):
-        most = torch.full((*q.shape[:2], 1), -torch.inf, device=q.device)
+        most = torch.full((*q.shape[:2], 1), -torch.inf, device=q.device)  # these three in float32
         total = torch.zeros_like(most)
-        out = torch.zeros_like(q)
+        out = torch.zeros_like(q, dtype=torch.float32)
         for i, block in enumerate(table.tolist()):
             seen = case.sees(i * case.block_size, (i + 1) * case.block_size)
             scores = (q @ case.key_blocks[block].mT * case.scale).masked_fill(~seen, -torch.inf)
@@ -103,9 +117,9 @@ def online_softmax(case: Case) -> Tensor:
             weights = (scores - higher).exp()
             shrink = (most - higher).exp()
             total = total * shrink + weights.sum(-1, keepdim=True)
-            out = out * shrink + weights @ case.value_blocks[block]
+            out = out * shrink + weights.to(q.dtype) @ case.value_blocks[block]
             most = higher
-        outs.append(out / total)
+        outs.append((out / total).to(q.dtype))
     return torch.stack(outs)
 
 
@@ -142,13 +156,17 @@ VARIANTS: dict[str, Callable[[Case], Tensor]] = {
 }
 
 
-def time_in_turn(case: Case, rounds: int) -> dict[str, float]:
-    """Median seconds of each variant, each run once a round."""
-    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
+def time_in_turn(
+    case: Case, rounds: int, variants: dict[str, Callable[[Case], Tensor]] = VARIANTS
+) -> dict[str, float]:
+    """Median seconds of each variant, each run once a round, until its device is done."""
+    times: dict[str, list[float]] = {name: [] for name in variants}
     for i in range(rounds + 1):
-        for name, variant in VARIANTS.items():
+        for name, variant in variants.items():
             begin = time.perf_counter()
             variant(case)
+            if case.q.is_cuda:
+                torch.cuda.synchronize()
             if i:  # the first round warms up
                 times[name].append(time.perf_counter() - begin)
     return {name: statistics.median(each) for name, each in times.items()}

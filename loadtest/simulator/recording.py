@@ -18,19 +18,23 @@ class RecordingRunner(Runner):
 
     def __init__(self, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
         self.records: list[StepRecord] = []
+        self.busy_seconds = 0.0
+        self.context = 0  # tokens in the cache, row by row, once the step launched last is done
         self._runner = runner
         self._clock = clock
         self._ended = 0.0
 
     def launch(self, plan: StepPlan) -> InFlight:
         launched = self._clock()
+        self.context = int(plan.context_lens.sum())
         return _Timed(self, plan, launched, self._runner.launch(plan))
 
     def end(self, plan: StepPlan, launched: float) -> None:
         now = self._clock()
-        begin = max(launched, self._ended)
+        seconds = now - max(launched, self._ended)
         self._ended = now
-        self.records.append(StepRecord(step_features(plan).tolist(), now - begin))
+        self.busy_seconds += seconds
+        self.records.append(StepRecord(step_features(plan).tolist(), seconds))
 
 
 class _Timed(InFlight):

@@ -8,7 +8,7 @@ from typing import Literal
 from engine.admission import Capacity
 from engine.preemption import PreemptionMode, PreemptionPolicy
 from engine.prefix_cache import BlockHasher
-from engine.scheduler import Scheduler
+from engine.scheduler import WATERMARK, Scheduler
 from loadtest.simulator.baselines import Memory, RequestLevel, Reserved, Unreserved
 from loadtest.simulator.virtual_runner import VOCAB
 
@@ -20,7 +20,6 @@ NAMES: dict[Kind, str] = {
     "max": "Orca (Max)",
     "request-level": "FasterTransformer",
 }
-BASELINE_BLOCK = 16  # what tables count in where blocks play no role
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +47,27 @@ class System:
             return RequestLevel(self.slots, self.max_model_len)
         return Reserved(self.slots, self.kind, self.max_model_len)
 
-    def scheduler(self) -> Scheduler:
+    @property
+    def num_blocks(self) -> int:
+        """What the scheduler has. A baseline's are never short: its reservations are what is."""
+        if self.kind == "paged":
+            return self.slots // self.block_size
+        # Of every sequence one block in part, one for a copy on write; and what admission keeps back.
+        return round(self.slots / self.block_size * (1 + 2 * WATERMARK)) + 4 * self.max_num_seqs
+
+    def scheduler(self, vocab_size: int = VOCAB) -> Scheduler:
         paged = self.kind == "paged"
-        block_size = self.block_size if paged else BASELINE_BLOCK
-        enough = self.max_num_seqs * (-(-self.max_model_len // block_size) + 1) * 2
         capacity = Capacity(
-            num_blocks=self.slots // block_size if paged else enough,
-            block_size=block_size,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
             max_num_seqs=self.max_num_seqs,
             max_model_len=self.max_model_len,
-            vocab_size=VOCAB,
+            vocab_size=vocab_size,
         )
         return Scheduler(
             capacity,
             self.max_num_batched_tokens,
-            hasher=BlockHasher(block_size, seed=0) if paged and self.prefix_caching else None,
-            num_host_blocks=self.host_slots // block_size if paged else 0,
+            hasher=BlockHasher(self.block_size, seed=0) if paged and self.prefix_caching else None,
+            num_host_blocks=self.host_slots // self.block_size if paged else 0,
             policy=PreemptionPolicy(mode=self.preemption),
         )

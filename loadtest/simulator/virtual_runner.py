@@ -24,6 +24,9 @@ class VirtualClock:
     def __call__(self) -> float:
         return self.now
 
+    def wait_until(self, moment: float) -> None:
+        self.now = max(self.now, moment)
+
 
 class _VirtualFlight(InFlight):
     def __init__(self, clock: VirtualClock, end: float, result: StepResult) -> None:

@@ -18,7 +18,8 @@ from loadtest.lengths import Fixed, LogNormal, Shape
 from loadtest.sessions import Recipe, Session, Turn, draw_sessions, due_at
 from loadtest.simulator.geometry import A100_40GB, OPT_13B, kv_slots
 from loadtest.simulator.recording import RecordingRunner
-from loadtest.simulator.simulation import Run, simulate
+from loadtest.simulator.serving import Run
+from loadtest.simulator.simulation import simulate
 from loadtest.simulator.step_costs import (
     StepCosts,
     StepRecord,
@@ -118,6 +119,17 @@ def test_time_is_what_steps_cost() -> None:
     assert record.ttft == pytest.approx(1 + 10 * 0.1)
     decodes = sum(1 + 0.01 + 0.001 * context for context in (11, 12, 13))
     assert record.latency == pytest.approx(2.0 + decodes)
+
+
+def test_what_is_left_when_time_is_up_is_aborted() -> None:
+    costs = StepCosts(seconds=[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], source="made up")
+    turns = [Turn(prompt=[1] * 4, output_len=length) for length in (2, 3, 50)]
+    sessions = [Session(turns=[turn]) for turn in turns]
+    run = simulate([*sessions, Session(turns=turns[:1], at=99.0)], System("paged", 64, 64), costs, until=10.0)
+    assert [record.session for record in run.records] == [0, 1]
+    assert run.unfinished == 2
+    assert 10.0 <= run.seconds < 12.0
+    assert run.decode_rate(since=5.0) == pytest.approx(1.0, rel=0.3), "one row, a step a second"
 
 
 def test_sharing_is_seen_in_references_and_blocks() -> None:

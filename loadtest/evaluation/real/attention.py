@@ -1,0 +1,124 @@
+"""Fig. 18a: what it costs the attention kernel of a decode that keys and values lie in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.backend import Backend
+from kernels.decode_attention import DecodeGather, DecodeWorkspace
+from loadtest.evaluation.real.timing import device_seconds
+
+BATCHES = (8, 32)
+CONTEXTS = (64, 128, 256, 512, 1024)
+HEADS = {"OPT-13B": (40, 40), "Llama-8B": (32, 8)}  # of queries; of keys and values
+HEAD_DIM = 128
+WORKING_SET = 200 << 20  # bytes: four times an H100's L2 cache
+MAX_SETS = 40
+
+
+class AttentionTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Microseconds of one call: our kernel over scattered blocks of 16 and of 128, over blocks of 128 that
+    lie one after the other (contiguous up to a context of 128), and torch's attention over contiguous keys.
+    `max_error`: the largest difference of a way to fp64 attention."""
+
+    heads: str
+    batch: int
+    context: int
+    microseconds: dict[str, float]
+    max_error: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Set:
+    """One layer's memory. kv [batch, 2, kv heads, context, D] is contiguous; blocks hold the same."""
+
+    q: Tensor  # [batch, q heads, D]
+    kv: Tensor
+    out: Tensor
+
+
+def measure_attention(
+    backend: Backend,
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: str,
+    batch: int,
+    context: int,
+) -> AttentionTime:
+    num_q, num_kv = HEADS[heads]
+    size = batch * 2 * num_kv * context * HEAD_DIM * dtype.itemsize
+    sets = []
+    for _ in range(min(max(2, WORKING_SET // size), MAX_SETS)):
+        kv = torch.randn(batch, 2, num_kv, context, HEAD_DIM, device=device, dtype=dtype)
+        q = torch.randn(batch, num_q, HEAD_DIM, device=device, dtype=dtype)
+        sets.append(_Set(q, kv, torch.empty_like(q)))
+    workspace = (
+        DecodeWorkspace.allocate(batch, num_q, HEAD_DIM, device) if device.type == "cuda" else DecodeGather()
+    )
+    paged = partial(_paged, backend, workspace)
+    ways: dict[str, list[Callable[[], Tensor]]] = {
+        "blocks of 16": [paged(one, 16, scattered=True) for one in sets],
+        "blocks of 128": [paged(one, 128, scattered=True) for one in sets],
+        "blocks of 128 in order": [paged(one, 128, scattered=False) for one in sets],
+        "torch, contiguous": [_contiguous(one) for one in sets],
+    }
+    exact = _exact(sets[0])
+    return AttentionTime(
+        heads=heads,
+        batch=batch,
+        context=context,
+        microseconds={way: 1e6 * device_seconds([*calls], device) for way, calls in ways.items()},
+        max_error={way: (calls[0]().double() - exact).abs().max().item() for way, calls in ways.items()},
+    )
+
+
+def _paged(
+    backend: Backend,
+    workspace: DecodeWorkspace | DecodeGather,
+    one: _Set,
+    block_size: int,
+    *,
+    scattered: bool,
+) -> Callable[[], Tensor]:
+    batch, _, heads, context, dim = one.kv.shape
+    device = one.kv.device
+    each = -(-context // block_size)
+    count = batch * each
+    order = torch.randperm(count, device=device) if scattered else torch.arange(count, device=device)
+    padded = F.pad(one.kv, (0, 0, 0, each * block_size - context))
+    pieces = padded.view(batch, 2, heads, each, block_size, dim).permute(0, 3, 1, 2, 4, 5).flatten(0, 1)
+    blocks = torch.empty_like(pieces, memory_format=torch.contiguous_format)
+    blocks[order] = pieces
+    tables = order.view(batch, each).int()
+    rows = torch.arange(batch, dtype=torch.int32, device=device)
+    lens = torch.full((batch,), context, dtype=torch.int32, device=device)
+
+    def call() -> Tensor:
+        backend.decode_attention(one.q, one.out, blocks, tables, rows, lens, rows, dim**-0.5, 0, workspace)
+        return one.out
+
+    return call
+
+
+def _contiguous(one: _Set) -> Callable[[], Tensor]:
+    keys, values = one.kv.unbind(1)
+    q = one.q[:, :, None]
+    grouped = q.shape[1] != keys.shape[1]
+
+    def call() -> Tensor:
+        return F.scaled_dot_product_attention(q, keys, values, enable_gqa=grouped)[:, :, 0]
+
+    return call
+
+
+def _exact(one: _Set) -> Tensor:
+    keys, values = one.kv.double().unbind(1)
+    q = one.q.double().view(len(keys), keys.shape[1], -1, HEAD_DIM)
+    return ((q @ keys.mT * HEAD_DIM**-0.5).softmax(-1) @ values).view_as(one.q)

@@ -1,0 +1,100 @@
+"""The tutorials' ways to paged attention (loadtest/attention_variants.py) on a device, beside our kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from torch import Tensor
+
+from kernels.backend import Backend
+from kernels.decode_attention import DecodeGather, DecodeWorkspace
+from loadtest.attention_variants import VARIANTS, Case, contiguous, make_case, time_in_turn
+from loadtest.evaluation.real.timing import device_seconds
+
+HEADS, HEAD_DIM, BLOCK_SIZE = 16, 128, 16
+ROUNDS = 3
+
+
+class VariantTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """`called`: milliseconds from the call to the end, by name. `on_device`: of those without launches.
+    `max_error`: the largest difference to attention over contiguous keys and values in fp64."""
+
+    is_decode: bool
+    batch: int
+    length: int
+    called: dict[str, float]
+    on_device: dict[str, float]
+    max_error: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class OurKernel:
+    """Quire's kernel on a case's blocks, in the layout of its cache."""
+
+    backend: Backend
+    q: Tensor  # [tokens, heads, D]
+    out: Tensor
+    kv: Tensor  # [blocks, 2, heads, block size, D]
+    tables: Tensor
+    rows: Tensor
+    context_lens: Tensor
+    query_starts: Tensor
+    queries: int
+    workspace: DecodeWorkspace | DecodeGather
+
+    @classmethod
+    def of(cls, case: Case, backend: Backend) -> OurKernel:
+        batch, heads, queries, dim = case.q.shape
+        device = case.q.device
+        q = case.q.transpose(1, 2).reshape(batch * queries, heads, dim)
+        rows = torch.arange(batch, dtype=torch.int32, device=device)
+        return cls(
+            backend,
+            q,
+            torch.empty_like(q),
+            torch.stack([case.key_blocks, case.value_blocks], 1),
+            case.tables.int(),
+            rows,
+            torch.full((batch,), case.length, dtype=torch.int32, device=device),
+            torch.arange(batch + 1, dtype=torch.int32, device=device) * queries,
+            queries,
+            DecodeWorkspace.allocate(batch, heads, dim, device) if q.is_cuda else DecodeGather(),
+        )
+
+    def __call__(self) -> Tensor:
+        """[batch, heads, queries, D]"""
+        common = (self.q, self.out, self.kv, self.tables, self.rows)
+        scale = self.q.shape[-1] ** -0.5
+        if self.queries == 1:
+            self.backend.decode_attention(*common, self.context_lens, self.rows, scale, 0, self.workspace)
+        else:
+            self.backend.prefill_attention(
+                *common, self.query_starts, self.context_lens, self.queries, scale, 0
+            )
+        return self.out.unflatten(0, (-1, self.queries)).transpose(1, 2)
+
+
+def measure_variants(
+    backend: Backend, device: torch.device, dtype: torch.dtype, batch: int, length: int, *, is_decode: bool
+) -> VariantTimes:
+    queries = 1 if is_decode else length
+    exact_case = make_case(batch, length, queries, HEADS, HEAD_DIM, BLOCK_SIZE, seed=0)
+    case = exact_case.to(device, dtype)
+    kernel = OurKernel.of(case, backend)
+    ways: dict[str, Callable[[Case], Tensor]] = {**VARIANTS, "Quire's kernel": lambda _: kernel()}
+    exact = contiguous(case.to(device, torch.float64))
+    on_device = {
+        "contiguous": device_seconds([lambda: contiguous(case)], device),
+        "Quire's kernel": device_seconds([kernel], device),
+    }
+    return VariantTimes(
+        is_decode=is_decode,
+        batch=batch,
+        length=length,
+        called={name: 1e3 * seconds for name, seconds in time_in_turn(case, ROUNDS, ways).items()},
+        on_device={name: 1e3 * seconds for name, seconds in on_device.items()},
+        max_error={name: (way(case).double() - exact).abs().max().item() for name, way in ways.items()},
+    )

@@ -1,0 +1,216 @@
+"""A whole run by the clock: requests arrive at their times, an engine core steps, memory is accounted for.
+
+The clock and the device may be virtual or real, and nothing here knows which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Protocol
+
+import numpy as np
+
+from engine.core import EngineCore
+from engine.request import Request, SamplingParams
+from loadtest.records import Record
+from loadtest.sessions import Session
+from loadtest.simulator.baselines import Memory
+
+
+class Clock(Protocol):
+    """Seconds since the start of the run."""
+
+    @property
+    def now(self) -> float: ...
+
+    def wait_until(self, moment: float) -> None:
+        """Nothing happens before `moment`."""
+        ...
+
+
+class Meter(Protocol):
+    """What a device has done so far."""
+
+    @property
+    def busy_seconds(self) -> float: ...
+
+    @property
+    def context(self) -> int:
+        """Tokens in the cache, row by row, once the step launched last is done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Where the KV slots are during one step. The last four add up to all slots (section 3.1, Fig. 2)."""
+
+    seconds: float  # that the step takes
+    requests: int  # under way
+    is_short: bool  # somebody waits for memory
+    blocks: int  # active
+    references: int  # to active blocks by tables: what they would be if nothing were shared
+    tokens: int  # slots that hold a token's keys and values
+    reserved: int  # slots that will hold one in the end, and nothing yet
+    internal: int  # given to a sequence, and never to be used
+    others: int  # given to nobody: free, or too scattered to be given
+
+
+@dataclass(slots=True)
+class Run:
+    """What came of it. Records are in the order of the sessions; tokens by (request, sample)."""
+
+    records: list[Record]  # of requests that have all their tokens
+    uses: list[MemoryUse]
+    decoded: list[tuple[float, int]]  # when a step began, and how many rows decoded in it
+    tokens: dict[tuple[int, int], list[int]]
+    seconds: float
+    preemptions: int
+    unfinished: int  # requests that were under way or had not come when time was up
+
+    def mean_requests(self) -> float:
+        """Under way at once, over the time in which any is."""
+        return self._mean(lambda use: use.requests, lambda use: use.requests > 0)
+
+    def shares_under_load(self) -> dict[str, float]:
+        """Parts of the memory while somebody waits for some, in per cent. Empty if nobody ever does."""
+        names = ("tokens", "reserved", "internal", "others")
+        if not any(use.is_short for use in self.uses):
+            return {}
+        slots = sum(getattr(self.uses[0], name) for name in names)
+        return {name: 100 / slots * self._mean(attrgetter(name), lambda use: use.is_short) for name in names}
+
+    def blocks_saved(self) -> float:
+        """Share of blocks that sharing saves, in per cent: (references − blocks) ÷ references (Fig. 15)."""
+        everything = self._mean(lambda use: use.references, lambda use: True)
+        return 100 * (1 - self._mean(lambda use: use.blocks, lambda use: True) / everything)
+
+    def wasted_in_blocks(self) -> float:
+        """Share of the slots given to sequences that hold no token, in per cent."""
+        given = self._mean(lambda use: use.tokens + use.internal, lambda use: True)
+        return 100 * self._mean(lambda use: use.internal, lambda use: True) / given
+
+    def normalized_latency(self) -> float:
+        """Mean, in seconds a token; infinite if no request has all its tokens."""
+        if not self.records:
+            return math.inf
+        return float(np.mean([record.normalized_latency for record in self.records]))
+
+    def decode_rate(self, since: float) -> float:
+        """Tokens a second that rows decoded, those of beams that were dropped too, from then to the end."""
+        tokens = sum(count for time, count in self.decoded if time > since)
+        return tokens / (self.seconds - since)
+
+    def _mean(self, value: Callable[..., float], when: Callable[[MemoryUse], bool]) -> float:
+        chosen = [use for use in self.uses if when(use)]
+        weights = np.array([use.seconds for use in chosen])
+        return float(np.average([value(use) for use in chosen], weights=weights)) if chosen else 0.0
+
+
+@dataclass(slots=True)
+class _Live:
+    record: Record
+    request: Request
+    unfinished: int  # sequences
+
+
+def serve(
+    sessions: Sequence[Session],
+    core: EngineCore,
+    memory: Memory,
+    slots: int,
+    clock: Clock,
+    meter: Meter,
+    *,
+    until: float = math.inf,
+    keep_tokens: bool = False,
+) -> Run:
+    """Serve sessions of one turn each at their times, until time is up: what is left is aborted then.
+
+    `core` must read `clock` and run on the device that `meter` measures. Raises ValueError for a request that
+    could never run.
+    """
+    coming = deque(sorted((_request(i, session) for i, session in enumerate(sessions)), key=_arrival))
+    held: deque[Request] = deque()
+    live: dict[int, _Live] = {}
+    run = Run([], [], [], {}, 0.0, 0, 0)
+    while (coming or held or core.has_work) and clock.now < until:
+        if not core.has_work and not held:
+            clock.wait_until(min(coming[0].arrival, until))
+        now = clock.now
+        while coming and coming[0].arrival <= now:
+            held.append(coming.popleft())
+        while held and memory.admit(held[0]):
+            request = held.popleft()
+            due = request.arrival
+            record = Record(session=request.id, turn=0, due=due, sent=now, prompt_tokens=len(request.prompt))
+            live[request.id] = _Live(record, request, request.params.n)
+            core.add(request)
+        memory.begin()
+        before = meter.busy_seconds
+        outputs = core.step()
+        if meter.busy_seconds > before:
+            given = memory.slots(core.stats, meter.context)
+            waiting = core.stats.waiting + core.stats.swapped
+            run.uses.append(
+                MemoryUse(
+                    seconds=meter.busy_seconds - before,
+                    requests=len(live) - waiting,
+                    is_short=bool(held) or waiting > 0,
+                    blocks=core.stats.active_blocks,
+                    references=core.stats.block_references,
+                    tokens=given.tokens,
+                    reserved=given.reserved,
+                    internal=given.internal,
+                    others=slots - given.tokens - given.reserved - given.internal,
+                )
+            )
+        if core.stats.decode_tokens:
+            run.decoded.append((clock.now, core.stats.decode_tokens))
+        for output in outputs:
+            one = live[output.request_id]
+            one.record.first = one.record.first or clock.now
+            one.record.output_tokens += len(output.tokens)
+            one.record.cached_tokens += output.cached_tokens
+            if keep_tokens:
+                run.tokens.setdefault((output.request_id, output.index), []).extend(output.tokens)
+            if output.finish_reason is None:
+                continue
+            one.unfinished -= 1
+            if not one.unfinished:
+                for ended in memory.release(one.request):
+                    record = live.pop(ended.id).record
+                    record.last = clock.now
+                    record.sequences = ended.params.n
+                    run.records.append(record)
+    run.seconds = clock.now
+    run.preemptions = core.stats.preemptions_recompute + core.stats.preemptions_swap
+    run.unfinished = len(live) + len(held) + len(coming)
+    for number in live:
+        core.abort(number)
+    while core.has_work:
+        core.step()
+    run.records.sort(key=lambda record: record.session)
+    return run
+
+
+def _request(number: int, session: Session) -> Request:
+    (turn,) = session.turns
+    assert isinstance(turn.prompt, list), "the engine takes token ids"
+    beams = turn.beam_width
+    params = SamplingParams(
+        n=turn.n,
+        beam_width=beams,
+        temperature=0.0 if beams else 1.0,
+        max_tokens=turn.output_len,
+        ignore_eos=True,
+        seed=number,
+    )
+    return Request(number, turn.prompt, params, arrival=session.at)
+
+
+def _arrival(request: Request) -> tuple[float, int]:
+    return request.arrival, request.id
