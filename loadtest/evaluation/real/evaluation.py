@@ -61,11 +61,11 @@ class Evaluation:
             self._attention()
         with self._guard("transfers"):
             self._transfers(server)
-        self._open_loops(server, plan.CURVES)
+        self._open_loops(server, plan.CURVES, plan.SHARES)
         with self._guard("attention variants"):
             self._variants()
         self._cases(server, plan.further_cases())
-        self._open_loops(server, [kind for kind in plan.KINDS if kind not in plan.CURVES])
+        self._open_loops(server, plan.FURTHER_CURVES, plan.SHARES[:2])
 
     # -- runs of the engine ---------------------------------------------------------------------------
 
@@ -106,9 +106,9 @@ class Evaluation:
             f"{outcome.unfinished} did not"
         )
 
-    def _open_loops(self, server: RealServer, kinds: Sequence[Kind]) -> None:
-        """Fig. 12, around the rates that were sustained."""
-        for share in plan.SHARES:
+    def _open_loops(self, server: RealServer, kinds: Sequence[Kind], shares: Sequence[float]) -> None:
+        """Fig. 12."""
+        for share in shares:
             for workload in plan.ARRIVALS:
                 for kind in kinds:
                     if (workload, kind) in self._overloads:

@@ -17,7 +17,8 @@ HOST_SLOTS = 16384
 MAX_NUM_SEQS = 256
 MAX_MODEL_LEN = MAX_BATCHED_TOKENS = 2048  # the longest that OPT takes; all steps in CUDA graphs
 KINDS: tuple[Kind, ...] = ("paged", "oracle", "max", "pow2")
-CURVES: tuple[Kind, ...] = ("paged", "oracle")  # latency by rate before all else, the others' if time is left
+CURVES: tuple[Kind, ...] = ("paged", "oracle")  # latency by rate at all shares
+FURTHER_CURVES: tuple[Kind, ...] = ("max",)  # at the first two
 OVERLOADS: dict[Workload, tuple[float, float]] = {  # requests a second; seconds
     "ShareGPT": (60.0, 6.5),
     "Alpaca": (900.0, 3.0),
@@ -26,7 +27,7 @@ OVERLOADS: dict[Workload, tuple[float, float]] = {  # requests a second; seconds
 }
 ARRIVALS: dict[Workload, tuple[float, float]] = {"ShareGPT": (7.0, 12.0), "Alpaca": (2.5, 4.5)}
 """Of an open loop: the seconds in which requests come, and those after which it ends."""
-SHARES = (1.0, 1.5, 0.6, 2.0)
+SHARES = (1.0, 1.5, 0.6, 2.0)  # of the rate that was sustained under overload
 LARGER_BLOCKS = (64, 32, 128)
 
 
