@@ -21,6 +21,14 @@ def check_http_url(flag: str, url: str) -> None:
         raise ValueError(f"{flag} must be http://host[:port] or https://host[:port], got {url!r}")
 
 
+def split_address(flag: str, address: str) -> tuple[str, int]:
+    """Host and port. Raises ValueError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or set(host) & set("/@[]: ") or not (port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError(f"{flag} must be name:port, got {address!r}")
+    return host, int(port)
+
+
 def without_password(url: str) -> str:
     """For logs."""
     parts = urlsplit(url)

@@ -247,10 +247,10 @@ def show(console: Console, outcomes: dict[str, Outcome], work: Work) -> None:
         title=f"{work.tenants} tenants, prefixes of {work.prefix_tokens} tokens, {REPLICAS} replicas"
     )
     table.add_column("", no_wrap=True)
-    for heading in ("requests", "failed", "prefix hits", "TTFT p50", "p90", "p99"):
+    for heading in ("requests", "failed", "prefix hits", "TTFT: p50", "p90", "p99 [ms]"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, each in outcomes.items():
-        times = [f"{each.percentile(percent):,.0f} ms" for percent in (50, 90, 99)]
+        times = [f"{each.percentile(percent):,.0f}" for percent in (50, 90, 99)]
         table.add_row(name, str(each.requests), str(each.failed), f"{each.hits:.1%}", *times)
     console.print(table)
 
@@ -270,7 +270,7 @@ def main() -> None:
         requests=arguments.requests,
         concurrency=arguments.concurrency,
     )
-    console = Console()
+    console = Console(soft_wrap=True)
     console.print(
         f"starting Redis, {REPLICAS} replicas with {work.num_blocks} KV blocks each, and a router ..."
     )

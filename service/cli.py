@@ -49,6 +49,7 @@ def _parser() -> Parser:
     add_model(route)
     add_address_flags(route)
     flag(route, "--replica", action="append", help="a replica's URL (may repeat); the registry's if left out")
+    flag(route, "--replica-dns", help="name:port whose addresses are the replicas', asked every few seconds")
     flag(route, "--redis-url", help="where replicas tell which blocks they hold; rediss:// for TLS")
     flag(
         route, "--cache-seed", default="", help="the secret that the replicas' block digests are seeded with"
@@ -116,6 +117,7 @@ def _route(arguments: argparse.Namespace) -> int:
     router = RouterConfig(
         model=arguments.model,
         replicas=tuple(url.rstrip("/") for url in arguments.replica),
+        replica_dns=arguments.replica_dns,
         redis_url=arguments.redis_url,
         cache_seed=arguments.cache_seed,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.urls import check_http_url, check_redis_url
+from engine.urls import check_http_url, check_redis_url, split_address
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,7 +12,10 @@ class RouterConfig:
     """Times are seconds. Raises ValueError that names the flag and what it may be."""
 
     model: str  # the replicas' own; only its tokenizer is read, and only with a registry
-    replicas: tuple[str, ...] = ()  # none: those that the registry knows
+    replicas: tuple[str, ...] = ()  # their URLs
+    replica_dns: str | None = (
+        None  # or a name and port that they are found at; neither: as the registry knows
+    )
     redis_url: str | None = None
     cache_seed: str = ""
     poll_seconds: float = 0.5  # between two looks at who is registered
@@ -20,11 +23,18 @@ class RouterConfig:
     probe_seconds: float = 1.0  # between two looks whether a replica is ready
     probe_timeout: float = 5.0
     connect_timeout: float = 2.0
+    resolve_seconds: float = 5.0  # between two looks at the addresses of a name; a headless Service's TTL
     forget_seconds: float = 30.0  # a replica that the registry no longer has is asked no more after this
 
     def __post_init__(self) -> None:
-        if not self.replicas and self.redis_url is None:
-            raise ValueError("give --replica (may repeat), or --redis-url where replicas register")
+        if not self.replicas and self.replica_dns is None and self.redis_url is None:
+            raise ValueError(
+                "give --replica (may repeat), --replica-dns, or --redis-url where replicas register"
+            )
+        if self.replicas and self.replica_dns is not None:
+            raise ValueError("give either --replica or --replica-dns")
+        if self.replica_dns is not None:
+            split_address("--replica-dns", self.replica_dns)
         for url in self.replicas:
             check_http_url("--replica", url)
         if len(set(self.replicas)) < len(self.replicas):

@@ -17,22 +17,33 @@ log = logging.getLogger("quire.router")
 
 
 class Fleet:
-    """Replicas are given, or come from the registry and stay while they answer: the registry may fail."""
+    """Replicas are given, or those behind a name, or come from the registry and stay while they answer: the
+    registry may fail."""
 
     def __init__(self, config: RouterConfig, session: aiohttp.ClientSession) -> None:
         self._config = config
         self._session = session
         self._replicas = {url: Replica(url, up=False) for url in config.replicas}
+        self._are_registered = not config.replicas and config.replica_dns is None
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._replicas.values())
 
+    def resolved(self, urls: Sequence[str]) -> None:
+        """These are behind the name now. What runs elsewhere may end there."""
+        for url in self._replicas.keys() - urls:
+            log.info("replica %s is gone", self._replicas.pop(url).name)
+        for url in urls:
+            if url not in self._replicas:
+                replica = self._replicas[url] = Replica(url, up=False)
+                log.info("replica %s is there", replica.name)
+
     def register(self, fingerprint: str, registered: Sequence[Registered]) -> None:
-        """Who the registry says is there. Given replicas are not joined by others."""
+        """Who the registry says is there. It adds to those that it knows only."""
         now = time.monotonic()
         for entry in registered:
             replica = self._replicas.get(entry.url)
-            if replica is None and self._config.replicas:
+            if replica is None and not self._are_registered:
                 continue
             if replica is None:
                 replica = self._replicas[entry.url] = Replica(entry.url, up=True)
@@ -67,7 +78,7 @@ class Fleet:
 
     def _forget(self, replicas: list[Replica]) -> None:
         """What came from the registry goes when it is neither ready nor registered any more."""
-        if self._config.replicas:
+        if not self._are_registered:
             return
         for replica in replicas:
             silent = time.monotonic() - replica.registered_at > self._config.forget_seconds

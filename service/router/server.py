@@ -11,12 +11,14 @@ import aiohttp
 
 from engine.deployment import hash_seed, model_id, revision, seed_digest, tokenizer_digest
 from engine.models.hub import TOKENIZER_FILES, resolve_model
+from engine.urls import split_address
 from service.config import ServiceConfig
 from service.lifecycle import OrderlyServer
 from service.router.app import create_app
 from service.router.config import RouterConfig
 from service.router.directory import Directory
 from service.router.fleet import Fleet
+from service.router.names import NameWatch
 from service.router.state import RouterState
 from service.router.watch import Identity, RegistryWatch
 from service.tokenizer import Tokenizer
@@ -44,6 +46,10 @@ class RouterServer(OrderlyServer):
         state.session = _open_session(router.connect_timeout)
         state.fleet = Fleet(router, state.session)
         self._upkeep.append(asyncio.create_task(state.fleet.probe()))
+        if router.replica_dns is not None:
+            host, port = split_address("--replica-dns", router.replica_dns)
+            names = NameWatch(host, port, state.fleet.resolved)
+            self._upkeep.append(asyncio.create_task(names.run(router.resolve_seconds)))
         if router.redis_url is not None:
             identity, state.tokenizer = await asyncio.to_thread(_load, router)
             directory = Directory(router.redis_url)

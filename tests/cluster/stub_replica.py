@@ -112,16 +112,17 @@ class StubReplica:
 
 
 class LiveRouter:
-    """In a thread of its own, in front of given replicas."""
+    """In a thread of its own, in front of given replicas; or of those behind a name, which must be these."""
 
-    def __init__(self, replicas: list[StubReplica], **config: Any) -> None:
+    def __init__(self, replicas: list[StubReplica], *, replica_dns: str | None = None, **config: Any) -> None:
         service = ServiceConfig(served_model_names=("tiny",), port=0, keep_alive=86400.0, **config)
-        urls = tuple(replica.url for replica in replicas)
-        self.server = RouterServer(service, RouterConfig(model="tiny", replicas=urls, probe_seconds=0.05))
+        urls = () if replica_dns else tuple(replica.url for replica in replicas)
+        router = RouterConfig(model="tiny", replicas=urls, replica_dns=replica_dns, probe_seconds=0.05)
+        self.server = RouterServer(service, router)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
-        self.wait(lambda: self.server.started and all(r.up for r in self.server.state.replicas))
-        self.wait(lambda: len(list(self.server.state.replicas)) == len(replicas))
+        self.wait(lambda: self.server.started)
+        self.wait(lambda: sum(replica.up for replica in self.server.state.replicas) == len(replicas))
         self.port = self.server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -139,10 +140,14 @@ class LiveRouter:
             for other in self.server.state.replicas:
                 other.in_flight = 0 if other.url == replica.url else 100
 
+        self.do(busy)
+
+    def do(self, what: Callable[[], object]) -> None:
+        """In the router's thread."""
         done = threading.Event()
         loop: asyncio.AbstractEventLoop | None = self.server._loop
         assert loop is not None
-        loop.call_soon_threadsafe(lambda: (busy(), done.set()))
+        loop.call_soon_threadsafe(lambda: (what(), done.set()))
         assert done.wait(10)
 
     def end(self) -> int:
