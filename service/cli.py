@@ -85,6 +85,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         api_keys=tuple(arguments.api_key),
         insecure=arguments.insecure,
         max_num_queued_reqs=arguments.max_num_queued_reqs,
+        max_num_queued_tokens=arguments.max_num_queued_tokens,
         shutdown_timeout=arguments.shutdown_timeout,
         stall_timeout=arguments.stall_timeout,
     )

@@ -17,6 +17,10 @@ class ServiceConfig:
     api_keys: tuple[str, ...] = ()
     insecure: bool = False
     max_num_queued_reqs: int = 1000  # prompts accepted whose first token has not come
+    max_num_queued_tokens: int = 2 << 20  # of those; a request that comes alone may have more
+    max_untokenised_bytes: int = 64 << 20  # of prompts that wait to be tokenised
+    max_connections: int = 8192  # and no more than file descriptors allow
+    max_receiving_bytes: int = 256 << 20  # of all bodies that are not whole yet
     shutdown_timeout: float = 30.0
     stall_timeout: float = 10.0
     max_body_bytes: int = 8 << 20
@@ -37,6 +41,8 @@ class ServiceConfig:
             raise ValueError(f"--port must be between 0 and 65535, got {self.port}")
         if self.max_num_queued_reqs < 1:
             raise ValueError(f"--max-num-queued-reqs must be at least 1, got {self.max_num_queued_reqs}")
+        if self.max_num_queued_tokens < 1:
+            raise ValueError(f"--max-num-queued-tokens must be at least 1, got {self.max_num_queued_tokens}")
         for name in ("shutdown_timeout", "stall_timeout"):
             if not 0 <= getattr(self, name) <= 86400:
                 flag = name.replace("_", "-")

@@ -130,6 +130,7 @@ def add_service_flags(parser: Parser) -> None:
         help="what requests call the model (may repeat); its folder's or Hub id's if left out",
     )
     flag(parser, "--max-num-queued-reqs", type=int, default=1000, help="prompts that wait; more get 429")
+    flag(parser, "--max-num-queued-tokens", type=int, default=2 << 20, help="tokens of those; more get 429")
     flag(
         parser,
         "--stall-timeout",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import re
@@ -13,6 +12,7 @@ from urllib.parse import parse_qs
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.body import Bodies, Body, too_large
 from service.config import ServiceConfig
 from service.errors import ApiError
 from service.http import error_response
@@ -32,6 +32,7 @@ class Gate:
     def __init__(self, app: ASGIApp, config: ServiceConfig, public: frozenset[str]) -> None:
         self._app = app
         self._config = config
+        self._bodies = Bodies(config)
         self._public = public
         keys = [_digest(key.encode()) for key in config.api_keys]
         self._tenants = {key: key.hex() for key in keys}
@@ -44,6 +45,7 @@ class Gate:
         given = headers.get(b"x-request-id", b"")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
         started = False
+        body: Body | None = None
 
         def send_with_id(message: Message) -> Awaitable[None]:
             nonlocal started
@@ -57,7 +59,8 @@ class Gate:
             state["request_id"] = request_id
             state["tenant"] = self._check(scope, headers)
             if scope["type"] == "http":
-                receive = _Bounded(receive, self._config).receive
+                body = Body(receive, self._bodies)
+                receive = body.receive
             await self._app(scope, receive, send_with_id)
         except ApiError as error:  # only ever raised before a response has begun
             await error_response(error)(scope, receive, send_with_id)
@@ -68,6 +71,9 @@ class Gate:
                 bug = ApiError(500, "internal error", code="internal_error")
                 await error_response(bug)(scope, receive, send_with_id)
             raise  # a bug of ours: the server logs it
+        finally:
+            if body is not None:
+                body.close()
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
         """Whose request this is: "" where no key is asked for. Raises ApiError."""
@@ -105,39 +111,7 @@ class Gate:
             raise ApiError(415, "compressed bodies are not supported", param="content-encoding")
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._config.max_body_bytes:
-            raise _too_large(self._config)
-
-
-class _Bounded:
-    """Counts and times a body while it comes. After its end the client may be silent for ever."""
-
-    def __init__(self, receive: Receive, config: ServiceConfig) -> None:
-        self._receive = receive
-        self._config = config
-        self._size = 0
-        self._deadline: float | None = None
-        self._complete = False
-
-    async def receive(self) -> Message:
-        """Raises ApiError 408 or 413."""
-        if self._complete:
-            return await self._receive()
-        if self._deadline is None:
-            self._deadline = asyncio.get_running_loop().time() + self._config.receive_timeout
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                message = await self._receive()
-        except TimeoutError:
-            seconds = self._config.receive_timeout
-            raise ApiError(
-                408, f"the body did not come within {seconds:g} s", code="receive_timeout"
-            ) from None
-        if message["type"] == "http.request":
-            self._size += len(message.get("body", b""))
-            self._complete = not message.get("more_body", False)
-            if self._size > self._config.max_body_bytes:
-                raise _too_large(self._config)
-        return message
+            raise too_large(self._config)
 
 
 def _digest(key: bytes) -> bytes:
@@ -168,7 +142,3 @@ def _is_same_origin(origin: bytes, host: bytes) -> bool:
     port = _DEFAULT_PORTS.get(scheme)
     given = host.decode("latin-1").strip().lower()
     return port is not None and place.removesuffix(port) == given.removesuffix(port)
-
-
-def _too_large(config: ServiceConfig) -> ApiError:
-    return ApiError(413, f"the body is larger than {config.max_body_bytes} bytes", code="body_too_large")

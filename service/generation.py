@@ -83,7 +83,7 @@ class Generation:
         self._arrived = asyncio.Event()
         self.backlog = 0  # bytes, about, that have come since its user last set this to 0
         self.unfinished = len(prompts)
-        state.admit(len(prompts))
+        state.admit(len(prompts), sum(len(prompt.tokens) for prompt in prompts))
         try:
             for prompt, sampling in zip(prompts, params, strict=True):
                 self._add(engine, prompt, sampling, cache_salt)
@@ -110,7 +110,7 @@ class Generation:
             for i in range(params.n)
         ]
         self._groups[stream.request_id] = Group(prompt, stream, choices, params.n)
-        self._state.queued += 1
+        self._state.waiting.enter(len(prompt.tokens))
         stream.listen(self._arrive)
 
     @property
@@ -195,7 +195,7 @@ class Generation:
             choice.last_time = now
             if group.prompt.text is not None:
                 choice.echo(group.prompt.text, self._echo_entries(group))
-        self._state.first_token()
+        self._state.waiting.start(len(group.prompt.tokens))
         metrics = self._metrics
         metrics.prompt_tokens += len(group.prompt.tokens)
         metrics.cached_tokens += output.cached_tokens
@@ -232,7 +232,7 @@ class Generation:
                 group.unfinished = 0
             if not group.started:
                 group.started = True
-                self._state.queued -= 1
+                self._state.waiting.leave(len(group.prompt.tokens))
 
     def returned(self) -> list[tuple[Group, Choice]]:
         """The choices that the client gets, by index, when all have finished."""

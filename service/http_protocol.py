@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.config import ServiceConfig
+from service.descriptors import most_connections, raise_limit
+from service.errors import not_ready
+
+_FULL_BODY = not_ready("the server has as many connections as it can hold").body()
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_FULL_BODY), _FULL_BODY)
+)
 
 
 def bounded_protocol(config: ServiceConfig) -> type[asyncio.Protocol]:
-    """For uvicorn's `http` setting."""
+    """For uvicorn's `http` setting. One connection too many gets a 503 and is closed."""
 
     class Bounded(BoundedHttpProtocol):
-        limits = config
+        limits = replace(config, max_connections=most_connections(config.max_connections, raise_limit()))
 
     return Bounded
 
@@ -32,7 +41,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_headers()
+        if len(self.connections) > self.limits.max_connections:
+            transport.write(_FULL)
+            transport.close()
+        else:
+            self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()

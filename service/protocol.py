@@ -7,7 +7,7 @@ refused by msgspec with the field's name. `null` means left out, as in the OpenA
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -17,10 +17,11 @@ from engine.request import MAX_LOGPROBS, MAX_SEQUENCES, SamplingParams
 MAX_PROMPTS = 1024
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_TOKENS = 1 << 24
+MAX_PROMPT_TOKENS = 1 << 20
 MAX_TEXT = 4 << 20
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
-TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
@@ -89,7 +90,11 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     logit_bias: (
-        Annotated[dict[int, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None
+        Annotated[
+            dict[int, Annotated[float, Meta(ge=-100, le=100)]],
+            Meta(max_length=1024, extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}}),
+        ]
+        | None
     ) = None
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
     ignore_eos: bool | None = None
@@ -176,7 +181,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    prompt: Text | Annotated[list[PromptItem], Meta(min_length=1, max_length=MAX_TOKENS)]
+    prompt: Text | Annotated[list[PromptItem], Meta(min_length=1, max_length=MAX_PROMPT_TOKENS)]
     echo: bool | None = None
     logprobs: LogprobCount | None = None
 
@@ -184,7 +189,7 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
         super().__post_init__()
         if isinstance(self.prompt, str):
             return
-        if len({type(item) for item in self.prompt}) > 1:
+        if len(set(map(type, self.prompt))) > 1:
             raise ValueError("prompt must hold only strings, only token ids, or only lists of token ids")
         if not isinstance(self.prompt[0], int) and len(self.prompt) > MAX_PROMPTS:
             raise ValueError(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(self.prompt)}")
@@ -193,8 +198,9 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     def prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str):
             return [self.prompt]
-        ids = [item for item in self.prompt if isinstance(item, int)]
-        return [ids] if ids else [item for item in self.prompt if not isinstance(item, int)]
+        if isinstance(self.prompt[0], int):  # as all of them
+            return [cast(list[int], self.prompt)]
+        return cast(list[str | list[int]], self.prompt)
 
 
 class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -15,6 +13,7 @@ from service.engine_client import Engine
 from service.errors import ApiError, not_ready
 from service.interruption import Interruptible
 from service.metrics import Metrics
+from service.waiting import WaitingLine
 
 if TYPE_CHECKING:
     from service.tokenizer import Tokenizer
@@ -37,14 +36,18 @@ class ServerState:
         self.generations: set[Interruptible] = set()  # a drain waits for these
         self.streams: set[Interruptible] = set()  # but not for these (/startup)
         self.pool = ThreadPoolExecutor(2, "tokenizer")
-        self.queued = 0  # prompts whose first token has not come
-        self._starts: deque[float] = deque(maxlen=64)  # when the latest first tokens came
+        self.waiting = WaitingLine(config)
 
     def set_engine(self, engine: Engine) -> None:
         engine.on_stats = self.metrics.step
         engine.on_registry = self.metrics.registry_report
         self.engine = engine
         self.engine_set.set()
+
+    @property
+    def queued(self) -> int:
+        """Prompts whose first token has not come."""
+        return self.waiting.prompts
 
     @property
     def ready(self) -> bool:
@@ -78,28 +81,9 @@ class ServerState:
             404, f"the model {name!r} is not served here, but {served}", param="model", code="model_not_found"
         )
 
-    def admit(self, prompts: int) -> None:
+    def admit(self, prompts: int, tokens: int = 0) -> None:
         """Raises ApiError 429 if the queue has no room for so many more."""
-        limit = self.config.max_num_queued_reqs
-        if self.queued + prompts > limit:
-            raise ApiError(
-                429,
-                f"the queue is full: {self.queued} prompts wait and {prompts} more do not fit into {limit}",
-                code="queue_full",
-                retry_after=self._retry_after(),
-            )
-
-    def first_token(self) -> None:
-        """A queued prompt has started."""
-        self.queued -= 1
-        self._starts.append(time.monotonic())
-
-    def _retry_after(self) -> int:
-        """Seconds until, at the rate of late, half of the queue will have started; 1 to 60."""
-        if len(self._starts) < 2:
-            return 10
-        rate = (len(self._starts) - 1) / max(time.monotonic() - self._starts[0], 1e-3)
-        return min(60, max(1, math.ceil(self.queued / 2 / rate)))
+        self.waiting.check(prompts, tokens)
 
     async def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         """Long texts are tokenised in another thread, so that streams go on."""
@@ -115,6 +99,7 @@ class ServerState:
         if size <= _INLINE_CHARS:
             return tokenizer.encode(text, add_special_tokens=add_special_tokens)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self.pool, lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        )
+        with self.waiting.tokenising(size):
+            return await loop.run_in_executor(
+                self.pool, lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            )
