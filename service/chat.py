@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +19,9 @@ from service.protocol import ChatRequest
 from service.rendering import render
 from service.replies import ChatChoice, ChatLogprobs, ChatReply, ReplyMessage, TokenLogprobs, TopLogprob
 from service.state import ServerState
-from service.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from service.tokenizer import Tokenizer
 
 
 def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> ChatLogprobs:
