@@ -164,8 +164,8 @@ checksum/secrets: {{ append $secrets (include "quire.registryChecksum" .) | join
 {{- if gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas) -}}
 {{- fail (printf "autoscaling: minReplicas (%d) is more than maxReplicas (%d)" (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas)) -}}
 {{- end -}}
-{{- if and $v.router.enabled (not (include "quire.registry" .)) -}}
-{{- fail "router: it finds replicas in the registry; set redis.enabled, redis.external.url or redis.external.existingSecret" -}}
+{{- if and $v.router.enabled (eq $v.router.discovery "registry") (not (include "quire.registry" .)) -}}
+{{- fail "router: it finds replicas in the registry; set redis.enabled, redis.external.url or redis.external.existingSecret, or router.discovery to dns" -}}
 {{- end -}}
 {{- if and $v.redis.enabled (or $v.redis.external.url $v.redis.external.existingSecret) -}}
 {{- fail "redis: either redis.enabled or redis.external, not both" -}}

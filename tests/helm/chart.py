@@ -20,6 +20,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "cpu": ("-f", str(CHART / "values-cpu.yaml")),
     "everything": ("-f", str(HERE / "everything.yaml")),
     "external": ("-f", str(HERE / "external.yaml")),
+    "dns": ("-f", str(HERE / "dns.yaml")),
 }
 NAMES = {values: "llm" if values == "external" else "quire" for values in VALUES}  # of the Deployment
 Manifest = dict[str, Any]

@@ -13,6 +13,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.engine import EXIT_SECONDS
+from engine.urls import split_address
 from service import cli
 from service.config import ServiceConfig
 from tests.helm.chart import NAMES, VALUES, Manifest, container, find, pods, render
@@ -204,6 +205,24 @@ def test_router_understands_its_arguments(values: str) -> None:
     assert router.redis_url != server.redis_url  # it may only read
     for same in ("model", "cache_seed", "api_key", "shutdown_timeout", "host", "port"):
         assert getattr(router, same) == getattr(server, same), same
+
+
+def test_a_router_finds_replicas_by_dns_with_and_without_a_registry() -> None:
+    """By the name and port of a Service that has an address for each of them."""
+    for values in (VALUES["dns"], (*VALUES["everything"], "--set", "router.discovery=dns")):
+        manifests = render(*values)
+        router = parsed(manifests, "quire-router")
+        assert (router.redis_url is not None) == (values != VALUES["dns"])
+        host, port = split_address("--replica-dns", router.replica_dns)
+        name, namespace, kind = host.split(".")
+        assert (namespace, kind) == ("llms", "svc")
+        service = find(manifests, "Service", name)["spec"]
+        assert service["clusterIP"] == "None"
+        assert service["selector"]["app.kubernetes.io/component"] == "replica"
+        (serving,) = container(manifests, "quire")["ports"]
+        assert serving["containerPort"] == int(port)  # an address of a headless Service is the pod's own
+        assert 53 in ports(find(manifests, "NetworkPolicy", "quire-router")["spec"]["egress"])
+    assert parsed(render(*VALUES["everything"]), "quire-router").replica_dns is None
 
 
 def test_engine_values_are_all_of_the_engines_flags() -> None:
