@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=0.0, help="time of a step; 0: as fast as it can")
     parser.add_argument("--sequences", type=int, default=256, help="that run at once")
     parser.add_argument("--max-num-queued-reqs", type=int, default=1000)
+    parser.add_argument("--stall-timeout", type=float, default=10.0)
     arguments = parser.parse_args()
     program = ("loadtest.token_source", str(arguments.step_ms), str(arguments.sequences))
 
@@ -31,7 +32,10 @@ def main() -> None:
         return engine
 
     service = ServiceConfig(
-        served_model_names=("none",), port=arguments.port, max_num_queued_reqs=arguments.max_num_queued_reqs
+        served_model_names=("none",),
+        port=arguments.port,
+        max_num_queued_reqs=arguments.max_num_queued_reqs,
+        stall_timeout=arguments.stall_timeout,
     )
     sys.exit(serve(service, start_engine, lambda: Tokenizer.from_folder(MODEL_FOLDER)))
 
