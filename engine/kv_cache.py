@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.models.config import ModelConfig
 from engine.plan import Int32
+from kernels.fp8 import DTYPE as FP8
+
+SCALE_TYPE = torch.float16
+
+
+class LayerCache(NamedTuple):
+    """One layer of the cache, strided, as the kernels take it.
+
+    kv [num_blocks, 2, kv_heads, block_size, head_dim]; 2 is keys, values. scales [num_blocks, kv_heads,
+    block_size, 2] if kv is in fp8 (see `kernels.fp8`), else None.
+    """
+
+    kv: Tensor
+    scales: Tensor | None
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of keys and values that `block_size` tokens take over all layers."""
-    return config.num_layers * 2 * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize
+    """Bytes that `block_size` tokens take over all layers: keys and values, then an fp8 cache's scales."""
+    vectors = config.num_layers * 2 * config.num_kv_heads * block_size
+    return vectors * (config.head_dim * dtype.itemsize + (SCALE_TYPE.itemsize if dtype == FP8 else 0))
 
 
 class KVCache:
-    """`blocks` is [num_blocks, layers, 2, kv_heads, block_size, head_dim]; 2 is keys, values."""
+    """`blocks` is [num_blocks, bytes_per_block] u8, and `layers` are views of it."""
 
     def __init__(
         self,
@@ -28,19 +44,27 @@ class KVCache:
         device: torch.device,
         copy_blocks: Callable[[Tensor, Tensor], None],
     ) -> None:
-        shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim)
         # Never cleared: a slot is read only after it was written, and untouched pages cost a CPU nothing.
-        self.blocks = torch.empty(shape, dtype=dtype, device=device)
+        self.blocks = torch.empty(
+            num_blocks, bytes_per_block(config, block_size, dtype), dtype=torch.uint8, device=device
+        )
         self.block_size = block_size
         self.host: Tensor | None = None  # the same blocks in pinned host memory
         self._copy_blocks = copy_blocks
+        layers, heads = config.num_layers, config.num_kv_heads
+        end = layers * 2 * heads * block_size * config.head_dim * dtype.itemsize
+        kv = self.blocks[:, :end].view(dtype).unflatten(1, (layers, 2, heads, block_size, config.head_dim))
+        scales: list[Tensor | None] = [None] * layers
+        if dtype == FP8:
+            scales[:] = (
+                self.blocks[:, end:].view(SCALE_TYPE).unflatten(1, (layers, heads, block_size, 2)).unbind(1)
+            )
+        self.layers = [LayerCache(*layer) for layer in zip(kv.unbind(1), scales, strict=True)]
 
     def add_host_tier(self, num_blocks: int) -> None:
         """Take host memory for `num_blocks` blocks, pinned where the device is a GPU."""
         pinned = self.blocks.is_cuda
-        self.host = torch.empty(
-            (num_blocks, *self.blocks.shape[1:]), dtype=self.blocks.dtype, pin_memory=pinned
-        )
+        self.host = torch.empty((num_blocks, self.blocks.shape[1]), dtype=torch.uint8, pin_memory=pinned)
 
     def swap(self, out: Int32, back: Int32) -> None:
         """Copy (device, host) blocks out and (host, device) blocks back, one copy each, in stream order."""

@@ -150,7 +150,7 @@ class ModelRunner:
             prefill=None,
             workspace=self.workspace,
         )
-        logits = self.model.logits(self.model.forward(batch, self.cache.blocks))
+        logits = self.model.logits(self.model.forward(batch, self.cache.layers))
         tokens = self.backend.sample(logits, rows, context_lens, self.row_state.state)
         self._remember(rows, tokens)
         return logits, tokens, rows
@@ -197,7 +197,7 @@ class ModelRunner:
             prefill=PrefillBatch(rows, query_starts, contexts, max_query_len or len(given)),
             workspace=self.workspace,
         )
-        return self.model.forward(batch, self.cache.blocks)
+        return self.model.forward(batch, self.cache.layers)
 
     # -- pieces ---------------------------------------------------------------------------------------
 

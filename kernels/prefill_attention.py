@@ -7,9 +7,8 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels.tile import LOWEST, attend, check_attention_inputs, load_blocks, load_tile
-
-LOG2_E = 1.4426950408889634
+from kernels.fp8 import as_exact, check_kv_scales, read_cache, words
+from kernels.tile import LOG2_E, LOWEST, attend, check_attention_inputs, load_blocks, load_tile
 
 
 @triton.jit
@@ -49,6 +48,9 @@ def _prefill_kernel(
     part_stride: tl.tensor,
     head_stride: tl.tensor,
     slot_stride: tl.tensor,
+    kv_scales: tl.tensor,
+    scale_block_stride: tl.tensor,
+    scale_head_stride: tl.tensor,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -82,6 +84,9 @@ def _prefill_kernel(
     q_tile = tl.load(q + q_offset, mask=q_mask, other=0.0)
 
     kv += kv_head * head_stride
+    if kv_scales is not None:
+        kv_scales += kv_head * scale_head_stride
+        q_tile = as_exact(q_tile)
     table = block_tables + tl.load(rows + sequence).to(tl.int64) * table_stride
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     peak = tl.full([BLOCK_M], LOWEST, tl.float32)
@@ -96,7 +101,7 @@ def _prefill_kernel(
     for tile in range(first_tile, masked_tile):
         k, v = load_tile(
             kv, blocks, tile * TILE, context_len, block_stride, part_stride, slot_stride,
-            BLOCK_SIZE, HEAD_DIM, DIM, TILE, False,
+            BLOCK_SIZE, HEAD_DIM, DIM, TILE, False, kv_scales, scale_block_stride, q_tile.dtype,
         )  # fmt: skip
         blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
         acc, peak, total = attend(q_tile, k, v, True, acc, peak, total, scale_log2, False)
@@ -104,7 +109,7 @@ def _prefill_kernel(
     for tile in range(masked_tile, tl.cdiv(end, TILE)):
         k, v = load_tile(
             kv, blocks, tile * TILE, context_len, block_stride, part_stride, slot_stride,
-            BLOCK_SIZE, HEAD_DIM, DIM, TILE, True,
+            BLOCK_SIZE, HEAD_DIM, DIM, TILE, True, kv_scales, scale_block_stride, q_tile.dtype,
         )  # fmt: skip
         blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
         age = position[:, None] - (tile * TILE + tl.arange(0, TILE))[None, :]
@@ -127,6 +132,7 @@ def prefill_attention(
     max_query_len: int,
     scale: float,
     window: int,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
     """Causal attention of the newest tokens of several sequences to their contexts, to `out` [T, Hq, D].
 
@@ -134,10 +140,12 @@ def prefill_attention(
     gets their results there; it is left alone before query_starts[0] and from query_starts[P] on. They are
     the last tokens of a context of context_lens[p] (i32 [P]), whose K and V, the queries' own too, are
     already in kv [blocks, 2, Hkv, block_size, D] under block_tables[rows[p]]. `window` limits attention to
-    that many newest keys, 0 means all. A sequence without context (padding) gets zeros.
+    that many newest keys, 0 means all. A sequence without context (padding) gets zeros. kv_scales [blocks,
+    Hkv, block_size, 2] are those of an fp8 kv, and with them q must fit fp16 (see `kernels.fp8`).
     The grid depends only on shapes and on `max_query_len`, an upper bound. After FlashAttention-2 (Dao 2023).
     """
     check_attention_inputs(q, out, kv)
+    check_kv_scales(kv, kv_scales)
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = kv.shape[2:4]
     num_sequences = rows.shape[0]
@@ -150,7 +158,7 @@ def prefill_attention(
     _prefill_kernel[num_kv_heads, num_tokens // (block_m // group) + num_sequences](
         out, q, kv, block_tables, rows, query_starts, context_lens, num_sequences,
         scale * LOG2_E, window,
-        q.stride(0), block_tables.stride(0), *kv.stride()[:4],
+        q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(kv_scales),
         GROUP=group, BLOCK_M=block_m, BLOCK_SIZE=block_size, HEAD_DIM=head_dim, DIM=dim,
         TILE=64 if row_bytes <= 512 else 32, num_warps=block_m // 16, num_stages=2,
         maxnreg=128 if block_m == 128 else None,  # two programs on a multiprocessor: a third faster
@@ -168,6 +176,7 @@ def prefill_attention_reference(
     max_query_len: int,
     scale: float,
     window: int,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
     """The same as `prefill_attention` in plain torch, on any device: one SDPA call per sequence."""
     num_q_heads, head_dim = q.shape[1:]
@@ -182,7 +191,12 @@ def prefill_attention_reference(
         if begin == end or context_len == 0:
             continue
         table = block_tables[row, : -(-context_len // block_size)].long()
-        k, v = (kv[table, part, heads].flatten(1, 2)[:, :context_len].float() for part in (0, 1))
+        k, v = (
+            read_cache(kv, kv_scales, (table, torch.full_like(heads, part), heads)).flatten(1, 2)[
+                :, :context_len
+            ]
+            for part in (0, 1)
+        )
         position = torch.arange(context_len - (end - begin), context_len, device=q.device)[:, None]
         key = torch.arange(context_len, device=q.device)
         seen = key <= position

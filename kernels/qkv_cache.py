@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.fp8 import check_kv_scales, quantize, scale_of, to_e4m3
 from kernels.launch import dependent_launch
 from kernels.norm import rms_norm_reference
 
@@ -27,14 +28,17 @@ def qkv_to_cache(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """Rewrites q inside qkv and writes k and v to kv; the k and v parts of qkv are left as they were.
 
     qkv [T, (Hq + 2 Hkv) D], rows may be strided; positions [T]; slots [T], -1 writes nothing;
     kv [blocks, 2, Hkv, block_size, D], strided; rope [max_pos, D] fp32, cosines then sines, or None for
-    models without; q_norm and k_norm [D], or both None. Raises ValueError if the shapes do not fit. All but
-    qkv must be older than the kernel just before this one, which may still run when they are read.
+    models without; q_norm and k_norm [D], or both None; kv_scales [blocks, Hkv, block_size, 2] of an fp8 kv,
+    which are written too (see `kernels.fp8`). Raises ValueError if the shapes do not fit. All but qkv must
+    be older than the kernel just before this one, which may still run when they are read.
     """
+    check_kv_scales(kv, kv_scales)
     _, _, kv_heads, block_size, head_dim = kv.shape
     tokens, width = qkv.shape
     heads = num_q_heads + 2 * kv_heads
@@ -57,6 +61,8 @@ def qkv_to_cache(
         kv.stride(1),
         kv.stride(2),
         kv.stride(3),
+        kv_scales,
+        0 if kv_scales is None else kv_scales.stride(0),
         eps,
         num_q_heads,
         kv_heads,
@@ -79,6 +85,7 @@ def qkv_to_cache_reference(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """The same as `qkv_to_cache` in plain torch."""
     _, _, kv_heads, block_size, head_dim = kv.shape
@@ -96,7 +103,13 @@ def qkv_to_cache_reference(
     padding = slots < 0
     if padding.any():
         slots, written = slots[~padding], written[~padding]
-    kv[slots // block_size, :, :, slots % block_size] = written
+    block, offset = slots // block_size, slots % block_size
+    if kv_scales is None:
+        kv[block, :, :, offset] = written
+    else:
+        values, scales = quantize(written)
+        kv.view(torch.uint8)[block, :, :, offset] = values.view(torch.uint8)
+        kv_scales[block, :, offset] = scales.mT
 
 
 def _rotate(heads: Tensor, table: Tensor) -> Tensor:
@@ -120,6 +133,8 @@ def _qkv_to_cache_kernel(
     kv_part_stride: tl.tensor,
     kv_head_stride: tl.tensor,
     kv_offset_stride: tl.tensor,
+    kv_scales_ptr: tl.tensor,
+    scales_block_stride: tl.tensor,
     eps: tl.tensor,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -180,5 +195,19 @@ def _qkv_to_cache_kernel(
             + column
         )
         is_kv = inside & (head >= Q_HEADS)
-        tl.store(target, first, is_kv)
-        tl.store(target + HALF, second, is_kv)
+        if kv_scales_ptr is None:
+            tl.store(target, first, is_kv)
+            tl.store(target + HALF, second, is_kv)
+        else:
+            x, y = first.to(tl.float32), second.to(tl.float32)
+            peak = tl.max(tl.maximum(tl.abs(x), tl.abs(y)), axis=1, keep_dims=True)
+            kv_scale, inverse = scale_of(peak)
+            tl.store(target, to_e4m3(x * inverse), is_kv)
+            tl.store(target + HALF, to_e4m3(y * inverse), is_kv)
+            scale_target = (
+                kv_scales_ptr
+                + (slot // BLOCK_SIZE) * scales_block_stride
+                + (kv_head * BLOCK_SIZE + slot % BLOCK_SIZE) * 2
+                + (head >= Q_HEADS + KV_HEADS).to(tl.int64)
+            )
+            tl.store(scale_target, kv_scale, (head >= Q_HEADS) & (head < Q_HEADS + 2 * KV_HEADS))

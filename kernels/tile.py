@@ -1,4 +1,4 @@
-"""A tile of consecutive keys of one sequence in the paged cache: what decode and prefill attention share."""
+"""A tile of consecutive keys of one sequence in the paged cache: what the attention kernels share."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.fp8 import dequantize_tile, load_words
+
 # Start of a running maximum: finite, so that "nothing seen yet" minus itself is 0 and not NaN.
 LOWEST = tl.constexpr(-1.0e30)
+LOG2_E = 1.4426950408889634
+
+
+def tile_keys(dim: int, itemsize: int) -> int:
+    """Keys in a tile of decode attention: stages of K and V [keys, dim] must fit in shared memory."""
+    return 64 if dim * itemsize <= 512 else 32
 
 
 @triton.jit
@@ -40,10 +48,14 @@ def load_tile(
     DIM: tl.constexpr,
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
+    kv_scales: tl.tensor = None,
+    scale_stride: tl.tensor = 0,
+    dtype: tl.constexpr = None,
 ) -> tl.tensor:
     """K and V [TILE, DIM] of the keys from `first_key`; 0 past key `num_keys` (if MASKED) and past HEAD_DIM.
 
-    `kv` points at the kv head in block 0, `blocks` are `load_blocks` of the same keys.
+    `kv` points at the kv head in block 0, `blocks` are `load_blocks` of the same keys. An fp8 cache's are
+    dequantised to `dtype`; `kv_scales` points at the kv head's words in block 0.
     """
     key = first_key + tl.arange(0, TILE)
     dim = tl.arange(0, DIM)
@@ -58,6 +70,9 @@ def load_tile(
     else:
         k = tl.load(pointer)
         v = tl.load(pointer + part_stride)
+    if kv_scales is not None:
+        words = load_words(kv_scales, blocks, first_key, num_keys, scale_stride, BLOCK_SIZE, TILE, MASKED)
+        k, v = dequantize_tile(k, v, words, dtype)
     return k, v
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from engine.kv_cache import LayerCache
 from engine.models.batch import ForwardBatch
 from engine.models.layers import Attention, LayerNorm, Linear
 
@@ -22,12 +23,12 @@ class Block:
     activation: Callable[[Tensor], Tensor]
     down: Linear
 
-    def pre_norm(self, x: Tensor, batch: ForwardBatch, kv: Tensor) -> Tensor:
+    def pre_norm(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """x [T, H] -> [T, H], norms before attention and MLP."""
-        x = x + self.output(self.attention(self.qkv(self.attention_norm(x)), batch, kv))
+        x = x + self.output(self.attention(self.qkv(self.attention_norm(x)), batch, cache))
         return x + self.down(self.activation(self.up(self.mlp_norm(x))))
 
-    def post_norm(self, x: Tensor, batch: ForwardBatch, kv: Tensor) -> Tensor:
+    def post_norm(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """x [T, H] -> [T, H], norms after the residual additions."""
-        x = self.attention_norm(x + self.output(self.attention(self.qkv(x), batch, kv)))
+        x = self.attention_norm(x + self.output(self.attention(self.qkv(x), batch, cache)))
         return self.mlp_norm(x + self.down(self.activation(self.up(x))))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kv_cache import LayerCache
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
 from engine.models.layers import Attention, Linear
@@ -66,30 +67,30 @@ class Decoder:
             down=weights.linear(f"{name}.mlp", {"down_proj": hidden}, inner, bias=config.mlp_bias),
         )
 
-    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
-        """Compute the batch's tokens over the whole KV cache tensor -> hidden [T, H], final norm applied."""
+    def forward(self, batch: ForwardBatch, cache: list[LayerCache]) -> Tensor:
+        """Compute the batch's tokens over the layers' caches -> hidden [T, H], final norm applied."""
         residual = F.embedding(batch.tokens, self.embedding)
-        layers = list(zip(self.layers, self.norms_after, cache.unbind(1), strict=True))
+        layers = list(zip(self.layers, self.norms_after, cache, strict=True))
         if len(residual) == 1:
             return self._one_token(residual, batch, layers)
         add_rms_norm, silu_mul = self.backend.add_rms_norm, self.backend.silu_mul
         eps = self.config.norm_eps
         x = self.backend.rms_norm(residual, self.layers[0].input_norm, eps)
-        for layer, norm_after, kv in layers:
-            x = layer.output(layer.attention(layer.qkv(x), batch, kv))
+        for layer, norm_after, layer_cache in layers:
+            x = layer.output(layer.attention(layer.qkv(x), batch, layer_cache))
             x, residual = add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = layer.down(silu_mul(layer.gate_up(x)))
             x, residual = add_rms_norm(x, residual, norm_after, eps)
         return x
 
     def _one_token(
-        self, residual: Tensor, batch: ForwardBatch, layers: list[tuple[_Layer, Tensor, Tensor]]
+        self, residual: Tensor, batch: ForwardBatch, layers: list[tuple[_Layer, Tensor, LayerCache]]
     ) -> Tensor:
         """The same layers in fewer kernels, which only one token's are quicker for."""
         backend, eps = self.backend, self.config.norm_eps
-        for layer, _, kv in layers:
+        for layer, _, layer_cache in layers:
             qkv = backend.norm_linear(residual, layer.input_norm, eps, layer.qkv.weight, layer.qkv.bias)
-            attended = layer.attention(qkv, batch, kv)
+            attended = layer.attention(qkv, batch, layer_cache)
             backend.add_linear(residual, attended, layer.output.weight, layer.output.bias)
             gate_up = layer.gate_up
             inner = backend.norm_silu_linear(residual, layer.mlp_norm, eps, gate_up.weight, gate_up.bias)

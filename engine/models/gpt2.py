@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kv_cache import LayerCache
 from engine.models.batch import ForwardBatch
 from engine.models.block import Block
 from engine.models.config import ModelConfig
@@ -49,11 +50,11 @@ class GPT2:
             down=linear("mlp", "c_proj", inner, hidden),
         )
 
-    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
-        """Compute the batch's tokens over the whole KV cache tensor -> hidden [T, H], final norm applied."""
+    def forward(self, batch: ForwardBatch, cache: list[LayerCache]) -> Tensor:
+        """Compute the batch's tokens over the layers' caches -> hidden [T, H], final norm applied."""
         x = F.embedding(batch.tokens, self.embedding) + F.embedding(batch.positions, self.positions)
-        for layer, kv in zip(self.layers, cache.unbind(1), strict=True):
-            x = layer.pre_norm(x, batch, kv)
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            x = layer.pre_norm(x, batch, layer_cache)
         return self.final_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

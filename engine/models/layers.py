@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kv_cache import LayerCache
 from engine.models.batch import ForwardBatch
 from engine.models.config import Activation, ModelConfig
 from kernels.backend import Backend
@@ -88,9 +89,10 @@ class Attention:
         self.q_norm = q_norm
         self.k_norm = k_norm
 
-    def __call__(self, qkv: Tensor, batch: ForwardBatch, kv: Tensor) -> Tensor:
-        """qkv [T, (Hq + 2 Hkv) D] (q is overwritten), kv: this layer's cache -> [T, Hq D]."""
+    def __call__(self, qkv: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """qkv [T, (Hq + 2 Hkv) D] (q is overwritten), this layer's cache -> [T, Hq D]."""
         backend = self.backend
+        kv, kv_scales = cache
         backend.qkv_to_cache(
             qkv,
             batch.positions,
@@ -101,6 +103,7 @@ class Attention:
             self.q_norm,
             self.k_norm,
             self.norm_eps,
+            kv_scales,
         )
         q = qkv[:, : self.q_size].unflatten(1, (self.num_heads, self.head_dim))
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -129,5 +132,6 @@ class Attention:
                 batch.prefill.max_query_len,
                 self.scale,
                 self.window,
+                kv_scales,
             )
         return out.flatten(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kv_cache import LayerCache
 from engine.models.batch import ForwardBatch
 from engine.models.block import Block
 from engine.models.config import ModelConfig
@@ -65,15 +66,15 @@ class OPT:
             down=weights.linear(name, {"fc2": hidden}, inner, bias=config.mlp_bias),
         )
 
-    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
-        """Compute the batch's tokens over the whole KV cache tensor -> hidden [T, H], final norm applied."""
+    def forward(self, batch: ForwardBatch, cache: list[LayerCache]) -> Tensor:
+        """Compute the batch's tokens over the layers' caches -> hidden [T, H], final norm applied."""
         x = F.embedding(batch.tokens, self.embedding)
         if self.project_in is not None:
             x = self.project_in(x)
         x = x + F.embedding(batch.positions, self.positions)
         run = Block.pre_norm if self.config.norm_before else Block.post_norm
-        for layer, kv in zip(self.layers, cache.unbind(1), strict=True):
-            x = run(layer, x, batch, kv)
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            x = run(layer, x, batch, layer_cache)
         return x if self.final_norm is None else self.final_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -19,24 +19,28 @@ SPILLS_LIMIT = {
     "decode_64": 0,
     "prefill_16": 176,
     "prefill_64": 88,
+    "prefill_16_fp8": 432,
+    "qkv_to_cache_fp8": 0,
     "gemv_add": 0,
     "gemv_gate_up": 0,
 }
 
 
 def compile_variants() -> dict[str, dict[str, int]]:
-    """Shared memory and spilled bytes of each variant, with bf16 inputs, head dim 128 and groups of 4."""
+    """Shared memory and spilled bytes of each variant: bf16 (the cache fp8), head dim 128, groups of 4."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from kernels import decode_attention as decode
-    from kernels import gemv
+    from kernels import gemv, qkv_cache
     from kernels import prefill_attention as prefill
 
     dependent = {"DEPENDENT": True}
     shape = {"GROUP": 4, "HEAD_DIM": 128, "DIM": 128, "TILE": 64}
     four_warps = {"num_warps": 4, "num_stages": 4}
+    prefill_16 = shape | {"BLOCK_M": 128, "BLOCK_SIZE": 16}
+    no_scales: dict[str, object] = {"kv_scales": None}
     eight_warps = {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
     variants = {
         "decode_16": (
@@ -49,9 +53,12 @@ def compile_variants() -> dict[str, dict[str, int]]:
             shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 64},
             four_warps,
         ),
-        "prefill_16": (prefill._prefill_kernel, shape | {"BLOCK_M": 128, "BLOCK_SIZE": 16}, eight_warps),
-        "prefill_64": (prefill._prefill_kernel, shape | {"BLOCK_M": 128, "BLOCK_SIZE": 64}, eight_warps),
+        "prefill_16": (prefill._prefill_kernel, prefill_16 | no_scales, eight_warps),
+        "prefill_64": (prefill._prefill_kernel, prefill_16 | no_scales | {"BLOCK_SIZE": 64}, eight_warps),
+        "prefill_16_fp8": (prefill._prefill_kernel, prefill_16, eight_warps),
     }
+    qk_heads = {"Q_HEADS": 32, "KV_HEADS": 8, "BLOCK_SIZE": 16, "HALF": 64, "HALF_PADDED": 64, "HEADS": 8}
+    variants["qkv_to_cache_fp8"] = (qkv_cache._qkv_to_cache_kernel, dependent | qk_heads, {"num_warps": 4})
     linear = dependent | {"OUTPUTS": 4096, "COLUMNS": 14336, "ROWS": 2, "CHUNK": 2048, "ADDED": True}
     gate_up = linear | {"COLUMNS": 4096, "GATED": True, "ADDED": False, "bias": None}
     linear |= {"GATED": False, "bias": None, "norm": None}
@@ -59,11 +66,15 @@ def compile_variants() -> dict[str, dict[str, int]]:
         "gemv_add": (gemv._gemv_kernel, linear, {"num_warps": 8}),
         "gemv_gate_up": (gemv._gemv_kernel, gate_up, {"num_warps": 8}),
     }
-    pointers = {"q": "*bf16", "kv": "*bf16", "out": "*bf16", "partials": "*fp32", "lse": "*fp32"}
+    pointers = {"q": "*bf16", "out": "*bf16", "partials": "*fp32", "lse": "*fp32"}
     pointers |= dict.fromkeys(("x", "weight", "norm"), "*bf16")
     pointers |= dict.fromkeys(("block_tables", "rows", "query_starts", "context_lens", "order"), "*i32")
+    pointers |= {"kv_scales": "*i32", "kv_scales_ptr": "*fp16", "rope_ptr": "*fp32", "slots_ptr": "*i64"}
+    pointers |= {"qkv_ptr": "*bf16", "q_norm_ptr": "*bf16", "k_norm_ptr": "*bf16", "positions_ptr": "*i32"}
     found = {}
     for name, (kernel, constants, options) in variants.items():
+        kv = "*fp8e4nv" if name.endswith("fp8") else "*bf16"
+        pointers |= {"kv": kv, "kv_ptr": kv}
         signature = {
             argument: "constexpr"
             if argument in constants

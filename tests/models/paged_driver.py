@@ -7,6 +7,7 @@ import random
 import torch
 from torch import Tensor
 
+from engine.kv_cache import KVCache
 from engine.models.batch import ForwardBatch, PrefillBatch
 from engine.models.config import ModelConfig
 from engine.models.loader import Model
@@ -17,16 +18,23 @@ BLOCK_SIZE = 16
 class PagedDriver:
     """Rows with permuted block tables over a cache that starts as NaN. Row `rows` pads."""
 
-    def __init__(self, model: Model, config: ModelConfig, rows: int, max_len: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: Model,
+        config: ModelConfig,
+        rows: int,
+        max_len: int,
+        seed: int = 0,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         self.model = model
         self.rows = rows
         blocks_per_row = -(-max_len // BLOCK_SIZE)
         num_blocks = rows * blocks_per_row + 1
-        self.cache = torch.full(
-            (num_blocks, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim),
-            float("nan"),
-            dtype=model.embedding.dtype,
-        )
+        dtype = kv_dtype or model.embedding.dtype
+        copy_blocks = model.backend.copy_blocks
+        self.cache = KVCache(config, num_blocks, BLOCK_SIZE, dtype, model.embedding.device, copy_blocks)
+        self.cache.blocks.fill_(0xFF)  # NaN in every type
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))
         self.block_tables = torch.zeros(rows + 1, blocks_per_row, dtype=torch.int32)
         self.block_tables[:rows] = order[: rows * blocks_per_row].view(rows, blocks_per_row).int()
@@ -76,7 +84,7 @@ class PagedDriver:
             prefill=prefill,
         )
         with torch.inference_mode():
-            logits = self.model.logits(self.model.forward(batch, self.cache))
+            logits = self.model.logits(self.model.forward(batch, self.cache.layers))
         return {row: logits[starts[row] : starts[row] + len(ids)] for row, ids in queries if row in starts}
 
     def generate(

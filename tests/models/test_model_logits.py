@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from engine.kv_cache import KVCache
 from engine.models.batch import ForwardBatch
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
@@ -69,9 +70,10 @@ def test_padding_rows_change_nothing(model_folder: Callable[[str], Path]) -> Non
     for padding in (0, 3):
         driver = PagedDriver(model, config, rows=2, max_len=64)
         driver.step({}, {0: [5, 6, 7], 1: [8]})
-        before = driver.cache.clone()
+        before = torch.stack([kv.clone() for kv, _ in driver.cache.layers], dim=1)
         results.append(driver.step({0: 9, 1: 10}, {}, padding=padding))
-        changed = (driver.cache.nan_to_num() != before.nan_to_num()).flatten(2).any(2).any(1)
+        after = torch.stack([kv for kv, _ in driver.cache.layers], dim=1)
+        changed = (after.nan_to_num() != before.nan_to_num()).flatten(2).any(2).any(1)
         assert changed.sum() == 2  # the two sequences' own blocks
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=0)
 
@@ -105,7 +107,7 @@ def test_a_decode_step_never_asks_the_device(
     config = ModelConfig.from_folder(model_folder(name))
     backend = replace(
         torch_backend(),
-        decode_attention=lambda *arguments: None,
+        decode_attention=lambda *arguments, **named: None,
         qkv_to_cache=lambda *arguments: None,
     )
     with torch.device("meta"):
@@ -121,8 +123,7 @@ def test_a_decode_step_never_asks_the_device(
             decode_order=integers,
             prefill=None,
         )
-        hidden = model.forward(
-            batch, torch.empty(9, config.num_layers, 2, config.num_kv_heads, 16, config.head_dim)
-        )
+        cache = KVCache(config, 9, 16, torch.float16, torch.device("meta"), backend.copy_blocks)
+        hidden = model.forward(batch, cache.layers)
     assert hidden.shape == (3, config.hidden_size)
     assert model.logits(hidden).shape == (3, config.vocab_size)

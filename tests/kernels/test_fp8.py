@@ -1,0 +1,163 @@
+"""The fp8 cache: its rounding, its writes bit by bit, and attention over it against fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from paged import TOLERANCE, Paged, attend_exactly, fused_queries, make_paged
+
+from kernels.fp8 import DTYPE, check_kv_scales, quantize, read_cache, scale_of, to_e4m3
+from kernels.prefill_attention import prefill_attention, prefill_attention_reference
+from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
+
+E4M3 = torch.arange(256, dtype=torch.uint8).view(DTYPE)
+FINITE = E4M3[~E4M3.float().isnan()].float().unique()
+
+
+def in_fp8(paged: Paged) -> tuple[Paged, torch.Tensor]:
+    """The same in an fp8 cache and its scales, strided as in a cache of two layers; NaN stays NaN."""
+    values, scales = quantize(paged.kv)
+    kv = torch.stack((values.view(torch.uint8),) * 2, dim=1).view(DTYPE)[:, 1]
+    kv_scales = torch.stack((scales.permute(0, 2, 3, 1),) * 2, dim=1)[:, 1]
+    keys, values = ([dequantized(part) for part in held] for held in (paged.keys, paged.values))
+    return Paged(kv, paged.block_tables, paged.rows, paged.context_lens, keys, values), kv_scales
+
+
+def dequantized(x: torch.Tensor) -> torch.Tensor:
+    values, scales = quantize(x)
+    return values.float() * scales.float().unsqueeze(-1)
+
+
+@pytest.mark.parametrize("magnitude", [1e-12, 1e-3, 1.0, 1e4])
+def test_every_value_becomes_the_nearest_of_the_scaled_grid(magnitude: float) -> None:
+    x = magnitude * torch.randn(200, 64, generator=torch.Generator().manual_seed(0))
+    values, scales = quantize(x)
+    wide = scales.double().unsqueeze(-1)
+    error = (values.double() * wide - x.double()).abs()
+    nearest = (FINITE.double() * wide.unsqueeze(-1) - x.double().unsqueeze(-1)).abs().amin(-1)
+    assert ((error - nearest) <= 1e-6 * x.abs().amax(-1, keepdim=True)).all()
+    if magnitude >= 1:  # 1e-3 has the smallest scale already
+        assert (values.float().abs().amax(-1) == 448).all()
+        assert (error <= x.abs() / 16 + wide * 2.0**-10).all()
+
+
+@triton.jit
+def quantize_kernel(
+    x: tl.tensor, values: tl.tensor, scales: tl.tensor, D: tl.constexpr, ROWS: tl.constexpr
+) -> None:
+    row = tl.arange(0, ROWS)[:, None]
+    vector = tl.load(x + row * D + tl.arange(0, D)[None, :])
+    scale, inverse = scale_of(tl.max(tl.abs(vector), axis=1, keep_dims=True))
+    tl.store(values + row * D + tl.arange(0, D)[None, :], to_e4m3(vector * inverse))
+    tl.store(scales + row, scale)
+
+
+def test_the_kernels_round_as_torch_does(device: torch.device) -> None:
+    """All of e4m3, what lies halfway between its values and beside that, zeros, tiny and huge vectors."""
+    halfway = (FINITE[1:] + FINITE[:-1]) / 2
+    grid = torch.cat((FINITE, halfway, halfway.nextafter(FINITE[1:]), halfway.nextafter(FINITE[:-1])))
+    x = torch.zeros(256, 64)
+    x.view(-1)[: len(grid)] = grid
+    x[:128, 63] = 448.0  # their scale is 1
+    generator = torch.Generator().manual_seed(0)
+    x[128:192] = torch.randn(64, 64, generator=generator) * torch.logspace(-12, 7, 64)[:, None]
+    x[192:200] = 1e9
+    values, scales = torch.empty(256, 64, dtype=DTYPE, device=device), torch.empty(256, device=device).half()
+    quantize_kernel[(1,)](x.to(device), values, scales, 64, 256)
+    expected_values, expected_scales = quantize(x)
+    assert torch.equal(scales.cpu(), expected_scales)
+    assert torch.equal(values.cpu().float(), expected_values.float())
+
+
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "head_dim"), [(16, 8, 64), (14, 2, 80), (3, 3, 96), (4, 1, 128)]
+)
+@pytest.mark.parametrize("rotates", [True, False])
+def test_the_write_is_what_the_full_precision_write_quantised_gives(
+    q_heads: int, kv_heads: int, head_dim: int, rotates: bool, device: torch.device, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(head_dim)
+    block_size, tokens = 16, 4
+    qkv = torch.randn(tokens, (q_heads + 2 * kv_heads) * head_dim, generator=generator).to(device, dtype)
+    positions = torch.arange(tokens, dtype=torch.int32, device=device)
+    slots = torch.tensor([0, 4 * block_size + 15, 35, -1], device=device)
+    rope = torch.rand(tokens, head_dim, generator=generator).to(device) if rotates else None
+    shape = (5, 2, 2, kv_heads, block_size, head_dim)
+    exact = torch.zeros(shape, dtype=dtype, device=device)[:, 1]
+    qkv_to_cache(qkv.clone(), positions, slots, exact, q_heads, rope, None, None, 1e-6)
+    values, scales = quantize(exact)
+    unwritten = torch.full((5, block_size), True)
+    unwritten[(slots[:3] // block_size).cpu(), (slots[:3] % block_size).cpu()] = False
+    for write in (qkv_to_cache, qkv_to_cache_reference):
+        cache = torch.full(shape, 0x7F, dtype=torch.uint8, device=device).view(DTYPE)
+        cache_scales = torch.full((5, 2, kv_heads, block_size, 2), torch.nan, device=device).half()
+        write(qkv.clone(), positions, slots, cache[:, 1], q_heads, rope, None, None, 1e-6, cache_scales[:, 1])
+        written, written_scales = cache[:, 1].view(torch.uint8).cpu(), cache_scales[:, 1].cpu()
+        for block, offset in [(0, 0), (4, 15), (2, 3)]:
+            at = (block, slice(None), slice(None), offset)
+            assert torch.equal(written[at].view(DTYPE).float(), values.cpu().float()[at])
+            assert torch.equal(written_scales[block, :, offset].mT, scales.cpu()[at])
+        assert (written.permute(0, 3, 1, 2, 4)[unwritten] == 0x7F).all()
+        assert written_scales.permute(0, 2, 1, 3)[unwritten].isnan().all()
+        assert (cache[:, 0].view(torch.uint8) == 0x7F).all() and cache_scales[:, 0].isnan().all()
+
+
+SEQUENCES = [(1, 1), (17, 17), (0, 5), (5, 70), (33, 150), (1, 64), (64, 128), (0, 0), (16, 31)]
+
+
+@pytest.mark.parametrize("attention", [prefill_attention, prefill_attention_reference])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size", "window"),
+    [(4, 2, 80, 32, 0), (4, 1, 128, 16, 0), (7, 1, 96, 128, 20)],
+)
+def test_prefill_over_an_fp8_cache(
+    attention: Callable[..., None],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    torch.manual_seed(0)
+    query_lens, context_lens = (list(lengths) for lengths in zip(*SEQUENCES, strict=True))
+    paged, kv_scales = in_fp8(make_paged(context_lens, kv_heads, head_dim, block_size, dtype, device))
+    q = fused_queries(sum(query_lens), heads, head_dim, dtype).to(device)
+    out = torch.empty(q.shape, dtype=dtype, device=device)
+    starts = torch.tensor([0, *query_lens]).cumsum(0).int().to(device)
+    attention(
+        q, out, paged.kv, paged.block_tables, paged.rows, starts, paged.context_lens, max(query_lens),
+        head_dim**-0.5, window, kv_scales,
+    )  # fmt: skip
+    exact = [
+        attend_exactly(x, k, v, head_dim**-0.5, window)
+        for x, k, v in zip(q.split(query_lens), paged.keys, paged.values, strict=True)
+    ]
+    torch.testing.assert_close(out.cpu().double(), torch.cat(exact), atol=TOLERANCE[dtype], rtol=0)
+
+
+def test_scales_must_come_with_fp8_and_fit_it() -> None:
+    kv = torch.zeros(3, 2, 4, 16, 64)
+    scales = torch.ones(3, 4, 16, 2).half()
+    check_kv_scales(kv, None)
+    check_kv_scales(kv.to(DTYPE), scales)
+    with pytest.raises(ValueError, match="float8_e4m3fn comes without scales"):
+        check_kv_scales(kv.to(DTYPE), None)
+    with pytest.raises(ValueError, match="float32 comes with scales"):
+        check_kv_scales(kv, scales)
+    with pytest.raises(ValueError, match=r"fp16 of shape \(3, 4, 16, 2\)"):
+        check_kv_scales(kv.to(DTYPE), scales[:2])
+
+
+def test_reading_dequantises() -> None:
+    x = torch.randn(3, 2, 4, 16, 64, generator=torch.Generator().manual_seed(0))
+    values, scales = quantize(x)
+    index = (torch.tensor([2, 0])[:, None], torch.tensor(1), torch.arange(4))
+    read = read_cache(values, scales.permute(0, 2, 3, 1), index)
+    assert torch.equal(read, dequantized(x)[index])
+    assert torch.equal(read_cache(x, None, index), x[index])
