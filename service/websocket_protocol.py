@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
-
-LINGER_SECONDS = 1.0  # for a client to read why it is cut
 
 _log = logging.getLogger("quire.websocket")
 _log.setLevel(logging.WARNING)  # uvicorn's notices have the query string, where some put keys
@@ -17,9 +16,12 @@ _log.setLevel(logging.WARNING)  # uvicorn's notices have the query string, where
 class OrderlyWebSocketProtocol(WebSocketsSansIOProtocol):
     """For uvicorn's `ws` setting. A frame over `ws_max_size`, fragments together, closes with 1009."""
 
+    linger_seconds = 10.0  # for which a client may read what was said last
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.logger = _log
+        self.logger = self.conn.logger = _log
+        self.conn.debug = False  # it would log all headers
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -34,22 +36,16 @@ class OrderlyWebSocketProtocol(WebSocketsSansIOProtocol):
         if self.response.status_code == 101:
             self.scope["state"]["abort"] = self.transport.abort
 
-    def handle_parser_exception(self) -> None:
-        """A close while the client still sends would reset the connection, and it would not see our code."""
-        if self.close_sent:
-            return
-        close = self.conn.close_sent
-        assert close is not None
-        self.close_sent = True
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": close.code, "reason": close.reason})
-        self.transport.write(b"".join(self.conn.data_to_send()))
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        if self.read_paused:
-            self.read_paused = False
-            self.transport.resume_reading()
-        self.close_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if self.initial_response is not None:  # else uvicorn takes the app's refusal for a bug, and says so
+            self.handshake_complete = True
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        """A close waits for the client to read what is left, who may not do so."""
+        super().on_task_complete(task)
+        self.loop.call_later(self.linger_seconds, self.transport.abort)
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()
-        self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+        self.transport.abort()  # and so the app hears of it

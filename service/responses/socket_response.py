@@ -109,7 +109,7 @@ class SocketResponse(Interruptible):
 
     def take(self) -> list[Event]:
         due, self._due = self._due, []
-        if self._response is not None and self._events is not None and not self.ended:
+        if self._response is not None and self._events is not None:
             self._response.generation.backlog = 0
             due += self._events.update()
         return due

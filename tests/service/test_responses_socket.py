@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from service.app import create_app
 from service.config import ServiceConfig
-from service.errors import not_ready
+from service.errors import ApiError, not_ready
 from service.responses.conversations import Conversations
 from service.state import ServerState
 from service.tokenizer import Tokenizer
@@ -184,15 +184,22 @@ async def test_conversations_belong_to_their_socket(service: Service) -> None:
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 400), st.booleans()), max_size=40))
 def test_conversations_are_bounded(uses: list[tuple[int, int, bool]]) -> None:
     """The latest is there; others only while all together are within the limit; what is there is right."""
-    kept, model = Conversations(5000), dict[str, list[dict[str, Any]]]()
-    for name, (number, size, look) in enumerate(uses):
+    kept, said = Conversations(5000), dict[str, list[dict[str, Any]]]()
+    expected: list[tuple[str, int]] = []  # the longest unused first
+    for number, (other, size, look) in enumerate(uses):
+        name = f"{other if look else number}"
+        if look and name not in {name for name, _ in expected}:
+            with pytest.raises(ApiError):
+                kept.find(name)
+            continue
         if not look:
-            model[f"{name}"] = [{"role": "user", "content": "x" * size}]
-            kept.keep(f"{name}", model[f"{name}"])
-            assert kept.find(f"{name}") == model[f"{name}"]
-        elif str(number) in kept._kept:
-            assert kept.find(f"{number}") is model[f"{number}"]
-        assert sum(size for _, size in kept._kept.values()) <= 5000 or len(kept._kept) == 1
+            said[name] = [{"role": "user", "content": "x" * size}]
+            kept.keep(name, said[name])
+            expected.append((name, len('[{"role":"user","content":""}]') + size + 1024))
+        assert kept.find(name) is said[name]
+        expected.sort(key=lambda each: each[0] == name)
+        while len(expected) > 1 and sum(size for _, size in expected) > 5000:
+            del expected[0]
 
 
 REFUSED: list[tuple[Any, int, str, str | None]] = [
@@ -337,6 +344,36 @@ async def test_a_slow_reader_gets_merged_deltas(manual: Service, tokenizer: Toke
     await socket.until_type("response.incomplete")
     assert text_of(socket.events) == said(tokenizer, "<|user|>hello<|assistant|>", 30)
     assert len([event for event in socket.events if "delta" in event]) <= 2
+    socket.leave()
+
+
+async def test_an_end_that_comes_while_nothing_can_be_sent(manual: Service) -> None:
+    """Before its first event is out, or in the middle of them."""
+    socket = Socket(manual.app).start()
+    await settle()
+    for at in range(1, 3):
+        if at == 1:
+            socket.readable.clear()
+        socket.create(max_output_tokens=4)
+        await manual.engine.until_added(at)
+        if at == 2:
+            response = (await socket.until_type("response.created", 2))["response"]["id"]
+            socket.readable.clear()
+        for _ in range(4):
+            step(manual)
+            await settle()
+        if at == 2:
+            socket.cancel(response)  # too late
+            await settle()
+        assert len(manual.state.generations) == 1  # a drain would wait for what is unsent
+        socket.readable.set()
+        last = await socket.until_type("response.incomplete", at)
+        own = of(socket.events, last["response"]["id"])
+        assert [event["sequence_number"] for event in own] == list(range(len(own)))
+        assert text_of(own) == last["response"]["output"][0]["content"][0]["text"]
+        await settle()
+        assert not manual.state.generations
+    assert (await socket.until_type("error"))["error"]["code"] == "response_not_found"
     socket.leave()
 
 
