@@ -19,8 +19,13 @@ class BlockManager:
     """Keeps the tables of sequences in rows backed by blocks (PagedAttention, sections 4.2 to 4.4).
 
     Logical block i of a sequence is table[i] and holds the keys and values of positions i * block_size
-    onwards. A block is written only by the one table that names it, and never once it is full: full blocks
-    become findable by content when the step that filled them was committed.
+    onwards. A block is written only by the one table that names it, and never once it is full.
+
+    A full block can be found by content. From the plan in which a prefill fills it on it is promised: who
+    shares it computes in that step or a later one, and in each layer a step writes the keys and values of all
+    its tokens before any of them attends. A promise is taken back when no table names the block any more.
+    Once a step of a table that names it was committed it is published: that outlives its tables, and the
+    registry hears of it.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class BlockManager:
         """`child`, which has none, shares the first `num_blocks` (all by default) of `parent`'s blocks."""
         assert not child.table
         child.table = parent.table[:num_blocks]
+        child.num_found = parent.num_found
         for block in child.table:
             self.pool.share(block)
         self._tell(child)
@@ -78,15 +84,17 @@ class BlockManager:
     def is_writable(self, sequence: Sequence, position: int) -> bool:
         """Whether the block of `position` is this table's alone and not findable by others."""
         block = sequence.table[position // self.block_size]
-        return self.pool.count(block) == 1 and not self.pool.is_kept(block)
+        return self.pool.count(block) == 1 and block not in self.cache
 
     def copy_on_write(self, sequence: Sequence, position: int) -> None:
         """Give `sequence` its own copy of the block of `position`. OutOfBlocks: nothing has changed."""
         logical = position // self.block_size
         source = sequence.table[logical]
         destination = self.pool.allocate()
+        assert source not in self.moves.written, "a copy is made before the step writes its source"
         self.pool.hold(source)  # nobody may get it before the copy was made
         self.pool.release(source)
+        self._take_back([source])
         sequence.table[logical] = destination
         self.moves.copies.append((sequence.row, source, destination))
         self.moves.entries[sequence.row, logical] = destination
@@ -94,8 +102,10 @@ class BlockManager:
 
     def free(self, sequence: Sequence) -> None:
         """Give every block back, last first, so that what is cached is evicted children before parents."""
-        while sequence.table:
-            self.pool.release(sequence.table.pop())
+        table, sequence.table = sequence.table, []
+        for block in reversed(table):
+            self.pool.release(block)
+        self._take_back(table)
         sequence.published = 0
         self._rows.capacity[sequence.row] = 0
         self._forget_moves(sequence.row)
@@ -133,6 +143,10 @@ class BlockManager:
             found.host.append(block)
         return found
 
+    def is_promised(self, found: Found) -> bool:
+        """Whether the last block of `found` may be one that is not written yet."""
+        return bool(found.device) and not found.host and found.device[-1] in self.cache.promised
+
     def attach(self, sequence: Sequence, found: Found) -> None:
         """Begin the table of `sequence`, which has none, with what `match` gave.
 
@@ -143,13 +157,36 @@ class BlockManager:
         for block in found.device:
             self.pool.share(block)
         sequence.table = list(found.device)
-        sequence.published = len(found.device)
+        # What is only promised is this one's to publish if the one that computes it leaves.
+        promised = (i for i, block in enumerate(found.device) if block in self.cache.promised)
+        sequence.published = next(promised, len(found.device))
+        sequence.num_found = min(sequence.num_found, sequence.published)
         for block in found.host:
             sequence.table.append(self._bring(block))
         self._tell(sequence)
 
+    def promise(self, sequence: Sequence, start: int, end: int) -> None:
+        """The next plan prefills tokens start..end-1: from now on others may share the blocks it fills."""
+        if self._prefixes is None:
+            return
+        filled = slice(start // self.block_size, end // self.block_size)
+        blocks = sequence.table[filled]
+        self.cache.promise(self._extend(sequence, filled.stop)[filled], blocks)
+        self.moves.written.update(blocks)
+
+    def is_written(self, group: SequenceGroup) -> bool:
+        """Whether the blocks of `group` hold what they should before the next plan's step is done."""
+        return self.moves.written.isdisjoint(chain(*(sequence.table for sequence in group.live)))
+
+    def _take_back(self, blocks: list[int]) -> None:
+        """What was promised of those blocks that no table names any more."""
+        for block in self.cache.promised.intersection(blocks):
+            if not self.pool.count(block):
+                self.cache.forget(block)
+                self.moves.written.discard(block)
+
     def publish(self, sequence: Sequence, num_blocks: int) -> None:
-        """The first `num_blocks` of `sequence` are full and written: make them findable.
+        """The first `num_blocks` of `sequence` are full and written: make them findable for good.
 
         A block whose content is findable elsewhere is given back and that one shared instead, unless forks
         share it: with both blocks in use the group would need more than it was let in for.
@@ -161,7 +198,6 @@ class BlockManager:
             block = sequence.table[logical]
             found = self.cache.publish(prefixes[logical], block)
             if found is None:
-                sequence.published = logical
                 return  # a collision: what comes after it would not be found
             if found == block:
                 self.pool.keep(block)
@@ -170,7 +206,17 @@ class BlockManager:
                 self.pool.release(block)
                 sequence.table[logical] = found
                 self.moves.entries[sequence.row, logical] = found
-        sequence.published = num_blocks
+            sequence.published = logical + 1
+
+    def forget(self, sequence: Sequence) -> None:
+        """What `sequence` computed is worth nothing: nobody is to find it any more.
+
+        Who shares some of it already goes on: a NaN among keys or values becomes one in its own logits.
+        """
+        for prefix in self._extend(sequence, len(sequence.tokens) // self.block_size)[sequence.num_found :]:
+            _discard(self.cache, self.pool, prefix)
+            if self.host is not None:
+                _discard(self.host.cache, self.host.pool, prefix)
 
     def open_to_all(self, tokens: list[int]) -> list[Prefix]:
         """Let all tenants find the full blocks at the beginning of `tokens` once they are computed.
@@ -267,6 +313,7 @@ class BlockManager:
         assert not child.host_table
         child.host_table = list(parent.host_table)
         child.host_published = parent.host_published
+        child.num_found = parent.num_found
         child.saved_context = parent.saved_context
         for block in child.host_table:
             assert self.host is not None
@@ -301,7 +348,8 @@ class BlockManager:
             self.pool.unhold(transfer.device)
             self.host.pool.unhold(transfer.host)
         for spill in moves.spills:
-            self.host.publish(self.cache.prefix(spill.device), spill.host)
+            if spill.device in self.cache:  # else it was forgotten meanwhile
+                self.host.publish(self.cache.prefix(spill.device), spill.host)
             self.host.pool.release(spill.host)
             self.host.pool.unhold(spill.host)
         for spill in reversed(moves.spills):  # so that the order of eviction stays as it was
@@ -335,6 +383,9 @@ class BlockManager:
         tables = [sequence.table for sequence in sequences]
         self.pool.check(tables, [*sources, *(transfer.device for transfer in transfers)])
         self.cache.check()
+        for block in self.cache.promised:
+            assert self.pool.count(block), f"block {block} is promised, and no table names it"
+            assert not self.pool.is_kept(block), f"block {block} is kept, and only promised"
         for table in tables:
             assert len(set(table)) == len(table), f"a table names a block twice: {table}"
         assert len(self.cache) == sum(self.pool.is_kept(block) for block in range(self.pool.num_blocks))
@@ -343,3 +394,11 @@ class BlockManager:
             host_tables = [sequence.host_table for sequence in sequences]
             self.host.pool.check([*host_tables, *spilling], [transfer.host for transfer in transfers])
             self.host.cache.check()
+
+
+def _discard(cache: PrefixCache, pool: BlockPool, prefix: Prefix) -> None:
+    block = cache.find(prefix)
+    if block is not None and not pool.is_pinned(block):
+        if block not in cache.promised:
+            pool.discard(block)
+        cache.forget(block)

@@ -70,6 +70,9 @@ class BlockPool:
     def is_kept(self, block: int) -> bool:
         return bool(self._kept[block])
 
+    def is_pinned(self, block: int) -> bool:
+        return block in self._pinned
+
     def allocate(self) -> int:
         """A block that one table names; evicts a cached one if need be. Raises OutOfBlocks."""
         if self._free:
@@ -135,6 +138,14 @@ class BlockPool:
         """The content of active `block` is to outlive its last reference."""
         assert self._counts[block] > 0, f"block {block} is not active"
         self._kept[block] = True
+
+    def discard(self, block: int) -> None:
+        """The content of `block`, which is not pinned, is not to be kept after all."""
+        assert self._kept[block] and block not in self._pinned
+        self._kept[block] = False
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
 
     def pin(self, block: int) -> None:
         """Never give cached `block` out again."""

@@ -15,6 +15,7 @@ class Moves:
     copies: list[tuple[int, int, int]] = field(default_factory=list)  # (row, source, destination)
     swap_out: list[Transfer] = field(default_factory=list)  # these two are never undone
     swap_in: list[Transfer] = field(default_factory=list)
+    written: set[int] = field(default_factory=set)  # blocks that the step fills with prompts
     spills: list[Transfer] = field(default_factory=list)  # swapped out too; the device's copy stays cached
 
     @property

@@ -82,52 +82,81 @@ class Prefix:
 
 
 class PrefixCache:
-    """Digest to block, one to one. A hit compares the tokens too, so a collision costs a miss."""
+    """Digest to block, one to one. A hit compares the tokens too, so a collision costs a miss.
+
+    A block is found from when it is promised or published on. Others than the plans of this process only
+    hear of published ones.
+    """
 
     def __init__(self) -> None:
-        self.on_change: Callable[[Prefix, bool], None] | None = None  # findable from now on, or no more
+        self.on_change: Callable[[Prefix, bool], None] | None = None  # published from now on, or no more
+        self.promised: set[int] = set()  # blocks that are findable and not published
         self._blocks: dict[Digest, int] = {}
         self._prefixes: dict[int, Prefix] = {}
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        """How many blocks are published."""
+        return len(self._blocks) - len(self.promised)
+
+    def __contains__(self, block: int) -> bool:
+        """Whether `block` is findable."""
+        return block in self._prefixes
 
     def find(self, prefix: Prefix) -> int | None:
         """The block that holds the last tokens of `prefix`, computed after all its others."""
         block = self._blocks.get(prefix.digest)
         return block if block is not None and prefix.equals(self._prefixes[block]) else None
 
+    def promise(self, prefixes: Sequence[Prefix], blocks: Sequence[int]) -> None:
+        """Let each of `blocks` be found by its prefix, unless one that holds the same is."""
+        for prefix, block in zip(prefixes, blocks, strict=True):
+            if prefix.digest not in self._blocks:
+                self._blocks[prefix.digest] = block
+                self._prefixes[block] = prefix
+                self.promised.add(block)
+
     def publish(self, prefix: Prefix, block: int) -> int | None:
-        """Make `block` findable, unless one that holds the same is; which one is. None: a collision."""
+        """Publish `block`, unless one that holds the same is; which one is. None: a collision."""
         found = self._blocks.get(prefix.digest)
-        if found is not None:
-            return found if prefix.equals(self._prefixes[found]) else None
-        assert block not in self._prefixes, f"block {block} is published already"
-        self._blocks[prefix.digest] = block
-        self._prefixes[block] = prefix
+        if found is not None and found != block:
+            if not prefix.equals(self._prefixes[found]):
+                return None
+            if found not in self.promised:
+                return found
+            self.forget(found)
+        if block in self.promised:
+            self.promised.remove(block)
+        elif found == block:
+            return block
+        else:
+            assert block not in self._prefixes, f"block {block} is published already"
+            self._blocks[prefix.digest] = block
+            self._prefixes[block] = prefix
         if self.on_change is not None:
             self.on_change(prefix, True)
         return block
 
     def prefix(self, block: int) -> Prefix:
-        """What a published block holds."""
+        """What a findable block holds."""
         return self._prefixes[block]
 
     def forget(self, block: int) -> None:
-        """`block` is going to hold something else."""
+        """`block` is not to be found any more; perhaps it is going to hold something else."""
         prefix = self._prefixes.pop(block)
         del self._blocks[prefix.digest]
-        if self.on_change is not None:
+        self.promised.discard(block)
+        if self.on_change is not None:  # of a promise too: `prefixes` may have told of it
             self.on_change(prefix, False)
 
     def prefixes(self) -> list[Prefix]:
-        """All that are findable. One operation, so another thread may ask."""
-        return list(self._prefixes.values())
+        """All that are published. Another thread may ask: promises of this very moment may be among them."""
+        return [prefix for block, prefix in list(self._prefixes.items()) if block not in self.promised]
 
     def check(self) -> None:
         """Assert that digests and blocks map one to one."""
         assert self._blocks == {prefix.digest: block for block, prefix in self._prefixes.items()}
         assert len(self._blocks) == len(self._prefixes)
+        assert self.promised <= self._prefixes.keys()
 
 
 @dataclass(frozen=True, slots=True)

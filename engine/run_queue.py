@@ -107,6 +107,8 @@ class RunQueue:
         sequence.finish_reason = reason
         self.num_ended += 1
         group = sequence.group
+        if reason == "error":
+            self.blocks.forget(sequence)
         if sequence.row != NO_ROW:
             self._release(sequence)
         self.blocks.drop_host(sequence)

@@ -168,6 +168,7 @@ class Scheduler:
                 group.prefill_queue.pop(0)
             samples = self._fork(sequence) if done else []
             draft.prefills.append(Prefill(sequence, start, end, samples, row))
+            self.blocks.promise(sequence, start, end)
             if not done:
                 return
 
@@ -212,7 +213,7 @@ class Scheduler:
                     return
                 found = self._find(group.in_cache[0])
                 needed = self._blocks_to_find(group, found)
-                if needed + spare > available and self._is_whole(group, found):
+                if needed + spare > available and self._is_whole(group.in_cache[0], found):
                     found = found.first(len(found) - 1)  # no room for a copy of the last block
                     needed = self._blocks_to_find(group, found)
                 if needed + spare > available:
@@ -251,9 +252,15 @@ class Scheduler:
         draft.await_blocks(group)
 
     def _find(self, sequence: Sequence) -> Found:
-        """Blocks that need not be computed: those findable, up to where prompt logprobs are still wanted."""
+        """Blocks that need not be computed: those findable, up to where prompt logprobs are still wanted.
+
+        Were all tokens found, the last one is computed in a copy of its block. Copies are made before a step
+        writes, so a block that is only promised cannot be copied.
+        """
         group = sequence.group
         found = self.blocks.match(sequence)
+        if self._is_whole(sequence, found) and self.blocks.is_promised(found):
+            found = found.first(len(found) - 1)
         if group.prompt_logprobs is not None and group.prompt_logprobs_asked < group.num_prompt:
             return found.first((group.prompt_logprobs_asked - 1) // self.blocks.block_size)
         return found
@@ -284,8 +291,8 @@ class Scheduler:
             self.blocks.blocks_for(min(len(sequence.tokens) + 1, most)) - shared for sequence in group.live
         )
 
-    def _is_whole(self, group: SequenceGroup, found: Found) -> bool:
-        return len(found) * self.blocks.block_size == len(group.in_cache[0].tokens)
+    def _is_whole(self, sequence: Sequence, found: Found) -> bool:
+        return len(found) * self.blocks.block_size == len(sequence.tokens)
 
     def _blocks_to_find(self, group: SequenceGroup, found: Found) -> int:
         """Of `_blocks_to_resume`, how many must come from those available when `found` are shared.
@@ -293,7 +300,7 @@ class Scheduler:
         One more when the tokens are found whole: the last one is computed in a copy of its block.
         """
         kept = sum(not self.blocks.pool.is_evictable(block) for block in found.device)
-        return self._blocks_to_resume(group) - kept + self._is_whole(group, found)
+        return self._blocks_to_resume(group) - kept + self._is_whole(group.in_cache[0], found)
 
     def _blocks_to_come(self, group: SequenceGroup) -> int:
         """Blocks that a running group was admitted with and has not taken yet."""

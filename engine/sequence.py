@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from engine.plan import Int32
@@ -26,6 +27,7 @@ class Sequence:
         "host_published",
         "host_table",
         "index",
+        "num_found",
         "prefixes",
         "published",
         "row",
@@ -41,6 +43,7 @@ class Sequence:
         self.table: BlockTable = []
         self.prefixes: list[Prefix] = []  # of the full blocks of `tokens`, as far as they were needed
         self.published = 0  # blocks of `table` that are findable, or were found
+        self.num_found = sys.maxsize  # first blocks that were published when it began, or began again
         self.host_table: BlockTable = []  # host blocks that hold what `table` named, while swapped out
         self.host_published = 0  # how many of them hold findable content
         self.saved_context = 0  # tokens that they hold

@@ -47,8 +47,8 @@ MUTANTS = [
     Mutant(
         "a freed block is forgotten",
         "block_pool",
-        "            self._free.append(block)\n",
-        "            pass\n",
+        "        else:\n            self._free.append(block)\n",
+        "        else:\n            pass\n",
     ),
     Mutant(
         "a spilled block is evicted last",
@@ -93,7 +93,7 @@ MUTANTS = [
         "self.pool.count(block) == 1 and",
         "self.pool.count(block) <= 2 and",
     ),
-    Mutant("a findable block is written", "block_manager", " and not self.pool.is_kept(block)\n\n", "\n\n"),
+    Mutant("a findable block is written", "block_manager", " and block not in self.cache\n", "\n"),
     Mutant(
         "the source of a copy is not held",
         "block_manager",
@@ -127,8 +127,8 @@ MUTANTS = [
     Mutant(
         "freed first to last",
         "block_manager",
-        "self.pool.release(sequence.table.pop())\n        sequence.published = 0",
-        "self.pool.release(sequence.table.pop(0))\n        sequence.published = 0",
+        "        for block in reversed(table):\n",
+        "        for block in table:\n",
     ),
     Mutant("published blocks outlive the table", "block_manager", "        sequence.published = 0\n", ""),
     Mutant(
@@ -204,6 +204,91 @@ MUTANTS = [
         "block_manager",
         "reversed((*moves.swap_out, *moves.swap_in))",
         "(*moves.swap_out, *moves.swap_in)",
+    ),
+    # -- promises ------------------------------------------------------------------------------------------
+    Mutant(
+        "a promise that nobody takes back",
+        "block_manager",
+        "        self._take_back(table)\n        sequence.published",
+        "        sequence.published",
+    ),
+    Mutant(
+        "a promise taken back from those who share it",
+        "block_manager",
+        "            if not self.pool.count(block):\n",
+        "            if True:\n",
+    ),
+    Mutant(
+        "a promise to every tenant",
+        "prefix_cache",
+        "        return block if block is not None and prefix.equals",
+        "        for other in self.promised:\n"
+        "            if self._prefixes[other].piece == prefix.piece:\n"
+        "                return other\n"
+        "        return block if block is not None and prefix.equals",
+    ),
+    Mutant(
+        "promised before it is planned",
+        "block_manager",
+        "end // self.block_size)\n        blocks =",
+        "min(len(sequence.table), len(sequence.tokens) // self.block_size))\n        blocks =",
+    ),
+    Mutant(
+        "what was promised is published without its beginning",
+        "block_manager",
+        "        sequence.published = next(promised, len(found.device))\n",
+        "        sequence.published = len(found.device)\n",
+    ),
+    Mutant(
+        "published when promised",
+        "block_manager",
+        "        self.moves.written.update(blocks)\n",
+        "        self.moves.written.update(blocks)\n"
+        "        for block in self.cache.promised.intersection(blocks):\n"
+        "            self.cache.publish(self.cache.prefix(block), block)\n"
+        "            self.pool.keep(block)\n",
+    ),
+    Mutant(
+        "a promise outlives its being kept",
+        "prefix_cache",
+        "            self.promised.remove(block)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "published beside a promise of the same",
+        "prefix_cache",
+        "            self.forget(found)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a copy of what is not written yet",
+        "scheduler",
+        "if self._is_whole(sequence, found) and self.blocks.is_promised(found):",
+        "if False:",
+    ),
+    Mutant(
+        "swapped out while this step writes what it shares",
+        "yielding",
+        " or not self._blocks.is_written(group)",
+        "",
+    ),
+    Mutant(
+        "what failed stays findable",
+        "run_queue",
+        "            self.blocks.forget(sequence)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "what failed is kept",
+        "block_manager",
+        "            pool.discard(block)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "who took over what failed keeps it",
+        "block_manager",
+        "min(sequence.num_found, sequence.published)",
+        "min(sequence.num_found, len(found))",
     ),
     # -- scheduler -----------------------------------------------------------------------------------------
     Mutant(

@@ -16,7 +16,7 @@ from engine.core import EngineCore
 from engine.pinning import pin_prefixes
 from engine.plan import Int32, StepPlan
 from engine.preemption import PreemptionMode, PreemptionPolicy
-from engine.prefix_cache import BlockHasher
+from engine.prefix_cache import BlockHasher, Found
 from engine.request import Output, Request, SamplingParams
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
@@ -31,6 +31,12 @@ COMMON = [7 * i % VOCAB for i in range(24)]  # what many prompts begin with
 
 class WatchedScheduler(Scheduler):
     """A scheduler that may only do what was promised."""
+
+    promised_hits = 0
+
+    def _attach(self, sequence: Sequence, found: Found) -> None:
+        self.promised_hits += sum(not self.blocks.pool.is_kept(block) for block in found.device)
+        super()._attach(sequence, found)
 
     def schedule(self, now: float = 0.0) -> StepPlan | None:
         fresh = [group for group in self.queue.waiting if group.queue_seconds is None]
@@ -268,5 +274,7 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
     done["swaps"] = scheduler.yielding.swaps
     done["copies"] = scheduler.blocks.copies_on_write
     done["pinned"] = scheduler.blocks.pool.num_pinned
+    assert isinstance(scheduler, WatchedScheduler)
+    done["promised"] = scheduler.promised_hits
     done["evictions"] = scheduler.blocks.pool.evictions
     return done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
@@ -55,6 +56,8 @@ _WEIGHTS = {
 }
 _REACHED = (
     "device hits",
+    "promised hits",
+    "failed",
     "host hits",
     "copies",
     "adopted",
@@ -152,17 +155,24 @@ class BlockManagerMachine(RuleBasedStateMachine):
         found = self.blocks.match(sequence)
         self._check_found(sequence, found)
         pool = self.blocks.pool
+        if len(found) * self.size == len(sequence.tokens) and self.blocks.is_promised(found):
+            found = found.first(len(found) - 1)  # a copy of its last block would be made before it is written
         while sum(pool.count(b) == 0 for b in found.device) + len(found.host) > pool.num_available:
             found = found.first(len(found) - 1)
         self.rows.assign(sequence)
         self.blocks.attach(sequence, found)
         self.epochs[sequence] += 1
         tokens = min(len(found) * self.size, len(sequence.tokens) - 1)  # the last one is computed anyhow
-        self.rows.context[sequence.row] = self.launched[sequence] = tokens
+        self.rows.context[sequence.row] = tokens
+        coming = [block in self.blocks.moves.written for block in found.device]
+        self.launched[sequence] = min(
+            tokens, self.size * [*coming, *[False] * len(found.host), True].index(True)
+        )
         if found.host:
             self._await(sequence.group)
             self.step.filled.append((sequence, self.epochs[sequence], len(found)))
         self.done["device hits"] += len(found.device)
+        self.done["promised hits"] += sum(not pool.is_kept(block) for block in found.device)
         self.done["host hits"] += len(found.host)
 
     def _await(self, group: SequenceGroup) -> None:
@@ -203,6 +213,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.step.touched.add(row)
         self.step.filled.append((sequence, self.epochs[sequence], end // self.size))
         self.rows.context[row] = end
+        self.blocks.promise(sequence, start, end)
 
     @precondition(lambda self: self.rows.num_free and self.running())
     @rule(pick=st.integers(0, 63), part=st.sampled_from([None, None, 0, 1, 2]))
@@ -278,7 +289,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         sequences = self.running()
         group = sequences[pick % len(sequences)].group
         rows = {sequence.row for sequence in group.live}
-        if rows & self.step.touched:
+        if rows & self.step.touched or not self.blocks.is_written(group):
             return
         started = len(self.blocks.moves.swap_out)
         group.swapped = self.blocks.swap_out(group)
@@ -324,22 +335,38 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.done["spilled"] += len(self.blocks.moves.spills)
 
     @precondition(lambda self: self.groups)
-    @rule(pick=st.integers(0, 63), whole=st.booleans())
-    def end(self, pick: int, whole: bool) -> None:
-        """A sequence stops or its client leaves, whatever is under way for it."""
+    @rule(pick=st.integers(0, 63), whole=st.booleans(), failed=st.sampled_from([False, False, True]))
+    def end(self, pick: int, whole: bool, failed: bool) -> None:
+        """A sequence stops, fails or its client leaves, whatever is under way for it."""
         sequences = [sequence for group in self.groups for sequence in group.live]
         sequence = sequences[pick % len(sequences)]
         group = sequence.group
         if sequence.row in self.step.touched and not whole:
             return  # forks of it read what it is going to write
+        ending = group.live if whole else [sequence]
+        written = chain(*(each.table for each in ending if each.row in self.step.touched))
+        promised = self.blocks.moves.written.intersection(written)
+        others = [s for s in self.rows.sequences if s is not None and s not in ending]
+        if any(promised.intersection(other.table) for other in others):
+            return  # who shares what it has promised reads that too
         self.done["left in transfer"] += group.transferring
-        for ending in group.live if whole else [sequence]:
-            if ending.row != NO_ROW:
-                self._leave(ending)
-            self.blocks.drop_host(ending)
-            ending.finish_reason = "abort"
+        for each in ending:
+            if failed:
+                self._fail(each)
+            if each.row != NO_ROW:
+                self._leave(each)
+            self.blocks.drop_host(each)
+            each.finish_reason = "error" if failed else "abort"
         if not group.live:
             self.groups.remove(group)
+
+    def _fail(self, sequence: Sequence) -> None:
+        """Nothing is to be found any more of what it computed and was the first to make findable."""
+        self.blocks.forget(sequence)
+        self.done["failed"] += 1
+        if self.caching:
+            found = self.blocks.match(sequence)
+            assert len(found) <= sequence.num_found, "what a failed sequence computed is findable"
 
     @rule(seed=st.integers(0, 1 << 32), count=st.integers(1, 400))
     def burst(self, seed: int, count: int) -> None:
@@ -368,7 +395,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             elif name == "spill":
                 self.spill(rng.randint(1, 6))
             elif name == "end" and self.groups:
-                self.end(rng.randrange(64), rng.random() < 0.5)
+                self.end(rng.randrange(64), rng.random() < 0.5, rng.random() < 0.3)
             else:
                 continue
             if currently_in_test_context():
@@ -394,6 +421,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self._check_accounts()
         self._check_tables()
         self._check_tier(self.blocks.cache, self.blocks.pool, self.memory.device)
+        self._check_promises()
         if self.blocks.host is not None:
             self._check_tier(self.blocks.host.cache, self.blocks.host.pool, self.memory.host)
 
@@ -435,18 +463,39 @@ class BlockManagerMachine(RuleBasedStateMachine):
             assert cache.prefix(block).piece == tokens.tobytes()
         assert len(_ends(pool, memory)) == len(kept), "two findable blocks hold the same"
 
+    def _check_promises(self) -> None:
+        """What is promised is going to be written by the next step, whole and once, or is."""
+        memory, cache = self._planned(), self.blocks.cache
+        for block in cache.promised:
+            tokens = np.array(self.histories.tokens(memory[block]), "<i4")
+            assert cache.prefix(block).piece == tokens.tobytes()
+        ends = {memory[block][-1] for block in cache.promised}
+        assert len(ends) == len(cache.promised), "two promised blocks hold the same"
+
+    def _planned(self) -> list[Content]:
+        """Device memory as the next step is going to leave it, but for transfers."""
+        memory = list(self.memory.device)
+        for _, source, destination in self.blocks.moves.copies:
+            memory[destination] = memory[source]
+        for row, position, history in self.step.writes:
+            block = self.rows.sequences[row].table[position // self.size]
+            memory[block] = list(memory[block])
+            memory[block][position % self.size] = history
+        return memory
+
     def _check_found(self, sequence: Sequence, found: Found) -> None:
         """All that is findable is found, on the device first, and it is right."""
         expected = self._histories(sequence)
+        memory, promised = self._planned(), self.blocks.cache.promised
         for logical, block in enumerate(found.device):
-            self._check_block(self.memory.device[block], expected, logical)
+            self._check_block(memory[block], expected, logical)
         for logical, block in enumerate(found.host, len(found.device)):
             self._check_block(self.memory.host[block], expected, logical)
         if not self.caching:
             assert not len(found)
             return
         ends = expected[self.size - 1 :: self.size]
-        on_device = _ends(self.blocks.pool, self.memory.device)
+        on_device = _ends(self.blocks.pool, memory) | {memory[block][-1] for block in promised}
         on_host = set() if self.blocks.host is None else _ends(self.blocks.host.pool, self.memory.host)
         count = 0
         while count < len(ends) and ends[count] in on_device:
@@ -458,9 +507,12 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Once everyone has left and every step is committed, every block can be had."""
+        for _ in range(2):  # what is promised is launched before anyone leaves
+            while self.flights:
+                self.commit()
+            self.launch()
         while self.groups:
-            self.end(0, True)
-        self.launch()
+            self.end(0, True, False)
         while self.flights:
             self.commit()
         self.launch()

@@ -1,4 +1,4 @@
-"""The equality matrix: the same tokens alone, batched, chunked, found, recomputed, swapped and overlapped.
+"""The equality matrix: tokens alone, batched, chunked, found, promised, recomputed, swapped and overlapped.
 
 Each cell runs the same requests on a tiny real model; what `plain` gives is what all others must give. On a
 CPU every token is the same. On a GPU logits differ in their last bits with the batch, so there the matrix is
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -38,6 +39,7 @@ CELLS: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunked": {"max_num_batched_tokens": 12},
     "prefix hit": {"enable_prefix_caching": True},
+    "promised": {"enable_prefix_caching": True},
     "recompute": {"num_gpu_blocks_override": 12, "preemption_mode": "recompute"},
     "swap": {"num_gpu_blocks_override": 12, "preemption_mode": "swap", "swap_space": 1},
     "overlap": {},
@@ -95,6 +97,10 @@ def run_cell(cell: str, folder: Path, asked: list[Request]) -> Answers:
     core = start(folder, CELLS[cell])
     if cell == "prefix hit":
         run(core, asked)
+    if cell == "promised":  # to the second of two that arrive together by the first
+        asked = [
+            msgspec.structs.replace(request, id=request.id + half) for request in asked for half in (0, 8)
+        ]
     answers = run(core, asked, overlap=cell == "overlap")
     yielding = core.scheduler.yielding
     assert (yielding.recomputes > 0, yielding.swaps > 0) == (cell == "recompute", cell == "swap")
@@ -102,6 +108,10 @@ def run_cell(cell: str, folder: Path, asked: list[Request]) -> Answers:
         found = [answers[request.id, 0][0].cached_tokens for request in asked]
         lengths = [len(request.prompt) for request in asked]
         assert found == [min(length // 16 * 16, length - 1) for length in lengths]
+    if cell == "promised":
+        found = [answers[request.id, 0][0].cached_tokens for request in asked[1::2]]
+        assert found == [(len(request.prompt) - 1) // 16 * 16 for request in asked[1::2]]
+        answers = {(i, index): answers.pop((i + 8, index)) for i, index in list(answers) if i < 8}
     return answers
 
 

@@ -131,8 +131,8 @@ def test_a_group_that_this_step_writes_for_is_not_swapped_out() -> None:
     assert not newer.swapped and core.scheduler.yielding.recomputes == 1
 
 
-def test_nothing_is_findable_before_its_step_is_committed() -> None:
-    """A step that fails leaves nothing behind that others could find."""
+def test_nothing_is_published_before_its_step_is_committed() -> None:
+    """A step that fails leaves nothing behind that others could hear of."""
     core = make_core(8, BLOCK_SIZE, 2, 32)
     core.add(Request(0, [1, 2, 3, 4, 5, 6, 7, 8, 9], SamplingParams(max_tokens=2, ignore_eos=True)))
     scheduler = core.scheduler
