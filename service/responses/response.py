@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
@@ -25,6 +26,9 @@ from service.responses.replies import (
     TextConfig,
 )
 from service.state import ServerState
+
+if TYPE_CHECKING:
+    from service.tokenizer import Tokenizer
 
 
 def input_messages(given: str | list[InputItem]) -> list[TemplateMessage]:
@@ -106,6 +110,12 @@ class ModelResponse:
         )
 
 
+def prompt_text(tokenizer: Tokenizer, model: str, body: ResponseRequest, said: list[TemplateMessage]) -> str:
+    """What the model gets to see once this was `said`. Routers hash it, too. Raises ApiError 400."""
+    instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    return render(tokenizer, model, instructions + said, param="input")
+
+
 async def begin(
     state: ServerState, connection: HTTPConnection, body: ResponseRequest, history: list[TemplateMessage]
 ) -> ModelResponse:
@@ -113,9 +123,8 @@ async def begin(
     engine, tokenizer, info = state.serving()
     model = state.check_model(body.model)
     state.admit(1)
-    instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     said = [*history, *input_messages(body.input)]
-    text = render(tokenizer, model, instructions + said, param="input")
+    text = prompt_text(tokenizer, model, body, said)
     tokens = await state.encode(text, "input", add_special_tokens=False)
     params = body.sampling_params(token_budget(body, tokens, "input", info, None))
     options = Options(stops=(), skip_special_tokens=True, continues=False)

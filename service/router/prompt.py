@@ -9,16 +9,20 @@ from dataclasses import dataclass
 from msgspec import MsgspecError, json
 from starlette.requests import Request
 
-from service.chat import prompt_text
+from service.chat import prompt_text as chat_text
 from service.errors import ApiError
 from service.preparation import cache_salt
 from service.protocol import ChatRequest, CompletionRequest
+from service.responses.protocol import ResponseRequest
+from service.responses.response import input_messages
+from service.responses.response import prompt_text as response_text
 from service.tokenizer import Tokenizer
 
 _INLINE_CHARS = 2048
 
 _completions = json.Decoder(CompletionRequest)
 _chats = json.Decoder(ChatRequest)
+_responses = json.Decoder(ResponseRequest)
 
 
 @dataclass(frozen=True)
@@ -66,5 +70,9 @@ def _given(request: Request, body: bytes, tokenizer: Tokenizer) -> _Given | None
             return _Given(prompts[0], salt, special=True, whole=len(prompts) == 1)
         case "/v1/chat/completions":
             chat = _chats.decode(body)
-            return _Given(prompt_text(tokenizer, "", chat), cache_salt(request, chat.cache_salt))
+            return _Given(chat_text(tokenizer, "", chat), cache_salt(request, chat.cache_salt))
+        case "/v1/responses":
+            response = _responses.decode(body)
+            text = response_text(tokenizer, "", response, input_messages(response.input))
+            return _Given(text, cache_salt(request, None))
     return None

@@ -137,19 +137,26 @@ def test_tenants_do_not_share(cluster: Cluster) -> None:
     assert ask(cluster, prompt, key="nobody's").status_code == 401
 
 
-def test_chats_are_hashed_as_the_replica_renders_them(cluster: Cluster) -> None:
-    body = {"messages": [{"role": "system", "content": words(random.Random(3), 300)}], "max_tokens": 1}
-    for attempt in range(2):
-        body["messages"][1:] = [{"role": "user", "content": f"question {attempt}"}]  # type: ignore[index]
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_conversations_are_hashed_as_the_replica_renders_them(cluster: Cluster, path: str) -> None:
+    """The second question of one, with the first and an answer to it."""
+    said = [{"role": "system", "content": words(random.Random(path), 300)}]
+    for question in ("first", "second"):
+        said.append({"role": "user", "content": question})
+        body = (
+            {"messages": said, "max_tokens": 2} if "chat" in path else {"input": said, "max_output_tokens": 2}
+        )
         answer = httpx.post(
-            f"{cluster.router.url}/v1/chat/completions",
+            f"{cluster.router.url}{path}",
             json=body,
             headers={"authorization": f"Bearer {KEYS[0]}"},
             timeout=60,
         )
-    found = cached_tokens(answer)
-    assert found > 250
-    assert f"reason=prefix, predicted={found}" in answer.headers["x-quire-route"]
+        said.append({"role": "assistant", "content": "an answer"})
+    usage = answer.json()["usage"]
+    details = usage["prompt_tokens_details" if "chat" in path else "input_tokens_details"]
+    assert details["cached_tokens"] > 250
+    assert f"reason=prefix, predicted={details['cached_tokens']}" in answer.headers["x-quire-route"]
 
 
 def test_what_follows_a_pinned_prefix_is_the_tenants_own(cluster: Cluster) -> None:

@@ -1,0 +1,165 @@
+"""The router hashes what the engine of a replica is given: the same tokens, under the same tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.app import create_app
+from service.chat_template import ChatTemplate
+from service.config import ServiceConfig
+from service.gate import Gate
+from service.http import JsonResponse
+from service.router.prompt import Prompt, read_prompt
+from service.state import ServerState
+from service.tokenizer import Tokenizer
+from tests.service import tiny_tokenizers
+from tests.service.asgi import post
+from tests.service.fake_engine import FakeEngine, make_info
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|user|>' if m.role == 'user' else '[' ~ m.role ~ ']' }}{{ m.content }}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}[now]{% endif %}"
+)
+CONFIG = ServiceConfig(served_model_names=("tiny",), api_keys=("alice", "bob"))
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
+salts = st.sampled_from([{}, {"cache_salt": "s"}, {"cache_salt": None}])
+token_ids = st.lists(st.integers(0, 319), min_size=1, max_size=40)
+completions = st.builds(
+    lambda prompt, salt: {"prompt": prompt, "max_tokens": 1, **salt},
+    st.one_of(texts, token_ids, st.lists(texts, min_size=1, max_size=3), st.lists(token_ids, min_size=1)),
+    salts,
+)
+
+
+def parts(kind: str) -> st.SearchStrategy[Any]:
+    """Content as a text, or in parts."""
+    part = st.builds(lambda text: {"type": kind, "text": text}, texts)
+    return st.one_of(texts, st.lists(part, min_size=1, max_size=3))
+
+
+chats = st.builds(
+    lambda said, more, salt: {"messages": said, "max_tokens": 1, **more, **salt},
+    st.lists(
+        st.builds(
+            lambda role, content: {"role": role, "content": content},
+            st.sampled_from(["system", "user", "assistant"]),
+            parts("text"),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from(
+        [{}, {"add_generation_prompt": False}, {"chat_template_kwargs": {"enable_thinking": False}}]
+    ),
+    salts,
+)
+items = st.one_of(
+    st.builds(
+        lambda role, content, more: {"role": role, "content": content, **more},
+        st.sampled_from(["system", "developer", "user"]),
+        parts("input_text"),
+        st.sampled_from([{}, {"type": "message"}]),
+    ),
+    st.builds(  # a turn before, as it was returned
+        lambda content: {"role": "assistant", "content": content, "id": "msg_1", "status": "completed"},
+        parts("output_text"),
+    ),
+)
+responses = st.builds(
+    lambda said, more: {"input": said, "max_output_tokens": 1, **more},
+    st.one_of(texts, st.lists(items, min_size=1, max_size=6)),
+    st.sampled_from([{}, {"instructions": "be brief"}, {"instructions": None, "store": False}]),
+)
+requests = st.one_of(
+    st.tuples(st.just("/v1/completions"), completions),
+    st.tuples(st.just("/v1/chat/completions"), chats),
+    st.tuples(st.just("/v1/responses"), responses),
+)
+
+
+class Both:
+    """A replica and a router's reading, behind gates of one configuration."""
+
+    def __init__(self) -> None:
+        self.tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(TEMPLATE, {}))
+        state = ServerState(CONFIG)
+        self.engine = FakeEngine(make_info(self.tokenizer))
+        state.set_engine(self.engine)
+        self.engine.become_ready()
+        state.tokenizer = self.tokenizer
+        self.replica = create_app(state)
+        self.router: ASGIApp = Gate(self._read, CONFIG, frozenset())
+        self.pool = ThreadPoolExecutor(1)
+        self.read: Prompt | None = None
+
+    async def _read(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        self.read = await read_prompt(request, await request.body(), self.tokenizer, self.pool)
+        await JsonResponse({})(scope, receive, send)
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[Both]:
+    made = Both()
+    yield made
+    made.pool.shutdown()
+
+
+pytestmark = pytest.mark.anyio
+
+
+@given(requests, st.sampled_from(["alice", "bob"]))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_the_router_reads_what_the_engine_gets(
+    both: Both, asked: tuple[str, dict[str, Any]], key: str
+) -> None:
+    path, body = asked
+    before = len(both.engine.streams)
+    reply = await post(both.replica, path, body, authorization=f"Bearer {key}")
+    assert reply.status == 200, reply.body
+    streams = both.engine.streams[before:]
+    await post(both.router, path, body, authorization=f"Bearer {key}")
+    assert both.read is not None
+    assert both.read.tokens == streams[0].prompt
+    assert both.read.salt == streams[0].cache_salt
+    assert both.read.whole == (len(streams) == 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", b'{"prompt": 1}'),
+        ("/v1/chat/completions", b'{"messages": "hi"}'),
+        (
+            "/v1/responses",
+            b'{"input": [{"role": "user", "content": [{"type": "output_text", "text": "a"}]}]}',
+        ),
+        ("/v1/responses", b"{"),
+        ("/v1/models", b"{}"),
+    ],
+)
+async def test_what_is_no_request_for_tokens_has_no_prompt(both: Both, path: str, body: bytes) -> None:
+    both.read = Prompt([], "", whole=True)
+    await post(both.router, path, body, authorization="Bearer alice")
+    assert both.read is None
+
+
+async def test_long_prompts_are_read_alike(both: Both) -> None:
+    """In another thread."""
+    body = {"messages": [{"role": "user", "content": "hello world " * 400}]}
+    await post(both.router, "/v1/chat/completions", body, authorization="Bearer alice")
+    assert both.read is not None
+    template = both.tokenizer.chat_template
+    assert template is not None
+    text = template.render(body["messages"], add_generation_prompt=True)
+    assert both.read.tokens == both.tokenizer.encode(text, add_special_tokens=False)
