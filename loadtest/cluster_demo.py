@@ -159,12 +159,14 @@ def start_cluster(work: Work) -> Iterator[Cluster]:
         engine += ["--num-gpu-blocks-override", str(work.num_blocks), "--block-size", str(BLOCK_SIZE)]
         ports = [_free_port() for _ in range(REPLICAS + 1)]
         urls = [f"http://127.0.0.1:{port}" for port in ports]
-        for port in ports[1:]:
-            stack.enter_context(_quire("serve", model, "--port", str(port), *engine, *registry))
-        stack.enter_context(_quire("route", model, "--port", str(ports[0]), *registry))
-        for url in urls:
-            _wait(url)
-        cluster = Cluster(urls[1:], urls[0], redis)
+        commands = [["route"], *[["serve", *engine]] * REPLICAS]
+        processes = [
+            stack.enter_context(_quire(*command, model, "--port", str(port), *registry))
+            for command, port in zip(commands, ports, strict=True)
+        ]
+        for url, process in zip(urls, processes, strict=True):
+            _wait(url, process)
+        cluster = Cluster(urls[1:], urls[0], redis.pid)
         cluster.wait_until_published()
         yield cluster
 
@@ -184,12 +186,12 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def _process(*command: str) -> Iterator[int]:
+def _process(*command: str) -> Iterator[subprocess.Popen[bytes]]:
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)
     try:
-        yield process.pid
+        yield process
     finally:
         process.terminate()
         try:
@@ -199,18 +201,19 @@ def _process(*command: str) -> Iterator[int]:
             process.wait()
 
 
-def _quire(*arguments: str) -> contextlib.AbstractContextManager[int]:
+def _quire(*arguments: str) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
     return _process(sys.executable, "-m", "service.cli", *arguments)
 
 
-def _wait(url: str) -> None:
+def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        with contextlib.suppress(urllib.error.URLError, ConnectionError):
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
             urllib.request.urlopen(f"{url}/ready", timeout=5)
             return
         time.sleep(0.1)
-    raise RuntimeError(f"{url} was not ready within {START_SECONDS:.0f} s; start it by hand to see why")
+    state = "not ready yet" if process.poll() is None else f"gone (exit code {process.returncode})"
+    raise RuntimeError(f"{url} is {state}; start the demo model by hand to see why: quire serve")
 
 
 def _wait_for(url: str, metric: str) -> None:
