@@ -14,7 +14,7 @@ from service.chunks import ChunkEncoder, ChunkStyle, Identity
 from service.errors import bad_value
 from service.generation import MIN_LOGPROB, Generation, Options, Prompt
 from service.http import decode
-from service.preparation import cache_salt, check_sampling, sampling_params, token_budget
+from service.preparation import cache_salt, check_sampling, checked_grammar, sampling_params, token_budget
 from service.protocol import ChatRequest
 from service.rendering import render
 from service.replies import ChatChoice, ChatLogprobs, ChatReply, ReplyMessage, TokenLogprobs, TopLogprob
@@ -79,7 +79,8 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
         raise bad_value("max_tokens", "max_tokens must be at least 1, got 0")
     tokens = await state.encode(prompt_text(tokenizer, model, body), "messages", add_special_tokens=False)
     top = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling_params(body, token_budget(body, tokens, "messages", info, None), top)
+    budget = token_budget(body, tokens, "messages", info, None)
+    params = sampling_params(body, budget, top, await checked_grammar(state, body))
     options = Options(
         stops=body.stop_strings,
         skip_special_tokens=body.skip_special_tokens,

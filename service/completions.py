@@ -12,7 +12,14 @@ from service.chunks import ChunkEncoder, ChunkStyle, Identity
 from service.errors import bad_value
 from service.generation import MIN_LOGPROB, Generation, Options, Prompt
 from service.http import decode
-from service.preparation import cache_salt, check_sampling, check_token_ids, sampling_params, token_budget
+from service.preparation import (
+    cache_salt,
+    check_sampling,
+    check_token_ids,
+    checked_grammar,
+    sampling_params,
+    token_budget,
+)
 from service.protocol import CompletionRequest
 from service.replies import CompletionChoice, CompletionLogprobs, CompletionReply
 from service.state import ServerState
@@ -53,6 +60,7 @@ async def completions(state: ServerState, request: Request) -> Response:
     echo, logprobs = bool(body.echo), body.logprobs is not None
     if body.token_limit == 0 and not echo:
         raise bad_value("max_tokens", "max_tokens must be at least 1 without echo, got 0")
+    grammar = await checked_grammar(state, body)
     prompts, params = [], []
     for prompt in body.prompts:
         if isinstance(prompt, str):
@@ -64,7 +72,7 @@ async def completions(state: ServerState, request: Request) -> Response:
                 text = tokenizer.decode(prompt, skip_special_tokens=body.skip_special_tokens)
         prompts.append(Prompt(tokens, text if echo else None))
         budget = token_budget(body, tokens, "prompt", info, DEFAULT_MAX_TOKENS)
-        sampling = sampling_params(body, max(budget, 1), body.logprobs)
+        sampling = sampling_params(body, max(budget, 1), body.logprobs, grammar)
         if echo and logprobs and body.prompt_logprobs is None:
             sampling = structs.replace(sampling, prompt_logprobs=body.logprobs)
         params.append(sampling)

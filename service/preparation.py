@@ -10,6 +10,7 @@ from engine.config import EngineInfo
 from engine.request import SamplingParams
 from service.errors import ApiError, bad_value
 from service.protocol import SamplingFields
+from service.state import ServerState
 
 
 class TokenLimit(Protocol):
@@ -79,14 +80,29 @@ def token_budget(
     return asked
 
 
-def sampling_params(body: SamplingFields, max_tokens: int, logprobs: int | None) -> SamplingParams:
+async def checked_grammar(state: ServerState, body: SamplingFields) -> str:
+    """The grammar that the text must follow, if any. Raises ApiError 400 that names the field."""
+    try:
+        form = body.form()
+    except ValueError as error:
+        raise named(error) from None
+    if form is None:
+        return ""
+    _, tokenizer, info = state.serving()
+    await state.grammar_trials.check(tokenizer, info, form.field, form.grammar)
+    return form.grammar
+
+
+def sampling_params(
+    body: SamplingFields, max_tokens: int, logprobs: int | None, grammar: str
+) -> SamplingParams:
     """Raises ApiError 400 that names the field."""
     try:
-        return body.sampling_params(max_tokens, logprobs)
+        return body.sampling_params(max_tokens, logprobs, grammar)
     except ValueError as error:
         raise named(error) from None
 
 
 def named(error: ValueError) -> ApiError:
     """The engine's refusals begin with the field's name."""
-    return bad_value(str(error).split(" ", 1)[0], str(error))
+    return bad_value(str(error).split(" ", 1)[0].rstrip(":"), str(error))

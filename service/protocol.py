@@ -13,6 +13,19 @@ import msgspec
 from msgspec import Meta
 
 from engine.request import MAX_LOGPROBS, MAX_SEQUENCES, SamplingParams
+from service.structured_output import (
+    MAX_SCHEMA_BYTES,
+    Choices,
+    Form,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Regex,
+    ResponseFormat,
+    Schema,
+    choice_grammar,
+    json_grammar,
+    regex_grammar,
+)
 
 MAX_PROMPTS = 1024
 MAX_TOKEN_ID = (1 << 31) - 1
@@ -26,6 +39,7 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 ModelName = Annotated[str, Meta(max_length=256)]
+GuidedJsonText = Annotated[str, Meta(max_length=MAX_SCHEMA_BYTES, description="A schema as JSON text")]
 PromptItem = Text | TokenId | TokenIds
 
 _CACHE_SALT = "Cached blocks are shared only with requests of the same salt, and never between API keys"
@@ -64,6 +78,9 @@ _SAME_NAME = (
     "seed",
     "prompt_logprobs",
 )
+
+
+_GUIDED = ("guided_json", "guided_regex", "guided_choice")
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +122,9 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256, description=_CACHE_SALT)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES, description=_BEST_OF)] | None = None
     use_beam_search: Annotated[bool, Meta(description=_BEAMS)] | None = None
+    guided_json: Schema | GuidedJsonText | None = None
+    guided_regex: Regex | None = None
+    guided_choice: Choices | None = None
     length_penalty: Annotated[float, Meta(ge=-5, le=5, description=_LENGTH_PENALTY)] | None = None
     early_stopping: Annotated[bool | Literal["never"], Meta(description=_EARLY_STOPPING)] | None = None
     user: Annotated[str, Meta(max_length=256, description="Your own label; it changes nothing")] | None = None
@@ -119,6 +139,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("max_completion_tokens and max_tokens differ: give one of them")
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise ValueError(f"best_of must be at least n ({self.n or 1}), got {self.best_of}")
+        self._check_form()
         if self.use_beam_search:
             self._check_beams()
             return
@@ -127,6 +148,35 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for name in ("length_penalty", "early_stopping"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} needs use_beam_search")
+
+    def _check_form(self) -> None:
+        given = self.form_fields
+        if len(given) > 1:
+            raise ValueError(f"{given[1]} may not be given together with {given[0]}")
+        for name in ("use_beam_search", "ignore_eos"):
+            if given and getattr(self, name):
+                raise ValueError(f"{name} may not be given together with {given[0]}")
+
+    @property
+    def form_fields(self) -> list[str]:
+        """The fields that say what the text must be."""
+        return [name for name in _GUIDED if getattr(self, name) is not None]
+
+    def form(self) -> Form | None:
+        """What the text must be. Raises ValueError that names the field."""
+        if self.guided_regex is not None:
+            return Form("guided_regex", regex_grammar(self.guided_regex))
+        if self.guided_choice is not None:
+            return Form("guided_choice", choice_grammar(self.guided_choice))
+        if self.guided_json is None:
+            return None
+        try:
+            schema = self.guided_json
+            if isinstance(schema, str):
+                schema = msgspec.json.decode(schema, type=dict[str, Any])
+            return Form("guided_json", json_grammar(schema))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"guided_json is no schema that can be followed: {error}") from None
 
     def _check_beams(self) -> None:
         """What the engine's own check of beam search cannot see, or would name as it is not named here."""
@@ -156,7 +206,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def sampling_params(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
+    def sampling_params(self, max_tokens: int, logprobs: int | None, grammar: str = "") -> SamplingParams:
         """For the engine, with a seed drawn if none was given. Raises ValueError that names the field."""
         given = {name: getattr(self, name) for name in _SAME_NAME if getattr(self, name) is not None}
         given.setdefault("seed", secrets.randbits(63))
@@ -176,6 +226,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             logprobs=logprobs,
             top_k=max(self.top_k or 0, 0),
             stop_token_ids=tuple(self.stop_token_ids or ()),
+            grammar=grammar,
             **given,
         )
 
@@ -232,6 +283,7 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     messages: Messages
     logprobs: bool | None = None
     top_logprobs: LogprobCount | None = None
+    response_format: ResponseFormat | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateArguments | None = None
 
@@ -239,6 +291,22 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         super().__post_init__()
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs may only be given with logprobs: true")
+
+    @property
+    def form_fields(self) -> list[str]:
+        asks = isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat)
+        return ["response_format"] * asks + super().form_fields
+
+    def form(self) -> Form | None:
+        asked = self.response_format
+        if isinstance(asked, JsonObjectFormat):
+            return Form("response_format", json_grammar({"type": "object"}))
+        if isinstance(asked, JsonSchemaFormat):
+            try:
+                return Form("response_format", json_grammar(asked.json_schema.schema))
+            except ValueError as error:
+                raise ValueError(f"response_format: {error}") from None
+        return super().form()
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -61,7 +61,8 @@ class QuireServer(OrderlyServer):
         state.set_engine(await self._start_engine())
         loop = asyncio.get_running_loop()
         state.tokenizer = await loop.run_in_executor(state.pool, self._load_tokenizer)
-        await loop.run_in_executor(state.pool, import_module, "service.exposition")
+        for late in ("service.exposition", "llguidance"):
+            await loop.run_in_executor(state.pool, import_module, late)
 
     def _begin_drain(self) -> None:
         if self.state.engine is not None:
@@ -72,4 +73,5 @@ class QuireServer(OrderlyServer):
             if self.state.engine is not None:
                 await self.state.engine.stop()
         finally:
+            await self.state.grammar_trials.close()
             self.state.pool.shutdown(wait=False, cancel_futures=True)

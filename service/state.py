@@ -11,6 +11,7 @@ from engine.config import EngineInfo
 from service.config import ServiceConfig
 from service.engine_client import Engine
 from service.errors import ApiError, not_ready
+from service.grammar_trials import GrammarTrials
 from service.interruption import Interruptible
 from service.metrics import Metrics
 from service.waiting import WaitingLine
@@ -37,6 +38,7 @@ class ServerState:
         self.streams: set[Interruptible] = set()  # but not for these (/startup)
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.waiting = WaitingLine(config)
+        self.grammar_trials = GrammarTrials()
 
     def set_engine(self, engine: Engine) -> None:
         engine.on_stats = self.metrics.step

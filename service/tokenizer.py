@@ -39,6 +39,10 @@ class Tokenizer:
         source = _template_source(folder, config)
         return cls(backend, ChatTemplate(source, special) if source else None)
 
+    def to_json(self) -> str:
+        """The text of its tokenizer.json."""
+        return self._backend.to_str()
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 

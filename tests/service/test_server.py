@@ -299,6 +299,7 @@ def test_nothing_heavy_is_imported_before_the_port_is_bound() -> None:
         "pydantic",
         "rich",
         "huggingface_hub",
+        "llguidance",
         "engine.process",
     }
     assert not heavy & set(done.stdout.split())

@@ -1,0 +1,113 @@
+"""What a client may ask a text to be: JSON, JSON of a schema, one of some texts, a match of an expression."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+MAX_SCHEMA_BYTES = 64 << 10
+MAX_SCHEMA_DEPTH = 64
+
+# One line, with a space after a comma or a colon if the model wants one: where it may put white space
+# anywhere a small model does little else.
+_JSON_OPTIONS: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "lenient": False,
+}
+
+_SCHEMA = (
+    f"A JSON Schema of at most {MAX_SCHEMA_BYTES} bytes and {MAX_SCHEMA_DEPTH} levels. It is always "
+    "enforced; a keyword that cannot be is refused"
+)
+_NAME = "Your own label; it changes nothing"
+_STRICT = "Every schema is enforced, so it changes nothing"
+
+Schema = Annotated[dict[str, Any], Meta(description=_SCHEMA)]
+SchemaName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$", description=_NAME)]
+Strict = Annotated[bool, Meta(description=_STRICT)]
+Regex = Annotated[
+    str,
+    Meta(
+        max_length=8192, description="The whole text matches it; syntax of Rust's regex, without lookaround"
+    ),
+]
+ChoiceText = Annotated[str, Meta(min_length=1, max_length=1024)]
+Choices = Annotated[
+    list[ChoiceText], Meta(min_length=1, max_length=1024, description="The text is one of these")
+]
+
+
+class TextFormat(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
+    """Anything."""
+
+
+class JsonObjectFormat(msgspec.Struct, tag="json_object", tag_field="type", forbid_unknown_fields=True):
+    """Any JSON object."""
+
+
+class NamedSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: SchemaName
+    schema: Schema
+    strict: Strict | None = None
+
+
+class JsonSchemaFormat(
+    msgspec.Struct, kw_only=True, tag="json_schema", tag_field="type", forbid_unknown_fields=True
+):
+    json_schema: NamedSchema
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+
+
+class Form(NamedTuple):
+    """What a text must be, as a grammar in llguidance's words, and the field that asks for it."""
+
+    field: str
+    grammar: str
+
+
+def json_grammar(schema: dict[str, Any]) -> str:
+    """Raises ValueError if it is too large; whether it is a schema shows when the grammar is compiled."""
+    if _depth_exceeds(schema, MAX_SCHEMA_DEPTH):
+        raise ValueError(f"the schema has more than {MAX_SCHEMA_DEPTH} levels")
+    text = msgspec.json.encode(schema)
+    if len(text) > MAX_SCHEMA_BYTES:
+        raise ValueError(f"the schema has {len(text)} bytes, more than {MAX_SCHEMA_BYTES}")
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_json_schema(text.decode(), overrides=_JSON_OPTIONS)
+
+
+def regex_grammar(regex: str) -> str:
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_regex(regex)
+
+
+def choice_grammar(choices: list[str]) -> str:
+    from llguidance import LLMatcher
+
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(choice) for choice in choices))
+
+
+def _depth_exceeds(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        if not level:
+            return False
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)

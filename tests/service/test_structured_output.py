@@ -1,0 +1,251 @@
+"""`response_format` and `guided_*`: what is refused, who compiles it, and what openai's client gets."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Annotated, Any, Literal
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from service import grammar_trials
+from service.structured_output import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
+from service.tokenizer import Tokenizer
+from tests.server_process import serving
+from tests.service.asgi import exchange, post
+from tests.service.conftest import Service
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hello"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "answer": {"type": "string", "maxLength": 30},
+        "score": {"type": "integer", "minimum": 0, "maximum": 10},
+        "tags": {"type": "array", "items": {"enum": ["kv", "gpu"]}, "maxItems": 3},
+    },
+    "required": ["answer", "score", "tags"],
+    "additionalProperties": False,
+}
+
+
+def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+@pytest.fixture
+async def service(make_service: Callable[..., Service]) -> AsyncIterator[Service]:
+    service = make_service()
+    yield service
+    await service.state.grammar_trials.close()
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+CHOICE = {"guided_choice": ["a", "b"]}
+REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
+    (COMPLETIONS, "guided_regex", {"guided_regex": "("}, "regex"),
+    (COMPLETIONS, "guided_regex", {"guided_regex": r"(?=a)b"}, "look-around"),
+    (COMPLETIONS, "guided_regex", {"guided_regex": "x" * 8193}, "8192"),
+    (COMPLETIONS, "guided_choice", {"guided_choice": []}, "length >= 1"),
+    (COMPLETIONS, "guided_choice", {**CHOICE, "guided_regex": "a"}, "together with guided_regex"),
+    (COMPLETIONS, "guided_json", {"guided_json": "{"}, "truncated"),
+    (COMPLETIONS, "guided_json", {"guided_json": "[1]"}, "object"),
+    (COMPLETIONS, "guided_json", {"guided_json": {"type": "strin"}}, "strin"),
+    (COMPLETIONS, "guided_json", {"guided_json": {"not": {}}}, "not"),
+    (COMPLETIONS, "guided_json", {"guided_json": {"type": "integer", "minimum": 3, "maximum": 2}}, "minimum"),
+    (COMPLETIONS, "guided_json", {"guided_json": {"$ref": "http://127.0.0.1/schema"}}, "registry"),
+    (COMPLETIONS, "guided_json", {"guided_json": {"const": "x" * MAX_SCHEMA_BYTES}}, str(MAX_SCHEMA_BYTES)),
+    (COMPLETIONS, "guided_json", {"guided_json": deep(MAX_SCHEMA_DEPTH)}, str(MAX_SCHEMA_DEPTH)),
+    (COMPLETIONS, "ignore_eos", {**CHOICE, "ignore_eos": True}, "guided_choice"),
+    (COMPLETIONS, "use_beam_search", {**CHOICE, "use_beam_search": True}, "guided_choice"),
+    (COMPLETIONS, "response_format", {"response_format": {"type": "json_object"}}, "not supported"),
+    (CHAT, "response_format.type", {"response_format": {"type": "yaml"}}, "yaml"),
+    (CHAT, "response_format.json_schema", {"response_format": {"type": "json_schema"}}, "missing"),
+    (CHAT, "response_format", {"response_format": json_schema({"if": {}})}, "if"),
+    (CHAT, "response_format", {"response_format": json_schema(deep(MAX_SCHEMA_DEPTH))}, "levels"),
+    (CHAT, "guided_choice", {**CHOICE, "response_format": {"type": "json_object"}}, "response_format"),
+]
+
+
+@pytest.mark.anyio
+async def test_refusals_name_the_field(service: Service) -> None:
+    for path, param, fields, words in REFUSED:
+        body = {"prompt": "x"} if path == COMPLETIONS else {"messages": MESSAGES}
+        reply = await post(service.app, path, {**body, **fields})
+        assert (reply.status, reply.error["param"]) == (400, param), fields
+        assert words in reply.error["message"], reply.error
+    assert service.engine.streams == []
+
+
+@pytest.mark.anyio
+async def test_the_engine_gets_the_grammar(service: Service) -> None:
+    fields: list[dict[str, Any]] = [
+        {"guided_regex": "a+/b"},
+        {"guided_choice": ['a "b"', "c\n|d"]},
+        {"guided_json": SCHEMA},
+        {"guided_json": json.dumps(SCHEMA)},
+        {"response_format": {"type": "json_object"}},
+        {"response_format": json_schema(SCHEMA)},
+        {"response_format": {"type": "text"}},
+        {"response_format": None, "guided_json": None},
+    ]
+    for given in fields:
+        assert (await post(service.app, CHAT, {"messages": MESSAGES, "n": 2, **given})).status == 200
+    grammars = [stream.params.grammar for stream in service.engine.streams]
+    assert grammars[2] == grammars[3] == grammars[5]
+    assert len(set(grammars)) == 5 and grammars[6:] == ["", ""]
+
+
+@pytest.mark.anyio
+async def test_a_model_without_grammars_refuses_them(service: Service) -> None:
+    service.engine.info = None
+    info = service.engine._info
+    service.engine.info = type(info)(
+        **{name: getattr(info, name) for name in info.__struct_fields__} | {"has_grammars": False}
+    )
+    reply = await post(service.app, CHAT, {"messages": MESSAGES, **CHOICE})
+    assert (reply.status, reply.error["param"]) == (400, "guided_choice")
+    assert "tokenizer.json" in reply.error["message"]
+
+
+@pytest.mark.anyio
+async def test_what_takes_too_long_is_killed_and_the_next_is_compiled(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = service.state.grammar_trials
+    asked = {"prompt": "x", "guided_regex": "a"}
+    assert (await post(service.app, COMPLETIONS, asked)).status == 200
+    trials._seconds = 0.0  # no time at all
+    (process,) = trials._idle
+    reply = await post(service.app, COMPLETIONS, {**asked, "guided_regex": "b"})
+    assert (reply.status, reply.error["param"]) == (400, "guided_regex")
+    assert "longer than 0 seconds" in reply.error["message"]
+    await process.wait()
+    assert (await post(service.app, COMPLETIONS, asked)).status == 200, "remembered"
+    assert (await post(service.app, COMPLETIONS, {**asked, "guided_regex": "c"})).status == 200
+    trials._seconds = 60.0
+    (process,) = trials._idle
+    ask = process.ask
+
+    async def ask_and_die(grammar: str) -> str | None:
+        process.kill()
+        return await ask(grammar)
+
+    monkeypatch.setattr(process, "ask", ask_and_die)
+    reply = await post(service.app, COMPLETIONS, {**asked, "guided_regex": "d"})
+    assert reply.status == 400 and "memory" in reply.error["message"]
+
+
+@pytest.mark.anyio
+async def test_only_so_many_wait_to_be_compiled(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_trials, "MAX_WAITING", 3)
+    asked = [
+        exchange(service.app, COMPLETIONS, {"prompt": "x", "max_tokens": 1, "guided_regex": "a" * (1 + at)})
+        for at in range(5)
+    ]
+    statuses = [(await each.finish()).status for each in asked]
+    assert sorted(statuses) == [200, 200, 200, 429, 429]
+
+
+# -- a real model -----------------------------------------------------------------------------------------
+
+
+class Verdict(BaseModel):
+    summary: str = Field(max_length=30)
+    grade: Literal["good", "bad"]
+    points: list[Annotated[int, Field(ge=0, le=99)]] = Field(max_length=2)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_openai_parses_its_model(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "What is a KV cache?"}]
+    reply = client.chat.completions.parse(
+        model="quire-demo", messages=messages, response_format=Verdict, seed=3, n=3
+    )
+    assert len(reply.choices) == 3
+    for choice in reply.choices:
+        assert choice.finish_reason == "stop"
+        assert isinstance(choice.message.parsed, Verdict)
+    with client.chat.completions.stream(
+        model="quire-demo", messages=messages, response_format=Verdict, seed=3, n=1
+    ) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.parsed == reply.choices[0].message.parsed
+
+
+def test_texts_are_as_asked(client: openai.OpenAI) -> None:
+    def text(**asked: Any) -> str:
+        reply = client.completions.create(
+            model="quire-demo", prompt="A block", max_tokens=150, seed=1, extra_body=asked
+        )
+        assert reply.choices[0].finish_reason == "stop"
+        return reply.choices[0].text
+
+    choices = ['yes "sir"', "no\n", "vielleicht — 🙂"]
+    assert text(guided_choice=choices) in choices
+    assert re.fullmatch(r"[0-9]{2}:[0-9]{2} (am|pm)", text(guided_regex=r"[0-9]{2}:[0-9]{2} (am|pm)"))
+    jsonschema.validate(json.loads(text(guided_json=SCHEMA)), SCHEMA)
+
+
+def test_hostile_ones_are_refused_while_a_stream_goes_on(url: str, client: openai.OpenAI) -> None:
+    hostile: list[dict[str, Any]] = [
+        {"guided_json": {"allOf": [{"pattern": f"(.*a.{{{i}}})", "type": "string"} for i in range(5, 15)]}},
+        {"guided_regex": "(" * 4000 + ")" * 4000},
+        {"guided_json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}},
+    ]
+    plain = client.completions.create(
+        model="quire-demo", prompt="The", max_tokens=300, temperature=0, extra_body={"ignore_eos": True}
+    )
+    statuses: list[tuple[int, str | None]] = []
+    first = threading.Event()
+
+    def attack() -> None:
+        first.wait(60)
+        for fields in hostile:
+            body = {"prompt": "x", "max_tokens": 1, **fields}
+            reply = httpx.post(f"{url}{COMPLETIONS}", json=body, timeout=60)
+            statuses.append((reply.status_code, reply.json().get("error", {}).get("param")))
+
+    attacker = threading.Thread(target=attack)
+    attacker.start()
+    text = ""
+    for chunk in client.completions.create(
+        model="quire-demo",
+        prompt="The",
+        max_tokens=300,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    ):
+        first.set()
+        text += chunk.choices[0].text
+    attacker.join()
+    assert text == plain.choices[0].text
+    assert statuses == [(400, next(iter(fields))) for fields in hostile]
+
+
+def test_the_tokenizer_gives_itself_as_json(tokenizer: Tokenizer) -> None:
+    assert json.loads(tokenizer.to_json())["model"]["type"] == "BPE"
