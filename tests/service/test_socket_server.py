@@ -377,16 +377,18 @@ def test_a_client_that_breaks_the_protocol_and_does_not_read_is_cut(
 ) -> None:
     monkeypatch.setattr(OrderlyWebSocketProtocol, "linger_seconds", 0.2)
     live = make_live(api_keys=("key",))
+    state = live.server.state
+    body = {"type": "response.create", "input": "a", "metadata": {f"{at}": "x" * 512 for at in range(16)}}
+    text = frame(1, json.dumps({**body, "max_output_tokens": 1}).encode())
     with raw_opened(live) as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        body = {
-            "type": "response.create",
-            "input": "a",
-            "instructions": "b" * 300,
-            "metadata": {"c": "d" * 500},
-        }
-        connection.sendall(frame(1, json.dumps(body).encode()) * 16)
-        live.wait(lambda: len(live.engine.streams) == 16)
+        (protocol,) = live.server.server_state.connections
+        assert isinstance(protocol, OrderlyWebSocketProtocol)
+        while protocol.writable.is_set():  # until all buffers are full
+            asked = len(live.engine.streams)
+            connection.sendall(text)
+            while len(live.engine.streams) == asked:
+                live.idle(0.001)
+            live.wait(lambda: not state.generations or not protocol.writable.is_set())
         connection.sendall(frame(3, b""))
         live.wait(lambda: not live.server.server_state.connections)
 
