@@ -24,6 +24,11 @@ def decode_sizes(max_batch: int) -> list[int]:
     return sorted(size for size in sizes if size <= max_batch)
 
 
+def sharing_sizes(max_batch: int) -> list[int]:
+    """Batch sizes worth a graph of their own for rows that share prefixes."""
+    return sorted({*range(32, max_batch, 32), max_batch} if max_batch >= 32 else ())
+
+
 def mixed_sizes(max_tokens: int) -> list[int]:
     """Token counts of mixed steps worth a graph: at most a quarter of a step is padding, later an eighth."""
     most = min(max_tokens, MAX_MIXED_TOKENS)

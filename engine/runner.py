@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cuda_graphs import Graphs, decode_sizes, mixed_sizes
+from engine.cuda_graphs import Graphs, decode_sizes, mixed_sizes, sharing_sizes
 from engine.device_queue import (
     CudaFlight,
     CudaQueue,
@@ -24,12 +24,14 @@ from engine.logit_processor import LogitProcessor
 from engine.models.batch import ForwardBatch, PrefillBatch
 from engine.models.loader import Model
 from engine.plan import Int32, PromptLogprobs, StepPlan, empty_int32
+from engine.prefix_bundles import SMALLEST_BUNDLE, PrefixBundles
 from engine.row_state import RowState
 from engine.staging import ALIGNMENT, Staging
 from engine.step_inputs import decode_inputs, idle_decode, idle_mixed, mixed_inputs
 from kernels.backend import Backend
 from kernels.decode_attention import DecodeGather, DecodeWorkspace
 from kernels.sampling import logprobs
+from kernels.shared_prefix import LANES, SharedPrefixes, rows_of_bundle, shared_lens
 
 LOGPROB_SLICE = 256  # rows of logits that are held at once while prompt logprobs are computed
 
@@ -78,9 +80,12 @@ class ModelRunner:
         self.staging = Staging(_staging_words(limits, rows, max_blocks), device)
         self.workspace: DecodeWorkspace | DecodeGather = DecodeGather()
         self.queue: CudaQueue | ThreadQueue = ThreadQueue()
+        self.bundles: PrefixBundles | None = None
         if device.type == "cuda":
             self.workspace = DecodeWorkspace.allocate(rows, config.num_heads, config.head_dim, device)
             self.queue = CudaQueue(device)
+            width = rows_of_bundle(config.num_heads // config.num_kv_heads)
+            self.bundles = PrefixBundles(rows, cache.block_size, width)
         self.decode_graphs: Graphs[tuple[Tensor, Tensor, Tensor]] | None = None
         self.mixed_graphs: Graphs[Tensor] | None = None
 
@@ -88,7 +93,10 @@ class ModelRunner:
     def capture_graphs(self, on_progress: Callable[[int, int], None]) -> None:
         """Record decode steps of every batch size, and mixed steps of up to so many tokens."""
         rows, tokens = self.limits.max_num_seqs, self.limits.max_num_batched_tokens
-        decode = Graphs(self._decode, [idle_decode(size, rows) for size in decode_sizes(rows)], self.device)
+        idle = [idle_decode(size, rows) for size in decode_sizes(rows)]
+        if self.bundles is not None:
+            idle += [idle_decode(size, rows, self.bundles.width) for size in sharing_sizes(rows)]
+        decode = Graphs(self._decode, sorted(idle, key=lambda inputs: len(inputs[0])), self.device)
         mixed = Graphs(self._forward, [idle_mixed(size, rows) for size in mixed_sizes(tokens)], self.device)
         total = len(decode) + len(mixed)
         done = iter(range(1, total + 1))
@@ -108,6 +116,8 @@ class ModelRunner:
     def _execute(self, plan: StepPlan) -> DeviceResult:
         self.row_state.start(plan.starts)
         self.processor.start(plan.starts)
+        if self.bundles is not None:
+            self.bundles.note(plan.table_rows, plan.table_columns, plan.table_blocks)
         if len(plan.given_rows):
             rows, tokens = self.staging.upload([plan.given_rows, plan.given_tokens])
             self.last_tokens[rows] = tokens
@@ -129,7 +139,10 @@ class ModelRunner:
     def _decode_only(self, plan: StepPlan) -> _Sampled:
         if len(plan.table_rows) or len(plan.copies):
             self._move(self.staging.upload(self._moves(plan)))
-        inputs = decode_inputs(plan)
+        bundles = (empty_int32(), empty_int32())
+        if self.bundles is not None:
+            bundles = self.bundles.of(plan.rows, plan.context_lens)
+        inputs = decode_inputs(plan, bundles)
         ran = None if self.decode_graphs is None else self.decode_graphs.run(inputs, self.staging)
         logits, tokens, rows = ran or self._decode(self.staging.upload(inputs))
         batch = len(plan.rows)
@@ -137,8 +150,13 @@ class ModelRunner:
 
     def _decode(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """`decode_inputs` on the device -> (logits [B, V], tokens [B], rows [B]): sampling included."""
-        token_rows, positions, rows, context_lens, order = inputs
+        token_rows, positions, rows, context_lens, order, members, bundle_of = inputs
         tokens, positions, slots = self._places(None, token_rows, positions)
+        shared = None
+        if self.bundles is not None and len(members):
+            members = members.view(-1, self.bundles.width)
+            lens = shared_lens(members, rows, context_lens, self.block_tables, self.cache.block_size)
+            shared = SharedPrefixes(members, bundle_of, lens)
         batch = ForwardBatch(
             tokens=tokens,
             positions=positions,
@@ -149,6 +167,7 @@ class ModelRunner:
             decode_order=order,
             prefill=None,
             workspace=self.workspace,
+            shared=shared,
         )
         logits = self.model.logits(self.model.forward(batch, self.cache.layers))
         tokens = self.backend.sample(logits, rows, context_lens, self.row_state.state)
@@ -241,8 +260,13 @@ def _staging_words(limits: Limits, rows: int, max_blocks: int) -> int:
     """Most int32 words of a plan: 6 columns a row, 4 a token (targets included), and blocks' moves.
 
     A step names new blocks for the tokens it computes, two a row to spare, and for each row that forks a
-    whole table.
+    whole table. Of rows that share prefixes it names those of a bundle to every four.
     """
     tokens = limits.max_num_batched_tokens
-    words = 8 * rows + 4 * tokens + 2 * (tokens + 2 * rows + rows * max_blocks) + 2 * rows
+    words = (
+        (9 + LANES // SMALLEST_BUNDLE) * rows
+        + 4 * tokens
+        + 2 * (tokens + 2 * rows + rows * max_blocks)
+        + 2 * rows
+    )
     return words + ALIGNMENT * (32 + rows)

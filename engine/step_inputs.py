@@ -7,21 +7,33 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.plan import Int32, StepPlan
+from engine.plan import Int32, StepPlan, empty_int32
+from engine.prefix_bundles import SMALLEST_BUNDLE
 
 TOKENS_A_CHUNK = 16  # a graph of so many tokens has room for one prefill chunk more
 
 
-def decode_inputs(plan: StepPlan) -> list[Int32]:
-    """Device rows [B], positions [B] (-1 pads), and what attention takes: see `_attending`."""
-    return [plan.rows, plan.context_lens - 1, *_attending(plan)]
+def decode_inputs(plan: StepPlan, bundles: tuple[Int32, Int32]) -> list[Int32]:
+    """Device rows [B], positions [B] (-1 pads), what attention takes (see `_attending`), and the bundles.
+
+    Those are members [N × R] and of each row its bundle [B], or both empty.
+    """
+    return [plan.rows, plan.context_lens - 1, *_attending(plan), *bundles]
 
 
-def idle_decode(size: int, padding_row: int) -> list[Int32]:
+def idle_decode(size: int, padding_row: int, bundle_width: int | None = None) -> list[Int32]:
+    """With room for bundles of so many rows, or for none."""
+    no_bundles = [empty_int32(), empty_int32()]
+    if bundle_width is not None:
+        no_bundles = [
+            np.full(size // SMALLEST_BUNDLE * bundle_width, -1, np.int32),
+            np.full(size, -1, np.int32),
+        ]
     return [
         np.full(size, padding_row, np.int32),
         np.full(size, -1, np.int32),
         *_attending_idly(size, padding_row),
+        *no_bundles,
     ]
 
 

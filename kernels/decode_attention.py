@@ -10,9 +10,9 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.launch import dependent_launch
-from kernels.tile import LOWEST, attend, check_attention_inputs, load_blocks, load_tile
+from kernels.shared_prefix import MAX_SPANS, PrefixWorkspace, SharedPrefixes, prefix_attention, spans_of
+from kernels.tile import LOG2_E, LOWEST, attend, check_attention_inputs, load_blocks, load_tile, tile_keys
 
-LOG2_E = 1.4426950408889634
 MAX_SPLITS = 64
 FULL_DEVICE = 256  # programs: about two on every multiprocessor, which is what their shared memory allows
 
@@ -26,6 +26,7 @@ class DecodeWorkspace:
 
     partials: torch.Tensor
     lse: torch.Tensor
+    prefix: PrefixWorkspace
 
     @classmethod
     def allocate(
@@ -36,18 +37,20 @@ class DecodeWorkspace:
         return cls(
             torch.empty(count, num_q_heads, head_dim, dtype=torch.float32, device=device),
             torch.empty(count, num_q_heads, dtype=torch.float32, device=device),
+            PrefixWorkspace.allocate(max_batch, num_q_heads, head_dim, device),
         )
 
 
 @triton.jit
 def _tiles_and_splits(
     context_len: tl.tensor,
+    shared_len: tl.tensor,
     window: tl.tensor,
     max_splits: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The row's first visible key, first tile, number of tiles, tiles in a split, and splits with work."""
-    first_key = tl.where(window > 0, tl.maximum(context_len - window, 0), 0)
+    """The row's first visible key that is its own, first tile, tiles, tiles in a split, splits with work."""
+    first_key = tl.where(window > 0, tl.maximum(context_len - window, 0), shared_len)
     first_tile = first_key // TILE
     tiles = tl.cdiv(context_len, TILE) - first_tile
     split_tiles = tl.maximum(tl.cdiv(tiles, max_splits), 1)
@@ -65,6 +68,10 @@ def _decode_kernel(
     rows: tl.tensor,
     context_lens: tl.tensor,
     order: tl.tensor,
+    bundle_of: tl.tensor,
+    shared_lens: tl.tensor,
+    prefix_partials: tl.tensor,
+    prefix_lse: tl.tensor,
     scale_log2: tl.tensor,
     window: tl.tensor,
     q_stride: tl.tensor,
@@ -88,8 +95,12 @@ def _decode_kernel(
     num_q_heads = tl.num_programs(0) * GROUP
     max_splits = tl.num_programs(2)
     context_len = tl.load(context_lens + index)
+    shared_len = 0
+    if bundle_of is not None:
+        bundle = tl.load(bundle_of + index)
+        shared_len = tl.load(shared_lens + bundle, mask=bundle >= 0, other=0)
     first_key, first_tile, tiles, split_tiles, splits = _tiles_and_splits(
-        context_len, window, max_splits, TILE
+        context_len, shared_len, window, max_splits, TILE
     )
     table = block_tables + tl.load(rows + index).to(tl.int64) * table_stride
     begin = first_tile + split * split_tiles
@@ -111,6 +122,18 @@ def _decode_kernel(
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     peak = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    if bundle_of is not None:
+        _, spans = spans_of(shared_len)
+        for span in range(spans):
+            part = (index.to(tl.int64) * MAX_SPANS + span) * num_q_heads + q_head
+            part_lse = tl.load(prefix_lse + part, mask=lane < GROUP, other=0.0)
+            value = tl.load(prefix_partials + part[:, None] * HEAD_DIM + dim[None, :], mask=q_mask, other=0.0)
+            new_peak = tl.maximum(peak, part_lse)
+            decay = tl.exp2(peak - new_peak)
+            weight = tl.exp2(part_lse - new_peak)
+            acc = acc * decay[:, None] + value * weight[:, None]
+            total = total * decay + weight
+            peak = new_peak
     for tile in range(begin, tl.minimum(begin + split_tiles, first_tile + tiles)):
         k, v = load_tile(
             kv, blocks, tile * TILE, context_len, block_stride, part_stride, slot_stride,
@@ -153,7 +176,7 @@ def _merge_kernel(
     index = tl.program_id(1)
     num_q_heads = tl.num_programs(0)
     context_len = tl.load(context_lens + index)
-    _, _, _, _, splits = _tiles_and_splits(context_len, window, max_splits, TILE)
+    _, _, _, _, splits = _tiles_and_splits(context_len, 0, window, max_splits, TILE)
     if splits <= 1:
         return
     split = tl.arange(0, SPLITS)
@@ -185,6 +208,7 @@ def decode_attention(
     window: int,
     workspace: DecodeWorkspace,
     max_splits: int | None = None,
+    shared: SharedPrefixes | None = None,
 ) -> None:
     """Attention of each row's newest token to its context, to the first B tokens of `out` [T, Hq, D].
 
@@ -194,7 +218,8 @@ def decode_attention(
     falling context length: a long row that starts last keeps the device waiting. These four must be older
     than the kernel just before this one, which may still run when they are read. `window` limits attention
     to that many newest keys, 0 means all. Grid and launches depend on shapes only, so CUDA graphs may capture
-    it. `max_splits` overrides `plan_splits`. Split-KV after Flash-Decoding (Dao et al. 2023).
+    it. `max_splits` overrides `plan_splits`. Split-KV after Flash-Decoding (Dao et al. 2023). What the rows
+    `shared` with others is read once for all of them (older as well; no use with a window).
     """
     check_attention_inputs(q, out, kv)
     num_q_heads, head_dim = q.shape[1:]
@@ -204,9 +229,15 @@ def decode_attention(
         return
     group = num_q_heads // num_kv_heads
     dim = triton.next_power_of_2(head_dim)
-    tile = 64 if dim * q.element_size() <= 512 else 32  # three of K and V fit in shared memory
+    tile = tile_keys(dim, q.element_size())
     max_tiles = triton.cdiv(block_tables.shape[1] * block_size, tile)
-    max_splits = max_splits or plan_splits(batch, num_kv_heads, max_tiles)
+    prefixes: tuple[torch.Tensor | None, ...] = (None, None, None, None)
+    if shared is not None and window == 0:
+        max_splits = 1  # what is left of such a batch is short
+        prefix_attention(q, kv, block_tables, rows, shared, scale, workspace.prefix)
+        prefixes = (shared.bundle_of, shared.lens, workspace.prefix.partials, workspace.prefix.lse)
+    else:
+        max_splits = max_splits or plan_splits(batch, num_kv_heads, max_tiles)
     if max_splits > 1 and batch * max_splits * num_q_heads > workspace.lse.numel():
         raise ValueError(
             f"{batch} rows × {max_splits} splits × {num_q_heads} heads exceed the workspace's "
@@ -214,7 +245,7 @@ def decode_attention(
         )
     _decode_kernel[num_kv_heads, batch, max_splits](
         out, workspace.partials, workspace.lse, q, kv, block_tables, rows, context_lens, order,
-        scale * LOG2_E, window,
+        *prefixes, scale * LOG2_E, window,
         q.stride(0), block_tables.stride(0), *kv.stride()[:4],
         GROUP=group, BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim, DIM=dim, TILE=tile, num_warps=4, num_stages=4, **dependent_launch(q.device),
@@ -279,8 +310,9 @@ def decode_attention_reference(
     scale: float,
     window: int,
     workspace: DecodeGather | DecodeWorkspace | None = None,
+    shared: SharedPrefixes | None = None,
 ) -> None:
-    """The same as `decode_attention` in plain torch, in whatever order.
+    """The same as `decode_attention` in plain torch, in whatever order, whatever is split or shared.
 
     A DecodeGather as the workspace saves the layers of a step some work.
     """

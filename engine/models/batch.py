@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kernels.decode_attention import DecodeGather, DecodeWorkspace
+from kernels.shared_prefix import SharedPrefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +33,4 @@ class ForwardBatch:
     decode_order: Tensor  # [B] i32, 0 ... B - 1 by falling context length
     prefill: PrefillBatch | None
     workspace: DecodeWorkspace | DecodeGather | None = None  # what the decode kernel keeps between layers
+    shared: SharedPrefixes | None = None  # by decodes

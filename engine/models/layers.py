@@ -119,6 +119,7 @@ class Attention:
                 self.scale,
                 self.window,
                 batch.workspace,
+                shared=batch.shared,
             )
         if batch.prefill is not None:
             backend.prefill_attention(

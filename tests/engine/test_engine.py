@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from pathlib import Path
 
@@ -52,12 +53,10 @@ def ragged_requests(count: int, **params: object) -> list[Request]:
     ]
 
 
-@pytest.fixture(scope="module")
-def expected(llama: tuple[Path, LlamaForCausalLM]) -> dict[tuple[int, int], list[int]]:
-    """Greedy tokens of 64 ragged requests by transformers' generate, one by one."""
-    _, model = llama
+def greedily(model: LlamaForCausalLM, requests: list[Request]) -> dict[tuple[int, int], list[int]]:
+    """Their tokens by transformers' generate, one by one."""
     tokens = {}
-    for request in ragged_requests(64):
+    for request in requests:
         ids = torch.tensor([request.prompt])
         out = model.generate(
             ids,
@@ -69,6 +68,11 @@ def expected(llama: tuple[Path, LlamaForCausalLM]) -> dict[tuple[int, int], list
         )
         tokens[request.id, 0] = out[0, len(request.prompt) :].tolist()
     return tokens
+
+
+@pytest.fixture(scope="module")
+def expected(llama: tuple[Path, LlamaForCausalLM]) -> dict[tuple[int, int], list[int]]:
+    return greedily(llama[1], ragged_requests(64))
 
 
 def test_sixty_four_at_once_one_by_one_and_under_pressure_equal_transformers(
@@ -87,6 +91,26 @@ def test_sixty_four_at_once_one_by_one_and_under_pressure_equal_transformers(
         assert tokens_of(run(pressed, requests)) == expected
         assert (pressed.scheduler.yielding.recomputes > 0) == (mode == "recompute")
         assert (pressed.scheduler.yielding.swaps > 0) == (mode == "swap")
+
+
+def test_rows_with_one_long_prefix_equal_transformers(
+    llama: tuple[Path, LlamaForCausalLM], tmp_path: Path
+) -> None:
+    """Two prefixes, which enough rows share for a device to read them once for all, and rows with none."""
+    model = copy.deepcopy(llama[1])
+    model.config.max_position_embeddings = 512
+    model.save_pretrained(tmp_path)
+    rng = random.Random(8)
+    prefixes = [[rng.randrange(2, 199) for _ in range(length)] for length in (270, 400, 0)]
+    requests = [
+        Request(
+            i,
+            prefixes[i % 3] + [rng.randrange(2, 199) for _ in range(rng.randint(1, 30))],
+            SamplingParams(max_tokens=rng.randint(30, 50), seed=i, temperature=0.0, ignore_eos=True),
+        )
+        for i in range(36)
+    ]
+    assert tokens_of(run(make_core(tmp_path), requests)) == greedily(model, requests)
 
 
 @pytest.mark.parametrize(

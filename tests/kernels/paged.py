@@ -74,3 +74,15 @@ def attend_exactly(
     hidden = (age < 0) | ((age >= window) if window else torch.tensor(False))
     scores = torch.einsum("qhd,khd->hqk", q.cpu().double(), k) * scale
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+
+
+def share_prefixes(paged: Paged, bundles: list[list[int]], tokens: list[int]) -> None:
+    """Have the sequences of each bundle name the first one's blocks for their first so many tokens."""
+    block_size = paged.kv.shape[3]
+    for (first, *others), shared in zip(bundles, tokens, strict=True):
+        assert shared % block_size == 0
+        for other in others:
+            table = paged.block_tables[paged.rows[other]]
+            table[: shared // block_size] = paged.block_tables[paged.rows[first], : shared // block_size]
+            for held in (paged.keys, paged.values):
+                held[other][:shared] = held[first][:shared]

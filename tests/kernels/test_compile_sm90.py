@@ -17,6 +17,8 @@ SHARED_MEMORY_LIMIT = 227 * 1024  # bytes a program can have
 SPILLS_LIMIT = {
     "decode_16": 0,
     "decode_64": 0,
+    "decode_shared": 0,
+    "shared_prefix": 0,
     "prefill_16": 176,
     "prefill_64": 88,
     "prefill_16_fp8": 432,
@@ -35,8 +37,10 @@ def compile_variants() -> dict[str, dict[str, int]]:
     from kernels import decode_attention as decode
     from kernels import gemv, qkv_cache
     from kernels import prefill_attention as prefill
+    from kernels import shared_prefix as prefix
 
     dependent = {"DEPENDENT": True}
+    alone = dict.fromkeys(("bundle_of", "shared_lens", "prefix_partials", "prefix_lse"))
     shape = {"GROUP": 4, "HEAD_DIM": 128, "DIM": 128, "TILE": 64}
     four_warps = {"num_warps": 4, "num_stages": 4}
     prefill_16 = shape | {"BLOCK_M": 128, "BLOCK_SIZE": 16}
@@ -45,12 +49,22 @@ def compile_variants() -> dict[str, dict[str, int]]:
     variants = {
         "decode_16": (
             decode._decode_kernel,
+            shape | dependent | alone | {"BLOCK_M": 16, "BLOCK_SIZE": 16},
+            four_warps,
+        ),
+        "decode_shared": (
+            decode._decode_kernel,
             shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 16},
             four_warps,
         ),
+        "shared_prefix": (
+            prefix._prefix_kernel,
+            shape | dependent | {"ROWS": 16, "BLOCK_M": 64, "BLOCK_SIZE": 16},
+            {"num_warps": 4, "num_stages": 3},
+        ),
         "decode_64": (
             decode._decode_kernel,
-            shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 64},
+            shape | dependent | alone | {"BLOCK_M": 16, "BLOCK_SIZE": 64},
             four_warps,
         ),
         "prefill_16": (prefill._prefill_kernel, prefill_16 | no_scales, eight_warps),
@@ -68,7 +82,11 @@ def compile_variants() -> dict[str, dict[str, int]]:
     }
     pointers = {"q": "*bf16", "out": "*bf16", "partials": "*fp32", "lse": "*fp32"}
     pointers |= dict.fromkeys(("x", "weight", "norm"), "*bf16")
-    pointers |= dict.fromkeys(("block_tables", "rows", "query_starts", "context_lens", "order"), "*i32")
+    pointers |= dict.fromkeys(
+        ("block_tables", "rows", "query_starts", "context_lens", "order", "bundle_of"), "*i32"
+    )
+    pointers |= dict.fromkeys(("members", "lens", "shared_lens"), "*i32")
+    pointers |= dict.fromkeys(("prefix_partials", "prefix_lse"), "*fp32")
     pointers |= {"kv_scales": "*i32", "kv_scales_ptr": "*fp16", "rope_ptr": "*fp32", "slots_ptr": "*i64"}
     pointers |= {"qkv_ptr": "*bf16", "q_norm_ptr": "*bf16", "k_norm_ptr": "*bf16", "positions_ptr": "*i32"}
     found = {}

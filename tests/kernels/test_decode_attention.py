@@ -12,6 +12,7 @@ from kernels.decode_attention import (
     decode_attention_reference,
     plan_splits,
 )
+from kernels.shared_prefix import PrefixWorkspace
 
 # (q heads, kv heads, head dim, block size, window): groups of 1, 2, 4, 7 and 8, every block size
 SHAPES = [
@@ -131,7 +132,11 @@ def test_the_workspace_holds_every_plan(max_batch: int) -> None:
 def test_small_workspace_is_refused(device: torch.device) -> None:
     paged = make_paged([5] * 4, 1, 64, 16, torch.float32, device)
     q = fused_queries(4, 2, 64, torch.float32).to(device)
-    workspace = DecodeWorkspace(torch.empty(7, 2, 64, device=device), torch.empty(7, 2, device=device))
+    workspace = DecodeWorkspace(
+        torch.empty(7, 2, 64, device=device),
+        torch.empty(7, 2, device=device),
+        PrefixWorkspace.allocate(4, 2, 64, device),
+    )
     with pytest.raises(ValueError, match="exceed the workspace"):
         decode_attention(
             q, torch.empty_like(q), paged.kv, paged.block_tables, paged.rows, paged.context_lens,

@@ -1,0 +1,135 @@
+"""Attention to prefixes that rows share: as exact as without, and as long as the tables say."""
+
+import pytest
+import torch
+from paged import NO_BLOCK, TOLERANCE, attend_exactly, fused_queries, make_paged, share_prefixes
+
+from kernels.decode_attention import DecodeWorkspace, decode_attention
+from kernels.shared_prefix import (
+    MAX_SPANS,
+    QUANTUM,
+    SHORTEST,
+    SharedPrefixes,
+    rows_of_bundle,
+    shared_lens,
+)
+
+QUANTUM, SHORTEST, MAX_SPANS = QUANTUM.value, SHORTEST.value, MAX_SPANS.value
+UNTOUCHED = 7.0
+
+
+def members_of(bundles: list[list[int]], width: int, device: torch.device) -> torch.Tensor:
+    padded = [bundle + [-1] * (width - len(bundle)) for bundle in bundles]
+    return torch.tensor(padded, dtype=torch.int32, device=device).view(len(bundles), width)
+
+
+def bundle_of(bundles: list[list[int]], batch: int, device: torch.device) -> torch.Tensor:
+    owners = torch.full((batch,), -1, dtype=torch.int32)
+    for number, bundle in enumerate(bundles):
+        owners[bundle] = number
+    return owners.to(device)
+
+
+# (q heads, kv heads, head dim, block size): groups of 1, 2, 4 and 7
+SHAPES = [(2, 2, 64, 16), (4, 2, 80, 32), (4, 1, 128, 64), (7, 1, 96, 128)]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size"), SHAPES)
+def test_rows_that_share_attend_to_the_same_as_alone(
+    heads: int, kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    lengths = [300, 257, 290, 0, 700, 513, 513, 9, 2177, 2240]
+    bundles = [[1, 0, 2], [4, 6, 5], [9, 8]]
+    paged = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
+    share_prefixes(paged, bundles, [256, 512, 2176])
+    width = rows_of_bundle(heads // kv_heads)
+    members = members_of([*bundles, []], width, device)
+    lens = shared_lens(members, paged.rows, paged.context_lens, paged.block_tables, block_size)
+    assert lens.tolist() == [256, 512, 2176, 0]
+    shared = SharedPrefixes(members, bundle_of(bundles, len(lengths), device), lens)
+    q = fused_queries(len(lengths) + 1, heads, head_dim, dtype).to(device)
+    out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
+    workspace = DecodeWorkspace.allocate(len(lengths), heads, head_dim, device)
+    for scratch in (workspace.prefix.partials, workspace.prefix.lse):
+        scratch.fill_(torch.nan)
+    order = torch.randperm(len(lengths)).int().to(device)
+    decode_attention(
+        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, order,
+        head_dim**-0.5, 0, workspace, shared=shared,
+    )  # fmt: skip
+    for index, (keys, values) in enumerate(zip(paged.keys, paged.values, strict=True)):
+        exact = torch.full(q[:1].shape, UNTOUCHED).double()
+        if len(keys):
+            exact = attend_exactly(q[index : index + 1].cpu(), keys, values, head_dim**-0.5, 0)
+        got = out[index : index + 1].cpu().double()
+        torch.testing.assert_close(got, exact, atol=TOLERANCE[dtype], rtol=0)
+    assert (out[-1] == UNTOUCHED).all()
+
+
+def test_what_was_shared_is_read_from_the_prefix_only(device: torch.device) -> None:
+    """The rows' own programs take the prefix's results: spoiled ones spoil them, and those of nobody else."""
+    torch.manual_seed(0)
+    paged = make_paged([300, 300, 300], 1, 64, 16, torch.float32, device)
+    share_prefixes(paged, [[0, 2]], [256])
+    members = members_of([[0, 2]], rows_of_bundle(2), device)
+    lens = shared_lens(members, paged.rows, paged.context_lens, paged.block_tables, 16)
+    shared = SharedPrefixes(members, bundle_of([[0, 2]], 3, device), lens)
+    paged.kv[paged.block_tables[paged.rows[0], 0].item()] = torch.nan
+    q = fused_queries(3, 2, 64, torch.float32).to(device)
+    out = torch.empty(q.shape, device=device)
+    workspace = DecodeWorkspace.allocate(3, 2, 64, device)
+    order = torch.arange(3, dtype=torch.int32, device=device)
+    tables = paged.block_tables.clone()
+    tables[paged.rows[2], :16] = NO_BLOCK  # whoever reads the prefix for row 2 alone reads nowhere
+    decode_attention(
+        q, out, paged.kv, tables, paged.rows, paged.context_lens, order, 0.125, 0, workspace, shared=shared
+    )
+    assert [bool(row.isnan().all()) for row in out] == [True, False, True]
+
+
+@pytest.mark.parametrize("block_size", [16, 64, 128])
+@pytest.mark.parametrize("group", [1, 4, 64])
+def test_lens_are_what_the_tables_have_in_common(block_size: int, group: int, device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(block_size + group)
+
+    def draw(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    width = rows_of_bundle(group)
+    count = 12
+    columns = 4096 // block_size
+    tables = torch.full((200, columns), NO_BLOCK, dtype=torch.int32)
+    rows, contexts, bundles, expected = [], [], [], []
+    free = torch.randperm(200, generator=generator).tolist()
+    for _ in range(count):
+        size = int(draw(1, min(width, 12) + 1, 1))
+        length = int(draw(1, columns, 1))
+        bundle = list(range(len(rows), len(rows) + size))
+        base = draw(0, 3, columns).int()  # few ids, so that equal ones stand behind unequal ones too
+        limits = []
+        for position in range(size):
+            row = free.pop()
+            context = min(length * block_size + int(draw(0, 2 * block_size, 1)), columns * block_size)
+            full = (context - 1) // block_size
+            used = -(-context // block_size)
+            own = base.clone()
+            if position and int(draw(0, 2, 1)):
+                own[int(draw(0, columns, 1)) :] += 5
+            tables[row, :used] = own[:used]
+            differing = (own[:full] != base[:full]).nonzero().flatten().tolist()
+            limits.append(min([full, *differing]))
+            rows.append(row)
+            contexts.append(context)
+        tokens = min(limits) * block_size // QUANTUM * QUANTUM
+        bundles.append(bundle)
+        expected.append(tokens if tokens >= SHORTEST else 0)
+    found = shared_lens(
+        members_of(bundles, width, device),
+        torch.tensor(rows, dtype=torch.int32, device=device),
+        torch.tensor(contexts, dtype=torch.int32, device=device),
+        tables.to(device),
+        block_size,
+    )
+    assert found.tolist() == expected
+    assert any(expected)
