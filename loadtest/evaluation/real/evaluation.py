@@ -55,7 +55,7 @@ class Evaluation:
         server = self._start(16, POOL_TOKENS)
         with self._guard("times of single steps"):
             self._say("times of single steps")
-            self._results.add_steps(record_steps(server.runner))
+            self._results.add_steps(16, record_steps(server.runner))
         self._cases(server, plan.overloads())
         with self._guard("attention kernels"):
             self._attention()
@@ -97,7 +97,7 @@ class Evaluation:
     def _case(self, server: RealServer, case: Case) -> None:
         outcome = measure(server, case)
         self._results.add("runs", CaseRun(case=case, outcome=outcome))
-        self._results.add_steps(server.records)
+        self._results.add_steps(case.block_size, server.records)
         if case.share is None:
             self._overloads.setdefault((case.workload, case.kind), (case, outcome))
         self._say(

@@ -37,9 +37,9 @@ class Results:
     def add(self, name: str, data: msgspec.Struct) -> None:
         self._write(name, [Measured(data=data, **self._where)])
 
-    def add_steps(self, records: Sequence[StepRecord]) -> None:
-        """To steps.jsonl, a file that `--costs` reads."""
-        self._write("steps", records)
+    def add_steps(self, block_size: int, records: Sequence[StepRecord]) -> None:
+        """To a file that `--costs` reads: steps-16.jsonl."""
+        self._write(f"steps-{block_size}", records)
 
     def _write(self, name: str, lines: Sequence[msgspec.Struct]) -> None:
         mode = "ab" if name in self._begun else "wb"
