@@ -11,6 +11,7 @@ from engine.request import SamplingParams
 from service.errors import ApiError, bad_value
 from service.protocol import SamplingFields
 from service.state import ServerState
+from service.structured_output import Form
 
 
 class TokenLimit(Protocol):
@@ -21,6 +22,12 @@ class TokenLimit(Protocol):
 
     @property
     def token_limit_name(self) -> str: ...
+
+
+class Formed(Protocol):
+    """A request that may say what its text must be."""
+
+    def form(self) -> Form | None: ...
 
 
 def check_token_ids(tokens: list[int], vocab_size: int, param: str) -> None:
@@ -80,7 +87,7 @@ def token_budget(
     return asked
 
 
-async def checked_grammar(state: ServerState, body: SamplingFields) -> str:
+async def checked_grammar(state: ServerState, body: Formed) -> str:
     """The grammar that the text must follow, if any. Raises ApiError 400 that names the field."""
     try:
         form = body.form()

@@ -17,12 +17,12 @@ from service.structured_output import (
     MAX_SCHEMA_BYTES,
     Choices,
     Form,
-    JsonObjectFormat,
-    JsonSchemaFormat,
     Regex,
     ResponseFormat,
     Schema,
+    TextFormat,
     choice_grammar,
+    json_form,
     json_grammar,
     regex_grammar,
 )
@@ -294,19 +294,11 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def form_fields(self) -> list[str]:
-        asks = isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat)
+        asks = not isinstance(self.response_format, TextFormat | None)
         return ["response_format"] * asks + super().form_fields
 
     def form(self) -> Form | None:
-        asked = self.response_format
-        if isinstance(asked, JsonObjectFormat):
-            return Form("response_format", json_grammar({"type": "object"}))
-        if isinstance(asked, JsonSchemaFormat):
-            try:
-                return Form("response_format", json_grammar(asked.json_schema.schema))
-            except ValueError as error:
-                raise ValueError(f"response_format: {error}") from None
-        return super().form()
+        return json_form("response_format", self.response_format) or super().form()
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

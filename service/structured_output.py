@@ -65,7 +65,14 @@ class JsonSchemaFormat(
     json_schema: NamedSchema
 
 
+class FlatSchemaFormat(
+    NamedSchema, kw_only=True, tag="json_schema", tag_field="type", forbid_unknown_fields=True
+):
+    """As the Responses API writes it."""
+
+
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+FlatFormat = TextFormat | JsonObjectFormat | FlatSchemaFormat
 
 
 class Form(NamedTuple):
@@ -73,6 +80,21 @@ class Form(NamedTuple):
 
     field: str
     grammar: str
+
+
+def json_form(field: str, asked: ResponseFormat | FlatFormat | None) -> Form | None:
+    """Raises ValueError that names `field`."""
+    if asked is None or isinstance(asked, TextFormat):
+        return None
+    schema: dict[str, Any] = {"type": "object"}
+    if isinstance(asked, JsonSchemaFormat):
+        schema = asked.json_schema.schema
+    elif isinstance(asked, FlatSchemaFormat):
+        schema = asked.schema
+    try:
+        return Form(field, json_grammar(schema))
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from None
 
 
 def json_grammar(schema: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from engine.request import SamplingParams
 from service.protocol import MAX_TOKENS, ModelName, Text
+from service.structured_output import FlatFormat, Form, TextFormat, json_form
 
 _PREVIOUS = "Goes on from a response of the same WebSocket, and waits for its end. Over HTTP it is refused"
 _STREAM_ID = "Given back with each event. Responses of one stream_id are generated one after another"
@@ -54,12 +55,8 @@ class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"content of the role {self.role!r} must be {kind}, got {wrong}")
 
 
-class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    type: Literal["text"]
-
-
 class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    format: TextFormat | None = None
+    format: FlatFormat | None = None
 
 
 class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -86,6 +83,8 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.store:
             raise ValueError("store must be false: responses are not kept here")
+        if self.ignore_eos and not isinstance(self.text_format, TextFormat):
+            raise ValueError("ignore_eos may not be given together with text.format")
 
     @property
     def token_limit(self) -> int | None:
@@ -95,7 +94,15 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def token_limit_name(self) -> str:
         return "max_output_tokens"
 
-    def sampling_params(self, max_tokens: int) -> SamplingParams:
+    @property
+    def text_format(self) -> FlatFormat:
+        return (self.text.format if self.text is not None else None) or TextFormat()
+
+    def form(self) -> Form | None:
+        """What the text must be. Raises ValueError that names the field."""
+        return json_form("text.format", self.text_format)
+
+    def sampling_params(self, max_tokens: int, grammar: str = "") -> SamplingParams:
         """For the engine, with a seed drawn if none was given."""
         return SamplingParams(
             max_tokens=max_tokens,
@@ -103,6 +110,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             top_p=1.0 if self.top_p is None else self.top_p,
             ignore_eos=bool(self.ignore_eos),
             seed=secrets.randbits(63) if self.seed is None else self.seed,
+            grammar=grammar,
         )
 
 

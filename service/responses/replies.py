@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from service.responses.protocol import TextFormat
+from service.structured_output import FlatFormat
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -52,7 +52,7 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
 
 
 class TextConfig(msgspec.Struct):
-    format: TextFormat
+    format: FlatFormat
 
 
 class ResponseReply(msgspec.Struct, kw_only=True):

@@ -11,9 +11,9 @@ from starlette.requests import HTTPConnection
 from service.choice import Choice
 from service.errors import ApiError
 from service.generation import Generation, Options, Prompt
-from service.preparation import cache_salt, token_budget
+from service.preparation import cache_salt, checked_grammar, token_budget
 from service.rendering import TemplateMessage, render
-from service.responses.protocol import InputItem, ResponseRequest, TextFormat
+from service.responses.protocol import InputItem, ResponseRequest
 from service.responses.replies import (
     IncompleteDetails,
     InputTokensDetails,
@@ -94,7 +94,7 @@ class ModelResponse:
             output=self.output,
             previous_response_id=body.previous_response_id,
             temperature=params.temperature,
-            text=TextConfig(TextFormat(type="text")),
+            text=TextConfig(body.text_format),
             top_p=params.top_p,
             usage=None if status == "in_progress" else self._usage(),
         )
@@ -126,7 +126,8 @@ async def begin(
     said = [*history, *input_messages(body.input)]
     text = prompt_text(tokenizer, model, body, said)
     tokens = await state.encode(text, "input", add_special_tokens=False)
-    params = body.sampling_params(token_budget(body, tokens, "input", info, None))
+    grammar = await checked_grammar(state, body)
+    params = body.sampling_params(token_budget(body, tokens, "input", info, None), grammar)
     options = Options(stops=(), skip_special_tokens=True, continues=False)
     salt = cache_salt(connection, None)
     generation = Generation(state, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt)

@@ -21,8 +21,13 @@ from tests.server_process import serving
 from tests.service.asgi import exchange, post
 from tests.service.conftest import Service
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES = [{"role": "user", "content": "hello"}]
+ASKED: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "x"},
+    CHAT: {"messages": MESSAGES},
+    RESPONSES: {"input": "hello"},
+}
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -44,6 +49,10 @@ async def service(make_service: Callable[..., Service]) -> AsyncIterator[Service
     service = make_service()
     yield service
     await service.state.grammar_trials.close()
+
+
+def flat_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "name": "answer", "schema": schema}
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -75,6 +84,15 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     (CHAT, "response_format.json_schema", {"response_format": {"type": "json_schema"}}, "missing"),
     (CHAT, "response_format", {"response_format": json_schema({"if": {}})}, "if"),
     (CHAT, "response_format", {"response_format": json_schema(deep(MAX_SCHEMA_DEPTH))}, "levels"),
+    (RESPONSES, "text.format.type", {"text": {"format": {"type": "yaml"}}}, "yaml"),
+    (RESPONSES, "text.format", {"text": {"format": flat_schema({"if": {}})}}, "if"),
+    (RESPONSES, "text.format", {"text": {"format": flat_schema(deep(MAX_SCHEMA_DEPTH))}}, "levels"),
+    (
+        RESPONSES,
+        "ignore_eos",
+        {"text": {"format": {"type": "json_object"}}, "ignore_eos": True},
+        "text.format",
+    ),
     (CHAT, "guided_choice", {**CHOICE, "response_format": {"type": "json_object"}}, "response_format"),
 ]
 
@@ -82,8 +100,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
 @pytest.mark.anyio
 async def test_refusals_name_the_field(service: Service) -> None:
     for path, param, fields, words in REFUSED:
-        body = {"prompt": "x"} if path == COMPLETIONS else {"messages": MESSAGES}
-        reply = await post(service.app, path, {**body, **fields})
+        reply = await post(service.app, path, {**ASKED[path], **fields})
         assert (reply.status, reply.error["param"]) == (400, param), fields
         assert words in reply.error["message"], reply.error
     assert service.engine.streams == []
@@ -103,9 +120,13 @@ async def test_the_engine_gets_the_grammar(service: Service) -> None:
     ]
     for given in fields:
         assert (await post(service.app, CHAT, {"messages": MESSAGES, "n": 2, **given})).status == 200
+    for asked in (flat_schema(SCHEMA), {"type": "json_object"}):
+        body = {"input": "hello", "text": {"format": asked}}
+        assert (await post(service.app, RESPONSES, body)).json()["text"]["format"]["type"] == asked["type"]
     grammars = [stream.params.grammar for stream in service.engine.streams]
+    assert grammars[-2:] == [grammars[5], grammars[4]]
     assert grammars[2] == grammars[3] == grammars[5]
-    assert len(set(grammars)) == 5 and grammars[6:] == ["", ""]
+    assert len(set(grammars)) == 5 and grammars[6:8] == ["", ""]
 
 
 @pytest.mark.anyio
@@ -194,6 +215,13 @@ def test_openai_parses_its_model(client: openai.OpenAI) -> None:
     ) as stream:
         final = stream.get_final_completion()
     assert final.choices[0].message.parsed == reply.choices[0].message.parsed
+
+
+def test_openai_parses_its_model_in_a_response(client: openai.OpenAI) -> None:
+    reply = client.responses.parse(
+        model="quire-demo", input="What is a KV cache?", text_format=Verdict, extra_body={"seed": 3}
+    )
+    assert isinstance(reply.output_parsed, Verdict)
 
 
 def test_texts_are_as_asked(client: openai.OpenAI) -> None:
