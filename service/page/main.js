@@ -1,12 +1,13 @@
 // The chat page: puts the parts together.
 
 import { streamAnswer } from "./answer.js";
+import { ChatsPanel } from "./chats.js";
 import { Composer } from "./composer.js";
 import { Connection } from "./connection.js";
-import { Conversation } from "./conversation.js";
 import { element } from "./dom.js";
 import { askForKey } from "./keyprompt.js";
 import { KvBar } from "./kvbar.js";
+import { Library } from "./library.js";
 import { Settings } from "./settings.js";
 import { StartupCard } from "./startup.js";
 import { Transcript } from "./transcript.js";
@@ -34,13 +35,19 @@ const PLACEHOLDERS = {
 
 const byId = (id) => document.getElementById(id);
 
-const conversation = Conversation.restore();
+const library = new Library();
 const settings = new Settings();
 const startup = new StartupCard(() => connection.open());
-const transcript = new Transcript(answerAgain);
+const transcript = new Transcript({
+  again: answerAgain,
+  edit: askInstead,
+  show: showBranch,
+  alternatives: (message) => library.current.alternatives(message),
+});
 const composer = new Composer({ send, stop });
 const connection = new Connection(showConnection);
 const kvbar = new KvBar(() => connection.open());
+new ChatsPanel(library, chatChanged);
 
 let model = null; // what GET /v1/models says of it
 let running = null; // the AbortController of the answer that is being made
@@ -77,8 +84,8 @@ function showModel(served) {
 }
 
 function showEmptiness() {
-  byId("welcome").hidden = !conversation.isEmpty;
-  byId("new-chat").disabled = conversation.isEmpty;
+  byId("welcome").hidden = !library.current.isEmpty;
+  byId("new-chat").disabled = library.current.isEmpty;
 }
 
 function announce(text) {
@@ -88,9 +95,31 @@ function announce(text) {
 function send(text) {
   if (running || !model) return;
   hideToast();
-  transcript.add(conversation.ask(text));
+  transcript.add(library.current.ask(text));
   showEmptiness();
   answer();
+}
+
+/** A question in place of an earlier one, which stays in a branch of its own. */
+function askInstead(message, text) {
+  if (running || !model) return;
+  library.current.ask(text, message);
+  transcript.show(library.current.branch);
+  answer();
+}
+
+function showBranch(message) {
+  if (running) return;
+  library.current.show(message);
+  library.saveNow();
+  transcript.show(library.current.branch);
+}
+
+/** While an answer comes there is nothing to edit, and no other branch to show. */
+function setBusy(busy) {
+  composer.setBusy(busy);
+  kvbar.setBusy(busy);
+  byId("messages").classList.toggle("busy", busy);
 }
 
 function stop() {
@@ -99,36 +128,36 @@ function stop() {
 
 function answerAgain() {
   if (running || !model) return;
-  conversation.dropAnswer();
-  transcript.dropLast();
+  library.current.leaveAnswer();
+  transcript.show(library.current.branch);
   answer();
 }
 
 async function answer() {
   const abort = new AbortController();
+  const conversation = library.current;
   running = abort;
   const body = { model: model.id, messages: conversation.forModel(settings.systemPrompt), ...settings.sampling };
   const message = conversation.beginAnswer();
+  library.saveNow();
   const view = transcript.add(message);
   transcript.follow();
-  composer.setBusy(true);
-  kvbar.setBusy(true);
+  setBusy(true);
   announce("Answering.");
   try {
     await untilAuthorised(message, () =>
       streamAnswer(message, body, abort.signal, () => {
         view.update(() => transcript.keepUp());
-        conversation.saveSoon();
+        library.saveSoon();
       }),
     );
   } finally {
     // A new chat may have begun while this answer ended.
     if (running === abort) running = null;
-    conversation.save();
+    if (conversation === library.current) library.saveNow();
     view.render();
     transcript.keepUp();
-    composer.setBusy(running !== null);
-    kvbar.setBusy(running !== null);
+    setBusy(running !== null);
     announce(OUTCOMES[message.status]);
     composer.focusWithKeyboard();
   }
@@ -149,20 +178,25 @@ async function untilAuthorised(message, attempt) {
 }
 
 function newChat() {
-  const before = conversation.messages;
+  library.begin();
+  chatChanged();
+  composer.focus();
+}
+
+/** Another conversation is current. `undo`: one was deleted, and comes back by it. */
+function chatChanged(undo = null) {
   stop();
   running = null;
-  conversation.replaceAll([]);
-  transcript.show([]);
+  hideToast();
+  transcript.show(library.current.branch);
   showEmptiness();
-  composer.setBusy(false);
-  composer.focus();
-  showToast("Started a new chat.", () => {
-    stop();
-    conversation.replaceAll(before);
-    transcript.show(before);
-    showEmptiness();
-  });
+  setBusy(false);
+  if (undo) {
+    showToast("Deleted the chat.", () => {
+      undo();
+      chatChanged();
+    });
+  }
 }
 
 function showToast(text, undo) {
@@ -184,10 +218,10 @@ function hideToast() {
 byId("new-chat").addEventListener("click", newChat);
 window.addEventListener("pagehide", () => {
   stop(); // else the browser's cutting the stream would look like the server's
-  conversation.save();
+  library.saveNow();
 });
 
-transcript.show(conversation.messages);
+transcript.show(library.current.branch);
 showEmptiness();
 composer.focusWithKeyboard();
 connection.open();

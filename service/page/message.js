@@ -3,24 +3,75 @@
 import { copyButton, element, icon } from "./dom.js";
 import { Prose } from "./prose.js";
 
+/** What a reader may do: again() and edit(message, text), show(message), and alternatives(message) to show. */
 export class MessageView {
   #message;
+  #reader;
   #prose = null;
-  #foot = null;
+  #foot = element("footer");
   #frame = 0;
 
-  /** `again` is called when the user asks for another try at this answer. */
-  constructor(message, again) {
+  constructor(message, reader) {
     this.#message = message;
+    this.#reader = reader;
     if (message.role === "user") {
-      this.node = element("article", { class: "question", "aria-label": "You" }, message.content);
+      this.node = element("article", { class: "question", "aria-label": "You" });
+      this.#showQuestion();
     } else {
-      this.again = again;
       this.#prose = new Prose();
-      this.#foot = element("footer");
       this.node = element("article", { class: "answer", "aria-label": "Answer" }, this.#prose.node, this.#foot);
       this.render();
     }
+  }
+
+  #showQuestion() {
+    const actions = element("div", { class: "actions" });
+    actions.append(...this.#branches(), copyButton("Copy", () => this.#message.content));
+    actions.append(button("edit", "Edit", () => this.#editQuestion()));
+    this.#foot.replaceChildren(actions);
+    this.node.replaceChildren(element("p", { class: "asked" }, this.#message.content), this.#foot);
+  }
+
+  #editQuestion() {
+    const field = element("textarea", { "aria-label": "Edit the message", rows: 3 });
+    field.value = this.#message.content;
+    const cancel = element("button", { type: "button", class: "plain" }, "Cancel");
+    const form = element("form", { class: "editing" }, field);
+    form.append(element("div", {}, cancel, element("button", { class: "primary" }, "Send")));
+    const leave = () => {
+      this.#showQuestion();
+      this.#foot.querySelector(".edit").focus();
+    };
+    cancel.addEventListener("click", leave);
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (field.value.trim() !== "") this.#reader.edit(this.#message, field.value.trim());
+    });
+    form.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") leave();
+      else if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.target !== field) return;
+      else form.requestSubmit();
+      event.preventDefault();
+      event.stopPropagation();
+    });
+    this.node.replaceChildren(form);
+    field.focus();
+  }
+
+  /** Where a message has been edited or tried again: which of its versions this is, and the way to the others. */
+  #branches() {
+    const all = this.#reader.alternatives(this.#message);
+    if (all.length < 2) return [];
+    const at = all.indexOf(this.#message);
+    const step = (name, label, to) => {
+      const arrow = button(name, "", () => this.#reader.show(all[to]));
+      arrow.setAttribute("aria-label", label);
+      arrow.disabled = to < 0 || to >= all.length;
+      return arrow;
+    };
+    const count = element("span", { class: "branch-count" }, `${at + 1} / ${all.length}`);
+    const nodes = [step("back", "Earlier version", at - 1), count, step("on", "Later version", at + 1)];
+    return [element("span", { class: "branches", role: "group", "aria-label": "Versions" }, ...nodes)];
   }
 
   /** Draws at the next frame: text comes faster than frames do. */
@@ -54,6 +105,7 @@ export class MessageView {
     const items = figures(stats);
     if (status === "stopped") items.unshift(element("span", { class: "stopped" }, "Stopped"));
     const actions = element("div", { class: "actions" });
+    actions.append(...this.#branches());
     if (content !== "") actions.append(copyButton("Copy", () => this.#message.content));
     if (status !== "error") actions.append(this.#againButton("Try again", "quiet"));
     nodes.push(element("div", { class: "under" }, element("p", { class: "stats" }, ...items), actions));
@@ -61,10 +113,9 @@ export class MessageView {
   }
 
   #againButton(label, style) {
-    const button = element("button", { type: "button", class: `${style} again` }, icon("retry"));
-    button.append(element("span", {}, label));
-    button.addEventListener("click", () => this.again());
-    return button;
+    const again = button("retry", label, () => this.#reader.again());
+    again.className = `${style} again`;
+    return again;
   }
 
   #failure() {
@@ -78,6 +129,12 @@ export class MessageView {
       this.#againButton("Retry", "plain"),
     );
   }
+}
+
+function button(name, label, pressed) {
+  const node = element("button", { type: "button", class: `quiet ${name}`, onclick: pressed }, icon(name));
+  if (label) node.append(element("span", {}, label));
+  return node;
 }
 
 function waiting() {

@@ -16,3 +16,20 @@ export function save(key, value, storage = "localStorage") {
     // Full or forbidden: the page goes on with what is in memory.
   }
 }
+
+export function remove(key, storage = "localStorage") {
+  try {
+    window[storage].removeItem(key);
+  } catch {
+    // As above.
+  }
+}
+
+/** The keys that begin with `prefix`. */
+export function storedKeys(prefix, storage = "localStorage") {
+  try {
+    return Object.keys(window[storage]).filter((key) => key.startsWith(prefix));
+  } catch {
+    return [];
+  }
+}

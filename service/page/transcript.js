@@ -9,11 +9,11 @@ export class Transcript {
   #scroller = document.getElementById("scroller");
   #jump = document.getElementById("jump");
   #following = true;
-  #again;
+  #reader;
 
-  /** `again` is called when the user wants the last answer once more. */
-  constructor(again) {
-    this.#again = again;
+  /** `reader` is what each MessageView wants. */
+  constructor(reader) {
+    this.#reader = reader;
     this.#scroller.addEventListener("scroll", () => this.#setFollowing(this.#isAtEnd()), { passive: true });
     this.#jump.addEventListener("click", () => this.follow());
     new ResizeObserver(() => this.keepUp()).observe(this.#scroller);
@@ -26,13 +26,9 @@ export class Transcript {
   }
 
   add(message) {
-    const view = new MessageView(message, this.#again);
+    const view = new MessageView(message, this.#reader);
     this.#list.append(view.node);
     return view;
-  }
-
-  dropLast() {
-    this.#list.lastElementChild?.remove();
   }
 
   /** Goes to the end and stays there while text comes, until the reader scrolls up. */

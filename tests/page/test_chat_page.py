@@ -1,9 +1,11 @@
 """The chat page in a real browser, against a stub of the server."""
 
 import asyncio
+import json
 import re
 import threading
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
 from stub_server import StubServer, api_error, delta, ending, event, opened
@@ -65,7 +67,7 @@ def test_answer_streams_in_and_is_measured(page: Page, stub: StubServer) -> None
         re.compile(r"tokens/s.*first token \d+ ms.*7 tokens.*16 of 21 prompt tokens cached")
     )
     expect(page.get_by_role("button", name="Send")).to_be_visible()
-    expect(page.locator(".question")).to_have_text("What is a block?")
+    expect(page.locator(".asked")).to_have_text("What is a block?")
     assert stub.requests == [
         {
             "model": "quire-demo",
@@ -153,7 +155,7 @@ def test_output_of_the_model_is_text_and_never_markup(page: Page, stub: StubServ
     expect(prose(page).locator("pre code")).to_have_text(html)
     expect(last_answer(page).locator(".stats")).to_contain_text("cached")
     assert prose(page).inner_text().count('<img src=x onerror="window.hit = 1">') >= 6
-    expect(page.locator(".question")).to_have_text(html)
+    expect(page.locator(".asked")).to_have_text(html)
     assert page.locator("#messages :is(img, script, b, [style], [onerror])").count() == 0
     assert page.evaluate("window.hit") is None
 
@@ -176,7 +178,7 @@ def test_conversation_survives_a_reload_and_goes_on(page: Page, stub: StubServer
     ask(page, "Talk")
     expect(prose(page)).to_contain_text("more more")
     page.reload()
-    expect(page.locator(".question")).to_have_text(["Hi", "Talk"])
+    expect(page.locator(".asked")).to_have_text(["Hi", "Talk"])
     expect(page.locator(".answer").first.locator("strong")).to_have_text("there")
     expect(last_answer(page)).to_contain_text("more more")
     expect(last_answer(page)).to_contain_text("Stopped")
@@ -187,19 +189,120 @@ def test_conversation_survives_a_reload_and_goes_on(page: Page, stub: StubServer
     assert roles == ["user", "assistant", "user", "assistant", "user"]
 
 
-def test_new_chat_can_be_undone(page: Page, stub: StubServer) -> None:
+def chats(page: Page) -> Locator:
+    """The entries of the panel of chats, which it opens."""
+    page.get_by_role("button", name="Chats", exact=True).click()
+    return page.locator("#chat-list .chat-title")
+
+
+def test_chats_are_kept_opened_and_deleted(page: Page, stub: StubServer) -> None:
     expect(page.get_by_role("button", name="New chat")).to_be_disabled()
-    stub.scripts = [said("Kept.")]
-    ask(page, "Keep this")
-    expect(prose(page)).to_have_text("Kept.")
-    page.get_by_role("button", name="New chat").click()
-    expect(page.locator(".question")).to_have_count(0)
-    expect(page.get_by_role("heading", name="Ask away")).to_be_visible()
-    page.get_by_role("button", name="Undo").click()
-    expect(prose(page)).to_have_text("Kept.")
-    page.get_by_role("button", name="New chat").click()
+    for at in (1, 2):
+        stub.scripts = [said(f"Answer {at}.")]
+        ask(page, f"Question {at}")
+        expect(prose(page)).to_have_text(f"Answer {at}.")
+        page.get_by_role("button", name="New chat").click()
+        expect(page.get_by_role("heading", name="Ask away")).to_be_visible()
     page.reload()
-    expect(page.locator(".question")).to_have_count(0)
+    expect(page.locator(".asked")).to_have_count(0)
+    expect(chats(page)).to_have_text(["Question 2", "Question 1"])
+    page.get_by_role("button", name="Question 1").first.click()
+    expect(prose(page)).to_have_text("Answer 1.")
+    stub.scripts = [said("More.")]
+    ask(page, "Go on")
+    expect(prose(page)).to_have_text("More.")
+    assert [message["content"] for message in stub.requests[-1]["messages"]] == [
+        "Question 1",
+        "Answer 1.",
+        "Go on",
+    ]
+    expect(chats(page)).to_have_text(["Question 1", "Question 2"])  # the newest first
+    page.get_by_role("button", name="Delete “Question 1”").click()
+    expect(prose(page)).to_have_text("Answer 2.")
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator(".asked")).to_have_text(["Question 1", "Go on"])
+    expect(chats(page)).to_have_count(2)
+    page.get_by_role("button", name="Delete “Question 2”").click()
+    expect(page.locator(".asked")).to_have_text(["Question 1", "Go on"])
+    page.reload()
+    expect(chats(page)).to_have_text(["Question 1"])
+
+
+def test_chats_are_exported_and_imported(open_page: OpenPage, stub: StubServer, tmp_path: Path) -> None:
+    stub.scripts = [said("Exported **well**.")]
+    first = open_page()
+    ask(first, "Keep me")
+    expect(prose(first)).to_have_text("Exported well.")
+    chats(first)
+    with first.expect_download() as download:
+        first.get_by_role("button", name="Export all").click()
+    file = tmp_path / "chats.json"
+    download.value.save_as(file)
+
+    second = open_page()
+    expect(chats(second)).to_have_count(0)
+    field = second.locator("#import-file")
+    for text, problem in (
+        ("no", "not JSON"),
+        ("{}", "no conversations"),
+        (broken(file), "1 of the file is damaged"),
+    ):
+        bad = tmp_path / "bad.json"
+        bad.write_text(text)
+        field.set_input_files(bad)
+        expect(second.locator("#import-problem")).to_contain_text(problem)
+    field.set_input_files(file)
+    expect(second.locator("#chat-list .chat-title")).to_have_text(["Keep me"])
+    field.set_input_files(file)
+    expect(second.locator("#import-problem")).to_have_text("Everything in the file is here already.")
+    second.get_by_role("button", name="Close chats").click()
+    expect(prose(second).locator("strong")).to_have_text("well")
+    second.reload()
+    expect(prose(second)).to_have_text("Exported well.")
+
+
+def broken(file: Path) -> str:
+    """An export whose first message follows one that is not there."""
+    exported = json.loads(file.read_text())
+    exported["conversations"][0]["messages"][0]["parent"] = "nobody"
+    return json.dumps(exported)
+
+
+def test_edited_questions_and_new_tries_are_branches(page: Page, stub: StubServer) -> None:
+    stub.scripts = [said("First."), said("Second."), said("Edited."), said("Further.")]
+    ask(page, "Original")
+    expect(prose(page)).to_have_text("First.")
+    page.get_by_role("button", name="Try again").click()
+    expect(prose(page)).to_have_text("Second.")
+    answers = last_answer(page).get_by_role("group", name="Versions")
+    expect(answers).to_contain_text("2 / 2")
+    answers.get_by_role("button", name="Earlier version").click()
+    expect(prose(page)).to_have_text("First.")
+
+    question = page.locator(".question")
+    question.get_by_role("button", name="Edit").click()
+    field = page.get_by_label("Edit the message")
+    expect(field).to_have_value("Original")
+    field.press("Escape")
+    expect(page.locator(".asked")).to_have_text("Original")
+    question.get_by_role("button", name="Edit").click()
+    field.fill("Changed")
+    field.press("Enter")
+    expect(prose(page)).to_have_text("Edited.")
+    expect(page.locator(".asked")).to_have_text(["Changed"])
+    assert stub.requests[-1]["messages"] == [{"role": "user", "content": "Changed"}]
+    ask(page, "And then?")
+    expect(prose(page)).to_have_text("Further.")
+
+    versions = page.locator(".question").first.get_by_role("group", name="Versions")
+    versions.get_by_role("button", name="Earlier version").click()
+    expect(page.locator(".asked")).to_have_text(["Original"])
+    expect(last_answer(page)).to_contain_text("2 / 2")  # the try that came last
+    page.reload()
+    expect(page.locator(".asked")).to_have_text(["Original"])
+    page.locator(".question").first.get_by_role("button", name="Later version").click()
+    expect(page.locator(".asked")).to_have_text(["Changed", "And then?"])
+    expect(prose(page)).to_have_text("Further.")
 
 
 def test_new_chat_stops_the_running_answer(page: Page, stub: StubServer) -> None:
