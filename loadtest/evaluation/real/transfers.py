@@ -48,10 +48,12 @@ def _swap_seconds(runner: ModelRunner, size: int, tokens: int) -> tuple[float, f
     """Through the engine's own cache, and piece by piece."""
     config, device = runner.model.config, runner.device
     count = -(-tokens // size)
-    cache = KVCache(config, count, size, runner.cache.blocks.dtype, device, runner.backend.copy_blocks)
+    dtype = runner.cache.layers[0].kv.dtype
+    cache = KVCache(config, count, size, dtype, device, runner.backend.copy_blocks)
     cache.add_host_tier(count)
     assert cache.host is not None
-    host, blocks = cache.host, cache.blocks
+    # Keys and values of each layer by themselves are so many pieces, one after the other.
+    host, blocks = (tensor.view(count * config.num_layers * 2, -1) for tensor in (cache.host, cache.blocks))
     order = np.random.default_rng(0).permutation(count).astype(np.int32)
     pairs = np.stack([order, np.arange(count, dtype=np.int32)], axis=1)
     nothing = pairs[:0]
@@ -62,7 +64,7 @@ def _swap_seconds(runner: ModelRunner, size: int, tokens: int) -> tuple[float, f
 
     def pieces() -> None:
         for there, here in ((host, blocks), (blocks, host)):
-            for into, source in zip(there.flatten(0, 2), here.flatten(0, 2), strict=True):
+            for into, source in zip(there, here, strict=True):
                 into.copy_(source, non_blocking=True)
 
     return host_seconds(whole, device, ROUNDS), host_seconds(pieces, device, ROUNDS)
