@@ -46,6 +46,7 @@ FAULTS: tuple[Fault, ...] = (slow, gone, garbled, lying, nonsense)
 class FaultProxy:
     def __init__(self, port: int) -> None:
         self.fault: Fault = honest
+        self.questions = 0  # pieces of them, since the start
         self._behind = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
@@ -55,13 +56,18 @@ class FaultProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._behind))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._behind))
+                except ConnectionRefusedError:  # nobody is there just now
+                    client.close()
+                    continue
                 threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
                 threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                self.questions += not answers
                 sink.sendall(self.fault(data) if answers else data)
         for end in (source, sink):
             with contextlib.suppress(OSError):

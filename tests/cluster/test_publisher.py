@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 
@@ -189,6 +190,41 @@ def test_whatever_redis_says_it_is_told_all_once_it_is_itself_again(
         replica.settle()
     finally:
         proxy.close()
+
+
+def test_the_engine_waits_for_no_publication(server: RedisServer) -> None:
+    """One is under way all the time that the engine works: it takes the steps that it takes on its own."""
+
+    def steps(replica: Replica) -> list[tuple[int, int]]:
+        """The tokens of each, until every request has ended."""
+        found = []
+        for number in range(8):
+            replica.core.add(random_request(replica.rng, number, longest=20, widest=3))
+        while replica.core.scheduler.has_work or not found:
+            replica.core.step()
+            replica.publisher.observe(replica.core.stats)
+            replica.publisher.report()
+            found.append((replica.core.stats.prefill_tokens, replica.core.stats.decode_tokens))
+        return found
+
+    alone, published = Replica(server, 8), Replica(server, 8)
+    begun, done = threading.Event(), threading.Event()
+    publish = published.registry.publish
+
+    def hold(*arguments: object, **options: object) -> object:
+        begun.set()
+        assert done.wait(60)
+        return publish(*arguments, **options)  # type: ignore[arg-type]
+
+    published.registry.publish = hold  # type: ignore[assignment, method-assign]
+    published.publisher.start()
+    assert begun.wait(60)
+    try:
+        assert steps(published) == steps(alone)
+        published.publisher.drain()
+    finally:
+        done.set()
+        published.publisher.stop()
 
 
 def test_a_newer_process_takes_over(server: RedisServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -17,6 +18,7 @@ from engine.prompt_hasher import PromptHasher
 from engine.registry import Load, Registry
 from service.router.directory import Directory, Registered
 from service.router.watch import Identity, RegistryWatch
+from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.redis_server import RedisServer
 
 SEED = 7
@@ -58,7 +60,7 @@ def register(
 class Watched:
     """A watch that runs, and whom it has told of."""
 
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: RedisServer | FaultProxy) -> None:
         self.told: dict[str, list[str]] = {}
         identity = Identity(OURS.model, OURS.revision, OURS.tokenizer, OURS.seed)
         self.watch = RegistryWatch(Directory(server.url), identity, SEED, self._tell)
@@ -142,6 +144,37 @@ async def test_a_silent_registry_is_not_waited_for_until_it_answers_again(server
         finally:
             server.resume()
         await watched.until(lambda: watched.watch.state == "ok")
+
+
+async def test_a_silent_registry_is_not_asked_before_a_request_goes_on(server: RedisServer) -> None:
+    """A Redis that takes connections and answers nothing: a few requests find out, and no other one asks."""
+    register(server, 1, OURS)
+    proxy = FaultProxy(server.port)
+    answered = threading.Event()
+
+    def never(data: bytes) -> bytes:
+        answered.wait()
+        return data
+
+    watched = Watched(proxy)
+    task = asyncio.create_task(watched.watch.run(poll_seconds=0.02, scan_seconds=0.05))
+    try:
+        await watched.until(lambda: watched.watch.state == "ok" and bool(watched.told))
+        task.cancel()  # so that only requests ask
+        await asyncio.gather(task, return_exceptions=True)
+        proxy.fault = never
+        while watched.watch.state == "ok":
+            location = await watched.watch.locate("salt", TOKENS)
+        questions = proxy.questions
+        for _ in range(20):
+            location = await watched.watch.locate("salt", TOKENS)
+            assert location.held is None
+            assert location.prefixes[OURS.fingerprint]
+        assert proxy.questions == questions
+    finally:
+        answered.set()
+        await watched.watch.close()
+        proxy.close()
 
 
 async def test_pinned_prefixes_are_known_to_the_router(server: RedisServer) -> None:
