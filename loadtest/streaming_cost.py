@@ -12,21 +12,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import uvloop
 
 from loadtest.provenance import Provenance
+from loadtest.server_process import TICK_SECONDS, cpu_seconds, free_port, running
 
-START_SECONDS = 60
 ASK = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
@@ -93,51 +87,14 @@ async def read_streams(port: int, streams: int, tokens: int) -> int:
     return sum(reader.events for _, reader in readers)
 
 
-def cpu_seconds(pid: int) -> float:
-    """Of all the process's threads, children not counted (Linux)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def running(module: str, *arguments: str, port: int) -> Iterator[int]:
-    """The process id of a server that answers."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", module, *arguments]
-    with subprocess.Popen(command, env=environment) as process:
-        try:
-            wait_until_ready(port, process)
-            yield process.pid
-        finally:
-            process.terminate()
-
-
-def wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + START_SECONDS
-    while time.monotonic() < until and process.poll() is None:
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=5) as probe:
-                probe.sendall(b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-                if probe.recv(64).split(b" ")[1:2] in ([b"200"], [b"404"]):  # the plain loop has no /ready
-                    return
-        except OSError:
-            pass
-        time.sleep(0.1)
-    raise RuntimeError("the server did not become ready")
-
-
 def measure(server: str, module: str, *arguments: str, port: int, streams: int, tokens: int) -> Cost:
     with running(module, *arguments, port=port) as pid:
         uvloop.run(read_streams(port, streams, max(tokens // 10, 8)))  # warms it up
         cpu, begin = cpu_seconds(pid), time.monotonic()
         events = uvloop.run(read_streams(port, streams, tokens))
         seconds = time.monotonic() - begin
-        return Cost(server, streams, streams * tokens, events, seconds, cpu_seconds(pid) - cpu)
+        spent = max(cpu_seconds(pid) - cpu, TICK_SECONDS)
+        return Cost(server, streams, streams * tokens, events, seconds, spent)
 
 
 def main() -> None:

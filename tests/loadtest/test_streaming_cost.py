@@ -1,0 +1,66 @@
+"""The measurements of the API process count right; how fast anything is, no test says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.streaming_cost import Reader
+
+ROOT = Path(__file__).parents[2]
+EVENT = b'data: {"text":"data: x {"}\n\n'
+STREAM = b"HTTP/1.1 200 OK\r\n\r\n" + EVENT * 5 + b"data: [DONE]\n\n"
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=30))
+def test_events_do_not_depend_on_where_the_bytes_are_cut(cuts: list[int]) -> None:
+    async def count() -> int:
+        reader = Reader()
+        edges = [0, *sorted(cuts), len(STREAM)]
+        for begin, end in pairwise(edges):
+            reader.data_received(STREAM[begin:end])
+        await reader.done
+        return reader.events
+
+    assert asyncio.run(count()) == 5
+
+
+def run(module: str, *arguments: str) -> dict[str, list[dict[str, float]]]:
+    file = Path(arguments[-1])
+    subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+        stdout=subprocess.DEVNULL,
+        timeout=200,
+    )
+    result: dict[str, list[dict[str, float]]] = json.loads(file.read_text())
+    return result
+
+
+def test_every_server_streams_all_its_tokens(tmp_path: Path) -> None:
+    rows = run(
+        "loadtest.streaming_cost", "--streams", "4", "--tokens", "50", "--json", str(tmp_path / "cost.json")
+    )["servers"]
+    quire, paced, *plain = rows
+    for row in rows:
+        assert row["tokens"] == 200
+        assert 4 <= row["events"] <= 200
+    assert quire["events"] <= paced["events"]
+    assert [row["events"] for row in plain] == [200, 200]
+
+
+def test_every_request_of_an_overload_is_answered_or_refused(tmp_path: Path) -> None:
+    phases = run("loadtest.overload", "--seconds", "0.5", "--json", str(tmp_path / "load.json"))["phases"]
+    assert [phase["multiple"] for phase in phases] == [0.5, 1, 2, 10]
+    assert all(phase["failed"] == 0 for phase in phases)
+    assert phases[0]["refused"] == 0
