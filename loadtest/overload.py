@@ -120,7 +120,10 @@ def main() -> None:
             f"{phase.health_p50:>13}{phase.health_p99:>7}"
         )
     peak = max(phase.goodput for phase in phases)
-    print(f"goodput at {MULTIPLES[-1]:g}×: {100 * phases[-1].goodput / peak:.0f} % of its peak")
+    if peak:
+        print(f"goodput at {MULTIPLES[-1]:g}×: {100 * phases[-1].goodput / peak:.0f} % of its peak")
+    else:
+        print("no request ended in that time: give it more --seconds")
     if arguments.json is not None:
         result = {"provenance": asdict(Provenance.here()), "phases": [asdict(phase) for phase in phases]}
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
