@@ -217,7 +217,7 @@ ROUTER = (
     ),
     Panel(
         "Placements",
-        "Requests by why they went where they went.",
+        "Prefix: most of it is cached there. Load: it is cached nowhere. Moved: where it was, it is evicted.",
         "suffix: /s",
         (Query(rate("quire_route_requests_total", by="reason"), "{{reason}}"),),
         stacked=True,
@@ -233,7 +233,7 @@ ROUTER = (
     ),
     Panel(
         "Registry lookups",
-        "Time to ask it. A router that gets no answer goes by load alone.",
+        "Time to ask it. A router that gets no answer goes by load, and by what it has sent where.",
         "s",
         quantiles("quire_route_lookup_seconds", 50, 99),
     ),
