@@ -8,14 +8,16 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.choice import Choice
 from service.connection import ClientGone, Connection
-from service.errors import ApiError
+from service.errors import ApiError, bad_value
 from service.generation import Generation
 from service.http import JsonResponse, error_response
+from service.resumption.endpoint import RecordedResponse
 from service.state import ServerState
 
 log = logging.getLogger("quire.service")
@@ -37,6 +39,33 @@ class EventEncoder(Protocol):
         ...
 
 
+def answer(
+    state: ServerState,
+    request: Request,
+    generation: Generation,
+    *,
+    reply: Callable[[], msgspec.Struct],
+    events: EventEncoder | None,
+) -> Response:
+    """Streams `events`, or without them sends `reply()` at the end; an X-Stream-Id makes a stream resumable.
+
+    Takes over the generation. Raises ApiError if the header cannot be obeyed.
+    """
+    stream_id = request.headers.get("x-stream-id")
+    try:
+        if "last-event-id" in request.headers:
+            raise bad_value("last-event-id", "Last-Event-ID belongs to GET /v1/streams/{id}")
+        if stream_id is None:
+            return GenerationResponse(state, generation, reply=reply, events=events)
+        if events is None:
+            raise bad_value("x-stream-id", "X-Stream-Id may only be given with stream: true")
+        recording = state.recordings.start(request.state.tenant, stream_id, generation, events)
+    except ApiError:
+        generation.close()
+        raise
+    return RecordedResponse(state.config, recording)
+
+
 class GenerationResponse(Response):
     """Owns the generation: whatever happens, it is closed.
 
@@ -51,7 +80,6 @@ class GenerationResponse(Response):
         reply: Callable[[], msgspec.Struct],
         events: EventEncoder | None,
     ) -> None:
-        """Streams `events`, or without them sends `reply()` at the end."""
         self._state = state
         self._generation = generation
         self._reply = reply

@@ -20,6 +20,7 @@ from service.models import detokenize, get_model, list_models, tokenize
 from service.openapi import describe
 from service.responses.endpoint import responses
 from service.responses.socket import ResponsesSocket
+from service.resumption.endpoint import pick_up
 from service.state import ServerState
 from service.static import page_files
 
@@ -67,6 +68,7 @@ def create_app(state: ServerState) -> ASGIApp:
         post("/v1/chat/completions", chat_completions),
         post("/v1/responses", responses),
         WebSocketRoute("/v1/responses", ResponsesSocket(state)),
+        get("/v1/streams/{stream_id}", pick_up),
         get("/v1/models", list_models),
         get("/v1/models/{name:path}", get_model),
         post("/tokenize", tokenize),

@@ -6,7 +6,7 @@ from msgspec import UNSET, structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.answer import GenerationResponse
+from service.answer import answer
 from service.choice import LogprobEntry
 from service.chunks import ChunkEncoder, ChunkStyle, Identity
 from service.errors import bad_value
@@ -120,4 +120,4 @@ async def completions(state: ServerState, request: Request) -> Response:
             usage=generation.usage(),
         )
 
-    return GenerationResponse(state, generation, reply=reply, events=chunks)
+    return answer(state, request, generation, reply=reply, events=chunks)

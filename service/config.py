@@ -32,6 +32,10 @@ class ServiceConfig:
     send_timeout: float = 30.0  # a client that reads nothing for so long is cut
     max_backlog_bytes: int = 256 << 10  # what may wait for a client that does not read
     max_conversation_bytes: int = 2 << 20  # what a WebSocket remembers of its responses
+    resume_timeout: float = 60.0  # for which a stream with an X-Stream-Id waits for a reader to come back
+    max_stream_bytes: int = 1 << 20  # of its events that are kept
+    max_recorded_streams: int = 256  # that run
+    max_recorded_bytes: int = 128 << 20  # of those that run and those that have ended
     terminal_timeout: float = 1.0  # for the last event of a stream that we end ourselves
 
     def __post_init__(self) -> None:

@@ -61,7 +61,7 @@ class Connection(Interruptible):
         reason = self.end(error)
         if self._timer is not None:
             self._timer.cancel()
-        if isinstance(reason, ClientGone):
+        if isinstance(reason or error, ClientGone):
             await self._abort_transport()
         self._stop_watching()
         if reason is not None:

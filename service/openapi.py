@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,7 +24,40 @@ _BODY = {
     500: "A failure of ours, or of the engine on this request",
 }
 _QUEUED = {429: "The queue is full"}
+_PICKED_UP = {
+    404: "No such stream of this API key, or no longer",
+    409: "Another connection reads it now",
+    410: "The events after Last-Event-ID are forgotten",
+    500: "It failed before its first event",
+    503: "It ended with the server, before its first event",
+}
 _RETRIED = (429, 503)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    place: Literal["path", "header"]
+    description: str
+    schema: dict[str, Any]
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "in": self.place,
+            "required": self.place == "path",
+            "description": self.description,
+            "schema": {"type": "string", **self.schema},
+        }
+
+
+_STREAM_ID = {"pattern": "^[A-Za-z0-9._-]{1,64}$"}
+_CHOSEN_ID = Parameter(
+    "X-Stream-Id", "header", "With stream: true, the stream can be picked up again", _STREAM_ID
+)
+_LAST_EVENT = Parameter(
+    "Last-Event-ID", "header", "Only what follows this event", {"pattern": r"^[0-9]{1,10}(\.[0-9]{1,10})?$"}
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +70,8 @@ class Operation:
     request: type | None = None
     reply: type | None = None
     content: tuple[str, ...] = (_JSON,)
+    parameters: tuple[Parameter, ...] = ()
+    empty: str = ""  # when it is answered with 204
 
     @property
     def method(self) -> str:
@@ -48,7 +83,8 @@ _GET = _ANY | _KEYED | _NOT_READY
 
 
 def _generation(path: str, summary: str, request: type, reply: type) -> Operation:
-    return Operation(path, summary, _POST, request, reply, (_JSON, _SSE))
+    in_use = {409: "A stream of this X-Stream-Id is there already, or another connection reads this one now"}
+    return Operation(path, summary, _POST | in_use, request, reply, (_JSON, _SSE), (_CHOSEN_ID,))
 
 
 OPERATIONS = (
@@ -57,7 +93,19 @@ OPERATIONS = (
     _generation("/v1/responses", "Answer, in OpenAI's newer form", ResponseRequest, ResponseReply),
     Operation("/v1/models", "List the served models", _GET, reply=replies.ModelList),
     Operation(
-        "/v1/models/{name}", "Describe a served model", _GET | {404: "No such model"}, reply=replies.Model
+        "/v1/models/{name}",
+        "Describe a served model",
+        _GET | {404: "No such model"},
+        reply=replies.Model,
+        parameters=(Parameter("name", "path", "As it is served", {"minLength": 1}),),
+    ),
+    Operation(
+        "/v1/streams/{stream_id}",
+        "Pick up a stream that was started with an X-Stream-Id",
+        _ANY | _KEYED | _PICKED_UP,
+        content=(_SSE,),
+        parameters=(Parameter("stream_id", "path", "Its X-Stream-Id", _STREAM_ID), _LAST_EVENT),
+        empty="There is nothing after Last-Event-ID",
     ),
     Operation(
         "/tokenize", "Text or messages to token ids", _POST, protocol.TokenizeRequest, replies.TokenizeReply
@@ -107,11 +155,11 @@ def _describe(operation: Operation) -> dict[str, Any]:
     for status, description in sorted(operation.errors.items()):
         error = {_JSON: {"schema": _reference(ErrorReply)}}
         responses[str(status)] = _response(description, error, retried=status in _RETRIED)
+    if operation.empty:
+        responses["204"] = _response(operation.empty, {})
     described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
-    if "{name}" in operation.path:
-        described["parameters"] = [
-            {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        ]
+    if operation.parameters:
+        described["parameters"] = [parameter.describe() for parameter in operation.parameters]
     if operation.request is not None:
         content = {_JSON: {"schema": _reference(operation.request)}}
         described["requestBody"] = {"required": True, "content": content}
@@ -122,10 +170,8 @@ def _describe(operation: Operation) -> dict[str, Any]:
 
 def _schema(operation: Operation, kind: str) -> dict[str, Any]:
     if kind == _SSE:
-        description = (
-            "an event, with stream: true" if operation.request is not None else "an event for each phase"
-        )
-        event = {"data": {"type": "string"}, "event": {"type": "string"}}
+        description = "an event, with stream: true" if operation.request is not None else "an event"
+        event = {name: {"type": "string"} for name in ("data", "event", "id")}
         return {"schema": {"type": "object", "properties": event, "description": description}}
     if kind != _JSON:
         return {"schema": {"type": "string"}}

@@ -14,6 +14,7 @@ from service.errors import ApiError, not_ready
 from service.grammar_trials import GrammarTrials
 from service.interruption import Interruptible
 from service.metrics import Metrics
+from service.resumption.recordings import Recordings
 from service.waiting import WaitingLine
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class ServerState:
         self.draining = False
         self.generations: set[Interruptible] = set()  # a drain waits for these
         self.streams: set[Interruptible] = set()  # but not for these (/startup)
+        self.recordings = Recordings(config, self.generations)
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.waiting = WaitingLine(config)
         self.grammar_trials = GrammarTrials()

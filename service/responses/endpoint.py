@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.answer import GenerationResponse
+from service.answer import answer
 from service.errors import bad_value
 from service.http import decode
 from service.responses.events import ResponseEvents, SseEvents
@@ -31,4 +31,4 @@ async def responses(state: ServerState, request: Request) -> Response:
         return response.snapshot(response.final_status)
 
     events = SseEvents(response) if body.stream else None
-    return GenerationResponse(state, response.generation, reply=reply, events=events)
+    return answer(state, request, response.generation, reply=reply, events=events)

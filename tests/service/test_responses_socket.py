@@ -181,10 +181,11 @@ async def test_conversations_belong_to_their_socket(service: Service) -> None:
     other.leave()
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 400), st.booleans()), max_size=40))
 def test_conversations_are_bounded(uses: list[tuple[int, int, bool]]) -> None:
     """The latest is there; others only while all together are within the limit; what is there is right."""
-    kept, said = Conversations(5000), dict[str, list[dict[str, Any]]]()
+    kept, held = Conversations(5000), dict[str, list[dict[str, Any]]]()
     expected: list[tuple[str, int]] = []  # the longest unused first
     for number, (other, size, look) in enumerate(uses):
         name = f"{other if look else number}"
@@ -193,10 +194,10 @@ def test_conversations_are_bounded(uses: list[tuple[int, int, bool]]) -> None:
                 kept.find(name)
             continue
         if not look:
-            said[name] = [{"role": "user", "content": "x" * size}]
-            kept.keep(name, said[name])
+            held[name] = [{"role": "user", "content": "x" * size}]
+            kept.keep(name, held[name])
             expected.append((name, len('[{"role":"user","content":""}]') + size + 1024))
-        assert kept.find(name) is said[name]
+        assert kept.find(name) is held[name]
         expected.sort(key=lambda each: each[0] == name)
         while len(expected) > 1 and sum(size for _, size in expected) > 5000:
             del expected[0]
