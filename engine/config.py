@@ -19,6 +19,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # a folder that save_pretrained wrote
     device: Literal["auto", "cuda", "cpu"] = "auto"  # auto: cuda where there is one
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"] = "auto"  # auto: the model's own
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: int | None = None  # None: what the model and the KV cache allow
     max_num_seqs: int = 256
@@ -63,6 +64,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     architecture: str
     dtype: str
+    kv_cache_dtype: str
     device: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]

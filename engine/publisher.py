@@ -218,7 +218,7 @@ def start_publisher(
         raise ValueError("--redis-url needs a prefix cache and a --cache-seed that the router knows")
     seed = hash_seed(config.cache_seed)
     folder = resolve_model(config.model)
-    deployment = describe(config.model, folder, info.block_size, info.dtype, seed, pinned)
+    deployment = describe(config.model, folder, info.block_size, info.kv_cache_dtype, seed, pinned)
     parity = PromptHasher(info.block_size, seed).parity()
     epoch = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
     place = Registry(registry, deployment, pinned, parity, epoch)

@@ -16,7 +16,7 @@ from engine.config import EngineConfig, EngineInfo, Progress
 from engine.core import EngineCore
 from engine.deployment import hash_seed
 from engine.grammar import grammars_of
-from engine.kv_cache import KVCache, bytes_per_block
+from engine.kv_cache import FP8, KVCache, bytes_per_block
 from engine.models.config import ModelConfig
 from engine.models.hub import resolve_model
 from engine.models.loader import load_model
@@ -32,6 +32,7 @@ CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unle
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 2048}
 TIMED_BLOCKS = 64  # moved to time the link to host memory
 TIMED_TOKENS = 512  # prefilled to time a recompute
+FIRST_FP8_CAPABILITY = (8, 9)  # Ada; Triton has no e4m3 before
 GRAPH_RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
 
 Phase = Literal["download", "weights", "memory", "warm-up", "ready"]
@@ -66,6 +67,7 @@ def start_engine(
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # one core is the API process's
     dtype = _dtype(config, model_config, device)
+    kv_dtype = _kv_dtype(config, dtype, device)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     backend = triton_backend() if device.type == "cuda" else torch_backend()
     model, weight_bytes = load_model(
@@ -83,14 +85,14 @@ def start_engine(
         DEFAULT_BATCHED_TOKENS[device.type], config.max_num_seqs
     )
     limits = Limits(config.max_num_seqs, max_num_batched_tokens, max_model_len)
-    one_block = KVCache(model_config, 1, config.block_size, dtype, device, backend.copy_blocks)
+    one_block = KVCache(model_config, 1, config.block_size, kv_dtype, device, backend.copy_blocks)
     runner = ModelRunner(model, backend, one_block, limits, device)
 
     memory = report.phase("memory", "blocks")
     memory(0, 1)
-    block_bytes = bytes_per_block(model_config, config.block_size, dtype)
+    block_bytes = bytes_per_block(model_config, config.block_size, kv_dtype)
     num_blocks = config.num_gpu_blocks_override or _measure_blocks(config, runner, block_bytes)
-    runner.cache = KVCache(model_config, num_blocks, config.block_size, dtype, device, backend.copy_blocks)
+    runner.cache = KVCache(model_config, num_blocks, config.block_size, kv_dtype, device, backend.copy_blocks)
     num_host_blocks = min(int(config.swap_space * 2**30) // block_bytes, num_blocks)
     if num_host_blocks:
         runner.cache.add_host_tier(num_host_blocks)
@@ -110,6 +112,7 @@ def start_engine(
         model=config.model,
         architecture=model_config.architecture,
         dtype=str(dtype).removeprefix("torch."),
+        kv_cache_dtype="fp8_e4m3" if kv_dtype == FP8 else str(kv_dtype).removeprefix("torch."),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
@@ -157,6 +160,17 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
         name = model.dtype if device.type == "cuda" else "float32"
     dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def _kv_dtype(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    if config.kv_cache_dtype == "auto":
+        return dtype
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FIRST_FP8_CAPABILITY:
+        raise ValueError(
+            f"--kv-cache-dtype {config.kv_cache_dtype} needs a GPU of compute capability 8.9 or later, but "
+            f"{torch.cuda.get_device_name(device)} is older; leave it out"
+        )
+    return FP8
 
 
 def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int) -> int:

@@ -9,11 +9,22 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.fp8 import (
+    as_exact,
+    attend_paired,
+    check_kv_scales,
+    load_paired_tile,
+    load_words,
+    read_cache,
+    split_dims,
+    words,
+)
 from kernels.launch import dependent_launch
 from kernels.shared_prefix import MAX_SPANS, PrefixWorkspace, SharedPrefixes, prefix_attention, spans_of
 from kernels.tile import LOG2_E, LOWEST, attend, check_attention_inputs, load_blocks, load_tile, tile_keys
 
 MAX_SPLITS = 64
+HEADROOM = tl.constexpr(12)  # log2 of how far a prefix may outweigh a key that fp16 holds in full
 FULL_DEVICE = 256  # programs: about two on every multiprocessor, which is what their shared memory allows
 
 
@@ -80,6 +91,9 @@ def _decode_kernel(
     part_stride: tl.tensor,
     head_stride: tl.tensor,
     slot_stride: tl.tensor,
+    kv_scales: tl.tensor,
+    scale_block_stride: tl.tensor,
+    scale_head_stride: tl.tensor,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -134,15 +148,39 @@ def _decode_kernel(
             acc = acc * decay[:, None] + value * weight[:, None]
             total = total * decay + weight
             peak = new_peak
-    for tile in range(begin, tl.minimum(begin + split_tiles, first_tile + tiles)):
-        k, v = load_tile(
-            kv, blocks, tile * TILE, context_len, block_stride, part_stride, slot_stride,
-            BLOCK_SIZE, HEAD_DIM, DIM, TILE, True,
-        )  # fmt: skip
-        blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
-        key = tile * TILE + tl.arange(0, TILE)
-        seen = (key >= first_key) & (key < context_len)
-        acc, peak, total = attend(q_tile, k, v, seen[None, :], acc, peak, total, scale_log2, True)
+    if kv_scales is None:
+        for tile in range(begin, tl.minimum(begin + split_tiles, first_tile + tiles)):
+            k, v = load_tile(
+                kv, blocks, tile * TILE, context_len, block_stride, part_stride, slot_stride,
+                BLOCK_SIZE, HEAD_DIM, DIM, TILE, True,
+            )  # fmt: skip
+            blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
+            key = tile * TILE + tl.arange(0, TILE)
+            seen = (key >= first_key) & (key < context_len)
+            acc, peak, total = attend(q_tile, k, v, seen[None, :], acc, peak, total, scale_log2, True)
+    else:
+        kv_scales += kv_head * scale_head_stride
+        q_exact = as_exact(q_tile)
+        if bundle_of is not None:
+            peak -= HEADROOM
+            total *= 2**HEADROOM
+            acc *= 2**HEADROOM
+        even, odd = split_dims(acc)
+        for tile in range(begin, tl.minimum(begin + split_tiles, first_tile + tiles)):
+            k, v = load_paired_tile(
+                kv, blocks, tile * TILE, context_len, block_stride, part_stride, slot_stride,
+                BLOCK_SIZE, HEAD_DIM, DIM, TILE,
+            )  # fmt: skip
+            scales = load_words(
+                kv_scales, blocks, tile * TILE, context_len, scale_block_stride, BLOCK_SIZE, TILE, True
+            )
+            blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
+            key = tile * TILE + tl.arange(0, TILE)
+            seen = (key >= first_key) & (key < context_len)
+            even, odd, peak, total = attend_paired(
+                q_exact, k, v, scales, seen[None, :], even, odd, peak, total, scale_log2
+            )
+        acc = tl.interleave(even, odd)
 
     acc = acc / total[:, None]  # every split saw a key
     if splits <= 1:
@@ -209,6 +247,7 @@ def decode_attention(
     workspace: DecodeWorkspace,
     max_splits: int | None = None,
     shared: SharedPrefixes | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
     """Attention of each row's newest token to its context, to the first B tokens of `out` [T, Hq, D].
 
@@ -219,9 +258,11 @@ def decode_attention(
     than the kernel just before this one, which may still run when they are read. `window` limits attention
     to that many newest keys, 0 means all. Grid and launches depend on shapes only, so CUDA graphs may capture
     it. `max_splits` overrides `plan_splits`. Split-KV after Flash-Decoding (Dao et al. 2023). What the rows
-    `shared` with others is read once for all of them (older as well; no use with a window).
+    `shared` with others is read once for all of them (older as well; no use with a window). kv_scales
+    [blocks, Hkv, block_size, 2] are those of an fp8 kv, and with them q must fit fp16 (see `kernels.fp8`).
     """
     check_attention_inputs(q, out, kv)
+    check_kv_scales(kv, kv_scales)
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = kv.shape[2:4]
     batch = rows.shape[0]
@@ -230,11 +271,13 @@ def decode_attention(
     group = num_q_heads // num_kv_heads
     dim = triton.next_power_of_2(head_dim)
     tile = tile_keys(dim, q.element_size())
+    if kv_scales is not None and q.element_size() == 2:
+        tile *= 2  # in as many bytes
     max_tiles = triton.cdiv(block_tables.shape[1] * block_size, tile)
     prefixes: tuple[torch.Tensor | None, ...] = (None, None, None, None)
     if shared is not None and window == 0:
         max_splits = 1  # what is left of such a batch is short
-        prefix_attention(q, kv, block_tables, rows, shared, scale, workspace.prefix)
+        prefix_attention(q, kv, block_tables, rows, shared, scale, workspace.prefix, kv_scales)
         prefixes = (shared.bundle_of, shared.lens, workspace.prefix.partials, workspace.prefix.lse)
     else:
         max_splits = max_splits or plan_splits(batch, num_kv_heads, max_tiles)
@@ -246,7 +289,7 @@ def decode_attention(
     _decode_kernel[num_kv_heads, batch, max_splits](
         out, workspace.partials, workspace.lse, q, kv, block_tables, rows, context_lens, order,
         *prefixes, scale * LOG2_E, window,
-        q.stride(0), block_tables.stride(0), *kv.stride()[:4],
+        q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(kv_scales),
         GROUP=group, BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim, DIM=dim, TILE=tile, num_warps=4, num_stages=4, **dependent_launch(q.device),
     )  # fmt: skip
@@ -311,6 +354,7 @@ def decode_attention_reference(
     window: int,
     workspace: DecodeGather | DecodeWorkspace | None = None,
     shared: SharedPrefixes | None = None,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
     """The same as `decode_attention` in plain torch, in whatever order, whatever is split or shared.
 
@@ -321,7 +365,7 @@ def decode_attention_reference(
     gather.prepare(block_tables, rows, context_lens, kv.shape, window)
     if gather.longest == 0:
         return
-    k, v = kv[gather.index].flatten(3, 4)[:, :, :, : gather.longest].float().unbind(1)
+    k, v = read_cache(kv, kv_scales, gather.index).flatten(3, 4)[:, :, :, : gather.longest].unbind(1)
 
     # Grouped query heads are the matmul's M side, so K and V are never repeated.
     grouped = q[:batch].reshape(batch, kv.shape[2], -1, head_dim).float() * scale

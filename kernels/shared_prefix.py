@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.fp8 import as_exact, words
 from kernels.launch import dependent_launch
 from kernels.tile import LOG2_E, LOWEST, attend, load_blocks, load_tile, tile_keys
 
@@ -146,6 +147,9 @@ def _prefix_kernel(
     part_stride: tl.tensor,
     head_stride: tl.tensor,
     slot_stride: tl.tensor,
+    kv_scales: tl.tensor,
+    scale_block_stride: tl.tensor,
+    scale_head_stride: tl.tensor,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -183,13 +187,16 @@ def _prefix_kernel(
     q_tile = tl.load(q + q_offset, mask=mask, other=0.0)
 
     kv += kv_head * head_stride
+    if kv_scales is not None:
+        kv_scales += kv_head * scale_head_stride
+        q_tile = as_exact(q_tile)
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     peak = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     for key in range(begin, end, TILE):
         k, v = load_tile(
             kv, blocks, key, end, block_stride, part_stride, slot_stride,
-            BLOCK_SIZE, HEAD_DIM, DIM, TILE, False,
+            BLOCK_SIZE, HEAD_DIM, DIM, TILE, False, kv_scales, scale_block_stride, q_tile.dtype,
         )  # fmt: skip
         blocks = load_blocks(table, key + TILE, end, BLOCK_SIZE, TILE)
         acc, peak, total = attend(q_tile, k, v, is_query, acc, peak, total, scale_log2, False)
@@ -207,12 +214,13 @@ def prefix_attention(
     shared: SharedPrefixes,
     scale: float,
     workspace: PrefixWorkspace,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
     """Attention of the bundles' rows to their prefixes, as partial results in the workspace.
 
     q [T, Hq, D]: its first B tokens are the rows' queries; kv [blocks, 2, Hkv, block_size, D], block_tables
     [*, max_blocks] i32 indexed by rows [B] i32. Tables, rows and `shared` must be older than the kernel just
-    before this one, which may still run when they are read.
+    before this one, which may still run when they are read. kv_scales are those of an fp8 kv.
     """
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = kv.shape[2:4]
@@ -222,7 +230,7 @@ def prefix_attention(
     _prefix_kernel[num_kv_heads, bundles, MAX_SPANS.value](
         workspace.partials, workspace.lse, q, kv, block_tables, rows, shared.members, shared.lens,
         scale * LOG2_E,
-        q.stride(0), block_tables.stride(0), *kv.stride()[:4],
+        q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(kv_scales),
         GROUP=group, ROWS=width, BLOCK_M=LANES, BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim, DIM=dim, TILE=tile_keys(dim, q.element_size()), num_warps=4, num_stages=3,
         **dependent_launch(q.device),

@@ -40,6 +40,7 @@ def engine_info(config: EngineConfig, sequences: int) -> EngineInfo:
         model=config.model,
         architecture="none",
         dtype="none",
+        kv_cache_dtype="none",
         device="none",
         vocab_size=PLAIN_TOKENS.stop,
         eos_token_ids=(),

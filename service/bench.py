@@ -62,6 +62,7 @@ class Result:
     step_ms: dict[str, float]
     device: str
     dtype: str
+    kv_cache_dtype: str
     commit: str
     date: str
     command: str
@@ -181,6 +182,7 @@ def bench(
         step_ms={phase: round(1000 * total / middle.steps, 3) for phase, total in middle.phases.items()},
         device=info.device,
         dtype=info.dtype,
+        kv_cache_dtype=info.kv_cache_dtype,
         **asdict(Provenance.here()),
     )
 
@@ -189,7 +191,7 @@ def show(results: list[Result], ceilings: Ceilings, info: EngineInfo) -> None:
     """The results as a table on stdout."""
     table = Table(
         title=f"{info.architecture} {info.dtype} on {info.device}: weights {info.weight_bytes / 1e9:.2f} GB, "
-        f"{info.num_blocks:,} blocks of {info.block_size}",
+        f"{info.num_blocks:,} blocks of {info.block_size} in {info.kv_cache_dtype}",
         caption=f"bound: {ceilings.bandwidth / 1e12:.2f} TB/s, {ceilings.flops / 1e12:.1f} TFLOP/s, measured "
         "here; phases are ms a step",
     )

@@ -71,7 +71,7 @@ class _Families(Collector):
             "block_size": str(info.block_size),
             "num_gpu_blocks": str(info.num_blocks),
             "num_cpu_blocks": str(info.num_host_blocks),
-            "cache_dtype": info.dtype,
+            "cache_dtype": info.kv_cache_dtype,
         }
         yield gauge("vllm:cache_config_info", "The KV cache's shape", (labels, 1))
         capacity = {"device": info.num_blocks, "host": info.num_host_blocks}

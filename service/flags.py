@@ -52,6 +52,13 @@ def add_engine_flags(parser: Parser) -> None:
     )
     flag(
         parser,
+        "--kv-cache-dtype",
+        choices=("auto", "fp8_e4m3"),
+        default="auto",
+        help="fp8_e4m3: keys and values in half the memory, rounded to 8 bits; auto: as --dtype",
+    )
+    flag(
+        parser,
         "--load-format",
         choices=("auto", "dummy"),
         default="auto",

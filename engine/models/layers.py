@@ -120,6 +120,7 @@ class Attention:
                 self.window,
                 batch.workspace,
                 shared=batch.shared,
+                kv_scales=kv_scales,
             )
         if batch.prefill is not None:
             backend.prefill_attention(

@@ -19,6 +19,9 @@ SPILLS_LIMIT = {
     "decode_64": 0,
     "decode_shared": 0,
     "shared_prefix": 0,
+    "decode_16_fp8": 0,
+    "decode_shared_fp8": 0,
+    "shared_prefix_fp8": 0,
     "prefill_16": 176,
     "prefill_64": 88,
     "prefill_16_fp8": 432,
@@ -49,22 +52,37 @@ def compile_variants() -> dict[str, dict[str, int]]:
     variants = {
         "decode_16": (
             decode._decode_kernel,
-            shape | dependent | alone | {"BLOCK_M": 16, "BLOCK_SIZE": 16},
+            shape | dependent | alone | no_scales | {"BLOCK_M": 16, "BLOCK_SIZE": 16},
             four_warps,
         ),
         "decode_shared": (
             decode._decode_kernel,
-            shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 16},
+            shape | dependent | no_scales | {"BLOCK_M": 16, "BLOCK_SIZE": 16},
             four_warps,
         ),
-        "shared_prefix": (
+        "decode_16_fp8": (
+            decode._decode_kernel,
+            shape | dependent | alone | {"BLOCK_M": 16, "BLOCK_SIZE": 16, "TILE": 128},
+            four_warps,
+        ),
+        "decode_shared_fp8": (
+            decode._decode_kernel,
+            shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 16, "TILE": 128},
+            four_warps,
+        ),
+        "shared_prefix_fp8": (
             prefix._prefix_kernel,
             shape | dependent | {"ROWS": 16, "BLOCK_M": 64, "BLOCK_SIZE": 16},
             {"num_warps": 4, "num_stages": 3},
         ),
+        "shared_prefix": (
+            prefix._prefix_kernel,
+            shape | dependent | no_scales | {"ROWS": 16, "BLOCK_M": 64, "BLOCK_SIZE": 16},
+            {"num_warps": 4, "num_stages": 3},
+        ),
         "decode_64": (
             decode._decode_kernel,
-            shape | dependent | alone | {"BLOCK_M": 16, "BLOCK_SIZE": 64},
+            shape | dependent | alone | no_scales | {"BLOCK_M": 16, "BLOCK_SIZE": 64},
             four_warps,
         ),
         "prefill_16": (prefill._prefill_kernel, prefill_16 | no_scales, eight_warps),

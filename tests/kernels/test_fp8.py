@@ -8,11 +8,14 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from paged import TOLERANCE, Paged, attend_exactly, fused_queries, make_paged
+from paged import TOLERANCE, Paged, attend_exactly, fused_queries, make_paged, share_prefixes
+from test_shared_prefix import bundle_of, members_of
 
+from kernels.decode_attention import DecodeWorkspace, decode_attention, decode_attention_reference
 from kernels.fp8 import DTYPE, check_kv_scales, quantize, read_cache, scale_of, to_e4m3
 from kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
+from kernels.shared_prefix import SharedPrefixes, rows_of_bundle, shared_lens
 
 E4M3 = torch.arange(256, dtype=torch.uint8).view(DTYPE)
 FINITE = E4M3[~E4M3.float().isnan()].float().unique()
@@ -106,7 +109,7 @@ def test_the_write_is_what_the_full_precision_write_quantised_gives(
         assert (cache[:, 0].view(torch.uint8) == 0x7F).all() and cache_scales[:, 0].isnan().all()
 
 
-SEQUENCES = [(1, 1), (17, 17), (0, 5), (5, 70), (33, 150), (1, 64), (64, 128), (0, 0), (16, 31)]
+SEQUENCES = [(1, 1), (0, 5), (5, 70), (33, 150), (1, 64), (0, 0), (16, 31)]
 
 
 @pytest.mark.parametrize("attention", [prefill_attention, prefill_attention_reference])
@@ -139,6 +142,96 @@ def test_prefill_over_an_fp8_cache(
         for x, k, v in zip(q.split(query_lens), paged.keys, paged.values, strict=True)
     ]
     torch.testing.assert_close(out.cpu().double(), torch.cat(exact), atol=TOLERANCE[dtype], rtol=0)
+
+
+UNTOUCHED = 7.0  # what `out` holds where nothing is to be written
+
+
+def decode_exactly(q: torch.Tensor, paged: Paged, window: int) -> torch.Tensor:
+    parts = [
+        attend_exactly(x, k, v, q.shape[-1] ** -0.5, window) if len(k) else torch.full(x.shape, UNTOUCHED)
+        for x, k, v in zip(q.cpu().split(1), paged.keys, paged.values, strict=True)
+    ]
+    return torch.cat([part.double() for part in parts])
+
+
+def workspace_of(batch: int, q: torch.Tensor) -> DecodeWorkspace:
+    workspace = DecodeWorkspace.allocate(batch, *q.shape[1:], q.device)
+    for scratch in (workspace.partials, workspace.lse, workspace.prefix.partials, workspace.prefix.lse):
+        scratch.fill_(torch.nan)
+    return workspace
+
+
+@pytest.mark.parametrize("max_splits", [1, 2])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size", "window"),
+    [(4, 2, 80, 32, 0), (4, 1, 128, 16, 0), (7, 1, 96, 128, 20)],
+)
+def test_decode_over_an_fp8_cache(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int,
+    max_splits: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    torch.manual_seed(0)
+    lengths = [0, 1, 64, 127, 128, 129, 200]
+    paged, kv_scales = in_fp8(make_paged(lengths, kv_heads, head_dim, block_size, dtype, device))
+    q = fused_queries(len(lengths), heads, head_dim, dtype).to(device)
+    order = torch.randperm(len(lengths)).int().to(device)
+    expected = decode_exactly(q, paged, window)
+    common = (paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, head_dim**-0.5, window)
+    out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
+    workspace = workspace_of(len(lengths), q)
+    decode_attention(q, out, *common, workspace, max_splits, kv_scales=kv_scales)
+    torch.testing.assert_close(out.cpu().double(), expected, atol=TOLERANCE[dtype], rtol=0)
+    out.fill_(UNTOUCHED)
+    decode_attention_reference(q, out, *common, kv_scales=kv_scales)
+    torch.testing.assert_close(out.cpu().double(), expected, atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("magnitude", [1e-6, 1e-3, 30.0])
+def test_weights_fit_fp16_whatever_the_values_scale(magnitude: float, device: torch.device) -> None:
+    """Values too small for the smallest scale, ordinary and large ones: as exact relative to their size."""
+    torch.manual_seed(0)
+    exact = make_paged([150], 1, 64, 16, torch.float16, device)
+    exact.kv[:, 1] *= magnitude
+    exact.values[0].mul_(magnitude)
+    paged, kv_scales = in_fp8(exact)
+    q = fused_queries(1, 4, 64, torch.float16).to(device)
+    out = torch.empty(q.shape, dtype=torch.float16, device=device)
+    order = torch.zeros(1, dtype=torch.int32, device=device)
+    decode_attention(
+        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, 0.125, 0,
+        workspace_of(1, q), kv_scales=kv_scales,
+    )  # fmt: skip
+    torch.testing.assert_close(
+        out.cpu().double(), decode_exactly(q, paged, 0), atol=2e-3 * magnitude + 6e-8, rtol=0
+    )
+
+
+def test_rows_that_share_a_prefix_in_fp8_attend_to_the_same_as_alone(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    lengths = [300, 257, 9, 290]
+    exact = make_paged(lengths, 1, 80, 32, dtype, device)
+    share_prefixes(exact, [[1, 0, 3]], [256])
+    paged, kv_scales = in_fp8(exact)
+    members = members_of([[1, 0, 3]], rows_of_bundle(2), device)
+    lens = shared_lens(members, paged.rows, paged.context_lens, paged.block_tables, 32)
+    shared = SharedPrefixes(members, bundle_of([[1, 0, 3]], 4, device), lens)
+    q = fused_queries(4, 2, 80, dtype).to(device)
+    out = torch.empty(q.shape, dtype=dtype, device=device)
+    decode_attention(
+        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens,
+        torch.randperm(4).int().to(device), 80**-0.5, 0, workspace_of(4, q), shared=shared,
+        kv_scales=kv_scales,
+    )  # fmt: skip
+    torch.testing.assert_close(out.cpu().double(), decode_exactly(q, paged, 0), atol=TOLERANCE[dtype], rtol=0)
 
 
 def test_scales_must_come_with_fp8_and_fit_it() -> None:

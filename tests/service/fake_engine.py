@@ -23,6 +23,7 @@ def make_info(tokenizer: Tokenizer) -> EngineInfo:
         "model": "/models/tiny",
         "architecture": "LlamaForCausalLM",
         "dtype": "float32",
+        "kv_cache_dtype": "float32",
         "device": "cpu",
         "vocab_size": 320,
         "eos_token_ids": (tokenizer.encode("<|end|>", add_special_tokens=False)[0],),
