@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,8 +27,8 @@ class RecentPrefixes:
     asks twice do not look like prefixes that are wanted."""
 
     def __init__(self) -> None:
-        self._once: dict[Digest, _Sent] = {}  # the one sent longest ago first
-        self._again: dict[Digest, _Sent] = {}  # and of these, too
+        self._once: OrderedDict[Digest, _Sent] = OrderedDict()  # the one sent longest ago first
+        self._again: OrderedDict[Digest, _Sent] = OrderedDict()  # here, too
 
     def add(self, digests: Sequence[Digest], now: float) -> None:
         """A prompt is sent; `answered` tells what became of it."""
@@ -76,7 +77,7 @@ class RecentPrefixes:
     def _forget_old(self, now: float) -> None:
         for blocks, seconds in ((self._once, ONCE_SECONDS), (self._again, REMEMBERED_SECONDS)):
             while blocks:
-                oldest = next(iter(blocks))
-                if blocks[oldest].at > now - seconds and len(blocks) <= MAX_DIGESTS:
+                oldest = blocks[next(iter(blocks))]
+                if oldest.at > now - seconds and len(blocks) <= MAX_DIGESTS:
                     break
-                del blocks[oldest]
+                blocks.popitem(last=False)

@@ -55,9 +55,9 @@ class Replica:
         return max(self.in_flight, said + self.in_flight - self._in_flight_then)
 
     def fill(self, now: float, more_blocks: int = 0) -> float:
-        """What this router has sent it lately, and so much more, ÷ the blocks that it has."""
+        """What this router has sent it lately, and so much more, ÷ the blocks that it has; else 1."""
         blocks = self._reported.blocks
-        return (self.recent.size(now) + more_blocks) / blocks if blocks else 0.0
+        return (self.recent.size(now) + more_blocks) / blocks if blocks else 1.0
 
     def report(self, load: Load, epoch: str, seq: int, now: float) -> None:
         """What the registry says of it; `seq` differs from one publication of an epoch to the next."""

@@ -125,6 +125,8 @@ def test_the_registry_is_believed_of_what_it_can_know() -> None:
     whole = locate(2 * 16, DIGESTS[:2], {replica.url: 2})
     assert whole.candidate(replica, 102.0).matched_tokens == 2 * 16 - 1  # the last token is always computed
     assert location.candidate(replica_with(10, "g"), 102.0).matched_tokens == 0  # it makes other digests
+    unknown = Replica("http://10.0.0.3:8000", up=True)
+    assert location.candidate(unknown, 102.0) == Candidate(unknown, fill=1.0, fill_with=1.0)
 
 
 def test_what_is_sent_again_is_remembered_for_longer() -> None:
