@@ -22,6 +22,7 @@ import msgspec
 
 from engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
 from engine.core import EngineCore
+from engine.logs import configure_logging
 from engine.pinning import pin_prefixes
 from engine.request import Abort, Drain, Output, Request, StepOutputs
 
@@ -207,7 +208,7 @@ def _collect_garbage_when_idle() -> None:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    configure_logging()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         connection.setblocking(True)

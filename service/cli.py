@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from engine.config import EngineConfig, RegistryConfig
+from engine.logs import configure_logging
 from service.demo import MODEL_FOLDER, MODEL_NAME
 from service.flags import (
     Parser,
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0 when it did what it was for, 1 when it could not, 2 for a usage error."""
     parser = _parser()
     arguments = parser.parse_args(argv)
+    configure_logging(getattr(arguments, "log_format", "text"))
     commands = {"serve": _serve, "route": _route, "generate": _generate, "bench": _bench}
     try:
         sys.exit(commands[arguments.command](arguments))

@@ -119,6 +119,7 @@ def add_address_flags(parser: Parser) -> None:
     flag(parser, "--port", type=int, default=8000)
     flag(parser, "--api-key", action="append", help="ask for one of these keys (may repeat)")
     flag(parser, "--insecure", action="store_true", help="allow a host that others reach without a key")
+    flag(parser, "--log-format", choices=("text", "json"), default="text", help="json: one object a line")
     flag(
         parser,
         "--shutdown-timeout",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
 import secrets
+import time
 from collections.abc import Awaitable
 from urllib.parse import parse_qs
 
@@ -17,6 +19,9 @@ from service.config import ServiceConfig
 from service.errors import ApiError
 from service.http import error_response
 
+log = logging.getLogger("quire.service.request")
+
+_LOGGED_PATH = 200  # characters
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _BEARER = b"bearer "
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
@@ -44,13 +49,14 @@ class Gate:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
-        started = False
+        status = 0  # of the answer, once it has begun
+        began = time.monotonic()
         body: Body | None = None
 
         def send_with_id(message: Message) -> Awaitable[None]:
-            nonlocal started
+            nonlocal status
             if message["type"] in _BEGINNINGS:
-                started = True
+                status = message.get("status", 101)
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
             return send(message)
 
@@ -67,13 +73,32 @@ class Gate:
         except ClientDisconnect:  # in the middle of its body
             return
         except Exception:
-            if not started:
+            if not status:
                 bug = ApiError(500, "internal error", code="internal_error")
                 await error_response(bug)(scope, receive, send_with_id)
             raise  # a bug of ours: the server logs it
         finally:
             if body is not None:
                 body.close()
+            self._log(scope, request_id.decode(), status, time.monotonic() - began)
+
+    def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        """Neither queries nor headers: they may hold keys. What probes ask all the time is for debugging."""
+        method, path = scope.get("method", "WEBSOCKET"), scope["path"][:_LOGGED_PATH]
+        log.log(
+            logging.DEBUG if path in self._public and status < 400 else logging.INFO,
+            "%s %s %s",
+            method,
+            path,
+            status or "gone",  # before there was an answer
+            extra={
+                "request_id": request_id,
+                "method": method,
+                "path": path,
+                "status": status,
+                "seconds": round(seconds, 6),
+            },
+        )
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
         """Whose request this is: "" where no key is asked for. Raises ApiError."""

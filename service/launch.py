@@ -6,7 +6,6 @@ What imports slowly is imported once the port is bound, in other threads, so tha
 from __future__ import annotations
 
 import asyncio
-import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,6 @@ def launch(
     service: ServiceConfig, config: EngineConfig, registry: RegistryConfig | None, pins: list[Pin]
 ) -> int:
     """Serve until a signal or the engine's death; the process's exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     watchers: list[asyncio.Task[None]] = []
 
     async def start_engine() -> AsyncEngine:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from asyncio import FIRST_COMPLETED
 
@@ -30,7 +29,6 @@ _TCP_OPTIONS = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TC
 
 def route(config: ServiceConfig, router: RouterConfig) -> int:
     """Routes until a signal. Returns the exit code: 0 after a signal, else 1."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     return RouterServer(config, router).serve_until_stopped()
 
 

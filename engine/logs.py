@@ -1,0 +1,62 @@
+"""What the log looks like: lines of text for people, or of JSON for what collects them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import traceback
+from datetime import UTC, datetime
+from typing import Literal
+
+LogFormat = Literal["text", "json"]
+FORMAT_VARIABLE = "QUIRE_LOG_FORMAT"
+
+_OF_REQUESTS = ("quire.service", "quire.router", "uvicorn")
+_PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+def configure_logging(form: LogFormat | None = None) -> None:
+    """Of this process and, through the environment, of those that it starts; None: as that says."""
+    chosen = form or os.environ.get(FORMAT_VARIABLE, "text")
+    os.environ[FORMAT_VARIABLE] = chosen
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if chosen == "json" else TextFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        begin = f"{self.formatTime(record)} {record.name} {record.levelname} {record.getMessage()}"
+        return "\n  ".join([begin, *trace_of(record)])
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time, level, logger, message, what was given as `extra`, and a failure's `trace`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _PLAIN}
+        if trace := trace_of(record):
+            line["trace"] = trace
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def trace_of(record: logging.LogRecord) -> list[str]:
+    """The lines that an exception came through, and what it is.
+
+    Its words are left out where they may quote what a client sent.
+    """
+    if record.exc_info is None or record.exc_info[1] is None:
+        return []
+    error = record.exc_info[1]
+    frames = [
+        f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    kind = type(error).__name__
+    return [*frames, kind if record.name.startswith(_OF_REQUESTS) else f"{kind}: {error}"]

@@ -1,0 +1,118 @@
+"""Logs say what happened to whom, and hold nothing that a client said: no prompt, no answer, no key."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from engine.logs import JsonFormatter, TextFormatter
+from tests.service.asgi import Exchange, exchange, get, post
+from tests.service.conftest import Service
+
+SECRET = "xyzzy"
+PATH = "/v1/completions"
+
+
+class Log:
+    """What the service has logged, at any level, as lines in both formats."""
+
+    def __init__(self) -> None:
+        self.streams = {}
+        self.handlers = []
+        for name, formatter in (("json", JsonFormatter()), ("text", TextFormatter())):
+            self.streams[name] = io.StringIO()
+            handler = logging.StreamHandler(self.streams[name])
+            handler.setFormatter(formatter)
+            self.handlers.append(handler)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.streams["json"].getvalue().splitlines()]
+
+    def __str__(self) -> str:
+        return "".join(stream.getvalue() for stream in self.streams.values())
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    log, root = Log(), logging.getLogger()
+    level = root.level
+    root.setLevel(logging.DEBUG)
+    for handler in log.handlers:
+        root.addHandler(handler)
+    yield log
+    for handler in log.handlers:
+        root.removeHandler(handler)
+    root.setLevel(level)
+
+
+@pytest.mark.anyio
+async def test_each_request_is_a_line_without_content(make_service: Callable[..., Service], log: Log) -> None:
+    service = make_service(api_keys=(SECRET,))
+    key = {"authorization": f"Bearer {SECRET}"}
+    prompt = {"prompt": f"the {SECRET} word", "max_tokens": 3, "user": SECRET, "cache_salt": SECRET}
+    chat = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 3, "stream": True}
+    assert (await post(service.app, PATH, prompt, **key, x_request_id="mine")).status == 200
+    assert (await post(service.app, "/v1/chat/completions", chat, **key)).status == 200
+    assert (await post(service.app, PATH, prompt | {SECRET: 1}, **key)).status == 400
+    assert (await post(service.app, PATH, f'{{"prompt": "{SECRET}'.encode(), **key)).status == 400
+    assert (await post(service.app, PATH, prompt, authorization=f"Bearer not-{SECRET}")).status == 401
+    query = Exchange(service.app, "GET", "/v1/models", headers=key)
+    query.scope["query_string"] = f"api_key={SECRET}".encode()
+    assert (await query.start().finish()).status == 200
+    service.engine.auto = False
+    left = exchange(service.app, PATH, prompt, **key)
+    await service.engine.until_added(3)
+    left.leave()
+    assert left.task is not None
+    await left.task
+    assert SECRET not in str(log)
+    requests = [line for line in log.lines if line["logger"] == "quire.service.request"]
+    assert [line["status"] for line in requests] == [200, 200, 400, 400, 401, 200, 0]
+    first = requests[0]
+    assert (first["method"], first["path"], first["request_id"]) == ("POST", PATH, "mine")
+    assert (first["message"], first["level"]) == (f"POST {PATH} 200", "info")
+    assert requests[-1]["message"] == f"POST {PATH} gone"
+    assert first["seconds"] >= 0
+    assert first["time"].endswith("+00:00")
+
+
+@pytest.mark.anyio
+async def test_a_bug_is_told_by_place_and_kind(
+    service: Service, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(prompt: list[int], *rest: object) -> None:
+        raise ZeroDivisionError(f"a word that quotes {SECRET}")
+
+    monkeypatch.setattr("service.generation.Generation.finished", property(broken))
+    reply = await post(service.app, PATH, {"prompt": SECRET, "max_tokens": 3})
+    assert (reply.status, reply.error["message"]) == (500, "internal error")
+    assert SECRET not in str(log)
+    (failure,) = [line for line in log.lines if line["message"] == "a request failed"]
+    assert failure["trace"][-1] == "ZeroDivisionError"
+    assert any("test_logs.py" in frame and frame.endswith(" broken") for frame in failure["trace"])
+
+
+@pytest.mark.anyio
+async def test_probes_are_for_debugging_unless_they_fail(service: Service, log: Log) -> None:
+    for path in ("/health", "/ready", "/metrics"):
+        await get(service.app, path)
+    assert {line["level"] for line in log.lines if "path" in line} == {"debug"}
+    service.engine.die("gone")
+    await get(service.app, "/health")
+    assert log.lines[-1]["level"] == "info"
+    assert log.lines[-1]["status"] == 503
+
+
+def test_what_is_no_request_keeps_its_words(log: Log) -> None:
+    try:
+        raise OSError("no route to the registry")
+    except OSError:
+        logging.getLogger("quire.registry").exception("publishing starts anew")
+    assert log.lines[-1]["trace"][-1] == "OSError: no route to the registry"
+    assert "\n  OSError: no route to the registry\n" in str(log)
