@@ -4,32 +4,63 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from loadtest.evaluation.block_size import fig18b, fig19
 from loadtest.evaluation.chatbot import fig17
-from loadtest.evaluation.figure import Figure, markdown_table
+from loadtest.evaluation.figure import Figure, MadeFigure, markdown_table
 from loadtest.evaluation.memory_waste import fig2
+from loadtest.evaluation.real import kernel_figures, rate_figures
+from loadtest.evaluation.real.accuracy import accuracy
+from loadtest.evaluation.real.prediction import RealResults, read_real_results
 from loadtest.evaluation.request_rates import fig12, fig13
 from loadtest.evaluation.setting import Setting
 from loadtest.evaluation.shared_prefix import fig16
 from loadtest.evaluation.sharing import fig14, fig15
+from loadtest.provenance import Provenance
 from loadtest.simulator.step_costs import fit, read_records
 
-FIGURES: dict[str, Callable[[Setting], Figure]] = {
+SIMULATED: dict[str, Callable[[Setting], Figure]] = {
     figure.__name__: figure for figure in (fig2, fig12, fig13, fig14, fig15, fig16, fig17, fig18b, fig19)
 }
+REAL: dict[str, Callable[[RealResults], Figure]] = {
+    f"{figure.__name__}-real": figure
+    for figure in (
+        rate_figures.fig2,
+        rate_figures.fig12,
+        rate_figures.fig13,
+        rate_figures.fig14,
+        rate_figures.fig15,
+        rate_figures.fig16,
+        rate_figures.fig17,
+        kernel_figures.fig18a,
+        kernel_figures.fig18b,
+        kernel_figures.fig19,
+        kernel_figures.tutorials,
+        accuracy,
+    )
+}
+ORDER = [
+    *(name for each in (*SIMULATED, "fig18a") for name in (each, f"{each}-real")),
+    "tutorials-real",
+    "accuracy-real",
+]
 RESULTS = Path(__file__).parent.parent / "results" / "evaluation"
 
 
 def add_figure_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"{', '.join(FIGURES)}; all if left out")
+    names = [*SIMULATED, *REAL]
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"{', '.join(names)}; all if left out")
     parser.add_argument("--scale", type=float, default=1.0, help="of the runs' lengths: 0.1 is a quick look")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--costs", type=Path, help="step records that costs are fitted to (python -m loadtest record)"
+    )
+    parser.add_argument(
+        "--real", type=Path, default=RESULTS / "real", help="a folder that loadtest.evaluation.real wrote"
     )
     parser.add_argument("--output", type=Path, default=RESULTS, help="a folder for the report")
     parser.set_defaults(call=figures)
@@ -38,12 +69,12 @@ def add_figure_flags(parser: argparse.ArgumentParser) -> None:
 def figures(arguments: argparse.Namespace) -> int:
     """Make the figures, print their tables, write them and the report on all that the folder has.
 
-    Raises ValueError for an unknown name.
+    Raises ValueError for an unknown name, and for one that needs runs of a real engine when there are none.
     """
-    names = arguments.figures or list(FIGURES)
-    unknown = [name for name in names if name not in FIGURES]
+    names = arguments.figures or [*SIMULATED, *REAL]
+    unknown = [name for name in names if name not in {*SIMULATED, *REAL}]
     if unknown:
-        raise ValueError(f"there is no figure {unknown[0]}; there are {', '.join(FIGURES)}")
+        raise ValueError(f"there is no figure {unknown[0]}; there are {', '.join([*SIMULATED, *REAL])}")
     costs = (
         fit(read_records(arguments.costs), f"fitted to half of {arguments.costs}")
         if arguments.costs
@@ -56,15 +87,35 @@ def figures(arguments: argparse.Namespace) -> int:
         costs=costs,
         on_done=lambda text: print(f"  {text}", file=sys.stderr, flush=True),
     )
-    made = []
-    for name in names:
-        figure = FIGURES[name](setting)
-        made.append(figure)
-        print(f"\n{figure.name}: {figure.title} ({figure.source})")
-        for table in figure.tables:
-            print(f"\n{table.title}\n{markdown_table(table)}", flush=True)
+    here = asdict(Provenance.here())
+    made = [
+        _print(MadeFigure(figure=SIMULATED[name](setting), **here)) for name in names if name in SIMULATED
+    ]
+    made += _real(arguments, [name for name in names if name in REAL], setting)
     from loadtest.evaluation.report import write_report
 
-    write_report(arguments.output, made, list(FIGURES))
+    write_report(arguments.output, made, ORDER)
     print(f"\n{arguments.output / 'index.html'}")
     return 0
+
+
+def _real(arguments: argparse.Namespace, names: Sequence[str], setting: Setting) -> list[MadeFigure]:
+    results = read_real_results(arguments.real, setting) if names else None
+    if results is None:
+        if arguments.figures and names:
+            raise ValueError(
+                f"{names[0]} needs runs of a real engine, and {arguments.real} has none: "
+                "python -m loadtest.evaluation.real makes them"
+            )
+        return []
+    where = {"commit": results.commit, "date": results.date, "command": results.command}
+    made = (MadeFigure(figure=REAL[name](results), **where) for name in names)
+    return [_print(each) for each in made if each.figure.tables]
+
+
+def _print(made: MadeFigure) -> MadeFigure:
+    figure = made.figure
+    print(f"\n{figure.name}: {figure.title} ({figure.source})")
+    for table in figure.tables:
+        print(f"\n{table.title}\n{markdown_table(table)}", flush=True)
+    return made

@@ -28,6 +28,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     lines: list[Line]
     names: list[str] = []
     log_x: bool = False
+    log_y: bool = False
     limit: float | None = None  # a dashed level
     top: float | None = None  # of the y axis
 
@@ -50,6 +51,15 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     charts: list[Chart]
     notes: list[str]  # assumptions, and why it differs
     costs: str  # where the costs of steps come from
+
+
+class MadeFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure, and where it comes from. What a .json file holds."""
+
+    figure: Figure
+    commit: str
+    date: str
+    command: str
 
 
 def cell_text(cell: Cell) -> str:

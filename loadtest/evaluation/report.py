@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import jinja2
 import msgspec
 
-from loadtest.evaluation.figure import Chart, Figure, cell_text, markdown_table
+from loadtest.evaluation.figure import Chart, MadeFigure, cell_text, markdown_table
 from loadtest.plot import Labels, Series, bar_chart, line_chart, stacked_chart
-from loadtest.provenance import Provenance
 
 TEMPLATE = Path(__file__).with_name("report.html")
-TITLE = "The PagedAttention paper's evaluation, by simulation"
+TITLE = "The PagedAttention paper's evaluation"
 
 
-class MadeFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure, and where it comes from. What a .json file holds."""
-
-    figure: Figure
-    commit: str
-    date: str
-    command: str
-
-
-def write_report(folder: Path, figures: Sequence[Figure], order: Sequence[str]) -> None:
+def write_report(folder: Path, figures: Sequence[MadeFigure], order: Sequence[str]) -> None:
     """Write the figures' files, and index.html and README.md of all figures that the folder has, in `order`.
 
     Raises ValueError for a file of the folder that holds no figure.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for figure in figures:
-        made = MadeFigure(figure=figure, **asdict(Provenance.here()))
-        (folder / f"{figure.name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+    for made in figures:
+        data = msgspec.json.format(msgspec.json.encode(made))
+        (folder / f"{made.figure.name}.json").write_bytes(data + b"\n")
     all_made = [_read(folder / f"{name}.json") for name in order if (folder / f"{name}.json").exists()]
     text = [f"# {TITLE}\n"]
     pages = []
@@ -48,7 +37,7 @@ def write_report(folder: Path, figures: Sequence[Figure], order: Sequence[str]) 
             text.append(f"![{figure.charts[number - 1].title}]({name})\n")
         text += [f"{table.title}:\n\n{markdown_table(table)}\n" for table in figure.tables]
         text += [f"- {note}" for note in figure.notes]
-        text.append(f"- Costs: {figure.costs}. Commit {made.commit}, {made.date}: `{made.command}`\n")
+        text.append(f"- Times: {figure.costs}. Commit {made.commit}, {made.date}: `{made.command}`\n")
         pages.append({"made": made, "charts": charts})
     (folder / "README.md").write_text("\n".join(text), encoding="utf-8")
     template = jinja2.Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
@@ -65,7 +54,7 @@ def _read(path: Path) -> MadeFigure:
 
 def draw(chart: Chart) -> str:
     """The chart as SVG."""
-    labels = Labels(chart.title, chart.x, chart.y, log_x=chart.log_x, top=chart.top)
+    labels = Labels(chart.title, chart.x, chart.y, log_x=chart.log_x, log_y=chart.log_y, top=chart.top)
     series = [Series(line.label, line.x, line.y) for line in chart.lines]
     if chart.kind == "bars":
         return bar_chart(labels, chart.names, series)

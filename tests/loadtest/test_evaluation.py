@@ -11,8 +11,8 @@ import pytest
 
 from loadtest.__main__ import main
 from loadtest.evaluation import block_size, chatbot, memory_waste, request_rates, shared_prefix, sharing
-from loadtest.evaluation.figure import Table, markdown_table
-from loadtest.evaluation.report import MadeFigure, write_report
+from loadtest.evaluation.figure import MadeFigure, Table, markdown_table
+from loadtest.evaluation.report import write_report
 from loadtest.evaluation.setting import Setting
 from loadtest.lengths import Fixed, LogNormal, Shape
 from loadtest.sessions import Recipe
@@ -142,8 +142,10 @@ def test_a_report_holds_every_figure_and_its_data(tmp_path: Path, monkeypatch: p
     figure = block_size.fig18b(setting(1.0))
     again = block_size.fig18b(dataclasses.replace(setting(1.0), processes=2))
     assert figure == again, "the same seed gives another figure"
-    write_report(tmp_path, [figure], ["fig2", "fig18b", "other"])
-    write_report(tmp_path, [msgspec.structs.replace(figure, name="other")], ["fig18b", "other"])
+    where = {"commit": "abc", "date": "2026-01-02", "command": "python -m loadtest figures"}
+    other = msgspec.structs.replace(figure, name="other")
+    write_report(tmp_path, [MadeFigure(figure=figure, **where)], ["fig2", "fig18b", "other"])
+    write_report(tmp_path, [MadeFigure(figure=other, **where)], ["fig18b", "other"])
     made = msgspec.json.decode((tmp_path / "fig18b.json").read_bytes(), type=MadeFigure)
     assert made.figure == figure
     text = (tmp_path / "README.md").read_text(encoding="utf-8")

@@ -107,6 +107,15 @@ def test_what_fails_keeps_nothing_else_from_running(
     assert {path.name for path in tmp_path.iterdir()} >= {"runs.jsonl", "transfers.jsonl", "variants.jsonl"}
 
 
+def test_parts_leave_the_files_of_the_others_alone(small: None, tmp_path: Path) -> None:
+    (tmp_path / "runs.jsonl").write_text("as it was")
+    assert main(["--model", MODEL, "--output", str(tmp_path), "--parts", "transfers,variants"]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"runs.jsonl", "transfers.jsonl", "variants.jsonl"}
+    assert (tmp_path / "runs.jsonl").read_text() == "as it was"
+    with pytest.raises(SystemExit):
+        main(["--model", MODEL, "--output", str(tmp_path), "--parts", "runs,lunch"])
+
+
 def test_nothing_begins_that_would_take_too_long(
     small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,5 +156,7 @@ def test_every_way_through_the_blocks_is_attention(small: None) -> None:
         tried = measure_variants(torch_backend(), CPU, torch.float32, 2, length, is_decode=is_decode)
         assert set(tried.called) == set(tried.max_error) == {*VARIANTS, "Quire's kernel"}
         assert max(tried.max_error.values()) < 1e-5
+        alone = measure_variants(torch_backend(), CPU, torch.float32, 1, length, is_decode=is_decode)
+        assert max(alone.max_error.values()) < 1e-5
         halves = measure_variants(torch_backend(), CPU, torch.bfloat16, 2, length, is_decode=is_decode)
         assert max(halves.max_error.values()) < 0.05

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from loadtest.evaluation.real.evaluation import Evaluation
+from loadtest.evaluation.real.evaluation import PARTS, Evaluation
 from loadtest.evaluation.real.results import Results
 from loadtest.model_configs import write_model_folders
 
@@ -29,14 +29,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", help="a model folder, whose weights are not read; Llama-8B if left out")
     parser.add_argument("--output", type=Path, default=FOLDER, help="where the results go")
     parser.add_argument("--seconds", type=float, default=600.0, help="begin nothing that would take longer")
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), help="which; files of the others in the folder are left alone"
+    )
     arguments = parser.parse_args(argv)
+    parts = arguments.parts.split(",")
+    if not set(parts) <= set(PARTS):
+        parser.error(f"--parts takes {', '.join(PARTS)}, got {arguments.parts}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     with tempfile.TemporaryDirectory() as models:
         if arguments.model is None:
             write_model_folders(Path(models))
         model = arguments.model or f"{models}/llama-8b"
-        evaluation = Evaluation(model, Results(arguments.output, name), device, arguments.seconds)
+        results = Results(arguments.output, name)
+        evaluation = Evaluation(model, results, device, arguments.seconds, parts)
         evaluation.run()
     for left_out in evaluation.left_out:
         print(f"left out for want of time: {left_out}")

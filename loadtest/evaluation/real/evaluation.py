@@ -26,16 +26,25 @@ SMALL_POOL_TOKENS = 32_768  # where blocks are larger
 HOST_GIB = 2.0  # 16,384 tokens of Llama-8B
 START_SECONDS = 25.0  # of an engine with other blocks, about
 KERNEL_SECONDS = 10.0  # of each of the three experiments with kernels, about
+PARTS = ("runs", "attention", "transfers", "variants")
 
 
 class Evaluation:
     """`left_out`: what there was no time for; `failed`: what raised, and kept nothing else from running."""
 
-    def __init__(self, model: str, results: Results, device: torch.device, seconds: float) -> None:
+    def __init__(
+        self,
+        model: str,
+        results: Results,
+        device: torch.device,
+        seconds: float,
+        parts: Sequence[str] = PARTS,
+    ) -> None:
         self.left_out: list[str] = []
         self.failed: list[str] = []
         self._model = model
         self._results = results
+        self._parts = parts
         self._device = device
         self._begin = time.monotonic()
         self._end = self._begin + seconds
@@ -44,7 +53,7 @@ class Evaluation:
     def run(self) -> None:
         self._with_blocks_of_16()
         self._clean_up()
-        for size in plan.LARGER_BLOCKS:
+        for size in plan.LARGER_BLOCKS if "runs" in self._parts else ():
             cases = list(plan.block_size_cases(size))
             if self._has_time(START_SECONDS + sum(case.until for case in cases), f"blocks of {size}"):
                 with self._guard(f"blocks of {size}"):
@@ -53,19 +62,24 @@ class Evaluation:
 
     def _with_blocks_of_16(self) -> None:
         server = self._start(16, POOL_TOKENS)
-        with self._guard("times of single steps"):
-            self._say("times of single steps")
-            self._results.add_steps(16, record_steps(server.runner))
-        self._cases(server, plan.overloads())
-        with self._guard("attention kernels"):
-            self._attention()
-        with self._guard("transfers"):
-            self._transfers(server)
-        self._open_loops(server, plan.CURVES, plan.SHARES)
-        with self._guard("attention variants"):
+        if "runs" in self._parts:
+            with self._guard("times of single steps"):
+                self._say("times of single steps")
+                self._results.add_steps(16, record_steps(server.runner))
+            self._cases(server, plan.overloads())
+        if "attention" in self._parts:
+            with self._guard("attention kernels"):
+                self._attention()
+        if "transfers" in self._parts:
+            with self._guard("transfers"):
+                self._transfers(server)
+        if "runs" in self._parts:
+            self._open_loops(server, plan.CURVES, plan.SHARES)
+        if "variants" in self._parts:
             self._variants()
-        self._cases(server, plan.further_cases())
-        self._open_loops(server, plan.FURTHER_CURVES, plan.SHARES[:2])
+        if "runs" in self._parts:
+            self._cases(server, plan.further_cases())
+            self._open_loops(server, plan.FURTHER_CURVES, plan.SHARES[:2])
 
     # -- runs of the engine ---------------------------------------------------------------------------
 
@@ -143,12 +157,14 @@ class Evaluation:
         """The tutorials' tables."""
         for is_decode, sizes in ((True, DECODES), (False, PREFILLS)):
             for batch, length in sizes:
-                if self._has_time(KERNEL_SECONDS / 4, f"attention variants, {batch} × {length}"):
-                    timed = measure_variants(
-                        self._backend, self._device, self._dtype, batch, length, is_decode=is_decode
-                    )
-                    self._results.add("variants", timed)
-                    self._say(f"attention variants: {timed}")
+                name = f"attention variants, {batch} × {length}"
+                if self._has_time(KERNEL_SECONDS / 4, name):
+                    with self._guard(name):
+                        timed = measure_variants(
+                            self._backend, self._device, self._dtype, batch, length, is_decode=is_decode
+                        )
+                        self._results.add("variants", timed)
+                        self._say(f"attention variants: {timed}")
 
     # -- small things ---------------------------------------------------------------------------------
 

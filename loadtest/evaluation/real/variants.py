@@ -49,7 +49,7 @@ class OurKernel:
     def of(cls, case: Case, backend: Backend) -> OurKernel:
         batch, heads, queries, dim = case.q.shape
         device = case.q.device
-        q = case.q.transpose(1, 2).reshape(batch * queries, heads, dim)
+        q = case.q.transpose(1, 2).reshape(batch * queries, heads, dim).contiguous()
         rows = torch.arange(batch, dtype=torch.int32, device=device)
         return cls(
             backend,

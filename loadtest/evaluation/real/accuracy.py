@@ -1,0 +1,64 @@
+"""How far off the simulator is, where a real engine did the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from loadtest.evaluation.figure import Cell, Figure, Table
+from loadtest.evaluation.real.case import Outcome
+from loadtest.evaluation.real.prediction import RealResults
+from loadtest.evaluation.real.rate_figures import real_figure
+from loadtest.simulator.step_costs import FEATURES
+
+QUANTITIES: dict[str, Callable[[Outcome], float]] = {
+    "rate sustained": lambda outcome: outcome.sustained,
+    "requests at once": lambda outcome: outcome.mean_requests,
+    "normalised latency": lambda outcome: outcome.normalized_latency,
+    "KV memory that holds tokens, under load": lambda outcome: outcome.shares.get("tokens", 0.0),
+    "blocks saved by sharing": lambda outcome: outcome.blocks_saved,
+}
+
+
+def accuracy(results: RealResults) -> Figure:
+    """Of the simulator: its costs, and how far off its predictions are."""
+    rows: list[list[Cell]] = []
+    for name, value in QUANTITIES.items():
+        errors = [abs(value(run.simulated) / value(run.real) - 1) for run in results.runs if value(run.real)]
+        if errors:
+            rows.append(
+                [name, float(len(errors)), *(100 * float(f(errors)) for f in (np.mean, np.median, np.max))]
+            )
+    costs: list[list[Cell]] = [
+        [
+            name,
+            *(1e6 * each.seconds[i] for each in results.costs.values()),
+        ]
+        for i, name in enumerate(FEATURES)
+    ]
+    costs.append(["mean error of a step, %", *(_percent(each.error) for each in results.costs.values())])
+    costs.append(["error of the sum, %", *(_percent(each.total_error) for each in results.costs.values())])
+    return real_figure(
+        results,
+        "accuracy",
+        "How well the simulator predicts the real runs",
+        [
+            Table(
+                title="The same requests at the same times, simulated",
+                header=["quantity", "cases", "mean error, %", "median, %", "largest, %"],
+                rows=rows,
+            ),
+            Table(
+                title="Fitted costs, µs for one of each",
+                header=["", *(f"blocks of {size}" for size in results.costs)],
+                rows=costs,
+            ),
+        ],
+        [],
+        ["Costs are fitted to every other recorded step; the errors are those of the steps between."],
+    )
+
+
+def _percent(share: float | None) -> Cell:
+    return None if share is None else 100 * share

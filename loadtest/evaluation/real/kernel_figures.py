@@ -1,0 +1,214 @@
+"""Fig. 18, 19 and the tutorials' tables, measured on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from loadtest.evaluation.block_size import PAPER_BEST
+from loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
+from loadtest.evaluation.real.prediction import RealResults
+from loadtest.evaluation.real.rate_figures import OVERLOAD, PLAIN, real_figure
+from loadtest.evaluation.setting import ratio
+
+PAPER_OVERHEAD = "20–26 % above FasterTransformer"  # section 7.1
+PAPER_SWAP = "recompute for small blocks, swap for large ones, alike from 16 to 64"  # section 7.3
+ENOUGH = 0.9  # of the best rate
+
+
+def fig18a(results: RealResults) -> Figure:
+    tables, charts = [], []
+    for heads in _unique(timed.heads for timed in results.attention):
+        times = [timed for timed in results.attention if timed.heads == heads]
+        ways = list(times[0].microseconds)
+        in_order, scattered = "blocks of 128 in order", "blocks of 16"
+        rows: list[list[Cell]] = [
+            [
+                f"{timed.batch} × {timed.context}",
+                *timed.microseconds.values(),
+                100 * (timed.microseconds[scattered] / timed.microseconds[in_order] - 1),
+                PAPER_OVERHEAD,
+            ]
+            for timed in times
+        ]
+        header = [
+            "batch × context",
+            *(f"{way}, µs" for way in ways),
+            "blocks of 16 above in order, %",
+            "paper",
+        ]
+        tables.append(
+            Table(title=f"Attention of one decode step, heads of {heads}", header=header, rows=rows)
+        )
+        for batch in _unique(timed.batch for timed in times):
+            of_batch = [timed for timed in times if timed.batch == batch]
+            contexts = [float(timed.context) for timed in of_batch]
+            charts.append(
+                Chart(
+                    kind="lines",
+                    title=f"Heads of {heads}, batch of {batch}",
+                    x="context",
+                    y="µs",
+                    lines=[
+                        Line(way, contexts, [timed.microseconds[way] for timed in of_batch]) for way in ways
+                    ],
+                    log_x=True,
+                )
+            )
+    error = max((each for timed in results.attention for each in timed.max_error.values()), default=0.0)
+    notes = [
+        "In CUDA graphs, over layers that together exceed the L2 cache; the largest difference of any way to "
+        f"attention in fp64 is {error:.1g}.",
+        "Up to a context of 128, blocks of 128 in order are contiguous memory, read by the same kernel: the "
+        "difference is what paging costs. torch's attention is another kernel.",
+    ]
+    title = "Attention over blocks against contiguous keys and values"
+    return real_figure(results, "fig18a", title, tables, charts, notes)
+
+
+def fig18b(results: RealResults) -> Figure:
+    rows: list[list[Cell]] = []
+    best: list[list[Cell]] = []
+    for workload, paper in PAPER_BEST.items():
+        fields = {**PLAIN, "workload": workload, "kind": "paged", "share": None}
+        sizes = sorted(results.costs)
+        found = {size: results.find(**{**fields, "block_size": size}) for size in sizes}
+        runs = {size: each[0] for size, each in found.items() if each}
+        if not runs:
+            continue
+        for size, run in runs.items():
+            rows.append(
+                [
+                    workload,
+                    float(size),
+                    run.real.sustained,
+                    run.simulated.sustained,
+                    run.real.wasted_in_blocks,
+                    run.simulated.wasted_in_blocks,
+                ]
+            )
+        most = max(run.real.sustained for run in runs.values())
+        good = [str(size) for size, run in runs.items() if run.real.sustained >= ENOUGH * most]
+        best.append([workload, ", ".join(good), paper])
+    header = [
+        "workload",
+        "block size",
+        "sustained, requests/s",
+        "simulated",
+        "wasted inside blocks, %",
+        "simulated",
+    ]
+    tables = [
+        Table(title="Overloaded, by block size", header=header, rows=rows),
+        Table(
+            title="Best block sizes",
+            header=["workload", "within 10 % of the best here", "paper: best"],
+            rows=best,
+        ),
+    ]
+    return real_figure(results, "fig18b", "Rate by block size", tables, [], [OVERLOAD])
+
+
+def fig19(results: RealResults) -> Figure:
+    times = results.transfers
+    sizes = [float(timed.block_size) for timed in times]
+    ways = {
+        "one copy a block (Quire)": [timed.whole_blocks for timed in times],
+        "one copy a layer, K and V apart (paper)": [timed.layer_by_layer for timed in times],
+        "recompute": [timed.recompute for timed in times],
+    }
+    rows: list[list[Cell]] = [list(row) for row in zip(sizes, *ways.values(), strict=True)]
+    tokens = times[0].tokens if times else 0
+    title = f"(a) {tokens} tokens out and in again, or prefilled once more: milliseconds"
+    moved = Table(title=title, header=["block size", *ways], rows=rows)
+    cheaper: list[list[Cell]] = [
+        [way, _cheaper_from(sizes, milliseconds, ways["recompute"]), PAPER_SWAP]
+        for way, milliseconds in list(ways.items())[:2]
+        if times
+    ]
+    meet = Table(
+        title="Where they meet",
+        header=["", "cheaper than recomputing from blocks of", "paper (section 7.3)"],
+        rows=cheaper,
+    )
+    runs = [run for run in results.runs if run.case.host_slots]
+    rows = [
+        [
+            float(run.case.block_size),
+            run.case.preemption,
+            run.real.sustained,
+            run.simulated.sustained,
+            1e3 * run.real.normalized_latency,
+            1e3 * run.simulated.normalized_latency,
+            float(run.real.preemptions),
+        ]
+        for run in runs
+    ]
+    header = [
+        "block size",
+        "mode",
+        "sustained, requests/s",
+        "simulated",
+        "ms per token",
+        "simulated",
+        "preemptions",
+    ]
+    end_to_end = Table(title="(b) ShareGPT, overloaded", header=header, rows=rows)
+    chart = Chart(
+        kind="lines",
+        title=f"(a) {tokens} tokens",
+        x="block size",
+        y="ms",
+        lines=[Line(way, sizes, milliseconds) for way, milliseconds in ways.items()],
+        log_x=True,
+        log_y=True,
+    )
+    notes = ["Nothing else runs meanwhile in (a). In (b) transfers run beside the steps.", OVERLOAD]
+    name = "Swapping against recomputing, by block size"
+    return real_figure(results, "fig19", name, [moved, meet, end_to_end], [chart] if times else [], notes)
+
+
+def tutorials(results: RealResults) -> Figure:
+    tables = []
+    for is_decode, title in ((True, "Decode"), (False, "Prefill")):
+        times = [timed for timed in results.variants if timed.is_decode == is_decode]
+        if not times:
+            continue
+        header = [
+            "batch × tokens",
+            *(f"{name}, ms" for name in times[0].called),
+            *(f"{name}, on the device alone" for name in times[0].on_device),
+            "device alone: kernel ÷ contiguous",
+        ]
+        rows: list[list[Cell]] = [
+            [
+                f"{timed.batch} × {timed.length}",
+                *timed.called.values(),
+                *timed.on_device.values(),
+                ratio(timed.on_device["Quire's kernel"], timed.on_device["contiguous"]),
+            ]
+            for timed in times
+        ]
+        tables.append(Table(title=f"{title}: milliseconds of one call", header=header, rows=rows))
+    error = max((each for timed in results.variants for each in timed.max_error.values()), default=0.0)
+    notes = [
+        "The same memory and the same queries for each; 16 heads of 128, blocks of 16. On the device alone: "
+        "in a CUDA graph, so without what Python and launches cost.",
+        f"The largest difference of any of them to attention in fp64 is {error:.1g}.",
+        "`python -m loadtest.attention_variants` times them on a CPU.",
+    ]
+    title = "Paged attention as tutorials arrive at it"
+    return real_figure(results, "tutorials", title, tables, [], notes)
+
+
+def _unique(values: Iterable[Cell]) -> list[Cell]:
+    return list(dict.fromkeys(values))
+
+
+def _cheaper_from(sizes: list[float], ours: list[float], other: list[float]) -> Cell:
+    """The smallest size from which on `ours` is less than `other`."""
+    cheaper: Cell = "none"
+    for size, one, two in reversed(list(zip(sizes, ours, other, strict=True))):
+        if one >= two:
+            break
+        cheaper = size
+    return cheaper

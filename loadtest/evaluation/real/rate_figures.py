@@ -1,0 +1,267 @@
+"""Fig. 2 and 12 to 17 from runs on a real engine, the paper's values and the simulator's beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from loadtest.evaluation.chatbot import PAPER_RATIO as PAPER_CHATBOT_RATIO
+from loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
+from loadtest.evaluation.memory_waste import PAPER as PAPER_SHARES
+from loadtest.evaluation.memory_waste import PARTS
+from loadtest.evaluation.real.case import Outcome
+from loadtest.evaluation.real.prediction import Compared, RealResults
+from loadtest.evaluation.request_rates import PAPER_BATCHES, PAPER_RATIOS
+from loadtest.evaluation.setting import ratio
+from loadtest.evaluation.shared_prefix import PREFIXES
+from loadtest.evaluation.sharing import PAPER_RATIOS as PAPER_SHARING_RATIOS
+from loadtest.evaluation.sharing import PAPER_SAVED, WIDTHS
+from loadtest.knee import rate_at
+from loadtest.simulator.systems import NAMES, Kind
+
+LATENCY_LIMIT = 0.015  # seconds a token: more than twice an unloaded Llama-8B's
+KINDS: tuple[Kind, ...] = ("paged", "oracle", "pow2", "max")
+PLAIN: dict[str, object] = {"block_size": 16, "n": 1, "beam_width": 0, "host_slots": 0, "shared_prefix": 0}
+OVERLOAD = "Sustained: tokens decoded in the second half of an overload, as requests a second."
+RATIO_HEADER = [
+    "",
+    "Quire, requests/s",
+    "Orca (Oracle)",
+    "ratio",
+    "simulated: Quire",
+    "Orca (Oracle)",
+    "ratio",
+    "paper: ratio",
+]
+
+
+def fig2(results: RealResults) -> Figure:
+    runs = _overloads(results, "ShareGPT")
+    rows: list[list[Cell]] = [
+        [
+            NAMES[kind],
+            *(run.real.shares[part] for part in PARTS),
+            run.simulated.shares["tokens"],
+            PAPER_SHARES[kind],
+        ]
+        for kind, run in runs.items()
+    ]
+    header = ["system", *PARTS.values(), "simulated: token states", "paper: token states"]
+    title = "Per cent of the KV memory, mean over the time in which somebody waits for memory"
+    chart = Chart(
+        kind="stacked",
+        title="KV memory under load, Llama-8B",
+        x="",
+        y="per cent",
+        names=[NAMES[kind] for kind in runs],
+        lines=[
+            Line(label, [], [run.real.shares[part] for run in runs.values()]) for part, label in PARTS.items()
+        ],
+        top=100,
+    )
+    slots = results.runs[0].case.slots
+    notes = [
+        f"{slots} slots, as many as the paper had beside OPT-13B; ShareGPT-like lengths. Each run begins "
+        "with empty memory and takes a few seconds, so less of what is reserved is filled than in a long one."
+    ]
+    table = Table(title=title, header=header, rows=rows)
+    title = "Share of the KV memory that holds token states"
+    return real_figure(results, "fig2", title, [table], [chart] if runs else [], notes)
+
+
+def fig12(results: RealResults) -> Figure:
+    tables, charts = [], []
+    for workload in PAPER_RATIOS:
+        runs = _overloads(results, workload)
+        if "paged" not in runs:
+            continue
+        rows = [
+            [
+                NAMES[kind],
+                run.real.sustained,
+                run.simulated.sustained,
+                ratio(runs["paged"].real.sustained, run.real.sustained),
+                ratio(runs["paged"].simulated.sustained, run.simulated.sustained),
+                PAPER_RATIOS[workload].get(kind),
+            ]
+            for kind, run in runs.items()
+        ]
+        header = [
+            "system",
+            "sustained, requests/s",
+            "simulated",
+            "Quire ÷ it",
+            "simulated",
+            "paper: vLLM ÷ it",
+        ]
+        tables.append(Table(title=f"{workload}: under overload", header=header, rows=rows))
+        curves = {kind: _curve(results, workload, kind) for kind in KINDS}
+        curves = {kind: each for kind, each in curves.items() if each and curves["paged"]}
+        limits = {
+            kind: (_rate(each, lambda run: run.real), _rate(each, lambda run: run.simulated))
+            for kind, each in curves.items()
+        }
+        rows = [
+            [
+                NAMES[kind],
+                real,
+                simulated,
+                ratio(limits["paged"][0], real),
+                ratio(limits["paged"][1], simulated),
+                PAPER_RATIOS[workload].get(kind),
+            ]
+            for kind, (real, simulated) in limits.items()
+        ]
+        title = f"{workload}: rate at {LATENCY_LIMIT * 1e3:g} ms per token"
+        header = ["system", "requests/s", *header[2:]]
+        tables.append(Table(title=title, header=header, rows=rows))
+        charts += [_latency_chart(f"Llama-8B, {workload}", curves)] if curves else []
+    notes = [
+        OVERLOAD,
+        "Requests come for a few seconds at each rate, and what has not ended some seconds later counts with "
+        "the time it has had: an overload shows as a latency that rises, not as one without end.",
+    ]
+    title = "Normalised latency against the request rate"
+    return real_figure(results, "fig12", title, tables, charts, notes)
+
+
+def fig13(results: RealResults) -> Figure:
+    tables, charts = [], []
+    for workload, (_, paper) in PAPER_BATCHES.items():
+        runs = _overloads(results, workload)
+        if not runs:
+            continue
+        rows: list[list[Cell]] = [
+            [NAMES[kind], run.real.mean_requests, run.simulated.mean_requests, paper[kind]]
+            for kind, run in runs.items()
+        ]
+        title = f"{workload}: mean number of requests under way, overloaded"
+        header = ["system", "real", "simulated", "paper"]
+        tables.append(Table(title=title, header=header, rows=rows))
+        charts.append(
+            Chart(
+                kind="bars",
+                title=f"Batched requests, {workload}",
+                x="",
+                y="requests",
+                names=[NAMES[kind] for kind in runs],
+                lines=[
+                    Line("real", [], [run.real.mean_requests for run in runs.values()]),
+                    Line("simulated", [], [run.simulated.mean_requests for run in runs.values()]),
+                    Line("paper", [], [paper[kind] for kind in runs]),
+                ],
+            )
+        )
+    return real_figure(results, "fig13", "Requests under way at once", tables, charts, [])
+
+
+def fig14(results: RealResults) -> Figure:
+    width = WIDTHS[-1]
+    plain = {**PLAIN, "workload": "Alpaca", "share": None}
+    wanted = {
+        "basic": plain,
+        f"{width} samples": {**plain, "n": width},
+        f"beams of {width}": {**plain, "beam_width": width},
+    }
+    rows = _against_oracle(
+        results, {name: (fields, PAPER_SHARING_RATIOS.get(name)) for name, fields in wanted.items()}
+    )
+    table = Table(title="Alpaca: sustained under overload", header=RATIO_HEADER, rows=rows)
+    return real_figure(results, "fig14", "Parallel samples and beam search", [table], [], [OVERLOAD])
+
+
+def fig15(results: RealResults) -> Figure:
+    rows: list[list[Cell]] = []
+    for workload in ("Alpaca", "ShareGPT"):
+        for how, field in (("samples", "n"), ("beams", "beam_width")):
+            for width in WIDTHS:
+                fields = {**PLAIN, "workload": workload, "kind": "paged", field: width}
+                for run in results.find(**fields):
+                    paper = PAPER_SAVED.get((workload, how, width))
+                    saved = [run.real.blocks_saved, run.simulated.blocks_saved]
+                    rows.append([workload, f"{how}, {width}", *saved, paper])
+    table = Table(
+        title="Per cent of the blocks that tables would need without sharing, overloaded",
+        header=["workload", "", "saved", "simulated", "paper"],
+        rows=rows,
+    )
+    notes = [
+        "Which beams go on is what a model with random weights says here, and an assumption about the gaps "
+        "between log-probabilities in the simulation; what samples save depends on neither."
+    ]
+    return real_figure(results, "fig15", "Blocks saved by sharing", [table], [], notes)
+
+
+def fig16(results: RealResults) -> Figure:
+    wanted = {
+        f"{name}, {length} tokens": ({"workload": "translation", "shared_prefix": length}, paper)
+        for name, (length, paper) in PREFIXES.items()
+    }
+    rows = _against_oracle(results, wanted)
+    table = Table(title="Sustained under overload", header=RATIO_HEADER, rows=rows)
+    return real_figure(results, "fig16", "A prefix that all requests share", [table], [], [OVERLOAD])
+
+
+def fig17(results: RealResults) -> Figure:
+    rows = _against_oracle(results, {"chatbot": ({"workload": "chatbot"}, PAPER_CHATBOT_RATIO)})
+    table = Table(title="Sustained under overload", header=RATIO_HEADER, rows=rows)
+    return real_figure(results, "fig17", "A chatbot", [table], [], [OVERLOAD])
+
+
+def _overloads(results: RealResults, workload: str) -> dict[Kind, Compared]:
+    fields = {**PLAIN, "workload": workload, "share": None}
+    found = {run.case.kind: run for run in results.find(**fields)}
+    return {kind: found[kind] for kind in KINDS if kind in found}
+
+
+def _curve(results: RealResults, workload: str, kind: Kind) -> list[Compared]:
+    """Open loops, by rate."""
+    runs = [run for run in results.find(**PLAIN, workload=workload, kind=kind) if run.case.share is not None]
+    return sorted(runs, key=lambda run: run.case.rate)
+
+
+def _rate(curve: list[Compared], side: Callable[[Compared], Outcome]) -> float | None:
+    return rate_at([(run.case.rate, side(run).normalized_latency) for run in curve], LATENCY_LIMIT)
+
+
+def _latency_chart(title: str, curves: dict[Kind, list[Compared]]) -> Chart:
+    lines = []
+    for kind, runs in curves.items():
+        rates = [run.case.rate for run in runs]
+        lines.append(Line(NAMES[kind], rates, [run.real.normalized_latency for run in runs]))
+        lines.append(
+            Line(f"{NAMES[kind]}, simulated", rates, [run.simulated.normalized_latency for run in runs])
+        )
+    y = "normalised latency, s/token"
+    return Chart(kind="lines", title=title, x="requests/s", y=y, lines=lines, limit=LATENCY_LIMIT)
+
+
+def _against_oracle(
+    results: RealResults, wanted: Mapping[str, tuple[Mapping[str, object], float | None]]
+) -> list[list[Cell]]:
+    """Rows of RATIO_HEADER, for those wanted that both systems have run."""
+    rows: list[list[Cell]] = []
+    for name, (fields, paper) in wanted.items():
+        found = {run.case.kind: run for run in results.find(**fields)}
+        if not {"paged", "oracle"} <= found.keys():
+            continue
+        row: list[Cell] = [name]
+        for side in ("real", "simulated"):
+            ours, oracle = (getattr(found[kind], side).sustained for kind in ("paged", "oracle"))
+            row += [ours, oracle, ratio(ours, oracle)]
+        rows.append([*row, paper])
+    return rows
+
+
+def real_figure(
+    results: RealResults, name: str, title: str, tables: list[Table], charts: list[Chart], notes: list[str]
+) -> Figure:
+    """Without the tables that nothing was measured for."""
+    return Figure(
+        name=f"{name}-real",
+        title=f"{title}, on a real engine",
+        source=f"PagedAttention, Fig. {name.removeprefix('fig')}" if name.startswith("fig") else "Ours",
+        costs=results.describe(),
+        tables=[table for table in tables if table.rows],
+        charts=charts,
+        notes=notes,
+    )
