@@ -18,7 +18,8 @@ from service.errors import ApiError, not_ready
 from service.http import error_response
 from service.router.events import whole_events
 from service.router.headers import as_text, passed_on
-from service.router.placement import Placement
+from service.router.homes import StreamKey, started_stream, wanted_stream
+from service.router.placement import Location, Placement
 from service.router.prompt import read_prompt
 from service.router.replica import Replica
 from service.router.state import RouterState
@@ -87,6 +88,9 @@ class _Exchange:
         """None once it was streamed. Raises ApiError."""
         state = self._state
         state.check_open()
+        wanted = wanted_stream(self._request)
+        if wanted is not None:
+            return await self._pick_up(connection, wanted)
         prompt = None
         if state.tokenizer is not None and self._body:
             prompt = await read_prompt(self._request, self._body, state.tokenizer, state.pool)
@@ -95,25 +99,61 @@ class _Exchange:
         tried: set[Replica] = set()
         reply = None
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            placement = state.place(location, tried)
+            placement = self._place(location, tried)
             if reply is not None and placement.replica in tried:
                 return reply
             tried.add(placement.replica)
-            self._route = placement.header(attempt)
-            state.metrics.placed(placement, attempt)
             try:
-                reply = await self._try(connection, placement, location.digests(placement.replica))
-            except _ReplicaLost as lost:
-                if connection.started:
-                    message = "the replica was lost in the middle of its answer"
-                    raise ApiError(502, message, code="replica_lost") from None
-                log.warning("attempt %d of a request failed: %s", attempt, lost)
+                digests = location.digests(placement.replica)
+                reply = await self._attempt(attempt, connection, placement, digests)
+            except _ReplicaLost:
                 continue
             if reply is None or reply.status_code not in BUSY:
                 return reply
         if reply is None:
             raise not_ready("no replica could answer", 2)
         return reply
+
+    async def _pick_up(self, connection: Connection, key: StreamKey) -> Response | None:
+        """As `_answer`: asks whoever was sent the stream, then everybody else."""
+        reply, lost = None, False
+        holders = self._state.homes.holders(key, self._state.replicas)
+        for attempt, replica in enumerate(holders, 1):
+            try:
+                reply = await self._attempt(attempt, connection, Placement.at_home(replica))
+            except _ReplicaLost:
+                lost = True
+                continue
+            if reply is None or reply.status_code != 404:
+                return reply
+        if reply is None or lost:
+            raise not_ready("a replica that may have the stream does not answer", 2)
+        return reply
+
+    def _place(self, location: Location, tried: set[Replica]) -> Placement:
+        """A stream's id is in use where it was used last, and is refused there."""
+        key, state = started_stream(self._request), self._state
+        if key is None:
+            return state.place(location, tried)
+        home = None if tried else state.homes.find(key, state.replicas)
+        placement = Placement.at_home(home) if home and home.up else state.place(location, tried)
+        state.homes.settle(key, placement.replica)
+        return placement
+
+    async def _attempt(
+        self, number: int, connection: Connection, placement: Placement, digests: Sequence[Digest] = ()
+    ) -> Response | None:
+        """None once it was streamed. Raises _ReplicaLost before the first byte, and ApiError after it."""
+        self._route = placement.header(number)
+        self._state.metrics.placed(placement, number)
+        try:
+            return await self._try(connection, placement, digests)
+        except _ReplicaLost as lost:
+            if connection.started:
+                message = "the replica was lost in the middle of its answer"
+                raise ApiError(502, message, code="replica_lost") from None
+            log.warning("attempt %d of a request failed: %s", number, lost)
+            raise
 
     async def _try(
         self, connection: Connection, placement: Placement, digests: Sequence[Digest]

@@ -15,7 +15,7 @@ LOAD_WEIGHT = 0.6
 LEAST_MEAN_LOAD = 8.0  # so many sequences on a replica slow nobody down: below this, load hardly counts
 LOSS = 0.1  # of a prompt: a replica that has evicted so much of it has not enough room for what it is sent
 
-Reason = Literal["prefix", "load", "moved", "silent"]
+Reason = Literal["prefix", "load", "moved", "silent", "stream"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,11 @@ class Placement:
     prompt_tokens: int
     predicted_tokens: int
     load: int
+
+    @classmethod
+    def at_home(cls, replica: Replica) -> Placement:
+        """Where the stream is that a request is about."""
+        return cls(replica, "stream", 0, 0, replica.load)
 
     def header(self, attempt: int) -> bytes:
         """For X-Quire-Route, a dictionary as in RFC 8941."""

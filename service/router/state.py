@@ -15,6 +15,7 @@ from service.errors import not_ready
 from service.interruption import Interruptible
 from service.router.config import RouterConfig
 from service.router.fleet import Fleet
+from service.router.homes import StreamHomes
 from service.router.metrics import RouterMetrics
 from service.router.placement import NOWHERE, Location, Placement, choose
 from service.router.replica import Replica
@@ -35,6 +36,7 @@ class RouterState:
         self.draining = False
         self.generations: set[Interruptible] = set()
         self.streams: set[Interruptible] = set()
+        self.homes = StreamHomes()
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.session: aiohttp.ClientSession | None = None
         self.fleet: Fleet | None = None

@@ -10,8 +10,9 @@ import msgspec
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
-from service.errors import ApiError
+from service.errors import ApiError, not_ready
 from service.interruption import Interruptible
+from service.responses.events import error_event
 from service.router.headers import as_text, passed_on
 from service.router.placement import NOWHERE, Placement
 from service.router.replica import Replica
@@ -21,6 +22,17 @@ log = logging.getLogger("quire.router")
 
 MAX_ATTEMPTS = 3
 GOING_AWAY, NO_STATUS, ABNORMAL, INTERNAL_ERROR = 1001, 1005, 1006, 1011
+
+_ENDS = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))
+
+
+class _Kind(msgspec.Struct):
+    """What of an event the router looks at."""
+
+    type: str = ""
+
+
+_kinds = msgspec.json.Decoder(_Kind)
 
 
 class Tunnel:
@@ -67,6 +79,7 @@ class Tunnel:
         session = self._state.session
         assert session is not None
         headers = [*passed_on(client.headers.raw), (b"x-request-id", client.state.request_id)]
+        headers = [header for header in headers if header[0] != b"origin"]  # it is ours, and was checked
         return await session.ws_connect(
             replica.address(client.scope),
             headers=dict(as_text(headers)),
@@ -75,7 +88,7 @@ class Tunnel:
         )
 
 
-class _Passage:
+class _Passage(Interruptible):
     """Both directions of one open WebSocket."""
 
     def __init__(
@@ -86,43 +99,51 @@ class _Passage:
         send: Send,
         replica: aiohttp.ClientWebSocketResponse,
     ) -> None:
+        super().__init__()
         self._state = state
         self._scope = scope
         self._receive = receive
         self._send = send
         self._replica = replica
+        self._responses = 0  # that run
+        self._leaving = False
 
     async def run(self) -> None:
         """Until either side closes, and the other one has been told."""
-        work = Interruptible()
-        work.begin()
-        self._state.generations.add(work)
+        self._state.streams.add(self)
         code, error = GOING_AWAY, None
         try:
-            code = await self._pass()
-        except (asyncio.CancelledError, OSError, TimeoutError) as cause:
-            reason = work.end(cause)
-            if isinstance(cause, asyncio.CancelledError) and reason is None:
-                raise
-            if reason is None:  # the client left, or reads no more
-                self._scope["state"]["abort"]()
-                return
-            error = reason if isinstance(reason, ApiError) else None
+            with self.working():
+                code = await self._pass()
+        except ApiError as reason:
+            error = reason if self._responses else None
+        except (OSError, TimeoutError):  # the client left, or reads no more
+            self._scope["state"]["abort"]()
+            return
         finally:
-            work.end(None)
-            self._state.generations.discard(work)
+            self._state.streams.discard(self)
+            self._state.generations.discard(self)
         if code == ABNORMAL:
             self._state.metrics.failures["during"] += 1
             error = ApiError(502, "the replica was lost in the middle of the WebSocket", code="replica_lost")
             code = INTERNAL_ERROR
         try:
             async with asyncio.timeout(self._state.config.terminal_timeout):
-                await self._end(code, error)
+                if error is not None:
+                    await self._refuse(error)
+                await self._send({"type": "websocket.close", "code": 1000 if code == NO_STATUS else code})
         except (OSError, TimeoutError):
             self._scope["state"]["abort"]()
 
+    def interrupt(self, reason: Exception) -> None:
+        """At the router's end, responses that run may end first; a drain interrupts again when they must."""
+        if self._responses and not self._leaving:
+            self._leaving = True
+        else:
+            super().interrupt(reason)
+
     async def _pass(self) -> int:
-        """The code with which the replica closed; ABNORMAL if it did not."""
+        """The code to close with: the replica's; ABNORMAL if it said none."""
         up = asyncio.create_task(self._pass_up())
         down = asyncio.create_task(self._pass_down())
         try:
@@ -135,9 +156,13 @@ class _Passage:
 
     async def _pass_up(self) -> int:
         while (message := await self._receive())["type"] == "websocket.receive":
+            text = message.get("text")
+            if self._leaving and text is not None and _kind(text) == "response.create":
+                await self._refuse(not_ready("the router is shutting down", 5))
+                continue
             try:
-                if message.get("text") is not None:
-                    await self._replica.send_str(message["text"])
+                if text is not None:
+                    await self._replica.send_str(text)
                 else:
                     await self._replica.send_bytes(message["bytes"])
             except (aiohttp.ClientError, OSError):
@@ -149,6 +174,9 @@ class _Passage:
             message = await self._replica.receive()
             if message.type is aiohttp.WSMsgType.TEXT:
                 await self._say({"type": "websocket.send", "text": message.data})
+                self._count(_kind(message.data))
+                if self._leaving and not self._responses:
+                    return GOING_AWAY
             elif message.type is aiohttp.WSMsgType.BINARY:
                 await self._say({"type": "websocket.send", "bytes": message.data})
             elif message.type is aiohttp.WSMsgType.CLOSE:
@@ -156,12 +184,27 @@ class _Passage:
             else:
                 return ABNORMAL
 
+    def _count(self, kind: str) -> None:
+        """A drain waits for what runs."""
+        if kind == "response.created":
+            self._responses += 1
+            self._state.generations.add(self)
+        elif kind in _ENDS:
+            self._responses -= 1
+            if not self._responses:
+                self._state.generations.discard(self)
+
+    async def _refuse(self, error: ApiError) -> None:
+        await self._say({"type": "websocket.send", "text": error_event(error).data.decode()})
+
     async def _say(self, message: dict[str, object]) -> None:
         async with asyncio.timeout(self._state.config.send_timeout):
             await self._send(message)
 
-    async def _end(self, code: int, error: ApiError | None) -> None:
-        if error is not None:
-            event = {"type": "error", **msgspec.json.decode(error.body())}
-            await self._send({"type": "websocket.send", "text": msgspec.json.encode(event).decode()})
-        await self._send({"type": "websocket.close", "code": 1000 if code == NO_STATUS else code})
+
+def _kind(text: str) -> str:
+    """The type of an event, "" of what is none."""
+    try:
+        return _kinds.decode(text).type
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return ""

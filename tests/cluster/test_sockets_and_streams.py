@@ -1,0 +1,267 @@
+"""The Responses WebSocket, and streams that are picked up again, through a router to real servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from service.chat_template import ChatTemplate
+from service.tokenizer import Tokenizer
+from tests.cluster.stub_replica import LiveRouter
+from tests.service import tiny_tokenizers
+from tests.service.conftest import CHAT_TEMPLATE
+from tests.service.live import Live
+from tests.service.test_resumption import events_of
+from tests.service.test_socket_server import ENDS, create, ending, text_of, until
+
+KEY = {"Authorization": "Bearer key"}
+BODY: dict[str, Any] = {"prompt": "a b c", "max_tokens": 40, "stream": True}
+SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(CHAT_TEMPLATE, {}))
+
+
+class Cluster:
+    """Two servers around engines without a model, and routers in front of them."""
+
+    def __init__(self, tokenizer: Tokenizer, **config: Any) -> None:
+        self.replicas = [Live(tokenizer, api_keys=("key",), **config) for _ in range(2)]
+        self.routers = [self.add_router()]
+
+    def add_router(self, **config: Any) -> LiveRouter:
+        return LiveRouter(self.replicas, api_keys=("key",), **config)  # type: ignore[arg-type]
+
+    @property
+    def router(self) -> LiveRouter:
+        return self.routers[0]
+
+    def prefer(self, at: int) -> Live:
+        """The router sends there what it may send anywhere."""
+        self.router.prefer(self.replicas[at])  # type: ignore[arg-type]
+        return self.replicas[at]
+
+    def opened(self, **options: Any) -> ClientConnection:
+        options.setdefault("additional_headers", KEY)
+        return connect(f"ws://127.0.0.1:{self.router.port}/v1/responses", open_timeout=SECONDS, **options)
+
+    def end(self) -> None:
+        for server in (*self.routers, *self.replicas):
+            server.end()
+
+
+@pytest.fixture(scope="module")
+def cluster(tokenizer: Tokenizer) -> Iterator[Cluster]:
+    """Of engines that step by themselves."""
+    made = Cluster(tokenizer)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def make_cluster(tokenizer: Tokenizer) -> Iterator[Callable[..., Cluster]]:
+    made: list[Cluster] = []
+
+    def make(**config: Any) -> Cluster:
+        made.append(Cluster(tokenizer, **config))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.end()
+
+
+def step(live: Live, count: int = 1) -> None:
+    for _ in range(count):
+        live.call(live.engine.step)
+
+
+def cut(live: Live) -> None:
+    """As a machine vanishes: its connections break off."""
+
+    def abort() -> None:
+        for connection in list(live.server.server_state.connections):
+            connection.transport.abort()  # type: ignore[union-attr]
+
+    live.call(abort)
+
+
+def test_a_conversation_stays_with_its_replica(cluster: Cluster) -> None:
+    client = openai.OpenAI(base_url=f"{cluster.router.url}/v1", api_key="key", max_retries=0)
+    with client, client.responses.connect() as connection:
+        previous: Any = openai.omit
+        for at in range(4):
+            cluster.prefer(at % 2)  # which is not asked again
+            connection.response.create(input=f"{at}", max_output_tokens=5, previous_response_id=previous)
+            last = next(event for event in connection if event.type in (*ENDS, "error"))
+            assert last.type == "response.incomplete"
+            previous = last.response.id
+
+
+def test_the_gate_is_the_routers(cluster: Cluster) -> None:
+    own = f"http://127.0.0.1:{cluster.router.port}"
+    with cluster.opened(origin=own) as client:
+        create(client, max_output_tokens=2)
+        until(client, *ENDS)
+    for options, status in (
+        ({"origin": "http://evil.example"}, 403),
+        ({"additional_headers": {}}, 401),
+    ):
+        with pytest.raises(InvalidStatus) as refused:
+            cluster.opened(**options)
+        assert refused.value.response.status_code == status
+    with cluster.opened() as client:
+        client.send(" " * (1 << 20) + "{}")
+        assert ending(client) == 1009
+    with cluster.opened() as client:
+        client.send("{")
+        assert until(client, "error")[-1]["error"]["code"] == "invalid_json"
+        create(client, max_output_tokens=2)
+        until(client, *ENDS)
+
+
+def test_a_client_that_leaves_aborts(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster(auto=False)
+    replica = cluster.prefer(0)
+    with cluster.opened() as client:
+        for _ in range(3):
+            create(client)
+            until(client, "response.created")
+    replica.wait(lambda: all(stream.aborted for stream in replica.engine.streams))
+    cluster.router.wait(lambda: not cluster.router.server.state.generations)
+
+
+def test_a_replica_that_drains_or_is_lost(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster(auto=False)
+    replica = cluster.prefer(0)
+    with cluster.opened() as idle, cluster.opened() as busy:
+        create(busy, max_output_tokens=2)
+        until(busy, "response.created")
+        replica.server.stop_soon()
+        assert ending(idle) == 1001
+        step(replica, 2)
+        assert until(busy, *ENDS, "error")[-1]["type"] == "response.incomplete"
+        assert ending(busy) == 1001
+    replica = cluster.prefer(1)
+    with cluster.opened() as client:
+        for _ in range(2):
+            create(client)
+            until(client, "response.created")
+        cut(replica)
+        assert until(client, *ENDS, "error")[-1]["error"]["code"] == "replica_lost"
+        with pytest.raises(ConnectionClosed):
+            client.recv(SECONDS)
+        assert client.close_code == 1011
+    replica.wait(lambda: all(stream.aborted for stream in replica.engine.streams))
+
+
+def test_a_router_that_drains(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster(auto=False)
+    replica = cluster.prefer(0)
+    with cluster.opened() as idle, cluster.opened() as busy:
+        create(busy, max_output_tokens=2)
+        until(busy, "response.created")
+        cluster.router.server.stop_soon()
+        assert ending(idle) == 1001
+        create(busy, max_output_tokens=2)
+        assert until(busy, "error")[-1]["status"] == 503
+        step(replica, 2)
+        assert until(busy, *ENDS, "error")[-1]["type"] == "response.incomplete"
+        assert ending(busy) == 1001
+    assert len(replica.engine.streams) == 1
+    cluster.router.thread.join(20)
+    assert cluster.router.end() == 0
+
+
+def pick_up(router: LiveRouter, stream_id: str, last: str | None = None) -> httpx.Response:
+    headers = KEY if last is None else {**KEY, "Last-Event-ID": last}
+    return httpx.get(f"{router.url}/v1/streams/{stream_id}", headers=headers, timeout=SECONDS)
+
+
+def start(router: LiveRouter, stream_id: str, events: int | None = None) -> list[tuple[str, bytes]]:
+    """The first so many events; then the client leaves."""
+    got: list[tuple[str, bytes]] = []
+    data, headers = b"", {**KEY, "X-Stream-Id": stream_id}
+    with httpx.stream(
+        "POST", f"{router.url}/v1/completions", json=BODY, headers=headers, timeout=SECONDS
+    ) as answer:
+        assert answer.status_code == 200
+        for chunk in answer.iter_raw():
+            data += chunk
+            got = events_of(data)
+            if events is not None and len(got) >= events:
+                return got[:events]
+    return got
+
+
+def test_a_stream_is_found_again(cluster: Cluster) -> None:
+    """By the router that sent it, and by one that knows nothing of it."""
+    other = cluster.add_router()
+    cluster.routers.append(other)
+    for at in range(4):
+        cluster.prefer(at % 2)
+        first = start(cluster.router, f"found-{at}", 3)
+        cluster.prefer((at + 1) % 2)
+        rest = events_of(pick_up(cluster.router, f"found-{at}", first[-1][0]).content)
+        answer = pick_up(other, f"found-{at}")
+        assert events_of(answer.content) == [*first, *rest]
+        assert rest[-1][1] == b"data: [DONE]"
+        assert "reason=stream" in answer.headers["x-quire-route"]
+        assert pick_up(other, f"found-{at}", rest[-1][0]).status_code == 204
+        gone = pick_up(other, f"found-{at}", "999")
+        assert (gone.status_code, gone.json()["error"]["code"]) == (400, "unknown_event")
+    unknown = pick_up(cluster.router, "nobody's")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "stream_not_found")
+
+
+def test_an_id_in_use_is_refused_wherever_a_request_would_go(cluster: Cluster) -> None:
+    cluster.prefer(0)
+    start(cluster.router, "used")
+    cluster.prefer(1)
+    headers = {**KEY, "X-Stream-Id": "used"}
+    answer = httpx.post(f"{cluster.router.url}/v1/completions", json=BODY, headers=headers, timeout=SECONDS)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "stream_id_in_use")
+
+
+def test_a_stream_of_a_lost_replica(make_cluster: Callable[..., Cluster]) -> None:
+    """While the connection is lost the stream goes on; with its server it is gone."""
+    cluster = make_cluster(auto=False)
+    replica = cluster.prefer(0)
+    headers = {**KEY, "X-Stream-Id": "s"}
+    url = f"{cluster.router.url}/v1/completions"
+    with httpx.stream("POST", url, json=BODY, headers=headers, timeout=SECONDS) as answer:
+        replica.wait(lambda: bool(replica.engine.streams))
+        replica.call(replica.engine.step)
+        data = b""
+        for chunk in answer.iter_raw():
+            data += chunk
+            if events_of(data) and b"replica_lost" not in data:
+                cut(replica)
+    last = json.loads(data.split(b"data: ")[-1])
+    assert last["error"]["code"] == "replica_lost"  # and it has no id
+    ((first, _),) = events_of(data)
+    step(replica, 40)
+    rest = events_of(pick_up(cluster.router, "s", first).content)
+    assert rest[-1][1] == b"data: [DONE]"
+    assert not replica.engine.streams[0].aborted
+    replica.end()
+    answer = pick_up(cluster.router, "s", first)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+
+
+def test_the_text_through_a_router(cluster: Cluster) -> None:
+    with cluster.opened() as client:
+        create(client, max_output_tokens=9)
+        over_socket = text_of(until(client, *ENDS))
+    body = {"input": "hello", "max_output_tokens": 9}
+    reply = httpx.post(f"{cluster.router.url}/v1/responses", json=body, headers=KEY, timeout=SECONDS).json()
+    assert over_socket == reply["output"][0]["content"][0]["text"]
