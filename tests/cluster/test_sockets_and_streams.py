@@ -234,7 +234,7 @@ def test_an_id_in_use_is_refused_wherever_a_request_would_go(cluster: Cluster) -
 
 def test_a_stream_of_a_lost_replica(make_cluster: Callable[..., Cluster]) -> None:
     """While the connection is lost the stream goes on; with its server it is gone."""
-    cluster = make_cluster(auto=False)
+    cluster = make_cluster(auto=False, keep_alive=0.1)  # with a comment come the headers
     replica = cluster.prefer(0)
     headers = {**KEY, "X-Stream-Id": "s"}
     url = f"{cluster.router.url}/v1/completions"
