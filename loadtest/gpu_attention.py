@@ -1,6 +1,6 @@
 """Time paged attention on a GPU beside FlashAttention-3 and the device's bounds.
 
-    python -m loadtest.gpu_attention [--block-size 16] [--json PATH]
+    python -m loadtest.gpu_attention [--block-size 16] [--kv-cache-dtype fp8_e4m3] [--json PATH]
 
 Every case runs as a CUDA graph over several input sets that together exceed the L2 cache, as layers do.
 """
@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
+from kernels import fp8
 from kernels.decode_attention import DecodeWorkspace, decode_attention
 from kernels.prefill_attention import prefill_attention
 from loadtest.provenance import Provenance
@@ -45,10 +46,10 @@ class Case:
     def is_decode(self) -> bool:
         return max(self.query_lens) == 1
 
-    @property
-    def key_bytes(self) -> int:
-        """Bytes of K and V, each read once."""
-        return sum(self.context_lens) * self.num_kv_heads * HEAD_DIM * 2 * 2
+    def key_bytes(self, kv_cache_dtype: str) -> int:
+        """Bytes of K and V, each read once, and an fp8 cache's scales."""
+        vector = HEAD_DIM + 2 if kv_cache_dtype == "fp8_e4m3" else HEAD_DIM * 2
+        return sum(self.context_lens) * self.num_kv_heads * 2 * vector
 
     @property
     def flops(self) -> int:
@@ -66,6 +67,7 @@ class Measurement:
 
     name: str
     block_size: int
+    kv_cache_dtype: str
     microseconds: float
     rate: float
     flash_attention_3: float
@@ -77,7 +79,7 @@ class Measurement:
 def decode_case(name: str, context_lens: list[int], microseconds: float, heads: int = 32) -> Case:
     """A decode case, with FlashAttention-3's time turned into a rate."""
     case = Case(name, context_lens, [1] * len(context_lens), 0.0, heads)
-    return Case(name, context_lens, case.query_lens, case.key_bytes / microseconds / 1e6, heads)
+    return Case(name, context_lens, case.query_lens, case.key_bytes("bfloat16") / microseconds / 1e6, heads)
 
 
 def all_cases() -> list[Case]:
@@ -100,10 +102,10 @@ def all_cases() -> list[Case]:
 class CaseInputs:
     """Device tensors of a case: one cache, whose tables hold `num_sets` disjoint copies of the batch."""
 
-    def __init__(self, case: Case, block_size: int) -> None:
+    def __init__(self, case: Case, block_size: int, kv_cache_dtype: str) -> None:
         device = "cuda"
         self.case = case
-        self.num_sets = min(max(2, math.ceil(WORKING_SET / case.key_bytes)), MAX_SETS)
+        self.num_sets = min(max(2, math.ceil(WORKING_SET / case.key_bytes(kv_cache_dtype))), MAX_SETS)
         batch = len(case.context_lens)
         width = -(-max(case.context_lens) // block_size)
         used = [-(-length // block_size) for length in case.context_lens]
@@ -116,6 +118,9 @@ class CaseInputs:
             taken += count
         shape = (num_blocks, 2, case.num_kv_heads, block_size, HEAD_DIM)
         self.kv = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
+        self.kv_scales: torch.Tensor | None = None
+        if kv_cache_dtype == "fp8_e4m3":
+            self._quantize()
         self.block_tables = torch.from_numpy(tables).to(device)
         self.rows = torch.arange(self.num_sets * batch, dtype=torch.int32, device=device).split(batch)
         self.context_lens = torch.tensor(case.context_lens, dtype=torch.int32, device=device)
@@ -129,14 +134,26 @@ class CaseInputs:
         self.out = torch.empty_like(self.q, memory_format=torch.contiguous_format)
         self.workspace = DecodeWorkspace.allocate(batch, case.num_q_heads, HEAD_DIM, device)
 
+    def _quantize(self) -> None:
+        """Some blocks at a time: what it takes in between is wide."""
+        values = torch.empty(self.kv.shape, dtype=fp8.DTYPE, device=self.kv.device)
+        scales = torch.empty(*self.kv.shape[:-1], dtype=torch.float16, device=self.kv.device)
+        for exact, *quantized in zip(*(x.split(4096) for x in (self.kv, values, scales)), strict=True):
+            for into, part in zip(quantized, fp8.quantize(exact), strict=True):
+                into.copy_(part)
+        self.kv, self.kv_scales = values, scales.permute(0, 2, 3, 1).contiguous()
+
     def attention(self, index: int) -> torch.Tensor:
         """Attention over input set `index`."""
         common = (self.q, self.out, self.kv, self.block_tables, self.rows[index])
         if self.case.is_decode:
-            decode_attention(*common, self.context_lens, self.order, SCALE, 0, self.workspace)
+            rest = (self.context_lens, self.order, SCALE, 0, self.workspace)
+            decode_attention(*common, *rest, kv_scales=self.kv_scales)
         else:
             longest = max(self.case.query_lens)
-            prefill_attention(*common, self.query_starts, self.context_lens, longest, SCALE, 0)
+            prefill_attention(
+                *common, self.query_starts, self.context_lens, longest, SCALE, 0, self.kv_scales
+            )
         return self.out
 
     def max_error(self) -> float:
@@ -149,7 +166,10 @@ class CaseInputs:
         for sequence in {0, batch // 2, batch - 1}:
             context_len, query_len = self.case.context_lens[sequence], self.case.query_lens[sequence]
             blocks = self.block_tables[sequence, : -(-context_len // block_size)].long()
-            k, v = self.kv[blocks].double().permute(1, 2, 0, 3, 4).flatten(2, 3)  # [Hkv, keys, D]
+            parts = torch.arange(2, device=blocks.device)[:, None, None]
+            heads = torch.arange(self.case.num_kv_heads, device=blocks.device)[:, None]
+            held = fp8.read_cache(self.kv, self.kv_scales, (blocks, parts, heads))
+            k, v = held.double().flatten(2, 3)  # [Hkv, keys, D]
             for query in {0, query_len // 3, query_len - 1}:
                 token = int(self.query_starts[sequence]) + query
                 keys = context_len - query_len + query + 1
@@ -179,16 +199,24 @@ def graph_microseconds(call: Callable[[int], object], count: int) -> float:
     return statistics.median(times)
 
 
-def measure(case: Case, block_size: int) -> Measurement:
-    inputs = CaseInputs(case, block_size)
+def measure(case: Case, block_size: int, kv_cache_dtype: str) -> Measurement:
+    inputs = CaseInputs(case, block_size, kv_cache_dtype)
     error = inputs.max_error()
     microseconds = graph_microseconds(inputs.attention, inputs.num_sets)
     if case.is_decode:
-        rate, unit, bound = case.key_bytes / microseconds / 1e6, "TB/s", COPY_TERABYTES
+        rate, unit, bound = case.key_bytes(kv_cache_dtype) / microseconds / 1e6, "TB/s", COPY_TERABYTES
     else:
         rate, unit, bound = case.flops / microseconds / 1e6, "TFLOP/s", MATMUL_TERAFLOPS
     return Measurement(
-        case.name, block_size, microseconds, rate, case.flash_attention_3, unit, rate / bound, error
+        name=case.name,
+        block_size=block_size,
+        kv_cache_dtype=kv_cache_dtype,
+        microseconds=microseconds,
+        rate=rate,
+        flash_attention_3=case.flash_attention_3,
+        unit=unit,
+        share_of_bound=rate / bound,
+        max_error=error,
     )
 
 
@@ -197,6 +225,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--block-size", type=int, default=16, choices=[16, 32, 64, 128])
+    parser.add_argument("--kv-cache-dtype", default="bfloat16", choices=["bfloat16", "fp8_e4m3"])
     parser.add_argument("--json", metavar="PATH", help="also write the measurements there")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -204,12 +233,13 @@ def main() -> None:
     torch.manual_seed(0)
     device = torch.cuda.get_device_name()
     print(
-        f"{device}, torch {torch.__version__}, block size {arguments.block_size}, bf16, head dim {HEAD_DIM}"
+        f"{device}, torch {torch.__version__}, block size {arguments.block_size}, bf16, "
+        f"KV cache {arguments.kv_cache_dtype}, head dim {HEAD_DIM}"
     )
     print(f"{'case':28}{'µs':>9}{'rate':>9}{'FA3':>9}  {'unit':8}{'of bound':>9}{'error':>10}")
     measurements = []
     for case in all_cases():
-        m = measure(case, arguments.block_size)
+        m = measure(case, arguments.block_size, arguments.kv_cache_dtype)
         measurements.append(m)
         print(
             f"{m.name:28}{m.microseconds:9.1f}{m.rate:9.2f}{m.flash_attention_3:9.2f}  {m.unit:8}"
