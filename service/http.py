@@ -10,8 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.errors import ApiError, bad_value
+from service.protocol import MAX_PROMPT_TOKENS
 
 T = TypeVar("T")
+
+# Decoding goes by values and holds up all streams: 8 MiB of small numbers would take a tenth of a second.
+_MAX_COMMAS = MAX_PROMPT_TOKENS + 4096
 
 _PATH = re.compile(r"`\$\.?([^`]*)`$")
 _NAMED = re.compile(r"(unknown field|missing required field) `([^`]*)`")
@@ -29,8 +33,13 @@ def error_response(error: ApiError) -> Response:
 
 
 async def decode(request: Request, kind: type[T]) -> T:
-    """The request's body as `kind`. Raises ApiError 400 whose `param` is the field at fault."""
-    return parse(await request.body(), msgspec.json.Decoder(kind))
+    """The request's body as `kind`. Raises ApiError 400 whose `param` is the field at fault, or 413."""
+    body = await request.body()
+    if body.count(b",") > _MAX_COMMAS:
+        raise ApiError(
+            413, f"the body has more than {_MAX_COMMAS} commas, so more values than a prompt may have tokens"
+        )
+    return parse(body, msgspec.json.Decoder(kind))
 
 
 def parse(data: bytes | str, decoder: msgspec.json.Decoder[T]) -> T:

@@ -136,6 +136,13 @@ async def test_long_prompt_is_refused(make_service: Callable[..., Service]) -> N
     assert (reply.status, reply.error["param"]) == (413, "prompt")
 
 
+async def test_body_of_too_many_values_is_not_even_decoded(service: Service) -> None:
+    for count, status in (((1 << 20) + 5000, 413), (1 << 20, 400)):  # the second is only too long a prompt
+        body = b'{"prompt": [' + b"1," * count + b"1]}"
+        reply = await post(service.app, "/v1/completions", body)
+        assert reply.status == status
+
+
 async def test_body_that_never_ends(make_service: Callable[..., Service]) -> None:
     service = make_service(receive_timeout=0.02)
     reply = await post_parts(service, [b"{"], whole=False)

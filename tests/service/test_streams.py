@@ -109,6 +109,23 @@ async def test_failure_of_one_prompt_ends_the_request(manual: Service) -> None:
     assert second.aborted
 
 
+async def test_poison_request_fails_alone(manual: Service) -> None:
+    running = [await started(manual, ENDLESS | {"stream": True, "max_tokens": 5}) for _ in range(3)]
+    manual.engine.step()
+    await settle()
+    poison = manual.engine.streams[1]
+    poison.push(Output(poison.request_id, 0, [], finish_reason="error", error="the logits are not finite"))
+    failed = await running[1].finish()
+    assert "not finite" in failed.events[-1]["error"]["message"]
+    for _ in range(4):
+        manual.engine.step()
+        await settle()
+    for other in (running[0], running[2]):
+        reply = await other.finish()
+        assert "".join(event["choices"][0]["text"] for event in reply.events[:-1]) == "abcab"
+        assert reply.events[-1] == "[DONE]"
+
+
 async def test_idle_streams_get_comments(make_service: Callable[..., Service]) -> None:
     service = make_service(auto=False, keep_alive=0.02)
     running = await started(service, ENDLESS | {"stream": True, "max_tokens": 2})
