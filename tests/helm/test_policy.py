@@ -6,16 +6,19 @@ import contextlib
 import functools
 import io
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from engine.config import EngineConfig
 from engine.engine import EXIT_SECONDS
 from engine.urls import split_address
 from service import cli
 from service.config import ServiceConfig
+from service.pins import read_pins
 from tests.helm.chart import NAMES, VALUES, Manifest, container, find, pods, render
 
 every_set = pytest.mark.parametrize("values", VALUES)
@@ -196,6 +199,7 @@ def test_server_understands_its_arguments(values: str) -> None:
         )
         assert arguments.served_model_name == ["qwen", "two words"]
         assert (arguments.max_num_queued_reqs, arguments.stall_timeout) == (500, 20)
+        assert (arguments.max_num_queued_tokens, arguments.log_format) == (4000000, "json")
 
 
 @pytest.mark.parametrize("values", ["everything", "external"])
@@ -204,7 +208,7 @@ def test_router_understands_its_arguments(values: str) -> None:
     router, server = parsed(manifests, f"{NAMES[values]}-router"), parsed(manifests, NAMES[values])
     assert router.command == "route"
     assert router.redis_url != server.redis_url  # it may only read
-    for same in ("model", "cache_seed", "api_key", "shutdown_timeout", "host", "port"):
+    for same in ("model", "cache_seed", "api_key", "shutdown_timeout", "host", "port", "log_format"):
         assert getattr(router, same) == getattr(server, same), same
 
 
@@ -229,13 +233,39 @@ def test_a_router_finds_replicas_by_dns_with_and_without_a_registry() -> None:
 def test_engine_values_are_all_of_the_engines_flags() -> None:
     """But seeds: that of random weights is for tests, that of digests a secret."""
     flags = {field.name for field in msgspec.structs.fields(EngineConfig)} - {"model", "seed", "cache_seed"}
-    flags |= {"max_num_queued_reqs", "stall_timeout"}
+    flags |= {"max_num_queued_reqs", "max_num_queued_tokens", "stall_timeout", "pin_prefix"}
     args = [
         *container(render(*VALUES["everything"]), "quire")["args"],
         *container(render("--set", "engine.enablePrefixCaching=false"), "quire")["args"],
     ]
     given = {arg.removeprefix("--").removeprefix("no-").split("=")[0].replace("-", "_") for arg in args}
     assert flags <= given
+
+
+def test_pinned_prefixes_are_the_file_that_the_server_reads(tmp_path: Path) -> None:
+    manifests = render(*VALUES["everything"])
+    (path,) = map(Path, parsed(manifests, "quire").pin_prefix)
+    data = find(manifests, "ConfigMap", "quire-pins")["data"]
+    (tmp_path / path.name).write_text(data[path.name], encoding="utf-8")
+    values = yaml.safe_load(Path(VALUES["everything"][1]).read_text(encoding="utf-8"))
+    pins = read_pins([tmp_path / path.name])
+    assert msgspec.to_builtins(pins) == values["engine"]["pinnedPrefixes"]
+    (mount,) = (
+        m for m in container(manifests, "quire")["volumeMounts"] if m["mountPath"] == str(path.parent)
+    )
+    pod = find(manifests, "Deployment", "quire")["spec"]["template"]["spec"]
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == mount["name"])
+    assert volume["configMap"]["name"] == "quire-pins"
+
+
+def test_pods_start_anew_when_pinned_prefixes_change() -> None:
+    sums = set()
+    for text in ("one", "two"):
+        manifests = render("--set", f"engine.pinnedPrefixes[0]={text}")
+        sums.add(
+            find(manifests, "Deployment")["spec"]["template"]["metadata"]["annotations"]["checksum/pins"]
+        )
+    assert len(sums) == 2
 
 
 def test_a_key_is_asked_for_unless_switched_off() -> None:

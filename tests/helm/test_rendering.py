@@ -87,7 +87,7 @@ def test_rules_are_valid_promql(tmp_path: Path) -> None:
 
 
 def test_dashboard_is_the_one_of_the_repository() -> None:
-    dashboard = find(render(*VALUES["everything"]), "ConfigMap")
+    dashboard = find(render(*VALUES["everything"]), "ConfigMap", "quire-dashboard")
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"  # what Grafana's sidecar looks for
     ours = json.loads((ROOT / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
     assert json.loads(dashboard["data"]["quire.json"]) == ours
