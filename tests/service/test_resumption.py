@@ -37,6 +37,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": "hello", "max_output_tokens": 9}),
 ]
 PATH, BODY = REQUESTS[0]
+ENDS = re.compile(rb'\[DONE\]|"type":"response\.(incomplete|completed|failed)"|CUDA error|shutting down')
 
 
 def begin(service: Service, path: str = PATH, stream_id: str = "s", **body: Any) -> Exchange:
@@ -136,6 +137,73 @@ def test_what_was_read_in_pieces_is_the_uncut_stream(
         assert ids[-1].tokens == sum(sum(stream.done) for stream in service.engine.streams)
         assert all(not stream.aborted for stream in service.engine.streams)
         assert text_of(events_of(await drive(service, begin(service, path, "t", **body)))) == text_of(got)
+
+    asyncio.run(live())
+
+
+ACTIONS = st.lists(
+    st.sampled_from(["step", "step", "wait", "read on", "from the beginning", "leave", "stall", "read"]),
+    max_size=20,
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.sampled_from([REQUESTS[0], REQUESTS[3]]), ACTIONS, st.sampled_from(["", "die", "interrupt"]), ACTIONS
+)
+def test_a_stream_ends_once_for_whoever_reads_it(
+    tokenizer: Tokenizer,
+    request_: tuple[str, dict[str, Any]],
+    before: list[str],
+    fault: str,
+    after: list[str],
+) -> None:
+    async def live() -> None:
+        service = make_manual(tokenizer)
+        readers = [begin(service, request_[0], **request_[1])]
+        await service.engine.until_added(1)
+        for action in [*before, fault, *after]:
+            if action == "step":
+                service.engine.step()
+            elif action == "wait":
+                await settle()
+            elif action == "leave":
+                readers[-1].leave()
+            elif action in ("stall", "read"):
+                (readers[-1].readable.clear if action == "stall" else readers[-1].readable.set)()
+            elif action in ("read on", "from the beginning"):
+                got = events_of(b"".join(reader.body for reader in readers))
+                last = max((EventId.parse(event_id) for event_id, _ in got), default=None)
+                known = last is not None and action == "read on"
+                readers.append(resume(service, str(last) if known else None))
+            elif action == "die":
+                service.engine.die("CUDA error")
+            elif action == "interrupt":
+                for each in list(service.state.generations):
+                    each.interrupt(not_ready("the server is shutting down"))
+        for reader in readers:
+            reader.readable.set()
+        for _ in range(30):
+            service.engine.step()
+            await settle()
+        for reader in readers:
+            reader.leave()
+            assert reader.task is not None
+            await reader.task
+        assert not service.state.generations and not service.engine.active
+        bodies = [reader.body for reader in readers if reader.sent and reader.sent[0]["status"] == 200]
+        for reader in readers:
+            ended = len(ENDS.findall(reader.body)) + reader.body.count(b"stream_taken_over")
+            assert ended <= 1
+        whole = await resume(service).finish()
+        if whole.status == 200:
+            events = events_of(whole.body)
+            assert [bool(ENDS.search(event)) for _, event in events].count(True) == 1
+            assert ENDS.search(events[-1][1])
+            got = set(events_of(b"".join(bodies)))
+            assert got <= set(events)
+        else:  # it failed before its first event
+            assert fault and not any(events_of(body) for body in bodies)
 
     asyncio.run(live())
 

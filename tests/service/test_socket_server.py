@@ -372,25 +372,53 @@ def test_other_streams_go_on(
     assert strict.server.state.queued == 0
 
 
-def test_a_client_that_breaks_the_protocol_and_does_not_read_is_cut(
-    make_live: Callable[..., Live], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(OrderlyWebSocketProtocol, "linger_seconds", 0.2)
-    live = make_live(api_keys=("key",))
+@contextlib.contextmanager
+def unread(
+    live: Live, full: Callable[[OrderlyWebSocketProtocol], bool]
+) -> Iterator[tuple[socket.socket, OrderlyWebSocketProtocol]]:
+    """A socket whose client reads nothing of what it asks for, until the server's side is `full`."""
     state = live.server.state
     body = {"type": "response.create", "input": "a", "metadata": {f"{at}": "x" * 512 for at in range(16)}}
     text = frame(1, json.dumps({**body, "max_output_tokens": 1}).encode())
     with raw_opened(live) as connection:
         (protocol,) = live.server.server_state.connections
         assert isinstance(protocol, OrderlyWebSocketProtocol)
-        while protocol.writable.is_set():  # until all buffers are full
+        while not full(protocol):
             asked = len(live.engine.streams)
             connection.sendall(text)
             while len(live.engine.streams) == asked:
                 live.idle(0.001)
-            live.wait(lambda: not state.generations or not protocol.writable.is_set())
+            live.wait(lambda: not state.generations or full(protocol))
+        yield connection, protocol
+
+
+def test_a_client_that_breaks_the_protocol_and_does_not_read_is_cut(
+    make_live: Callable[..., Live], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OrderlyWebSocketProtocol, "linger_seconds", 0.2)
+    live = make_live(api_keys=("key",))
+    with unread(live, lambda protocol: not protocol.writable.is_set()) as (connection, _):
         connection.sendall(frame(3, b""))
         live.wait(lambda: not live.server.server_state.connections)
+
+
+def test_a_client_that_answers_no_ping_is_cut(make_live: Callable[..., Live]) -> None:
+    """Even if a little of what it was sent is left, for which a close would wait."""
+    live = make_live(api_keys=("key",))
+    with unread(live, lambda protocol: protocol.transport.get_write_buffer_size() > 0) as (_, protocol):
+        protocol.ping_timeout = 0.1
+        live.call(protocol.send_keepalive_ping)
+        live.wait(lambda: not live.server.server_state.connections)
+    live.wait(lambda: not live.server.state.streams)
+
+
+def test_an_idle_socket_may_stay(make_live: Callable[..., Live]) -> None:
+    live = make_live(api_keys=("key",), receive_timeout=0.2, send_timeout=0.2, keep_alive=0.2)
+    with opened(live) as client:
+        for _ in range(2):
+            create(client, max_output_tokens=2)
+            until(client, *ENDS)
+            live.idle(0.5)
 
 
 def test_shutdown(make_live: Callable[..., Live]) -> None:
