@@ -67,7 +67,7 @@ def torch_backend() -> Backend:
 
 
 def triton_backend() -> Backend:
-    """The Triton kernels: a CUDA device; fp32, fp16 and bf16."""
+    """The Triton kernels: a CUDA device; fp32, fp16 and bf16, the KV cache in e4m3 too."""
     return Backend(
         name="triton",
         decode_attention=decode_attention,

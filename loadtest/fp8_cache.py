@@ -1,8 +1,8 @@
 """What an fp8 KV cache costs and gains: `python -m loadtest.fp8_cache [MODEL ...] [--json PATH]`.
 
 The error: logits of the same tokens, half of them prefilled and half decoded, with the cache in fp8 and in
-the model's own type; beside it that type's own error against float32. Dummy weights for a folder without
-any, where tokens are random; else the model's greedy answers to a few questions.
+bfloat16, and of both in float32. The tokens are the model's greedy answers to a few questions; a folder
+without weights gets random ones, and random tokens.
 
 The gain, on a GPU: rows decoding at a long context, as many in fp8 as in the model's own type, and as many
 as fit. Each measurement has a process of its own, so that none is left another's memory.
@@ -158,7 +158,7 @@ def sequences_of(llm: LLM, load_format: LoadFormat) -> list[list[int]]:
 
 
 def measure_errors(model: str, load_format: LoadFormat, device: str) -> list[Error]:
-    """In float32, whose logits the others' are held against, then in bfloat16 with either cache."""
+    """In bfloat16 with either cache; with a checkpoint's weights, both against float32 too."""
 
     def start(dtype: str) -> LLM:
         return LLM(
@@ -178,12 +178,15 @@ def measure_errors(model: str, load_format: LoadFormat, device: str) -> list[Err
     own, fp8 = (
         [logits_of(llm.core, dtype, tokens) for tokens in sequences] for dtype in (torch.bfloat16, FP8)
     )
+    name = "demo" if model == MODEL_FOLDER else Path(model).name
+    errors = [compare(name, "fp8_e4m3", "bfloat16", fp8, own)]
+    if load_format == "dummy":
+        return errors  # other weights are drawn in float32
     del llm  # its memory is the next one's
     llm = start("float32")
     exact = [logits_of(llm.core, torch.float32, tokens) for tokens in sequences]
-    name = "demo" if model == MODEL_FOLDER else Path(model).name
     return [
-        compare(name, "fp8_e4m3", "bfloat16", fp8, own),
+        *errors,
         compare(name, "fp8_e4m3", "float32", fp8, exact),
         compare(name, "bfloat16", "float32", own, exact),
     ]

@@ -13,12 +13,14 @@ import tempfile
 from pathlib import Path
 
 from loadtest.model_configs import write_model_folders
+from service.demo import MODEL_FOLDER
 
 RESULTS = Path(__file__).parent / "results"
 OFFLINE = {
     "qwen3-0.6b": "single,decode256,mixed,sharegpt,alpaca,prefix,prefill",
     "llama-8b": "single,decode256,mixed,sharegpt,prefix,prefill,parallel8,beam4,beam6",
 }
+FP8_ATTENTION = ["-m", "loadtest.gpu_attention", "--kv-cache-dtype", "fp8_e4m3"]
 FEW_BLOCKS = ["--num-gpu-blocks-override", "2048", "--workload", "pressure"]
 
 
@@ -33,9 +35,12 @@ def main() -> int:
     output = arguments.output.resolve()
     with tempfile.TemporaryDirectory() as models:
         write_model_folders(Path(models))
+        folders = [MODEL_FOLDER, *(f"{models}/{model}" for model in OFFLINE)]
         commands = [
             ["-m", "loadtest.gpu_attention", "--json", str(output / "attention.json")],
             ["-m", "loadtest.gpu_kernels", "--json", str(output / "kernels.json")],
+            [*FP8_ATTENTION, "--json", str(output / "attention-fp8.json")],
+            ["-m", "loadtest.fp8_cache", *folders, "--json", str(output / "fp8-cache.json")],
         ]
         for model, workloads in OFFLINE.items():
             bench = ["-m", "service.cli", "bench", f"{models}/{model}", "--load-format", "dummy"]
