@@ -171,9 +171,12 @@ class _Exchange:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             if connection.started or not isinstance(error, aiohttp.ServerDisconnectedError):
                 replica.lost(error)  # else it may just have closed a connection that was idle for long
+            replica.recent.forget(digests)
             raise _ReplicaLost(f"{replica.name}: {error or type(error).__name__}") from None
         if answer.status == 503:
             replica.lost(f"it answers {answer.status}")
+        if answer.status in BUSY:
+            replica.recent.forget(digests)
         self._compare(placement, content)
         reply = Response(content, answer.status)
         length = answer.headers.get("content-length", str(len(content)))  # of HEAD: what GET would have

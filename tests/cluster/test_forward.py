@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from service.router.placement import Location
+from service.router.recent import UNPUBLISHED_SECONDS
 from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
 
 CHAT = "/v1/chat/completions"
@@ -146,6 +149,28 @@ def test_another_replica_answers_before_the_first_byte(
     assert answer.headers["x-quire-route"].endswith("attempt=2")
     assert metric(router, "quire_route_retries_total") == 1
     assert metric(router, 'quire_route_failures_total{when="before"}') == 0
+
+
+@pytest.mark.parametrize("failure", [busy, cut_at_once])
+def test_a_prompt_is_remembered_where_it_was_taken(make: Make, failure: Callable[[Exchange], object]) -> None:
+    digests = [bytes([number]) * 16 for number in range(4)]
+    router, (first, _second) = make(failure, say)
+    replicas = {replica.url: replica for replica in router.server.state.replicas}
+
+    async def locate(_: object) -> Location:
+        return Location(70, {"f": digests}, {"f": 16}, None)
+
+    def register() -> None:
+        router.server.state.locate = locate  # type: ignore[method-assign]
+        for replica in replicas.values():
+            replica.fingerprint = "f"
+
+    router.do(register)
+    assert post(router).headers["x-quire-route"].endswith("attempt=2")
+    taken = replicas.pop(first.url).recent, replicas.popitem()[1].recent
+    now = time.monotonic()
+    assert [recent.match(digests, now) for recent in taken] == [0, 4]
+    assert taken[1].unpublished(digests, now + UNPUBLISHED_SECONDS) == 0  # for its answer has begun
 
 
 def test_another_replica_answers_for_one_that_refuses_connections(make: Make) -> None:
