@@ -27,6 +27,7 @@ from engine.process import (
 )
 from engine.request import Abort, Drain, FinishReason, Output, Request, SamplingParams
 
+TURN_SECONDS = 0.005  # for which frames are read before what they brought is told, and others have their turn
 EXIT_SECONDS = 5.0  # how long the engine process may take to end before it is killed
 
 
@@ -118,6 +119,7 @@ class AsyncEngine:
         self._next_id = 0
         self._outbox: list[Request | Abort | Drain] = []
         self._told: list[RequestStream] = []  # whose listeners are to be called in this turn of the loop
+        self._turn_began = 0.0  # by the loop's clock, when there were any
         self._changed = asyncio.Event()
         self._last_step = time.monotonic()
         self._process: asyncio.subprocess.Process | None = None
@@ -126,6 +128,7 @@ class AsyncEngine:
 
     async def start(self) -> None:
         """Start the engine process; returns at once, `state` and `watch_progress` tell how it goes."""
+        self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
@@ -200,6 +203,8 @@ class AsyncEngine:
             while True:
                 (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                 self._receive(decoder.decode(await reader.readexactly(length)))
+                if self._told and self._loop.time() - self._turn_began > TURN_SECONDS:
+                    await asyncio.sleep(0)  # an engine that is faster than we are always has more
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await self._process.wait() if self._process is not None else None
             self._die(f"the engine process ended unexpectedly (exit code {code})")
@@ -249,7 +254,8 @@ class AsyncEngine:
     def _tell_soon(self, stream: RequestStream) -> None:
         """When all frames that are there have been read: what has piled up is told as one."""
         if not self._told:
-            asyncio.get_running_loop().call_soon(self._tell)
+            self._loop.call_soon(self._tell)
+            self._turn_began = self._loop.time()
         self._told.append(stream)
 
     def _tell(self) -> None:
