@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.beam import BeamSearch, BeamStep, Hypothesis
 from engine.block_manager import BlockManager
@@ -31,20 +30,22 @@ class BeamGroup:
         self.num_candidates = min(self.search.candidates_per_beam, vocab_size)
         self.order = group.sequences[:1]
         self.pending = False  # candidates are in flight, or wait for those of other beams
-        self._candidates: dict[int, tuple[NDArray[np.int32], NDArray[np.float32]]] = {}
+        shape = (params.beam_width, self.num_candidates)
+        self._tokens, self._logprobs = np.empty(shape, np.int32), np.empty(shape, np.float32)  # as in `order`
+        self._missing = {group.sequences[0].index: 0}  # beams without candidates -> place in `order`
 
     def collect(self, sequence: Sequence, logprobs: Logprobs, i: int) -> bool:
         """Take row i of `logprobs` as the candidates of `sequence`: have all beams theirs now?"""
-        k = self.num_candidates
-        self._candidates[sequence.index] = (logprobs.top_tokens[i, :k], logprobs.top_logprobs[i, :k])
-        return len(self._candidates) == len(self.order)
+        place = self._missing.pop(sequence.index)
+        self._tokens[place] = logprobs.top_tokens[i, : self.num_candidates]
+        self._logprobs[place] = logprobs.top_logprobs[i, : self.num_candidates]
+        return not self._missing
 
     def advance(self) -> BeamStep:
         """One selection. Raises FloatingPointError if a candidate is NaN."""
-        tokens, logprobs = zip(*(self._candidates[beam.index] for beam in self.order), strict=True)
-        self._candidates.clear()
         self.pending = False
-        return self.search.advance(np.stack(tokens), np.stack(logprobs))
+        beams = len(self.order)
+        return self.search.advance(self._tokens[:beams], self._logprobs[:beams])
 
     def reparent(self, step: BeamStep, blocks: BlockManager, rows: Rows) -> None:
         """Each chosen beam continues its parent: the first child in the parent's row, others by a fork.
@@ -76,6 +77,7 @@ class BeamGroup:
         for child, token in zip(order, step.tokens, strict=True):
             child.tokens.append(token)
         self.order = order
+        self._missing = {beam.index: place for place, beam in enumerate(order)}
 
     def outputs(self) -> list[Output]:
         """What the finished search gives: one output a hypothesis, best first."""

@@ -58,6 +58,7 @@ def _look_at(queue: RunQueue, flight: Flight, result: StepResult, samples: list[
     logprobs = sampled_logprobs(flight.samples.sequences, result)
     outputs: list[Output] = []
     constrained: list[tuple[Sequence, Output]] = []
+    candidates = {sample: at for at, sample in enumerate(result.logprob_samples.tolist())}
     for i in samples:
         sequence = flight.samples.sequences[i]
         beams = sequence.group.beams
@@ -68,10 +69,8 @@ def _look_at(queue: RunQueue, flight: Flight, result: StepResult, samples: list[
             outputs.append(output)
             if sequence.constraint is not None and output.finish_reason is None:
                 constrained.append((sequence, output))
-        elif result.logprobs is not None:
-            at = int(np.searchsorted(result.logprob_samples, i))
-            if beams.collect(sequence, result.logprobs, at):
-                outputs += _select(queue, sequence.group, beams)
+        elif result.logprobs is not None and beams.collect(sequence, result.logprobs, candidates[i]):
+            outputs += _select(queue, sequence.group, beams)
     _constrain(queue, constrained)
     return outputs
 

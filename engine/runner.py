@@ -30,7 +30,6 @@ from engine.staging import ALIGNMENT, Staging
 from engine.step_inputs import decode_inputs, idle_decode, idle_mixed, mixed_inputs
 from kernels.backend import Backend
 from kernels.decode_attention import DecodeGather, DecodeWorkspace
-from kernels.sampling import logprobs
 from kernels.shared_prefix import LANES, SharedPrefixes, rows_of_bundle, shared_lens
 
 LOGPROB_SLICE = 256  # rows of logits that are held at once while prompt logprobs are computed
@@ -242,15 +241,15 @@ class ModelRunner:
 
     def _logprobs(self, logits: Tensor, tokens: Tensor, wanted: list[int], k: int) -> DeviceLogprobs:
         if len(wanted) == len(tokens):
-            return DeviceLogprobs(*logprobs(logits, tokens, k))
+            return DeviceLogprobs(*self.backend.logprobs(logits, tokens, k))
         index = torch.tensor(wanted, device=self.device)
-        return DeviceLogprobs(*logprobs(logits[index], tokens[index], k))
+        return DeviceLogprobs(*self.backend.logprobs(logits[index], tokens[index], k))
 
     def _prompt_logprobs(self, hidden: Tensor, run: PromptLogprobs, targets: Tensor) -> DeviceLogprobs:
         """Of the prompt tokens that follow hidden[run.first], a slice of the wide logits at a time."""
         wanted = hidden[run.first : run.first + len(targets)]
         parts = [
-            logprobs(self.model.logits(rows), tokens, run.k)
+            self.backend.logprobs(self.model.logits(rows), tokens, run.k)
             for rows, tokens in zip(wanted.split(LOGPROB_SLICE), targets.split(LOGPROB_SLICE), strict=True)
         ]
         return DeviceLogprobs(*(torch.cat(column) for column in zip(*parts, strict=True)))

@@ -204,7 +204,7 @@ def _rare_step(num_blocks: int, vocab_size: int) -> StepPlan:
     """
     step = _largest_step(Limits(1, 1, 1), sampled=1)
     (start,) = step.starts
-    params = SamplingParams(grammar="any text", logit_bias={0: 0.0})
+    params = SamplingParams(grammar="any text", logit_bias={0: 0.0}, logprobs=1)
     return dataclasses.replace(
         step,
         starts=(dataclasses.replace(start, params=params),),

@@ -18,6 +18,7 @@ from kernels.gemv import (
     norm_silu_linear,
     norm_silu_linear_reference,
 )
+from kernels.logprobs import logprobs, logprobs_reference
 from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
@@ -42,6 +43,7 @@ class Backend:
     add_linear: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
     copy_blocks: Callable[[Tensor, Tensor], None]
     sample: Callable[..., Tensor]
+    logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
     mask_tokens: Callable[[Tensor, Tensor, Tensor], None]
     token_places: Callable[..., tuple[Tensor, Tensor, Tensor]]
 
@@ -61,6 +63,7 @@ def torch_backend() -> Backend:
         add_linear=add_linear_reference,
         copy_blocks=copy_blocks_reference,
         sample=sample_reference,
+        logprobs=logprobs_reference,
         mask_tokens=mask_tokens_reference,
         token_places=token_places_reference,
     )
@@ -81,6 +84,7 @@ def triton_backend() -> Backend:
         add_linear=add_linear,
         copy_blocks=copy_blocks,
         sample=sample,
+        logprobs=logprobs,
         mask_tokens=mask_tokens,
         token_places=token_places,
     )

@@ -117,20 +117,6 @@ def _draw(logits: Tensor, positions: Tensor, state: SamplingState) -> Tensor:
     return scores.view(len(logits), -1).argmax(dim=-1)
 
 
-def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probabilities of tokens [N] under logits [N, V], and the k best of each row.
-
-    -> (chosen [N] fp32, rank [N] int32, top_tokens [N, k] int32, top_logprobs [N, k] fp32). The rank is
-    1 + the number of strictly larger logits. An invalid token (-1) is described as token 0.
-    """
-    wide = logits.float()
-    total = wide.logsumexp(dim=1, keepdim=True)
-    chosen = wide.gather(1, tokens.long().clamp(min=0).unsqueeze(1))
-    rank = 1 + (wide > chosen).sum(dim=1)
-    best, best_tokens = wide.topk(k, dim=1)
-    return (chosen - total).squeeze(1), rank.int(), best_tokens.int(), best - total
-
-
 @triton.jit
 def _chunk_argmax_kernel(
     logits_ptr: tl.tensor,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from kernels.sampling import SamplingState, logprobs, sample, sample_reference
+from kernels.sampling import SamplingState, sample, sample_reference
 from kernels.thresholds import keep_thresholds_reference
 
 ROWS = [  # one device row of each kind
@@ -131,25 +131,3 @@ def test_successive_positions_and_neighbouring_seeds_draw_independently(device):
         counts = (first * 4 + second).flatten().bincount(minlength=16)
         expected = counts.sum() / 16
         assert ((counts - expected) ** 2 / expected).sum() < 37.7  # 15 degrees of freedom, one in a thousand
-
-
-def test_logprobs_are_the_log_softmax(device, dtype):
-    logits = random_logits(3, 50, device, dtype)
-    logits[2, :2] = 30.0
-    tokens = torch.tensor([5, -1, 1], dtype=torch.int32, device=device)
-    chosen, rank, top_tokens, top_logprobs = logprobs(logits, tokens, 4)
-    expected = logits.double().log_softmax(-1)
-    torch.testing.assert_close(chosen.double(), expected[[0, 1, 2], [5, 0, 1]], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(top_logprobs.double(), expected.topk(4).values, rtol=1e-5, atol=1e-5)
-    assert torch.equal(logits.gather(1, top_tokens.long()), logits.topk(4).values)
-    assert rank[2] == 1  # of two equal best ones, both are first
-    assert rank[0] == 1 + (logits[0] > logits[0, 5]).sum()
-    assert (chosen.dtype, rank.dtype, top_tokens.dtype) == (torch.float32, torch.int32, torch.int32)
-
-
-def test_logprobs_of_no_alternatives(device):
-    chosen, _, top_tokens, _ = logprobs(
-        torch.zeros(2, 8, device=device), torch.tensor([1, 7], device=device), 0
-    )
-    assert top_tokens.shape == (2, 0)
-    torch.testing.assert_close(chosen, torch.full((2,), -math.log(8), device=device))
