@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.answer import answer
-from service.choice import LogprobEntry
+from service.choice import Choice, LogprobEntry
 from service.chunks import ChunkEncoder, ChunkStyle, Identity
 from service.errors import bad_value
 from service.generation import MIN_LOGPROB, Generation, Options, Prompt
@@ -19,6 +19,8 @@ from service.protocol import ChatRequest
 from service.rendering import render
 from service.replies import ChatChoice, ChatLogprobs, ChatReply, ReplyMessage, TokenLogprobs, TopLogprob
 from service.state import ServerState
+from service.tools.calls import whole_calls
+from service.tools.use import ToolUse
 
 if TYPE_CHECKING:
     from service.tokenizer import Tokenizer
@@ -66,7 +68,15 @@ def prompt_text(tokenizer: Tokenizer, model: str, body: ChatRequest) -> str:
         [message.as_template_message() for message in body.messages],
         add_generation_prompt=body.add_generation_prompt,
         arguments=body.chat_template_kwargs,
+        tools=[tool.as_template_tool() for tool in body.offered_tools],
     )
+
+
+def _message(choice: Choice) -> ReplyMessage:
+    text = choice.take_text()
+    if not choice.calls:
+        return ReplyMessage("assistant", text)
+    return ReplyMessage("assistant", text or None, whole_calls(choice.calls.take()))
 
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
@@ -80,7 +90,9 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     tokens = await state.encode(prompt_text(tokenizer, model, body), "messages", add_special_tokens=False)
     top = (body.top_logprobs or 0) if body.logprobs else None
     budget = token_budget(body, tokens, "messages", info, None)
-    params = sampling_params(body, budget, top, await checked_grammar(state, body))
+    tools = ToolUse.of(body, tokenizer)
+    grammar = await checked_grammar(state, body.form if tools is None else tools.form)
+    params = sampling_params(body, budget, top, grammar)
     options = Options(
         stops=body.stop_strings,
         skip_special_tokens=body.skip_special_tokens,
@@ -88,6 +100,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
         token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids,
         best=body.ranked,
+        tools=tools,
     )
     salt = cache_salt(request, body.cache_salt)
     generation = Generation(state, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt)
@@ -102,7 +115,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
         choices = [
             ChatChoice(
                 index=index,
-                message=ReplyMessage("assistant", choice.take_text()),
+                message=_message(choice),
                 logprobs=logprobs_of(generation, choice.logprobs) if body.logprobs else None,
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop_reason,

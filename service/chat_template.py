@@ -13,6 +13,7 @@ from jinja2.parser import Parser
 
 from service.errors import TemplateError
 from service.template_sandbox import MAX_CHARS, TemplateSandbox
+from service.tools.formats import format_of
 
 MAX_TEMPLATE_CHARS = 1 << 20
 TIME_LIMIT = 1.0  # seconds; templates take a millisecond
@@ -50,6 +51,7 @@ class ChatTemplate:
             raise ValueError(f"the model's chat template does not compile: {error}") from None
         self._environment = environment
         self._source = source
+        self.tool_format = format_of(source)
         self._special_tokens = special_tokens
 
     def mentions(self, variable: str) -> bool:
@@ -62,6 +64,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
         arguments: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
     ) -> str:
         """Raises TemplateError with the template's own words."""
         try:
@@ -69,7 +72,7 @@ class ChatTemplate:
             prompt = self._template.render(
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=tools,
                 documents=None,
                 **self._special_tokens,
                 **(arguments or {}),

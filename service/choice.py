@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.request import Output, TokenLogprob
 from service.stop_strings import StopMatcher
+from service.tools.calls import AnswerCalls
+from service.tools.parser import Piece, ToolCallParser
 
 if TYPE_CHECKING:
     from service.detokenizer import Detokenizer
@@ -25,6 +27,8 @@ class Choice:
         "_length",
         "_matcher",
         "_min_tokens",
+        "_parser",
+        "calls",
         "cumulative_logprob",
         "finish_reason",
         "index",
@@ -37,13 +41,20 @@ class Choice:
     )
 
     def __init__(
-        self, index: int, detokenizer: Detokenizer, stops: tuple[str, ...], min_tokens: int = 0
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        stops: tuple[str, ...],
+        min_tokens: int = 0,
+        parser: ToolCallParser | None = None,
     ) -> None:
         """Stop strings are looked for in what follows the first `min_tokens` tokens."""
         self.index = index
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops) if stops else None
         self._min_tokens = min_tokens
+        self._parser = parser
+        self.calls = None if parser is None else AnswerCalls()
         self._length = 0  # characters so far, held back ones included
         self.texts: list[str] = []
         self.tokens: list[int] = []
@@ -66,7 +77,8 @@ class Choice:
             return
         tokens = output.tokens
         self.cumulative_logprob = output.cumulative_logprob
-        if self._matcher is None and output.logprobs is None and output.stop_token is None:
+        plain = self._matcher is None and self._parser is None
+        if plain and output.logprobs is None and output.stop_token is None:
             text = self._detokenizer.push(tokens) if tokens else ""
             if text:
                 self.texts.append(text)
@@ -76,11 +88,10 @@ class Choice:
             self._add_one_by_one(output)
         if output.finish_reason is not None and self.finish_reason is None:
             self._show(self._detokenizer.finish())
+            if self.finish_reason is None and self._matcher is not None:
+                self._tell(self._matcher.finish())
             if self.finish_reason is None:
-                if self._matcher is not None:
-                    self.texts.append(self._matcher.finish())
-                self.finish_reason = output.finish_reason
-                self.stop_reason = output.stop_token if output.finish_reason == "stop" else None
+                self._finish(output.finish_reason, output.stop_token)
 
     def _add_one_by_one(self, output: Output) -> None:
         last = len(output.tokens) - 1
@@ -99,12 +110,35 @@ class Choice:
             return
         self._length += len(text)
         if self._matcher is not None and self.num_tokens > self._min_tokens:
-            text = self._matcher.push(text)
-            if self._matcher.matched is not None:
-                self.finish_reason = "stop"
-                self.stop_reason = self._matcher.matched
-        if text:
+            self._tell(self._matcher.push(text))
+            if self._matcher.matched is not None and self.finish_reason is None:
+                self._finish("stop", self._matcher.matched)
+        else:
+            self._tell(text)
+
+    def _tell(self, text: str) -> None:
+        if self._parser is not None:
+            self._sort(self._parser.push(text))
+            if self._parser.done:
+                self.finish_reason = "tool_calls"
+        elif text:
             self.texts.append(text)
+
+    def _sort(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            if isinstance(piece, str):
+                self.texts.append(piece)
+            elif self.calls is not None:
+                self.calls.add(piece)
+
+    def _finish(self, reason: str, stop: int | str | None) -> None:
+        """No more text comes. `stop`: the token or the string that ended it."""
+        if self._parser is not None:
+            self._sort(self._parser.finish())
+            if self._parser.num_calls and reason == "stop" and not isinstance(stop, str):
+                reason = "tool_calls"
+        self.finish_reason = reason
+        self.stop_reason = stop if reason == "stop" else None
 
     @property
     def mean_logprob(self) -> float:

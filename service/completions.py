@@ -60,7 +60,7 @@ async def completions(state: ServerState, request: Request) -> Response:
     echo, logprobs = bool(body.echo), body.logprobs is not None
     if body.token_limit == 0 and not echo:
         raise bad_value("max_tokens", "max_tokens must be at least 1 without echo, got 0")
-    grammar = await checked_grammar(state, body)
+    grammar = await checked_grammar(state, body.form)
     prompts, params = [], []
     for prompt in body.prompts:
         if isinstance(prompt, str):

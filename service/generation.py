@@ -14,6 +14,7 @@ from service.engine_client import Engine, RequestStream
 from service.errors import ApiError, bad_value, not_ready
 from service.replies import PromptLogprob, PromptLogprobs, PromptTokensDetails, Usage
 from service.state import ServerState
+from service.tools.use import ToolUse
 
 if TYPE_CHECKING:
     from service.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ class Options:
     discard_output: bool = False  # max_tokens 0: the engine's one token is not shown
     token_ids: bool = False
     tokens_as_ids: bool = False
+    tools: ToolUse | None = None
     best: int | None = None  # how many of a prompt's samples are returned, ranked; None: all, in order
 
 
@@ -100,12 +102,18 @@ class Generation:
             raise not_ready(f"the engine died: {error}") from None
         options, first = self.options, len(self._groups) * params.n
         context = prompt.tokens if options.continues else []
+        tools = options.tools
         choices = [
             Choice(
                 first + i,
-                self.tokenizer.detokenizer(context, skip_special_tokens=options.skip_special_tokens),
+                self.tokenizer.detokenizer(
+                    context,
+                    skip_special_tokens=options.skip_special_tokens,
+                    shown=() if tools is None else tools.format.markers,
+                ),
                 options.stops,
                 params.min_tokens,
+                None if tools is None else tools.parser(),
             )
             for i in range(params.n)
         ]
@@ -215,7 +223,8 @@ class Generation:
         return entries
 
     def _finish(self, group: Group, choice: Choice, now: float) -> None:
-        self._metrics.finished[choice.finish_reason or "stop"] += 1
+        reason = choice.finish_reason or "stop"
+        self._metrics.finished["stop" if reason == "tool_calls" else reason] += 1
         group.unfinished -= 1
         if group.unfinished:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from starlette.requests import HTTPConnection
@@ -22,12 +23,6 @@ class TokenLimit(Protocol):
 
     @property
     def token_limit_name(self) -> str: ...
-
-
-class Formed(Protocol):
-    """A request that may say what its text must be."""
-
-    def form(self) -> Form | None: ...
 
 
 def check_token_ids(tokens: list[int], vocab_size: int, param: str) -> None:
@@ -87,10 +82,10 @@ def token_budget(
     return asked
 
 
-async def checked_grammar(state: ServerState, body: Formed) -> str:
+async def checked_grammar(state: ServerState, form_of: Callable[[], Form | None]) -> str:
     """The grammar that the text must follow, if any. Raises ApiError 400 that names the field."""
     try:
-        form = body.form()
+        form = form_of()
     except ValueError as error:
         raise named(error) from None
     if form is None:

@@ -26,6 +26,7 @@ from service.structured_output import (
     json_grammar,
     regex_grammar,
 )
+from service.tools.protocol import CallId, Tool, ToolCalls, ToolChoice, Tools, check_tools
 
 MAX_PROMPTS = 1024
 MAX_TOKEN_ID = (1 << 31) - 1
@@ -62,6 +63,12 @@ _BEAMS = (
     "delta per choice when the search ends. Not with sampling parameters, penalties, logit_bias, logprobs "
     "or stop; temperature is left out or 0"
 )
+
+_TOOL_CHOICE = (
+    "none: as if there were no tools; auto (if left out): the model decides; required: it must call at "
+    "least one; a function: it must call that one, once. With the last two, arguments fit the parameters"
+)
+_PARALLEL = "false: at most one call, after which the answer ends"
 
 # SamplingParams fields that a request has under the same name
 _SAME_NAME = (
@@ -260,14 +267,32 @@ class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Meta(min_length=1, max_length=1024)]
+    """The assistant's may have calls beside or instead of content; a tool's answers one of them."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[TextPart], Meta(min_length=1, max_length=1024)] | None = None
+    tool_calls: ToolCalls | None = None
+    tool_call_id: CallId | None = None
+
+    def __post_init__(self) -> None:
+        if self.tool_calls is not None and self.role != "assistant":
+            raise ValueError(f"tool_calls belongs to the role 'assistant', not to {self.role!r}")
+        if (self.tool_call_id is None) == (self.role == "tool"):
+            raise ValueError("tool_call_id belongs to the role 'tool', which needs it")
+        if self.content is None and self.tool_calls is None:
+            raise ValueError("content may be left out only with tool_calls")
 
     def as_template_message(self) -> dict[str, Any]:
-        """Plain strings, as templates expect; a developer speaks as the system."""
-        content = self.content
+        """Plain types, as templates expect; a developer speaks as the system."""
+        content = self.content or ""
         text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": text}
+        if self.tool_calls is not None:
+            message["tool_calls"] = [call.as_template_call() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
 class TemplateArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -284,18 +309,43 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: LogprobCount | None = None
     response_format: ResponseFormat | None = None
+    tools: Tools | None = None
+    tool_choice: Annotated[ToolChoice, Meta(description=_TOOL_CHOICE)] | None = None
+    parallel_tool_calls: Annotated[bool, Meta(description=_PARALLEL)] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateArguments | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_calls()
+        if self.tools is not None:
+            check_tools(self.tools, self.tool_choice)
+        for name in ("tool_choice", "parallel_tool_calls"):
+            if self.tools is None and getattr(self, name) not in (None, "none"):
+                raise ValueError(f"{name} may only be given with tools")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs may only be given with logprobs: true")
+
+    def _check_calls(self) -> None:
+        """What a tool says must answer a call."""
+        known: set[str] = set()
+        for at, message in enumerate(self.messages):
+            known |= {call.id for call in message.tool_calls or ()}
+            if message.tool_call_id is not None and message.tool_call_id not in known:
+                raise ValueError(
+                    f"messages[{at}].tool_call_id is {message.tool_call_id!r}, which no call before it has"
+                )
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """Those that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def form_fields(self) -> list[str]:
         asks = not isinstance(self.response_format, TextFormat | None)
-        return ["response_format"] * asks + super().form_fields
+        offers = ["tools"] * bool(self.offered_tools)
+        return offers + ["response_format"] * asks + super().form_fields
 
     def form(self) -> Form | None:
         return json_form("response_format", self.response_format) or super().form()

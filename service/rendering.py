@@ -21,6 +21,7 @@ def render(
     param: str = "messages",
     add_generation_prompt: bool = True,
     arguments: TemplateArguments | None = None,
+    tools: list[dict[str, Any]] | None = None,
 ) -> str:
     """The prompt that `messages` make. Raises ApiError 400 that names `param`."""
     template = tokenizer.chat_template
@@ -35,7 +36,14 @@ def render(
                 "chat_template_kwargs", f"the chat template of {model!r} does not use 'enable_thinking'"
             )
         given["enable_thinking"] = arguments.enable_thinking
+    if template.tool_format is None:
+        uses = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
+        if tools or uses:
+            field = "tools" if tools else param
+            raise bad_value(field, f"{field}: the chat template of {model!r} knows no tools", "no_tools")
     try:
-        return template.render(messages, add_generation_prompt=add_generation_prompt, arguments=given)
+        return template.render(
+            messages, add_generation_prompt=add_generation_prompt, arguments=given, tools=tools or None
+        )
     except TemplateError as error:
         raise bad_value(param, str(error)) from None

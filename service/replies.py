@@ -66,9 +66,21 @@ class CompletionChoice(_Choice, kw_only=True):
     logprobs: CompletionLogprobs | None = None
 
 
+class ReplyFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str
+
+
+class ReplyToolCall(msgspec.Struct, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: ReplyFunction
+
+
 class ReplyMessage(msgspec.Struct):
     role: str
-    content: str
+    content: str | None
+    tool_calls: list[ReplyToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(_Choice, kw_only=True):

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
-
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
 
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 64
 
 # One line, with a space after a comma or a colon if the model wants one: where it may put white space
 # anywhere a small model does little else.
-_JSON_OPTIONS: JsonCompileOptions = {
+_JSON_OPTIONS: dict[str, Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
     "key_separator": ": ?",
@@ -99,14 +96,22 @@ def json_form(field: str, asked: ResponseFormat | FlatFormat | None) -> Form | N
 
 def json_grammar(schema: dict[str, Any]) -> str:
     """Raises ValueError if it is too large; whether it is a schema shows when the grammar is compiled."""
+    check_size(schema)
+    return lark_grammar(f"start: {json_rule(schema)}")
+
+
+def json_rule(schema: dict[str, Any]) -> str:
+    """A schema within a grammar of several rules."""
+    return "%json " + msgspec.json.encode({**schema, "x-guidance": _JSON_OPTIONS}).decode()
+
+
+def check_size(schema: dict[str, Any]) -> None:
+    """Raises ValueError, with the limit."""
     if _depth_exceeds(schema, MAX_SCHEMA_DEPTH):
         raise ValueError(f"the schema has more than {MAX_SCHEMA_DEPTH} levels")
-    text = msgspec.json.encode(schema)
-    if len(text) > MAX_SCHEMA_BYTES:
-        raise ValueError(f"the schema has {len(text)} bytes, more than {MAX_SCHEMA_BYTES}")
-    from llguidance import LLMatcher
-
-    return LLMatcher.grammar_from_json_schema(text.decode(), overrides=_JSON_OPTIONS)
+    length = len(msgspec.json.encode(schema))
+    if length > MAX_SCHEMA_BYTES:
+        raise ValueError(f"the schema has {length} bytes, more than {MAX_SCHEMA_BYTES}")
 
 
 def regex_grammar(regex: str) -> str:
@@ -116,9 +121,13 @@ def regex_grammar(regex: str) -> str:
 
 
 def choice_grammar(choices: list[str]) -> str:
+    return lark_grammar("start: " + " | ".join(json.dumps(choice) for choice in choices))
+
+
+def lark_grammar(rules: str) -> str:
     from llguidance import LLMatcher
 
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(choice) for choice in choices))
+    return LLMatcher.grammar_from_lark(rules)
 
 
 def _depth_exceeds(value: Any, limit: int) -> bool:

@@ -22,9 +22,9 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self.chat_template = chat_template
-        self.special = frozenset(
-            token for token, added in backend.get_added_tokens_decoder().items() if added.special
-        )
+        added_tokens = backend.get_added_tokens_decoder()
+        self.special = frozenset(token for token, added in added_tokens.items() if added.special)
+        self._added = {added.content: token for token, added in added_tokens.items()}
         self._pieces = pieces_of(backend, _decoder_types(json.loads(backend.to_str())["decoder"]))
         self._texts: dict[int, str] = {}
 
@@ -64,9 +64,18 @@ class Tokenizer:
         """The token as the vocabulary writes it."""
         return self._backend.id_to_token(token) or ""
 
-    def detokenizer(self, context: list[int], *, skip_special_tokens: bool) -> Detokenizer:
-        """For a sequence that continues `context` (empty: starts a text)."""
-        return self._pieces.detokenizer(context, self.special if skip_special_tokens else frozenset())
+    def has_token(self, text: str) -> bool:
+        """Whether `text` was added to the vocabulary as one token."""
+        return text in self._added
+
+    def detokenizer(
+        self, context: list[int], *, skip_special_tokens: bool, shown: tuple[str, ...] = ()
+    ) -> Detokenizer:
+        """For a sequence that continues `context` (empty: starts a text). `shown` is not skipped."""
+        skip = self.special if skip_special_tokens else frozenset()
+        if shown:
+            skip -= {self._added[text] for text in shown if text in self._added}
+        return self._pieces.detokenizer(context, skip)
 
 
 def _decoder_types(decoder: dict[str, Any] | None) -> list[str]:

@@ -126,7 +126,7 @@ async def begin(
     said = [*history, *input_messages(body.input)]
     text = prompt_text(tokenizer, model, body, said)
     tokens = await state.encode(text, "input", add_special_tokens=False)
-    grammar = await checked_grammar(state, body)
+    grammar = await checked_grammar(state, body.form)
     params = body.sampling_params(token_budget(body, tokens, "input", info, None), grammar)
     options = Options(stops=(), skip_special_tokens=True, continues=False)
     salt = cache_salt(connection, None)

@@ -136,7 +136,7 @@ async def test_bad_values_are_named(
 
 UNKNOWN = (
     *("priority", "suffix", "beam_width", "num_beams", "tenant", "cumulative_logprob"),
-    *("tools", "tool_choice", "functions", "include_stop_str_in_output", "Temperature"),
+    *("functions", "function_call", "include_stop_str_in_output", "Temperature"),
 )
 
 

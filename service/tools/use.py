@@ -1,0 +1,55 @@
+"""What one request does with tools: how its model calls them, and which calls it must or may make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from service.structured_output import Form, lark_grammar
+from service.tools.formats import ToolFormat
+from service.tools.parser import ToolCallParser
+from service.tools.protocol import ChosenTool, Function
+
+if TYPE_CHECKING:
+    from service.protocol import ChatRequest
+    from service.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    format: ToolFormat
+    functions: tuple[Function, ...]
+    forced: bool  # it must call one
+    parallel: bool
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, body: ChatRequest, tokenizer: Tokenizer) -> ToolUse | None:
+        """None if it has no tools to call, or the model's chat template knows none."""
+        template = tokenizer.chat_template
+        form = None if template is None else template.tool_format
+        if form is None or not body.offered_tools:
+            return None
+        choice = body.tool_choice
+        functions = [tool.function for tool in body.offered_tools]
+        if isinstance(choice, ChosenTool):
+            functions = [function for function in functions if function.name == choice.function.name]
+        named = isinstance(choice, ChosenTool)
+        parallel = body.parallel_tool_calls is not False and not named
+        return cls(form, tuple(functions), named or choice == "required", parallel, tokenizer)
+
+    def form(self) -> Form | None:
+        """What the text must be so that all calls are right that have to be."""
+        if self.forced:
+            make = self.format.must_call
+        elif any(function.strict for function in self.functions):
+            make = self.format.may_call
+        else:
+            return None
+        rules = make(list(self.functions), self.tokenizer.has_token, parallel=self.parallel)
+        return Form("tools", lark_grammar(rules))
+
+    def parser(self) -> ToolCallParser:
+        """For one answer."""
+        names = frozenset(function.name for function in self.functions)
+        return ToolCallParser(self.format, names, parallel=self.parallel)
