@@ -31,6 +31,7 @@ def add_simulate_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--beam-width", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--slots", type=int, help="tokens of KV memory; those of an A100 40GB if left out")
+    parser.add_argument("--max-model-len", type=int, default=OPT_13B.max_model_len)
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--host-slots", type=int, default=0, help="tokens of host memory for swapping")
     parser.add_argument("--costs", type=Path, help="step records to fit; a roofline of OPT-13B if left out")
@@ -55,7 +56,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
     system = System(
         arguments.system,
         arguments.slots or kv_slots(OPT_13B),
-        OPT_13B.max_model_len,
+        arguments.max_model_len,
         arguments.block_size,
         host_slots=arguments.host_slots,
         preemption="swap" if arguments.host_slots else "recompute",

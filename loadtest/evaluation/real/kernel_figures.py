@@ -10,7 +10,7 @@ from loadtest.evaluation.real.prediction import RealResults
 from loadtest.evaluation.real.rate_figures import OVERLOAD, PLAIN, real_figure
 from loadtest.evaluation.setting import ratio
 
-PAPER_OVERHEAD = "20–26 % above FasterTransformer"  # section 7.1
+PAPER_OVERHEAD = "20–26"  # per cent above FasterTransformer; section 7.1
 PAPER_SWAP = "recompute for small blocks, swap for large ones, alike from 16 to 64"  # section 7.3
 ENOUGH = 0.9  # of the best rate
 
@@ -34,7 +34,7 @@ def fig18a(results: RealResults) -> Figure:
             "batch × context",
             *(f"{way}, µs" for way in ways),
             "blocks of 16 above in order, %",
-            "paper",
+            "paper: vLLM above FasterTransformer, %",
         ]
         tables.append(
             Table(title=f"Attention of one decode step, heads of {heads}", header=header, rows=rows)
@@ -105,7 +105,7 @@ def fig18b(results: RealResults) -> Figure:
             rows=best,
         ),
     ]
-    return real_figure(results, "fig18b", "Rate by block size", tables, [], [OVERLOAD])
+    return real_figure(results, "fig18b", "Rate by block size, on a real engine", tables, [], [OVERLOAD])
 
 
 def fig19(results: RealResults) -> Figure:
@@ -163,7 +163,7 @@ def fig19(results: RealResults) -> Figure:
         log_y=True,
     )
     notes = ["Nothing else runs meanwhile in (a). In (b) transfers run beside the steps.", OVERLOAD]
-    name = "Swapping against recomputing, by block size"
+    name = "Swapping against recomputing by block size, on a real engine"
     return real_figure(results, "fig19", name, [moved, meet, end_to_end], [chart] if times else [], notes)
 
 

@@ -64,7 +64,7 @@ def fig2(results: RealResults) -> Figure:
         "with empty memory and takes a few seconds, so less of what is reserved is filled than in a long one."
     ]
     table = Table(title=title, header=header, rows=rows)
-    title = "Share of the KV memory that holds token states"
+    title = "Share of the KV memory that holds token states, on a real engine"
     return real_figure(results, "fig2", title, [table], [chart] if runs else [], notes)
 
 
@@ -120,12 +120,16 @@ def fig12(results: RealResults) -> Figure:
         "Requests come for a few seconds at each rate, and what has not ended some seconds later counts with "
         "the time it has had: an overload shows as a latency that rises, not as one without end.",
     ]
-    title = "Normalised latency against the request rate"
+    title = "Normalised latency against the request rate, on a real engine"
     return real_figure(results, "fig12", title, tables, charts, notes)
 
 
 def fig13(results: RealResults) -> Figure:
     tables, charts = [], []
+    notes = [
+        "Each run begins with empty memory: all sequences are short at first, so that more of them fit than "
+        "later, and than in the paper's hours."
+    ]
     for workload, (_, paper) in PAPER_BATCHES.items():
         runs = _overloads(results, workload)
         if not runs:
@@ -151,7 +155,9 @@ def fig13(results: RealResults) -> Figure:
                 ],
             )
         )
-    return real_figure(results, "fig13", "Requests under way at once", tables, charts, [])
+    return real_figure(
+        results, "fig13", "Requests under way at once, on a real engine", tables, charts, notes
+    )
 
 
 def fig14(results: RealResults) -> Figure:
@@ -166,7 +172,9 @@ def fig14(results: RealResults) -> Figure:
         results, {name: (fields, PAPER_SHARING_RATIOS.get(name)) for name, fields in wanted.items()}
     )
     table = Table(title="Alpaca: sustained under overload", header=RATIO_HEADER, rows=rows)
-    return real_figure(results, "fig14", "Parallel samples and beam search", [table], [], [OVERLOAD])
+    return real_figure(
+        results, "fig14", "Parallel samples and beam search, on a real engine", [table], [], [OVERLOAD]
+    )
 
 
 def fig15(results: RealResults) -> Figure:
@@ -188,7 +196,7 @@ def fig15(results: RealResults) -> Figure:
         "Which beams go on is what a model with random weights says here, and an assumption about the gaps "
         "between log-probabilities in the simulation; what samples save depends on neither."
     ]
-    return real_figure(results, "fig15", "Blocks saved by sharing", [table], [], notes)
+    return real_figure(results, "fig15", "Blocks saved by sharing, on a real engine", [table], [], notes)
 
 
 def fig16(results: RealResults) -> Figure:
@@ -198,13 +206,15 @@ def fig16(results: RealResults) -> Figure:
     }
     rows = _against_oracle(results, wanted)
     table = Table(title="Sustained under overload", header=RATIO_HEADER, rows=rows)
-    return real_figure(results, "fig16", "A prefix that all requests share", [table], [], [OVERLOAD])
+    return real_figure(
+        results, "fig16", "A prefix that all requests share, on a real engine", [table], [], [OVERLOAD]
+    )
 
 
 def fig17(results: RealResults) -> Figure:
     rows = _against_oracle(results, {"chatbot": ({"workload": "chatbot"}, PAPER_CHATBOT_RATIO)})
     table = Table(title="Sustained under overload", header=RATIO_HEADER, rows=rows)
-    return real_figure(results, "fig17", "A chatbot", [table], [], [OVERLOAD])
+    return real_figure(results, "fig17", "A chatbot, on a real engine", [table], [], [OVERLOAD])
 
 
 def _overloads(results: RealResults, workload: str) -> dict[Kind, Compared]:
@@ -258,7 +268,7 @@ def real_figure(
     """Without the tables that nothing was measured for."""
     return Figure(
         name=f"{name}-real",
-        title=f"{title}, on a real engine",
+        title=title,
         source=f"PagedAttention, Fig. {name.removeprefix('fig')}" if name.startswith("fig") else "Ours",
         costs=results.describe(),
         tables=[table for table in tables if table.rows],
