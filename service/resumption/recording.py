@@ -27,16 +27,18 @@ class Recording(Interruptible):
         max_bytes: int,
         patience: float,
         working: set[Interruptible],
-        on_change: Callable[[], None],
+        on_end: Callable[[Recording], None],
+        on_over: Callable[[Recording], None],
     ) -> None:
         """It is in `working` while there is something to generate or somebody to tell.
 
-        `on_change` is called when it has ended, and when it is over: to be forgotten.
+        `on_end` is called when there is no more to come, `on_over` when it is to be forgotten.
         """
         super().__init__()
         self._patience = patience
         self._working = working
-        self._on_change = on_change
+        self._on_end = on_end
+        self._on_over = on_over
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._reader: Connection | None = None
@@ -72,7 +74,7 @@ class Recording(Interruptible):
         self._news.set()
         if self._reader is None:
             self._working.discard(self)
-        self._on_change()
+        self._on_end(self)
 
     def _add(self, data: bytes, generation: Generation) -> None:
         tokens = sum(choice.num_tokens for choice in generation.choices)
@@ -88,7 +90,7 @@ class Recording(Interruptible):
     def _give_up(self) -> None:
         self.over = True
         self.interrupt(ClientGone(f"nobody came back for the stream within {self._patience:g} s"))
-        self._on_change()
+        self._on_over(self)
 
     async def read(self, connection: Connection, number: int) -> None:
         """Writes the events from `number` on. Whoever read before is told to leave.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from service.config import ServiceConfig
@@ -18,22 +19,42 @@ if TYPE_CHECKING:
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _OWN_BYTES = 4096  # of a recording, beside its events
 
+_Key = tuple[str, str]  # the tenant, and the id that the client chose
+
 
 class Recordings:
-    """By tenant and the id that the client chose. Ended ones are forgotten early if they are many."""
+    """Those that have ended are forgotten early if they are many."""
 
     def __init__(self, config: ServiceConfig, working: set[Interruptible]) -> None:
         """Each recording is in `working` for as long as a drain should wait for it."""
         self._config = config
         self._working = working
-        self._kept: dict[tuple[str, str], Recording] = {}  # the oldest first
+        self._running: dict[_Key, Recording] = {}
+        self._ended: dict[_Key, Recording] = {}  # the first that ended first
+        self._ended_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, tenant: str, stream_id: str, generation: Generation, encoder: EventEncoder) -> Recording:
         """Raises ApiError 400, 409 or 429."""
+        key = self._new_key(tenant, stream_id)
+        recording = Recording(
+            self._config.max_stream_bytes,
+            self._config.resume_timeout,
+            self._working,
+            partial(self._end, key),
+            partial(self._forget, key),
+        )
+        self._running[key] = recording
+        task = asyncio.get_running_loop().create_task(recording.run(generation, encoder))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return recording
+
+    def _new_key(self, tenant: str, stream_id: str) -> _Key:
         if not _ID.fullmatch(stream_id):
             raise bad_value("x-stream-id", "X-Stream-Id must match [A-Za-z0-9._-]{1,64}")
-        if (tenant, stream_id) in self._kept:
+        key = tenant, stream_id
+        if key in self._running or key in self._ended:
             raise ApiError(
                 409,
                 f"the stream {stream_id!r} is there already: choose another X-Stream-Id, or pick it up with "
@@ -42,7 +63,7 @@ class Recordings:
                 code="stream_id_in_use",
             )
         limit = self._config.max_recorded_streams
-        if sum(not recording.ended for recording in self._kept.values()) >= limit:
+        if len(self._running) >= limit:
             raise ApiError(
                 429,
                 f"{limit} streams that can be picked up again run already: try later, or without X-Stream-Id",
@@ -50,21 +71,12 @@ class Recordings:
                 code="too_many_streams",
                 retry_after=1,
             )
-        recording = Recording(
-            self._config.max_stream_bytes,
-            self._config.resume_timeout,
-            self._working,
-            self._tidy,
-        )
-        self._kept[tenant, stream_id] = recording
-        task = asyncio.get_running_loop().create_task(recording.run(generation, encoder))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return recording
+        return key
 
     def find(self, tenant: str, stream_id: str) -> Recording:
         """Raises ApiError 404."""
-        found = self._kept.get((tenant, stream_id))
+        key = tenant, stream_id
+        found = self._running.get(key) or self._ended.get(key)
         if found is None:
             raise ApiError(
                 404,
@@ -74,13 +86,31 @@ class Recordings:
             )
         return found
 
-    def _tidy(self) -> None:
-        """Forgets what is over, and the oldest that have ended, until the rest is within the limit."""
-        size = 0
-        for recording in self._kept.values():
-            size += recording.ring.bytes + _OWN_BYTES
-        for key, recording in list(self._kept.items()):
-            spare = recording.ended and not recording.is_read
-            if recording.over or (spare and size > self._config.max_recorded_bytes):
-                size -= recording.ring.bytes + _OWN_BYTES
-                del self._kept[key]
+    def _end(self, key: _Key, recording: Recording) -> None:
+        if self._running.get(key) is not recording:  # it is forgotten already
+            return
+        self._ended[key] = self._running.pop(key)
+        self._ended_bytes += _size(recording)
+        excess = self._ended_bytes + sum(map(_size, self._running.values())) - self._config.max_recorded_bytes
+        if excess > 0:
+            self._forget_ended(excess)
+
+    def _forget_ended(self, size: int) -> None:
+        """The oldest that nobody reads, of so many bytes together."""
+        for key, recording in list(self._ended.items()):
+            if size <= 0:
+                return
+            if not recording.is_read:
+                self._forget(key, recording)
+                size -= _size(recording)
+
+    def _forget(self, key: _Key, recording: Recording) -> None:
+        if self._running.get(key) is recording:
+            del self._running[key]
+        elif self._ended.get(key) is recording:
+            del self._ended[key]
+            self._ended_bytes -= _size(recording)
+
+
+def _size(recording: Recording) -> int:
+    return recording.ring.bytes + _OWN_BYTES
