@@ -94,8 +94,7 @@ class GenerationResponse(Response):
                 if self._events is not None:
                     await _Stream(self._generation, self._events, self._state).run(connection)
                     return
-                while not self._generation.finished:
-                    await self._generation.advance()
+                await self._generation.complete()
                 reply = JsonResponse(self._reply())
         except ClientGone as gone:
             log.info("request aborted: %s", gone)

@@ -144,6 +144,23 @@ class Generation:
         await self._arrived.wait()
         return self.take()
 
+    async def complete(self) -> None:
+        """Waits until it has finished; what comes before is taken in, and wakes nobody. Raises as `take`."""
+        end = asyncio.get_running_loop().create_future()
+
+        def take_in() -> None:
+            if end.done():
+                return
+            try:
+                self.take()
+                if self.finished:
+                    end.set_result(None)
+            except Exception as error:
+                end.set_exception(error)
+
+        self.listen(take_in)
+        await end
+
     def take(self) -> list[Choice]:
         """Takes in the outputs that have come. Returns the choices that they were for."""
         self._arrived.clear()

@@ -16,7 +16,7 @@ from service.openapi import OPERATIONS, Operation
 from tests.service.live import Live
 
 KEY = {"Authorization": "Bearer key"}
-EXAMPLES = 30
+EXAMPLES = 20
 CHECKS = [
     checks.status_code_conformance,
     checks.content_type_conformance,
