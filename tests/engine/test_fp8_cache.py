@@ -33,6 +33,14 @@ def test_a_block_takes_a_byte_an_element_and_two_a_scale(model_folder: Callable[
     config = config_of(model_folder("qwen3"))  # 2 layers, 2 kv heads of 96
     assert bytes_per_block(config, 16, torch.bfloat16) == 2 * 2 * 2 * 16 * 96 * 2
     assert bytes_per_block(config, 16, FP8) == 2 * 2 * 2 * 16 * (96 + 2)
+    settings = {"model": str(model_folder("qwen3")), "device": "cpu", "num_gpu_blocks_override": 20}
+    for given, named, dtype in (("fp8_e4m3", "fp8_e4m3", FP8), ("auto", "bfloat16", torch.bfloat16)):
+        _, info = startup.start_engine(
+            EngineConfig(**settings, dtype="bfloat16", kv_cache_dtype=given, swap_space=1e-4)
+        )
+        assert (info.dtype, info.kv_cache_dtype) == ("bfloat16", named)
+        assert info.bytes_per_block == bytes_per_block(config, 16, dtype)
+        assert info.num_host_blocks == int(1e-4 * 2**30) // info.bytes_per_block
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, FP8])
