@@ -3,7 +3,7 @@
 import { load, save } from "./storage.js";
 
 const KEY = "quire.settings";
-const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
+const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
 
 export class Settings {
   #dialog = document.getElementById("settings");

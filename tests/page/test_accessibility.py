@@ -62,11 +62,10 @@ def test_no_serious_finding(open_page: Callable[..., Page], stub: StubServer, lo
         box.press("Enter")
         expect(page.get_by_role("button", name="Send")).to_be_visible()
     expect(page.get_by_role("alert")).to_be_visible()
-    page.locator(".question").first.hover()
-    assert_accessible(page)
-
     page.locator(".question").first.get_by_role("button", name="Edit").click()
+    page.locator(".question").last.hover()
     assert_accessible(page)
+    page.get_by_label("Edit the message").focus()
     page.keyboard.press("Escape")
     for name in ("Chats", "Settings"):
         page.get_by_role("button", name=name, exact=True).click()

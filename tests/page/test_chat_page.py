@@ -322,6 +322,9 @@ def test_settings_are_sent_kept_and_checked(page: Page, stub: StubServer) -> Non
     page.get_by_label("System prompt").fill("You are a pirate.")
     page.get_by_label("Temperature", exact=True).fill("0")
     page.get_by_label("Top-p", exact=True).fill("0.9")
+    page.get_by_label("Top-k").fill("40")
+    page.get_by_label("Min-p").fill("0.05")
+    page.get_by_label("Repetition").fill("1.1")
     page.get_by_label("Max tokens").fill("64")
     page.get_by_label("Seed").fill("7")
     page.get_by_label("Temperature", exact=True).fill("3")
@@ -332,8 +335,16 @@ def test_settings_are_sent_kept_and_checked(page: Page, stub: StubServer) -> Non
     expect(prose(page)).to_have_text("Aye.")
     body = stub.requests[-1]
     assert body["messages"][0] == {"role": "system", "content": "You are a pirate."}
-    sampling = {name: body[name] for name in ("temperature", "top_p", "max_tokens", "seed")}
-    assert sampling == {"temperature": 0, "top_p": 0.9, "max_tokens": 64, "seed": 7}
+    assert {name: value for name, value in body.items() if isinstance(value, int | float)} == {
+        "temperature": 0,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "max_tokens": 64,
+        "seed": 7,
+        "stream": True,
+    }
 
     page.get_by_role("button", name="Settings").click()
     page.get_by_role("button", name="Reset").click()
