@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from service.app import create_app
 from service.config import ServiceConfig
 from service.errors import ApiError, not_ready
 from service.responses.conversations import Conversations
+from service.responses.protocol import ResponseCreate
 from service.state import ServerState
 from service.tokenizer import Tokenizer
 from tests.service.asgi import post
@@ -238,6 +240,43 @@ async def test_refusals_leave_the_socket_open(service: Service) -> None:
     await socket.until_type("response.incomplete")
     assert len(service.engine.streams) == 1
     socket.leave()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda values: st.lists(values, max_size=4) | st.dictionaries(st.text(max_size=8), values, max_size=4),
+    max_leaves=8,
+)
+FIELDS = st.dictionaries(st.sampled_from([*ResponseCreate.__struct_fields__, "type"]), JSON, max_size=3)
+MESSAGES = st.one_of(
+    st.text(),
+    st.binary(),
+    JSON.map(json.dumps),
+    FIELDS.map(lambda fields: json.dumps({"type": "response.create", "input": "a", **fields})),
+    FIELDS.map(lambda fields: json.dumps({"type": "response.cancel", "response_id": "a", **fields})),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(MESSAGES, max_size=12))
+def test_whatever_is_said_is_answered_once(tokenizer: Tokenizer, messages: list[str | bytes]) -> None:
+    async def live() -> None:
+        life = Life(tokenizer)
+        for count, message in enumerate(messages, 1):
+            life.socket.say(message)
+            answers: list[dict[str, Any]] = []
+            while len(answers) < count:
+                life.engine.step()
+                await asyncio.sleep(0)
+                events = life.socket.events
+                answers = [each for each in events if each["type"] in ("error", "response.created")]
+            assert len(answers) == count
+            assert answers[-1]["type"] == "response.created" or 400 <= answers[-1]["status"] < 500
+        await life.finish()
+        assert life.socket.close_code is None
+        life.socket.leave()
+
+    asyncio.run(live())
 
 
 async def test_cancelling_what_has_ended_or_is_another_sockets(manual: Service) -> None:
@@ -542,7 +581,7 @@ ACTIONS = st.one_of(
 ENDINGS = st.sampled_from([None, ("close",), ("drain",), ("die",)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(ACTIONS, max_size=30), ENDINGS, st.lists(ACTIONS, max_size=4))
 def test_every_response_ends_exactly_once(
     tokenizer: Tokenizer, actions: list[Any], ending: Any, more: list[Any]

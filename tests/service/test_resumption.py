@@ -104,7 +104,7 @@ def make_manual(tokenizer: Tokenizer, **config: Any) -> Service:
 CUTS = st.lists(st.tuples(st.integers(0, 4), st.floats(0, 1), st.integers(0, 4)), max_size=8)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(st.sampled_from(REQUESTS), CUTS)
 def test_what_was_read_in_pieces_is_the_uncut_stream(
     tokenizer: Tokenizer, request_: tuple[str, dict[str, Any]], cuts: list[tuple[int, float, int]]
@@ -147,7 +147,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(
     st.sampled_from([REQUESTS[0], REQUESTS[3]]), ACTIONS, st.sampled_from(["", "die", "interrupt"]), ACTIONS
 )
