@@ -20,13 +20,11 @@ from service.http import JsonResponse
 from service.router.prompt import Prompt, read_prompt
 from service.state import ServerState
 from service.tokenizer import Tokenizer
-from tests.service import tiny_tokenizers
+from tests.service import tiny_tokenizers, tool_templates
 from tests.service.asgi import post
 from tests.service.fake_engine import FakeEngine, make_info
 
-TEMPLATE = (
-    "{% for m in messages %}{{ '<|user|>' if m.role == 'user' else '[' ~ m.role ~ ']' }}{{ m.content }}"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+TEMPLATE = tool_templates.HERMES + (
     "{% if enable_thinking is defined and not enable_thinking %}[now]{% endif %}"
 )
 CONFIG = ServiceConfig(served_model_names=("tiny",), api_keys=("alice", "bob"))
@@ -47,8 +45,22 @@ def parts(kind: str) -> st.SearchStrategy[Any]:
     return st.one_of(texts, st.lists(part, min_size=1, max_size=3))
 
 
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+CALLED = [  # a turn in which the model called, and was answered
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "2"},
+]
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+
 chats = st.builds(
-    lambda said, more, salt: {"messages": said, "max_tokens": 1, **more, **salt},
+    lambda said, called, more, form, salt: {
+        "messages": [*said, *called],
+        "max_tokens": 1,
+        **more,
+        **form,
+        **salt,
+    },
     st.lists(
         st.builds(
             lambda role, content: {"role": role, "content": content},
@@ -58,8 +70,19 @@ chats = st.builds(
         min_size=1,
         max_size=5,
     ),
+    st.sampled_from([[], CALLED]),
     st.sampled_from(
         [{}, {"add_generation_prompt": False}, {"chat_template_kwargs": {"enable_thinking": False}}]
+    ),
+    st.sampled_from(
+        [
+            {},
+            {"tools": TOOLS},
+            {"tools": TOOLS, "tool_choice": "none"},
+            {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
+            {"response_format": {"type": "json_object"}},
+            {"response_format": SCHEMA},
+        ]
     ),
     salts,
 )
@@ -87,6 +110,13 @@ requests = st.one_of(
 )
 
 
+class NoTrials:
+    """Every grammar will do: none is compiled here."""
+
+    async def check(self, *_: object) -> None:
+        pass
+
+
 class Both:
     """A replica and a router's reading, behind gates of one configuration."""
 
@@ -97,6 +127,7 @@ class Both:
         state.set_engine(self.engine)
         self.engine.become_ready()
         state.tokenizer = self.tokenizer
+        state.grammar_trials = NoTrials()  # type: ignore[assignment]
         self.replica = create_app(state)
         self.router: ASGIApp = Gate(self._read, CONFIG, frozenset())
         self.pool = ThreadPoolExecutor(1)
