@@ -439,6 +439,20 @@ async def test_a_drain_interrupts_it(manual: Service, read: bool) -> None:
     assert not manual.state.generations
 
 
+async def test_a_drain_waits_until_the_reader_has_the_end(manual: Service) -> None:
+    running = begin(manual)
+    await manual.engine.until_added(1)
+    running.readable.clear()
+    for _ in range(12):
+        manual.engine.step()
+        await settle()
+    assert not manual.engine.active
+    assert len(manual.state.generations) == 1
+    running.readable.set()
+    assert (await running.finish()).body.endswith(b"data: [DONE]\n\n")
+    assert not manual.state.generations
+
+
 async def test_so_many_may_run(tokenizer: Tokenizer) -> None:
     service = make_manual(tokenizer, max_recorded_streams=2)
     first, _second = (begin(service, stream_id=f"{at}") for at in range(2))
