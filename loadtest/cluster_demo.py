@@ -125,11 +125,13 @@ def begin(urls: Sequence[str], tenants: Tenants) -> None:
 
 @dataclass
 class Turns:
-    """Records with Redis and without; and seconds from its going on until all is published again."""
+    """With Redis and without. Times are seconds."""
 
     running: list[Record] = field(default_factory=list)
     stopped: list[Record] = field(default_factory=list)
-    recoveries: list[float] = field(default_factory=list)
+    running_lookups: float = 0.0  # what the requests waited for the registry, together
+    stopped_lookups: float = 0.0
+    recoveries: list[float] = field(default_factory=list)  # from its going on until all is published again
 
 
 def measure_router(cluster: Cluster, tenants: Tenants, work: Work) -> Turns:
@@ -137,12 +139,16 @@ def measure_router(cluster: Cluster, tenants: Tenants, work: Work) -> Turns:
     begin([cluster.router], tenants)
     turns, with_redis, without = Turns(), tenants.more(), tenants.more()
     for at in range(0, work.requests, TURN):
+        before = cluster.lookup_seconds()
         turns.running += asyncio.run(run([cluster.router], with_redis[at : at + TURN], work.concurrency))
+        between = cluster.lookup_seconds()
         os.kill(cluster.redis, signal.SIGSTOP)
         try:
             turns.stopped += asyncio.run(run([cluster.router], without[at : at + TURN], work.concurrency))
         finally:
             os.kill(cluster.redis, signal.SIGCONT)
+        turns.running_lookups += between - before
+        turns.stopped_lookups += cluster.lookup_seconds() - between
         resumed = time.monotonic()
         cluster.wait_until_published()
         turns.recoveries.append(time.monotonic() - resumed)
@@ -164,6 +170,12 @@ class Cluster:
             _wait_for(url, 'quire_registry_state{state="ok"} 1.0')
         _wait_for(self.router, 'quire_route_registry_state{state="ok"} 1.0')
         _wait_for(self.router, f'quire_route_replicas{{state="ready"}} {len(self.replicas):.1f}')
+
+    def lookup_seconds(self) -> float:
+        """What all requests so far have waited for the registry."""
+        lines = _metrics(self.router).splitlines()
+        name = "quire_route_lookup_seconds_sum "
+        return next(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
 @contextlib.contextmanager
@@ -236,9 +248,14 @@ def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"{url} is {state}; start the demo model by hand to see why: quire serve")
 
 
+def _metrics(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        return str(answer.read(), "utf-8")
+
+
 def _wait_for(url: str, metric: str) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while metric not in urllib.request.urlopen(f"{url}/metrics").read().decode():
+    while metric not in _metrics(url):
         if time.monotonic() > deadline:
             raise RuntimeError(f"{url}/metrics did not say {metric} within {START_SECONDS:.0f} s")
         time.sleep(0.05)
@@ -310,6 +327,10 @@ def main() -> None:
         f"Through the router, half of the requests had their first token {sooner:.1f} times sooner."
     )
     console.print(f"Redis stopped: TTFT p50 {later[0]:+.0f} ms, p99 {later[1]:+.0f} ms.")
+    waits = [1e3 * seconds / work.requests for seconds in (turns.running_lookups, turns.stopped_lookups)]
+    console.print(
+        f"A request waited {waits[0]:.1f} ms for the registry, {waits[1]:.1f} ms with Redis stopped."
+    )
     console.print(f"At most {max(turns.recoveries):.1f} s after Redis went on, the registry was whole again.")
 
 
