@@ -36,7 +36,9 @@ class BeamGroup:
 
     def collect(self, sequence: Sequence, logprobs: Logprobs, i: int) -> bool:
         """Take row i of `logprobs` as the candidates of `sequence`: have all beams theirs now?"""
-        place = self._missing.pop(sequence.index)
+        place = self._missing.pop(sequence.index, None)
+        if place is None:  # it yielded while others' were missing, and was computed again
+            return False
         self._tokens[place] = logprobs.top_tokens[i, : self.num_candidates]
         self._logprobs[place] = logprobs.top_logprobs[i, : self.num_candidates]
         return not self._missing
