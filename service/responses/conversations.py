@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from service.errors import ApiError
+from service.errors import bad_value
 from service.rendering import TemplateMessage
 
 _OWN_BYTES = 1024  # of a conversation, beside its text
@@ -30,15 +30,14 @@ class Conversations:
             self._bytes -= self._kept.pop(oldest)[1]
 
     def find(self, response_id: str) -> list[TemplateMessage]:
-        """Raises ApiError 404."""
+        """Raises ApiError 400."""
         found = self._kept.pop(response_id, None)
         if found is None:
-            raise ApiError(
-                404,
+            raise bad_value(
+                "previous_response_id",
                 f"there is no response {response_id!r} to go on from: it is not of this WebSocket, failed, "
                 "or has been forgotten. Send the whole conversation as input",
-                param="previous_response_id",
-                code="previous_response_not_found",
+                "previous_response_not_found",
             )
         self._kept[response_id] = found
         return found[0]

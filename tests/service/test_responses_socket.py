@@ -177,7 +177,7 @@ async def test_conversations_belong_to_their_socket(service: Service) -> None:
     response = (await one.until_type("response.incomplete"))["response"]["id"]
     other.create(previous_response_id=response)
     error = await other.until_type("error")
-    assert (error["status"], error["error"]["code"]) == (404, "previous_response_not_found")
+    assert (error["status"], error["error"]["code"]) == (400, "previous_response_not_found")
     assert error["error"]["param"] == "previous_response_id"
     one.leave()
     other.leave()
