@@ -467,13 +467,20 @@ async def test_so_many_may_run(tokenizer: Tokenizer) -> None:
 
 
 async def test_the_oldest_that_have_ended_are_forgotten(make_service: Callable[..., Service]) -> None:
-    service = make_service(max_recorded_bytes=20_000)
-    for at in range(10):
+    """No more of them than must be, and none that is being read."""
+    service = make_service(max_recorded_bytes=40_000)
+    size = len((await begin(service, stream_id="0").finish()).body) + 4096
+    read = resume(service, stream_id="0")
+    read.readable.clear()
+    await settle()
+    for at in range(1, 12):
         await begin(service, stream_id=f"{at}").finish()
-    statuses = [(await resume(service, stream_id=f"{at}").finish()).status for at in range(10)]
-    kept = statuses.count(200)
-    assert statuses == [404] * (10 - kept) + [200] * kept
-    assert 1 <= kept <= 20_000 // 4096
+    statuses = [(await resume(service, "99", f"{at}").finish()).status for at in range(1, 12)]
+    kept = 40_000 // size - 1
+    assert statuses == [404] * (11 - kept) + [400] * kept  # which have no such event
+    assert (await resume(service, "99", "0").finish()).status == 400
+    read.readable.set()
+    assert (await read.finish()).body.endswith(b"data: [DONE]\n\n")
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 300)), min_size=1, max_size=60), st.data())
