@@ -501,4 +501,29 @@ MUTANTS = [
         "            self.moves.entries[row, len(sequence.table)] = block\n",
         "",
     ),
+    # -- grammars ------------------------------------------------------------------------------------------
+    Mutant(
+        "a token that its grammar does not hear of",
+        "commit",
+        "            sequence.constraint.accept(output.tokens[-1])\n",
+        "",
+    ),
+    Mutant(
+        "samples in one place of their grammar",
+        "run_queue",
+        "constraint = constraint.fork()",
+        "constraint = constraint",
+    ),
+    Mutant(
+        "a grammar may end before min_tokens",
+        "sequence",
+        "        if self.num_generated < self.group.request.params.min_tokens:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "a constrained row decodes without waiting",
+        "scheduler",
+        "                if sequence.group.in_lockstep:\n",
+        "                if sequence.group.beams is not None:\n",
+    ),
 ]
