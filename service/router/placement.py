@@ -59,6 +59,10 @@ class Candidate:
     fill: float = 0.0  # what it was sent lately ÷ the blocks that it has
     fill_with: float = 0.0  # with this prompt, too
 
+    def has_evicted(self, prompt_tokens: int) -> bool:
+        """Whether a part of the prompt that is worth a move is gone since it was sent there."""
+        return self.lost_tokens >= LOSS * prompt_tokens > 0
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -91,8 +95,8 @@ def choose(
     placement = place(candidates, location.prompt_tokens, rng, silent=silent)
     placement.replica.recent.add(location.digests(placement.replica), now)
     for candidate in candidates:
-        if candidate.lost_tokens and candidate.replica is not placement.replica:  # not wanted there any more
-            candidate.replica.recent.forget(location.digests(candidate.replica))
+        if candidate.has_evicted(location.prompt_tokens) and candidate.replica is not placement.replica:
+            candidate.replica.recent.forget(location.digests(candidate.replica))  # not wanted any more
     return placement
 
 
@@ -120,7 +124,7 @@ def place(
         return candidate.matched_tokens if candidate.matched_tokens >= MIN_MATCH_TOKENS else 0
 
     def is_left(candidate: Candidate) -> bool:
-        return candidate.lost_tokens >= LOSS * prompt_tokens > 0 and emptiest < candidate.fill
+        return candidate.has_evicted(prompt_tokens) and emptiest < candidate.fill
 
     def score(candidate: Candidate) -> float:
         busier = (candidate.replica.load - mean) / max(LEAST_MEAN_LOAD, mean)
