@@ -13,16 +13,21 @@ LogFormat = Literal["text", "json"]
 FORMAT_VARIABLE = "QUIRE_LOG_FORMAT"
 
 _OF_REQUESTS = ("quire.service", "quire.router", "uvicorn")
-_PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+_PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "color_message"}
 
 
 def configure_logging(form: LogFormat | None = None) -> None:
     """Of this process and, through the environment, of those that it starts; None: as that says."""
-    chosen = form or os.environ.get(FORMAT_VARIABLE, "text")
+    chosen = form or log_format()
     os.environ[FORMAT_VARIABLE] = chosen
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if chosen == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def log_format() -> str:
+    """Of this process, once it is configured."""
+    return os.environ.get(FORMAT_VARIABLE, "text")
 
 
 class TextFormatter(logging.Formatter):

@@ -6,10 +6,12 @@ What imports slowly is imported once the port is bound, in other threads, so tha
 from __future__ import annotations
 
 import asyncio
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig, RegistryConfig
+from engine.logs import log_format
 from service.config import ServiceConfig
 from service.pins import Pin, tokenize_pins
 from service.server import serve
@@ -17,6 +19,8 @@ from service.server import serve
 if TYPE_CHECKING:
     from engine.engine import AsyncEngine
     from service.tokenizer import Tokenizer
+
+log = logging.getLogger("quire.service")
 
 
 def launch(
@@ -32,7 +36,8 @@ def launch(
         pinned = await asyncio.to_thread(lambda: tokenize_pins(pins, load_tokenizer())) if pins else []
         engine = AsyncEngine(config, registry, pinned)
         await engine.start()
-        watchers.append(asyncio.create_task(_show_progress(engine, service), name="quire-progress"))
+        shown = _log_progress(engine) if log_format() == "json" else _show_progress(engine, service)
+        watchers.append(asyncio.create_task(shown, name="quire-progress"))
         return engine
 
     def load_tokenizer() -> Tokenizer:
@@ -42,6 +47,12 @@ def launch(
         return Tokenizer.from_folder(resolve_model(config.model))
 
     return serve(service, start_engine, load_tokenizer)
+
+
+async def _log_progress(engine: AsyncEngine) -> None:
+    async for event in engine.watch_progress():
+        if event.done == event.total:
+            log.info("%s after %.1f s", event.phase, event.seconds)
 
 
 async def _show_progress(engine: AsyncEngine, service: ServiceConfig) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.logs import JsonFormatter, TextFormatter
+from engine.logs import JsonFormatter, TextFormatter, configure_logging
 from tests.service.asgi import Exchange, exchange, get, post
 from tests.service.conftest import Service
 
@@ -116,3 +116,16 @@ def test_what_is_no_request_keeps_its_words(log: Log) -> None:
         logging.getLogger("quire.registry").exception("publishing starts anew")
     assert log.lines[-1]["trace"][-1] == "OSError: no route to the registry"
     assert "\n  OSError: no route to the registry\n" in str(log)
+
+
+def test_configured_format_is_that_of_the_processes_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
+    monkeypatch.setenv("QUIRE_LOG_FORMAT", "text")
+    configure_logging("json")
+    (handler,) = logging.root.handlers
+    assert isinstance(handler.formatter, JsonFormatter)
+    logging.root.handlers = []
+    configure_logging()  # as the engine process does
+    (handler,) = logging.root.handlers
+    assert isinstance(handler.formatter, JsonFormatter)
