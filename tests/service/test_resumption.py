@@ -483,6 +483,16 @@ async def test_the_oldest_that_have_ended_are_forgotten(make_service: Callable[.
     assert (await read.finish()).body.endswith(b"data: [DONE]\n\n")
 
 
+async def test_a_stream_outlives_an_earlier_one_of_its_id(make_service: Callable[..., Service]) -> None:
+    service = make_service(max_recorded_bytes=1)
+    await begin(service, stream_id="a").finish()
+    earlier = service.state.recordings.find("", "a")
+    await begin(service, stream_id="b").finish()  # for which it is forgotten
+    again = (await begin(service, stream_id="a").finish()).body
+    earlier._give_up()  # its time is up
+    assert (await resume(service, stream_id="a").finish()).body == again
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 300)), min_size=1, max_size=60), st.data())
 def test_ring(events: list[tuple[int, int]], data: st.DataObject) -> None:
     """The latest events are there, as many as are allowed; any id whose successors are all there is good."""
