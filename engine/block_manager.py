@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
-from engine.block_pool import BlockPool
+from engine.block_pool import BlockPool, OutOfBlocks
 from engine.host_tier import HostTier, Transfer
 from engine.moves import Moves
 from engine.plan import Int32
@@ -58,19 +58,27 @@ class BlockManager:
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
         """Back `num_tokens` with blocks. Raises OutOfBlocks; what was added by then stays."""
         table, row = sequence.table, sequence.row
-        for logical in range(len(table), self.blocks_for(num_tokens)):
-            block = self.pool.allocate()
-            table.append(block)
+        missing = self.blocks_for(num_tokens) - len(table)
+        if missing <= 0:
+            return
+        blocks = self.pool.allocate_many(min(missing, self.pool.num_available))
+        for logical, block in enumerate(blocks, len(table)):
             self.moves.entries[row, logical] = block
-            self._rows.capacity[row] += self.block_size
+        table += blocks
+        self._rows.capacity[row] = len(table) * self.block_size
+        if len(blocks) < missing:
+            raise OutOfBlocks
 
     def grow_all(self, rows: Int32) -> None:
         """One more block for each of these rows; as many must be available."""
-        for row, sequence in zip(rows.tolist(), self._rows.sequences[rows].tolist(), strict=True):
-            block = self.pool.allocate()
-            self.moves.entries[row, len(sequence.table)] = block
-            sequence.table.append(block)
-        self._rows.capacity[rows] += self.block_size
+        entries, blocks = self.moves.entries, self.pool.allocate_many(len(rows))
+        sequences = self._rows.sequences[rows].tolist()
+        for row, sequence, block in zip(rows.tolist(), sequences, blocks, strict=True):
+            table = sequence.table
+            entries[row, len(table)] = block
+            table.append(block)
+        capacity = self._rows.capacity
+        capacity[rows] = capacity.take(rows) + self.block_size
 
     def fork(self, parent: Sequence, child: Sequence, num_blocks: int | None = None) -> None:
         """`child`, which has none, shares the first `num_blocks` (all by default) of `parent`'s blocks."""
@@ -103,8 +111,7 @@ class BlockManager:
     def free(self, sequence: Sequence) -> None:
         """Give every block back, last first, so that what is cached is evicted children before parents."""
         table, sequence.table = sequence.table, []
-        for block in reversed(table):
-            self.pool.release(block)
+        self.pool.release(*reversed(table))
         self._take_back(table)
         sequence.published = 0
         self._rows.capacity[sequence.row] = 0
@@ -196,8 +203,11 @@ class BlockManager:
         prefixes = self._extend(sequence, num_blocks)
         for logical in range(sequence.published, num_blocks):
             block = sequence.table[logical]
+            if self.pool.is_kept(block):
+                continue  # another one has published it
             found = self.cache.publish(prefixes[logical], block)
             if found is None:
+                sequence.published = logical
                 return  # a collision: what comes after it would not be found
             if found == block:
                 self.pool.keep(block)
@@ -206,7 +216,7 @@ class BlockManager:
                 self.pool.release(block)
                 sequence.table[logical] = found
                 self.moves.entries[sequence.row, logical] = found
-            sequence.published = logical + 1
+        sequence.published = num_blocks
 
     def forget(self, sequence: Sequence) -> None:
         """What `sequence` computed is worth nothing: nobody is to find it any more.

@@ -75,19 +75,29 @@ class BlockPool:
 
     def allocate(self) -> int:
         """A block that one table names; evicts a cached one if need be. Raises OutOfBlocks."""
-        if self._free:
-            block = self._free.pop()
-        elif self._cached:
-            block, _ = self._cached.popitem(last=False)
-            self._kept[block] = False
-            self.evictions += 1
-            self._on_evict(block)
-        else:
+        return self.allocate_many(1)[0]
+
+    def allocate_many(self, count: int) -> list[int]:
+        """`count` blocks that a table names each, free ones first. OutOfBlocks: nothing has changed."""
+        if count > self.num_available:
             raise OutOfBlocks
-        self._counts[block] = 1
-        self.references += 1
-        self.num_active += 1
-        self.allocations += 1
+        num_free = min(count, len(self._free))
+        blocks = self._free[len(self._free) - num_free :]
+        del self._free[len(self._free) - num_free :]
+        blocks.reverse()
+        blocks += [self._evict() for _ in range(count - num_free)]
+        for block in blocks:
+            self._counts[block] = 1
+        self.references += count
+        self.num_active += count
+        self.allocations += count
+        return blocks
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        self._kept[block] = False
+        self.evictions += 1
+        self._on_evict(block)
         return block
 
     def next_to_evict(self, count: int) -> list[int]:
@@ -109,14 +119,16 @@ class BlockPool:
         self._counts[block] += 1
         self.references += 1
 
-    def release(self, block: int) -> None:
-        """One table less names `block`."""
-        assert self._counts[block] > 0, f"block {block} is released more often than it was taken"
-        self._counts[block] -= 1
-        self.references -= 1
-        if self._counts[block] == 0:
-            self.num_active -= 1
-            self._settle(block)
+    def release(self, *blocks: int) -> None:
+        """One table less names each of `blocks`, in this order."""
+        counts = self._counts
+        for block in blocks:
+            assert counts[block] > 0, f"block {block} is released more often than it was taken"
+            counts[block] -= 1
+            if counts[block] == 0:
+                self.num_active -= 1
+                self._settle(block)
+        self.references -= len(blocks)
 
     def hold(self, block: int) -> None:
         """A transfer needs `block` as it is until `unhold`, whatever tables do."""

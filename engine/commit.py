@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,8 @@ from engine.request import FinishReason, Output, StepOutputs, TokenLogprob
 from engine.run_queue import RunQueue
 from engine.sequence import NO_ROW, Sequence, SequenceGroup
 from engine.step import Flight
+
+T = TypeVar("T")
 
 
 def commit(queue: RunQueue, flight: Flight, result: StepResult) -> StepOutputs:
@@ -29,17 +33,25 @@ def commit(queue: RunQueue, flight: Flight, result: StepResult) -> StepOutputs:
     watched = _watched(queue, flight, tokens)
     sequences, outputs = samples.sequences, StepOutputs(samples.request_ids, samples.indices, tokens)
     if watched.any():
-        plain = np.flatnonzero(~watched).tolist()
-        sequences = [sequences[i] for i in plain]
+        special = np.flatnonzero(watched).tolist()
+        sequences = _without(sequences, special)
         outputs = StepOutputs(
-            [samples.request_ids[i] for i in plain],
-            [samples.indices[i] for i in plain],
-            [tokens[i] for i in plain],
-            _look_at(queue, flight, result, np.flatnonzero(watched).tolist()),
+            _without(samples.request_ids, special),
+            _without(samples.indices, special),
+            _without(tokens, special),
+            _look_at(queue, flight, result, special),
         )
     for sequence, token in zip(sequences, outputs.tokens, strict=True):
         sequence.tokens.append(token)
     return outputs
+
+
+def _without(values: list[T], positions: list[int]) -> list[T]:
+    """`values` but for those at `positions`, which ascend."""
+    rest = values.copy()
+    for position in reversed(positions):
+        del rest[position]
+    return rest
 
 
 def _watched(queue: RunQueue, flight: Flight, tokens: list[int]) -> NDArray[np.bool_]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from engine.host_tier import Transfer
 
 
-@dataclass(slots=True)
-class Moves:
+class Moves(msgspec.Struct):
     """What the next plan must tell the device about blocks, row by row, so that it can be undone."""
 
-    entries: dict[tuple[int, int], int] = field(default_factory=dict)  # (row, logical block) -> block
-    copies: list[tuple[int, int, int]] = field(default_factory=list)  # (row, source, destination)
-    swap_out: list[Transfer] = field(default_factory=list)  # these two are never undone
-    swap_in: list[Transfer] = field(default_factory=list)
-    written: set[int] = field(default_factory=set)  # blocks that the step fills with prompts
-    spills: list[Transfer] = field(default_factory=list)  # swapped out too; the device's copy stays cached
+    entries: dict[tuple[int, int], int] = {}  # (row, logical block) -> block
+    copies: list[tuple[int, int, int]] = []  # (row, source, destination)
+    swap_out: list[Transfer] = []  # these two are never undone
+    swap_in: list[Transfer] = []
+    written: set[int] = set()  # blocks that the step fills with prompts
+    spills: list[Transfer] = []  # swapped out too; the device's copy stays cached
 
     @property
     def has_transfers(self) -> bool:

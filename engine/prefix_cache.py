@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import xxhash
 
 Digest = bytes
@@ -45,22 +46,17 @@ class BlockHasher:
         return xxhash.xxh3_128_digest(data, self._seed)
 
 
-class Prefix:
+class Prefix(msgspec.Struct, eq=False, gc=False):
     """All tokens of a sequence up to the end of a full block, and the tenant whose they are.
 
     `piece` is that block's token ids as bytes, and `before` what comes before it. Where a tenant's chain
     begins, `piece` is the salt.
     """
 
-    __slots__ = ("before", "digest", "is_public", "piece")
-
-    def __init__(
-        self, before: Prefix | None, piece: bytes | str, digest: Digest, *, is_public: bool = False
-    ) -> None:
-        self.before = before
-        self.piece = piece
-        self.digest = digest
-        self.is_public = is_public  # the operator's own, for every tenant to find
+    before: Prefix | None
+    piece: bytes | str
+    digest: Digest
+    is_public: bool = False  # the operator's own, for every tenant to find
 
     def equals(self, other: Prefix) -> bool:
         """Whether both are the same tokens of the same tenant, to the very first.
@@ -117,21 +113,16 @@ class PrefixCache:
 
     def publish(self, prefix: Prefix, block: int) -> int | None:
         """Publish `block`, unless one that holds the same is; which one is. None: a collision."""
-        found = self._blocks.get(prefix.digest)
-        if found is not None and found != block:
+        found = self._blocks.setdefault(prefix.digest, block)
+        if found != block:
             if not prefix.equals(self._prefixes[found]):
                 return None
             if found not in self.promised:
                 return found
             self.forget(found)
-        if block in self.promised:
-            self.promised.remove(block)
-        elif found == block:
-            return block
-        else:
-            assert block not in self._prefixes, f"block {block} is published already"
             self._blocks[prefix.digest] = block
-            self._prefixes[block] = prefix
+        self._prefixes[block] = prefix
+        self.promised.discard(block)
         if self.on_change is not None:
             self.on_change(prefix, True)
         return block

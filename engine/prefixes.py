@@ -22,16 +22,16 @@ class Prefixes:
 
     def extend(self, prefixes: list[Prefix], tokens: Sequence[int], num_blocks: int, salt: str) -> None:
         """Add what follows `prefixes` in a request with this salt, up to `num_blocks` of `tokens`."""
-        before = prefixes[-1] if prefixes else None
+        hasher, before = self._hasher, prefixes[-1] if prefixes else None
         for block in range(len(prefixes), num_blocks):
-            piece = self._hasher.piece(tokens, block)
+            piece = hasher.piece(tokens, block)
             if before is None or before.is_public:
                 public = self._public.get((before, piece))
                 if public is not None:
                     prefixes.append(before := public)
                     continue
                 before = self._root(salt, before)
-            before = Prefix(before, piece, self._hasher.next(before.digest, piece))
+            before = Prefix(before, piece, hasher.next(before.digest, piece))
             prefixes.append(before)
 
     def publish(self, tokens: Sequence[int]) -> list[Prefix]:

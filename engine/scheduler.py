@@ -96,7 +96,8 @@ class Scheduler:
     def _hand_out(self, draft: StepDraft, decodes: Int32) -> StepPlan:
         """The plan, and the rows and the queue as they will be once it is done."""
         queue, rows = self.queue, self.rows
-        rows.context[decodes] = rows.context.take(decodes) + 1
+        contexts = rows.context.take(decodes) + 1
+        rows.context[decodes] = contexts
         for prefill in draft.prefills:
             for sequence in prefill.samples:
                 rows.may_decode(sequence, sequence.group.beams is None)
@@ -106,7 +107,9 @@ class Scheduler:
         given = {row: token for row, token in queue.given.items() if rows.decoding[row]}
         for row in given:
             del queue.given[row]
-        plan, flight = draft.build(rows, decodes, moves, given, self.blocks.block_size, queue.num_ended)
+        plan, flight = draft.build(
+            rows, decodes, contexts, moves, given, self.blocks.block_size, queue.num_ended
+        )
         queue.flights.append(flight)
         if queue.num_in_lockstep:
             for sequence in flight.samples.sequences:

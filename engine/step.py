@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,8 +39,7 @@ class WantedPromptLogprobs:
     targets: list[int]
 
 
-@dataclass(slots=True)
-class Flight:
+class Flight(msgspec.Struct):
     """A step that was handed out: whom its S samples and its prompt logprobs belong to."""
 
     samples: Samples
@@ -51,18 +51,17 @@ class Flight:
     arrivals: list[SequenceGroup]  # groups whose blocks are where they should be once it is committed
 
 
-@dataclass(slots=True)
-class StepDraft:
+class StepDraft(msgspec.Struct):
     """What the step does besides its decodes."""
 
     budget: int = 0  # tokens still to give away
-    prefills: list[Prefill] = field(default_factory=list)
-    starts: list[RowStart] = field(default_factory=list)
-    preempted: set[int] = field(default_factory=set)  # rows
-    stalled: set[int] = field(default_factory=set)  # rows that wait for blocks in transfer
+    prefills: list[Prefill] = []
+    starts: list[RowStart] = []
+    preempted: set[int] = set()  # rows
+    stalled: set[int] = set()  # rows that wait for blocks in transfer
     promised: int = 0  # blocks in transfer that those rows will take
-    arrivals: list[SequenceGroup] = field(default_factory=list)
-    brought: list[tuple[Sequence, int]] = field(default_factory=list)  # full blocks that come from the host
+    arrivals: list[SequenceGroup] = []
+    brought: list[tuple[Sequence, int]] = []  # full blocks that come from the host
 
     def start(self, sequence: Sequence) -> None:
         group = sequence.group
@@ -94,14 +93,19 @@ class StepDraft:
         self,
         rows: Rows,
         decodes: Int32,
+        contexts: Int32,
         moves: Moves,
         given: dict[int, int],
         block_size: int,
         num_ended: int,
     ) -> tuple[StepPlan, Flight]:
-        """The plan, and what to remember of it. `rows` are as they will be once the step is done."""
+        """The plan, and what to remember of it. `rows` are as they will be once the step is done.
+
+        `contexts` are those of the decodes.
+        """
         ones, each = rows.ones[: len(decodes)], rows.numbers[: len(decodes)]
         all_rows, lengths, sample_rows, sample_tokens = decodes, ones, decodes, each
+        context_lens = positions = contexts
         tokens: list[int] = []
         asked: list[PromptLogprobs] = []
         wanted: list[WantedPromptLogprobs] = []
@@ -123,8 +127,8 @@ class StepDraft:
             lengths = np.concatenate([ones, np.array(chunk_lengths, np.int32)])
             sample_rows = np.concatenate([decodes, np.array(sampling, np.int32)])
             sample_tokens = np.concatenate([each, np.array(ends, np.int32)])
-        context_lens = rows.context.take(all_rows)
-        positions = rows.context.take(sample_rows) if self.prefills else context_lens
+            context_lens = rows.context.take(all_rows)
+            positions = rows.context.take(sample_rows)
         samples = rows.samples(sample_rows)
         masked = samples.constrained
         entries = np.array(list(chain.from_iterable(moves.entries)), np.int32)
@@ -150,9 +154,8 @@ class StepDraft:
             masked_samples=_int32(masked),
             masks=_masks([samples.sequences[i] for i in masked]),
         )
-        full = np.flatnonzero(context_lens[: len(decodes)] % block_size == 0)
-        counts = (context_lens[full] // block_size).tolist()
-        filled = list(zip(rows.sequences[decodes[full]].tolist(), counts, strict=True))
+        full = decodes[contexts == rows.capacity.take(decodes)]
+        filled = [(sequence, len(sequence.table)) for sequence in rows.sequences[full].tolist()]
         filled += [(prefill.sequence, prefill.end // block_size) for prefill in self.prefills]
         flight = Flight(
             samples=samples,

@@ -15,7 +15,7 @@ class Mutant:
 
 MUTANTS = [
     # -- block_pool ----------------------------------------------------------------------------------------
-    Mutant("a skipped decrement", "block_pool", "        self._counts[block] -= 1\n", "        pass\n"),
+    Mutant("a skipped decrement", "block_pool", "            counts[block] -= 1\n", "            pass\n"),
     Mutant(
         "a share that is not counted",
         "block_pool",
@@ -36,8 +36,13 @@ MUTANTS = [
         "        self._resting",
     ),
     Mutant("parents evicted before children", "block_pool", "popitem(last=False)", "popitem(last=True)"),
-    Mutant("an evicted block stays findable", "block_pool", "            self._on_evict(block)\n", ""),
-    Mutant("an evicted block stays marked", "block_pool", "            self._kept[block] = False\n", ""),
+    Mutant("an evicted block stays findable", "block_pool", "        self._on_evict(block)\n", ""),
+    Mutant(
+        "an evicted block stays marked",
+        "block_pool",
+        "        self._kept[block] = False\n        self.evictions",
+        "        self.evictions",
+    ),
     Mutant(
         "a shared block is evictable",
         "block_pool",
@@ -127,8 +132,8 @@ MUTANTS = [
     Mutant(
         "freed first to last",
         "block_manager",
-        "        for block in reversed(table):\n",
-        "        for block in table:\n",
+        "self.pool.release(*reversed(table))",
+        "self.pool.release(*table)",
     ),
     Mutant("published blocks outlive the table", "block_manager", "        sequence.published = 0\n", ""),
     Mutant(
@@ -251,8 +256,8 @@ MUTANTS = [
     Mutant(
         "a promise outlives its being kept",
         "prefix_cache",
-        "            self.promised.remove(block)\n",
-        "            pass\n",
+        "        self._prefixes[block] = prefix\n        self.promised.discard(block)\n",
+        "        self._prefixes[block] = prefix\n",
     ),
     Mutant(
         "published beside a promise of the same",
@@ -498,7 +503,7 @@ MUTANTS = [
     Mutant(
         "blocks that the device is not told of",
         "block_manager",
-        "            self.moves.entries[row, len(sequence.table)] = block\n",
+        "            entries[row, len(table)] = block\n",
         "",
     ),
     # -- grammars ------------------------------------------------------------------------------------------
