@@ -115,13 +115,13 @@ class BlockManager:
         self._take_back(table)
         sequence.published = 0
         self._rows.capacity[sequence.row] = 0
-        self._forget_moves(sequence.row)
+        self._forget_moves(sequence.row, len(table))
 
-    def _forget_moves(self, row: int) -> None:
+    def _forget_moves(self, row: int, num_blocks: int) -> None:
         """The next plan must not touch `row` on behalf of a sequence that has left it."""
         moves = self.moves
-        if moves.entries:
-            moves.entries = {key: block for key, block in moves.entries.items() if key[0] != row}
+        for logical in range(num_blocks if moves.entries else 0):
+            moves.entries.pop((row, logical), None)
         if moves.copies:
             for owner, source, _ in moves.copies:
                 if owner == row:
@@ -284,6 +284,7 @@ class BlockManager:
         """Give back blocks that were taken for tokens that are not going to be computed now."""
         while len(sequence.table) > self.blocks_for(int(self._rows.context[sequence.row])):
             self.pool.release(sequence.table.pop())
+            self.moves.entries.pop((sequence.row, len(sequence.table)), None)
 
     def _place(self, host: HostTier, block: int, prefix: Prefix | None) -> int:
         """A host block for device block `block`: one that holds `prefix`, or a transfer to a new one."""

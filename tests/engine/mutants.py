@@ -145,7 +145,7 @@ MUTANTS = [
     Mutant(
         "moves of a row that was left are made all the same",
         "block_manager",
-        "        self._forget_moves(sequence.row)\n",
+        "        self._forget_moves(sequence.row, len(table))\n",
         "",
     ),
     Mutant(

@@ -164,16 +164,18 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.epochs[sequence] += 1
         tokens = min(len(found) * self.size, len(sequence.tokens) - 1)  # the last one is computed anyhow
         self.rows.context[sequence.row] = tokens
-        coming = [block in self.blocks.moves.written for block in found.device]
-        self.launched[sequence] = min(
-            tokens, self.size * [*coming, *[False] * len(found.host), True].index(True)
-        )
+        self.launched[sequence] = self._written(sequence, tokens)
         if found.host:
             self._await(sequence.group)
             self.step.filled.append((sequence, self.epochs[sequence], len(found)))
         self.done["device hits"] += len(found.device)
         self.done["promised hits"] += sum(not pool.is_kept(block) for block in found.device)
         self.done["host hits"] += len(found.host)
+
+    def _written(self, sequence: Sequence, tokens: int) -> int:
+        """How many of its first `tokens` do not wait for the next step to write them."""
+        coming = [block in self.blocks.moves.written for block in sequence.table]
+        return min(tokens, self.size * [*coming, True].index(True))
 
     def _await(self, group: SequenceGroup) -> None:
         group.transferring = True
@@ -315,7 +317,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self._await(group)
         for sequence in group.live:
             self.epochs[sequence] += 1
-            context = self.launched[sequence] = int(self.rows.context[sequence.row])
+            context = int(self.rows.context[sequence.row])
+            self.launched[sequence] = self._written(sequence, context)
             self.step.filled.append((sequence, self.epochs[sequence], context // self.size))
         self.done["swapped in"] += 1
 
