@@ -16,6 +16,8 @@ from pathlib import Path
 
 import httpx
 
+from service.descriptors import RESERVED
+
 ROOT = Path(__file__).parents[2]
 STREAMS = 16
 SECONDS = 60
@@ -53,10 +55,13 @@ class Server:
 
 
 @contextlib.contextmanager
-def modelless(*flags: str) -> Iterator[Server]:
+def modelless(*flags: str, descriptors: int | None = None) -> Iterator[Server]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "loadtest.modelless", "--port", str(port), *flags]
+    if descriptors is not None:
+        limits = f'ulimit -Sn {descriptors}; ulimit -Hn {descriptors}; exec "$@"'
+        command = ["bash", "-c", limits, "-", *command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     server = Server(process, port)
@@ -137,3 +142,21 @@ def test_second_signal_ends_streams_at_once() -> None:
         for event in terminal_events(running):
             assert json.loads(event)["error"]["code"] == "not_ready"
         assert server.process.wait(SECONDS) == 0
+
+
+def test_few_file_descriptors_never_run_out() -> None:
+    """Connections beyond what they allow get a 503; those that are there, and the process, go on."""
+    with modelless(descriptors=200) as server, contextlib.ExitStack() as stack:
+        statuses = []
+        for _ in range(150):
+            connection = stack.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS)
+            )
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            statuses.append(connection.recv(4096)[:12])
+        most = (200 - RESERVED) // 2
+        assert set(statuses[: most - 2]) == {b"HTTP/1.1 200"}  # but for what asked whether it is ready
+        assert set(statuses[most:]) == {b"HTTP/1.1 503"}
+        assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < 200 - RESERVED // 2
+        stack.close()
+        server.wait("/health", 200)
