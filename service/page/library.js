@@ -10,8 +10,11 @@ const FORMAT = "quire-conversations";
 
 export class Library {
   #timer = 0;
+  #lost;
 
-  constructor() {
+  /** `lost` is called whenever the browser's storage takes no more. */
+  constructor(lost) {
+    this.#lost = lost;
     const id = load(CURRENT, null, "sessionStorage"); // of one that was only begun, nothing is kept
     this.current = (id === null ? this.all()[0] : this.#find(id)) ?? new Conversation();
   }
@@ -41,7 +44,7 @@ export class Library {
     remove(PREFIX + id);
     if (this.current.id === id) this.#select(this.all()[0] ?? new Conversation());
     return () => {
-      save(PREFIX + id, removed);
+      this.#keep(removed);
       this.open(id);
     };
   }
@@ -49,7 +52,7 @@ export class Library {
   saveNow() {
     clearTimeout(this.#timer);
     this.#timer = 0;
-    if (!this.current.isEmpty) save(PREFIX + this.current.id, this.current);
+    if (!this.current.isEmpty) this.#keep(this.current);
   }
 
   /** For the many small changes of a growing answer. */
@@ -78,9 +81,13 @@ export class Library {
     const broken = given.indexOf(null);
     if (broken >= 0) throw new Error(`Conversation ${broken + 1} of the file is damaged; nothing was imported.`);
     const newer = given.filter(({ id, updated }) => updated > (this.#find(id)?.updated ?? 0));
-    for (const conversation of newer) save(PREFIX + conversation.id, conversation);
+    for (const conversation of newer) this.#keep(conversation);
     if (newer.length > 0) this.#select(this.all()[0]);
     return newer.length;
+  }
+
+  #keep(conversation) {
+    if (!save(PREFIX + conversation.id, conversation)) this.#lost();
   }
 
   #find(id) {

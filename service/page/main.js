@@ -35,7 +35,9 @@ const PLACEHOLDERS = {
 
 const byId = (id) => document.getElementById(id);
 
-const library = new Library();
+const library = new Library(() => {
+  showToast("The browser's storage is full: delete a chat, or export them.", null);
+});
 const settings = new Settings();
 const startup = new StartupCard(() => connection.open());
 const transcript = new Transcript({
@@ -201,6 +203,7 @@ function chatChanged(undo = null) {
 
 function showToast(text, undo) {
   byId("toast-text").textContent = text;
+  byId("toast-undo").hidden = undo === null;
   byId("toast-undo").onclick = () => {
     hideToast();
     undo();

@@ -9,11 +9,13 @@ export function load(key, fallback, storage = "localStorage") {
   }
 }
 
+/** False if the browser does not keep it, since its storage is full or forbidden. */
 export function save(key, value, storage = "localStorage") {
   try {
     window[storage].setItem(key, JSON.stringify(value));
+    return true;
   } catch {
-    // Full or forbidden: the page goes on with what is in memory.
+    return false;
   }
 }
 
@@ -21,7 +23,7 @@ export function remove(key, storage = "localStorage") {
   try {
     window[storage].removeItem(key);
   } catch {
-    // As above.
+    // Then it kept nothing either.
   }
 }
 

@@ -261,6 +261,21 @@ def test_chats_are_exported_and_imported(open_page: OpenPage, stub: StubServer, 
     expect(prose(second)).to_have_text("Exported well.")
 
 
+def test_full_storage_is_told(page: Page, stub: StubServer) -> None:
+    page.evaluate("""() => {
+        let text = "x".repeat(1 << 20);
+        for (let i = 0; text.length > 0; i += 1) {
+            try { localStorage.setItem(`filler${i}`, text); }
+            catch { text = text.slice(text.length / 2 + 1); }
+        }
+    }""")
+    stub.scripts = [said("A long answer. " * 50)]
+    ask(page, "Question")
+    expect(prose(page)).to_contain_text("A long answer.")
+    expect(page.locator("#toast")).to_contain_text("storage is full")
+    expect(page.get_by_role("button", name="Undo")).to_be_hidden()
+
+
 def broken(file: Path) -> str:
     """An export whose first message follows one that is not there."""
     exported = json.loads(file.read_text())
