@@ -7,6 +7,9 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.launch import dependent_launch
 
 BLOCK = 1024
 
@@ -17,7 +20,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     out = torch.empty(tokens, width // 2, dtype=gate_up.dtype, device=gate_up.device)
     if tokens:
         grid = (tokens, triton.cdiv(width // 2, BLOCK))
-        _silu_mul_kernel[grid](gate_up, out, gate_up.stride(0), width // 2, BLOCK, num_warps=8)
+        _silu_mul_kernel[grid](
+            gate_up, out, gate_up.stride(0), width // 2, BLOCK, num_warps=8, **dependent_launch(out.device)
+        )
     return out
 
 
@@ -34,7 +39,11 @@ def _silu_mul_kernel(
     stride: tl.tensor,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH

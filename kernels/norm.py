@@ -7,6 +7,9 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.launch import dependent_launch
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -52,6 +55,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, y: Tensor, eps: 
         hidden,
         block,
         num_warps=min(max(block // 256, 1), 16),
+        **dependent_launch(x.device),
     )
 
 
@@ -66,10 +70,15 @@ def _rms_norm_kernel(
     eps: tl.tensor,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < HIDDEN
+    weight = tl.load(weight_ptr + column, inside, other=0.0).to(tl.float32)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     x = tl.load(x_ptr + token * x_stride + column, inside, other=0.0)
     if residual_ptr is not None:
         residual_row = residual_ptr + token * residual_stride + column
@@ -79,5 +88,4 @@ def _rms_norm_kernel(
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide) / HIDDEN + eps)
     normed = (wide * scale).to(x.dtype).to(tl.float32)
-    weight = tl.load(weight_ptr + column, inside, other=0.0).to(tl.float32)
     tl.store(y_ptr + token * HIDDEN + column, (normed * weight).to(x.dtype), inside)
