@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -10,14 +11,19 @@ from typing import Annotated, Any, Literal
 
 import httpx
 import jsonschema
+import numpy as np
 import openai
 import pytest
+from llguidance import LLMatcher
 from pydantic import BaseModel, Field
 
+from engine.grammar import Grammars, load_vocabulary
 from service import grammar_trials
-from service.structured_output import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
+from service.grammar_compiler import trial
+from service.structured_output import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, json_grammar
 from service.tokenizer import Tokenizer
 from tests.server_process import serving
+from tests.service import tiny_tokenizers
 from tests.service.asgi import exchange, post
 from tests.service.conftest import Service
 
@@ -178,6 +184,37 @@ async def test_only_so_many_wait_to_be_compiled(service: Service, monkeypatch: p
     ]
     statuses = [(await each.finish()).status for each in asked]
     assert sorted(statuses) == [200, 200, 200, 429, 429]
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "llama", "gemma"])
+def test_every_kind_of_vocabulary_spells_what_is_asked(kind: str) -> None:
+    """What the grammar reads in its tokens is what the client reads."""
+    backend = getattr(tiny_tokenizers, kind)()
+    tokenizer = Tokenizer(backend)
+    eos = backend.token_to_id("</s>") or backend.token_to_id("<|end|>")
+    vocabulary = load_vocabulary(tokenizer.to_json(), 600, (eos,))
+    schema = {
+        "type": "object",
+        "properties": {"a ü": {"type": "string", "maxLength": 6}},
+        "required": ["a ü"],
+    }
+    grammar = json_grammar(schema | {"additionalProperties": False})
+    assert trial(Grammars(lambda: vocabulary), grammar) is None
+    for seed in range(5):
+        rng = random.Random(seed)
+        matcher, tokens = LLMatcher(vocabulary, grammar, log_level=0), list[int]()
+        while not matcher.is_stopped():
+            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+            tokens.append(rng.choice(np.flatnonzero(bits).tolist()))
+            assert matcher.consume_token(tokens[-1])
+        detokenizer = tokenizer.detokenizer([], skip_special_tokens=True)
+        jsonschema.validate(json.loads(detokenizer.push(tokens) + detokenizer.finish()), schema)
+
+
+def test_a_vocabulary_that_cannot_be_followed_is_no_crash() -> None:
+    backend = tiny_tokenizers.wordpiece()
+    grammars = Grammars(lambda: load_vocabulary(backend.to_str(), 600, (0,)))
+    assert "decoder" in str(trial(grammars, json_grammar({"type": "object"})))
 
 
 # -- a real model -----------------------------------------------------------------------------------------
