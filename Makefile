@@ -46,7 +46,8 @@ gpu-test:
 gpu-bench:
 	$(QUIRE_PYTHON) -m loadtest.gpu_bench
 
-# The PagedAttention paper's figures by simulation, written to loadtest/results/evaluation/. No GPU.
+# The PagedAttention paper's figures, written to loadtest/results/evaluation/: by simulation, and from the runs of a
+# real engine that are in its folder real/. No GPU.
 evaluation: setup
 	$(RUN)python -m loadtest figures --processes $$(nproc)
 

@@ -36,6 +36,7 @@ class Series:
     label: str
     x: Sequence[float]
     y: Sequence[float]
+    dashed: bool = False  # in the colour of the line before
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ def line_chart(labels: Labels, series: Sequence[Series], limit: float | None = N
     with _chart(labels) as (axes, svg):
         for line in series:
             marker = "o" if len(line.x) <= 40 else ""
-            axes.plot(line.x, line.y, marker=marker, markersize=3, linewidth=1.2, label=line.label)
+            style = {"linestyle": "--", "color": axes.lines[-1].get_color()} if line.dashed else {}
+            axes.plot(line.x, line.y, marker=marker, markersize=3, linewidth=1.2, label=line.label, **style)
         points = series[0].x
         if labels.log_x and len(points) <= MOST_TICKS:
             axes.set_xscale("log")

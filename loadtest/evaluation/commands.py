@@ -12,7 +12,7 @@ from loadtest.evaluation.block_size import fig18b, fig19
 from loadtest.evaluation.chatbot import fig17
 from loadtest.evaluation.figure import Figure, MadeFigure, markdown_table
 from loadtest.evaluation.memory_waste import fig2
-from loadtest.evaluation.real import kernel_figures, rate_figures
+from loadtest.evaluation.real import kernel_figures, rate_figures, sharing_figures
 from loadtest.evaluation.real.accuracy import accuracy
 from loadtest.evaluation.real.prediction import RealResults, read_real_results
 from loadtest.evaluation.request_rates import fig12, fig13
@@ -31,10 +31,10 @@ REAL: dict[str, Callable[[RealResults], Figure]] = {
         rate_figures.fig2,
         rate_figures.fig12,
         rate_figures.fig13,
-        rate_figures.fig14,
-        rate_figures.fig15,
-        rate_figures.fig16,
-        rate_figures.fig17,
+        sharing_figures.fig14,
+        sharing_figures.fig15,
+        sharing_figures.fig16,
+        sharing_figures.fig17,
         kernel_figures.fig18a,
         kernel_figures.fig18b,
         kernel_figures.fig19,
@@ -42,6 +42,7 @@ REAL: dict[str, Callable[[RealResults], Figure]] = {
         accuracy,
     )
 }
+FILES = {"fig18a-real": "attention", "fig19-real": "transfers", "tutorials-real": "variants"}  # else: runs
 ORDER = [
     *(name for each in (*SIMULATED, "fig18a") for name in (each, f"{each}-real")),
     "tutorials-real",
@@ -108,9 +109,13 @@ def _real(arguments: argparse.Namespace, names: Sequence[str], setting: Setting)
                 "python -m loadtest.evaluation.real makes them"
             )
         return []
-    where = {"commit": results.commit, "date": results.date, "command": results.command}
-    made = (MadeFigure(figure=REAL[name](results), **where) for name in names)
-    return [_print(each) for each in made if each.figure.tables]
+    made = []
+    for name in names:
+        figure = REAL[name](results)
+        if figure.tables:  # something was measured for it
+            where = results.where.get(FILES.get(name, "runs"), results.where["runs"])
+            made.append(_print(MadeFigure(figure=figure, **where)))
+    return made
 
 
 def _print(made: MadeFigure) -> MadeFigure:

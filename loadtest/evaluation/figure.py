@@ -16,6 +16,7 @@ class Line(msgspec.Struct, frozen=True):
     label: str
     x: list[float]
     y: list[float]
+    dashed: bool = False  # in the colour of the line before
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):

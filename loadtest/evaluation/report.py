@@ -12,6 +12,7 @@ from loadtest.evaluation.figure import Chart, MadeFigure, cell_text, markdown_ta
 from loadtest.plot import Labels, Series, bar_chart, line_chart, stacked_chart
 
 TEMPLATE = Path(__file__).with_name("report.html")
+DIFFERENCES = "differences.md"  # a page by hand that the folder may have
 TITLE = "The PagedAttention paper's evaluation"
 
 
@@ -26,6 +27,8 @@ def write_report(folder: Path, figures: Sequence[MadeFigure], order: Sequence[st
         (folder / f"{made.figure.name}.json").write_bytes(data + b"\n")
     all_made = [_read(folder / f"{name}.json") for name in order if (folder / f"{name}.json").exists()]
     text = [f"# {TITLE}\n"]
+    if (folder / DIFFERENCES).exists():
+        text.append(f"[Where we differ from the paper]({DIFFERENCES}), and where its values come from.\n")
     pages = []
     for made in all_made:
         figure = made.figure
@@ -55,7 +58,7 @@ def _read(path: Path) -> MadeFigure:
 def draw(chart: Chart) -> str:
     """The chart as SVG."""
     labels = Labels(chart.title, chart.x, chart.y, log_x=chart.log_x, log_y=chart.log_y, top=chart.top)
-    series = [Series(line.label, line.x, line.y) for line in chart.lines]
+    series = [Series(line.label, line.x, line.y, line.dashed) for line in chart.lines]
     if chart.kind == "bars":
         return bar_chart(labels, chart.names, series)
     if chart.kind == "stacked":

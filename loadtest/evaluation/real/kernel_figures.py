@@ -68,6 +68,7 @@ def fig18a(results: RealResults) -> Figure:
 def fig18b(results: RealResults) -> Figure:
     rows: list[list[Cell]] = []
     best: list[list[Cell]] = []
+    charts: list[Chart] = []
     for workload, paper in PAPER_BEST.items():
         fields = {**PLAIN, "workload": workload, "kind": "paged", "share": None}
         sizes = sorted(results.costs)
@@ -89,6 +90,24 @@ def fig18b(results: RealResults) -> Figure:
         most = max(run.real.sustained for run in runs.values())
         good = [str(size) for size, run in runs.items() if run.real.sustained >= ENOUGH * most]
         best.append([workload, ", ".join(good), paper])
+        charts.append(
+            Chart(
+                kind="lines",
+                title=f"{workload}, overloaded",
+                x="block size",
+                y="sustained, requests/s",
+                lines=[
+                    Line("real", [*map(float, runs)], [run.real.sustained for run in runs.values()]),
+                    Line(
+                        "simulated",
+                        [*map(float, runs)],
+                        [run.simulated.sustained for run in runs.values()],
+                        dashed=True,
+                    ),
+                ],
+                log_x=True,
+            )
+        )
     header = [
         "workload",
         "block size",
@@ -105,7 +124,7 @@ def fig18b(results: RealResults) -> Figure:
             rows=best,
         ),
     ]
-    return real_figure(results, "fig18b", "Rate by block size, on a real engine", tables, [], [OVERLOAD])
+    return real_figure(results, "fig18b", "Rate by block size, on a real engine", tables, charts, [OVERLOAD])
 
 
 def fig19(results: RealResults) -> Figure:

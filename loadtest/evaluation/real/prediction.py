@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from loadtest.evaluation.real.attention import AttentionTime
 from loadtest.evaluation.real.case import Case, CaseRun, Outcome, measure
@@ -47,9 +49,7 @@ class RealResults:
     variants: list[VariantTimes]
     costs: dict[int, StepCosts]  # by block size
     device: str
-    commit: str
-    date: str
-    command: str
+    where: dict[str, dict[str, str]]  # by the name of a file: commit, date and command of its lines
 
     def describe(self) -> str:
         """In words, with the error of the costs."""
@@ -87,15 +87,26 @@ def read_real_results(folder: Path, setting: Setting) -> RealResults | None:
     for size in sorted({run.case.block_size for run in runs}):
         path = folder / f"steps-{size}.jsonl"
         costs[size] = fit(read_records(path), f"fitted to half of {path.name}")
+    attention = read_measured(folder / "attention.jsonl", Measured[AttentionTime])
+    transfers = read_measured(folder / "transfers.jsonl", Measured[TransferTime])
+    variants = read_measured(folder / "variants.jsonl", Measured[VariantTimes])
+    files: dict[str, Sequence[Measured[Any]]] = {
+        "runs": measured,
+        "attention": attention,
+        "transfers": transfers,
+        "variants": variants,
+    }
     predicted = setting.run(_predict, [_Job(run.case, costs[run.case.block_size]) for run in runs])
     return RealResults(
         runs=[Compared(run.case, run.outcome, each) for run, each in zip(runs, predicted, strict=True)],
-        attention=[line.data for line in read_measured(folder / "attention.jsonl", Measured[AttentionTime])],
-        transfers=[line.data for line in read_measured(folder / "transfers.jsonl", Measured[TransferTime])],
-        variants=[line.data for line in read_measured(folder / "variants.jsonl", Measured[VariantTimes])],
+        attention=[line.data for line in attention],
+        transfers=[line.data for line in transfers],
+        variants=[line.data for line in variants],
         costs=costs,
         device=measured[0].device,
-        commit=measured[0].commit,
-        date=measured[0].date,
-        command=measured[0].command,
+        where={
+            name: {"commit": lines[0].commit, "date": lines[0].date, "command": lines[0].command}
+            for name, lines in files.items()
+            if lines
+        },
     )

@@ -1,0 +1,117 @@
+"""Fig. 14 to 17 from runs on a real engine, the paper's values and the simulator's beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from loadtest.evaluation.chatbot import PAPER_RATIO as PAPER_CHATBOT_RATIO
+from loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
+from loadtest.evaluation.real.prediction import RealResults
+from loadtest.evaluation.real.rate_figures import OVERLOAD, PLAIN, real_figure
+from loadtest.evaluation.setting import ratio
+from loadtest.evaluation.shared_prefix import PREFIXES
+from loadtest.evaluation.sharing import PAPER_RATIOS, PAPER_SAVED, WIDTHS
+
+WORKLOADS = ("Alpaca", "ShareGPT")
+RATIO_HEADER = [
+    "",
+    "Quire, requests/s",
+    "Orca (Oracle)",
+    "ratio",
+    "simulated: Quire",
+    "Orca (Oracle)",
+    "ratio",
+    "paper: ratio",
+]
+
+
+def fig14(results: RealResults) -> Figure:
+    width = WIDTHS[-1]
+    plain = {**PLAIN, "workload": "Alpaca", "share": None}
+    wanted = {
+        "basic": plain,
+        f"{width} samples": {**plain, "n": width},
+        f"beams of {width}": {**plain, "beam_width": width},
+    }
+    rows = _against_oracle(
+        results, {name: (fields, PAPER_RATIOS.get(name)) for name, fields in wanted.items()}
+    )
+    table = Table(title="Alpaca: sustained under overload", header=RATIO_HEADER, rows=rows)
+    title = "Parallel samples and beam search, on a real engine"
+    return real_figure(results, "fig14", title, [table], _ratio_chart("Alpaca", rows), [OVERLOAD])
+
+
+def fig15(results: RealResults) -> Figure:
+    rows: list[list[Cell]] = []
+    for workload in WORKLOADS:
+        for how, field in (("samples", "n"), ("beams", "beam_width")):
+            for width in WIDTHS:
+                fields = {**PLAIN, "workload": workload, "kind": "paged", field: width}
+                for run in results.find(**fields):
+                    paper = PAPER_SAVED.get((workload, how, width))
+                    saved = [run.real.blocks_saved, run.simulated.blocks_saved]
+                    rows.append([workload, f"{how}, {width}", *saved, paper])
+    table = Table(
+        title="Per cent of the blocks that tables would need without sharing, overloaded",
+        header=["workload", "", "saved", "simulated", "paper"],
+        rows=rows,
+    )
+    notes = [
+        "Which beams go on is what a model with random weights says here, and an assumption about the gaps "
+        "between log-probabilities in the simulation; what samples save depends on neither."
+    ]
+    charts: list[Chart] = []
+    for workload in WORKLOADS:
+        named = [row[1:] for row in rows if row[0] == workload]
+        charts += _bars(f"Blocks saved, {workload}", "per cent", named, [1, 2, 3])
+    return real_figure(results, "fig15", "Blocks saved by sharing, on a real engine", [table], charts, notes)
+
+
+def fig16(results: RealResults) -> Figure:
+    wanted = {
+        f"{name}, {length} tokens": ({"workload": "translation", "shared_prefix": length}, paper)
+        for name, (length, paper) in PREFIXES.items()
+    }
+    rows = _against_oracle(results, wanted)
+    table = Table(title="Sustained under overload", header=RATIO_HEADER, rows=rows)
+    title = "A prefix that all requests share, on a real engine"
+    return real_figure(results, "fig16", title, [table], _ratio_chart("Translation", rows), [OVERLOAD])
+
+
+def fig17(results: RealResults) -> Figure:
+    rows = _against_oracle(results, {"chatbot": ({"workload": "chatbot"}, PAPER_CHATBOT_RATIO)})
+    table = Table(title="Sustained under overload", header=RATIO_HEADER, rows=rows)
+    charts = _ratio_chart("Chatbot", rows)
+    return real_figure(results, "fig17", "A chatbot, on a real engine", [table], charts, [OVERLOAD])
+
+
+def _against_oracle(
+    results: RealResults, wanted: Mapping[str, tuple[Mapping[str, object], float | None]]
+) -> list[list[Cell]]:
+    """Rows of RATIO_HEADER, for those wanted that both systems have run."""
+    rows: list[list[Cell]] = []
+    for name, (fields, paper) in wanted.items():
+        found = {run.case.kind: run for run in results.find(**fields)}
+        if not {"paged", "oracle"} <= found.keys():
+            continue
+        row: list[Cell] = [name]
+        for side in ("real", "simulated"):
+            ours, oracle = (getattr(found[kind], side).sustained for kind in ("paged", "oracle"))
+            row += [ours, oracle, ratio(ours, oracle)]
+        rows.append([*row, paper])
+    return rows
+
+
+def _ratio_chart(title: str, rows: Sequence[Sequence[Cell]]) -> list[Chart]:
+    return _bars(f"{title}: rate ÷ Orca (Oracle)", "ratio", rows, [3, 6, 7])
+
+
+def _bars(title: str, y: str, rows: Sequence[Sequence[Cell]], columns: Sequence[int]) -> list[Chart]:
+    """Real, simulated and paper, of the rows that have all three; none: no chart."""
+    full = [row for row in rows if all(isinstance(row[column], float) for column in columns)]
+    lines = [
+        Line(label, [], [value for row in full if isinstance(value := row[column], float)])
+        for label, column in zip(("real", "simulated", "paper"), columns, strict=True)
+    ]
+    names = [str(row[0]) for row in full]
+    return [Chart(kind="bars", title=title, x="", y=y, names=names, lines=lines)] if full else []
