@@ -211,7 +211,9 @@ def test_a_stream_is_found_again(cluster: Cluster) -> None:
         cluster.prefer(at % 2)
         first = start(cluster.router, f"found-{at}", 3)
         cluster.prefer((at + 1) % 2)
-        rest = events_of(pick_up(cluster.router, f"found-{at}", first[-1][0]).content)
+        picked_up = pick_up(cluster.router, f"found-{at}", first[-1][0])
+        assert picked_up.headers["x-quire-route"].endswith("attempt=1")  # it knows where
+        rest = events_of(picked_up.content)
         answer = pick_up(other, f"found-{at}")
         assert events_of(answer.content) == [*first, *rest]
         assert rest[-1][1] == b"data: [DONE]"
