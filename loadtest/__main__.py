@@ -49,7 +49,9 @@ def main(argv: list[str] | None = None) -> int:
 
     add_simulate_flags(add("simulate", help="one run of one system on the virtual clock"))
     add_record_flags(add("record", help="time the steps of a real engine, to fit the simulator's costs to"))
-    add_figure_flags(add("figures", help="the PagedAttention paper's figures, by simulation"))
+    add_figure_flags(
+        add("figures", help="the PagedAttention paper's figures, simulated and from runs of a real engine")
+    )
 
     arguments = parser.parse_args(argv)
     try:
