@@ -49,7 +49,7 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def take_moves(self) -> Moves:
-        """What has gathered for the next plan. The sources of its copies must be unheld at its commit."""
+        """What has gathered for the next plan."""
         moves, self.moves = self.moves, Moves()
         return moves
 
@@ -297,7 +297,7 @@ class BlockManager:
         return host_block
 
     def swap_in(self, group: SequenceGroup) -> None:
-        """Bring a group back into rows that it has been given; usable once the step is committed.
+        """Bring a group back into rows that it has been given; usable once the transfers are done.
 
         Raises OutOfBlocks only if fewer blocks are available than the group's distinct host blocks.
         """
@@ -349,10 +349,14 @@ class BlockManager:
                 continue
             self._start(self.moves.spills, self.host, Transfer(block, self.host.pool.allocate()))
 
-    def arrived(self, moves: Moves) -> None:
-        """The step that carried `moves` is committed."""
+    def copied(self, moves: Moves) -> None:
+        """The step that carried `moves` is committed: its copies on the device are made."""
         for _, source, _ in moves.copies:
             self.pool.unhold(source)
+        moves.copies.clear()
+
+    def arrived(self, moves: Moves) -> None:
+        """The transfers of `moves` are done."""
         if self.host is None:
             return
         for transfer in reversed((*moves.swap_out, *moves.swap_in)):  # children before parents
@@ -387,7 +391,7 @@ class BlockManager:
         moves.append(transfer)
 
     def check(self, sequences: Iterable[Sequence], under_way: Iterable[Moves]) -> None:
-        """Assert every invariant, given all sequences there are and the moves of plans not yet committed."""
+        """Assert every invariant, given all sequences there are and the moves that are under way."""
         sequences, moves = list(sequences), [*under_way, self.moves]
         transfers = [t for each in moves for t in (*each.swap_out, *each.swap_in, *each.spills)]
         sources = [source for each in moves for _, source, _ in each.copies]

@@ -21,12 +21,10 @@ T = TypeVar("T")
 
 def commit(queue: RunQueue, flight: Flight, result: StepResult) -> StepOutputs:
     """Book what `flight`, the oldest one, gave; what it brings for ended sequences is dropped."""
-    queue.blocks.arrived(flight.moves)
-    for sequence, num_blocks in flight.filled:
-        if sequence.row != NO_ROW:  # else its blocks are gone
-            queue.blocks.publish(sequence, num_blocks)
-    for group in flight.arrivals:
-        _arrive(queue, group)
+    queue.blocks.copied(flight.delivery.moves)
+    _publish(queue, flight.filled)
+    if not flight.delivery.is_empty:
+        queue.deliveries.append(flight.delivery)
     for wanted, got in zip(flight.prompt_logprobs, result.prompt_logprobs, strict=True):
         collect_prompt_logprobs(wanted, got)
     samples, tokens = flight.samples, result.tokens.tolist()
@@ -44,6 +42,21 @@ def commit(queue: RunQueue, flight: Flight, result: StepResult) -> StepOutputs:
     for sequence, token in zip(sequences, outputs.tokens, strict=True):
         sequence.tokens.append(token)
     return outputs
+
+
+def deliver(queue: RunQueue) -> None:
+    """Book the oldest delivery: its step is committed, and its transfers are done."""
+    delivery = queue.deliveries.popleft()
+    queue.blocks.arrived(delivery.moves)
+    _publish(queue, delivery.brought)
+    for group in delivery.arrivals:
+        _arrive(queue, group)
+
+
+def _publish(queue: RunQueue, filled: list[tuple[Sequence, int]]) -> None:
+    for sequence, num_blocks in filled:
+        if sequence.row != NO_ROW:  # else its blocks are gone
+            queue.blocks.publish(sequence, num_blocks)
 
 
 def _without(values: list[T], positions: list[int]) -> list[T]:

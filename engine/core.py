@@ -21,8 +21,12 @@ class InFlight(Protocol):
     """A launched step."""
 
     def wait(self) -> StepResult:
-        """Block until the device is done with it, and return what it gave."""
+        """Block until the device has computed it, and return what it gave."""
         ...
+
+    def has_moved(self, *, wait: bool = False) -> bool:
+        """Whether the blocks that it moves between the tiers are where they go; `wait`: block until then."""
+        return True
 
 
 class Runner(Protocol):
@@ -37,7 +41,8 @@ class EngineCore:
     """`add`, `abort` and `step`: the whole engine, driven by whoever owns it.
 
     A step schedules and launches, and then commits the step before, so that the host works while the
-    device does. Serving runs it in a process of its own, offline use and tests step it by hand.
+    device does. Transfers between the tiers may take longer than their step; only when nothing else can run
+    are they waited for. Serving runs it in a process of its own, offline use and tests step it by hand.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class EngineCore:
         self.clock = clock
         self.stats = self._stats(0, 0, (0.0, 0.0, 0.0, 0.0))
         self._launched: deque[InFlight] = deque()
+        self._moving: deque[InFlight] = deque()  # committed, but for their transfers
 
     @property
     def has_work(self) -> bool:
@@ -113,10 +119,15 @@ class EngineCore:
             self._launched.append(self.runner.launch(plan))
         launched = waited = self.clock()
         outputs = StepOutputs()
+        nothing_else = plan is None and not self._launched
         if self._launched and (plan is None or len(self._launched) > 1):
-            result = self._launched.popleft().wait()
+            flight = self._launched.popleft()
+            result = flight.wait()
             waited = self.clock()
             outputs = self.scheduler.commit(result)
+            if self.scheduler.num_deliveries > len(self._moving):
+                self._moving.append(flight)
+        self._deliver(wait=nothing_else)
         outputs.others += refusals
         committed = self.clock()
         decodes = plan.num_decodes if plan else 0
@@ -124,6 +135,13 @@ class EngineCore:
         phases = (scheduled - begin, launched - scheduled, waited - launched, committed - waited)
         self.stats = self._stats(prefills, decodes, phases)
         return outputs
+
+    def _deliver(self, *, wait: bool) -> None:
+        """Book the transfers that are done, in order; with `wait`, the oldest one at least."""
+        while self._moving and self._moving[0].has_moved(wait=wait):
+            self._moving.popleft()
+            self.scheduler.deliver()
+            wait = False
 
     def _stats(self, prefills: int, decodes: int, phases: tuple[float, float, float, float]) -> StepStats:
         scheduler, queue, pool = self.scheduler, self.scheduler.queue, self.scheduler.blocks.pool

@@ -63,7 +63,7 @@ Transfer = Callable[[], None]
 
 
 class CudaFlight:
-    """Results on their way to pinned memory; the events say when all of the step is done."""
+    """Results on their way to pinned memory; one event says when they are there, one when all has moved."""
 
     def __init__(self, result: DeviceResult, transferred: torch.cuda.Event | None) -> None:
         self._result = result.map(_to_pinned)
@@ -73,9 +73,12 @@ class CudaFlight:
 
     def wait(self) -> StepResult:
         self._done.synchronize()
-        if self._transferred is not None:
-            self._transferred.synchronize()
         return self._result.numpy()
+
+    def has_moved(self, *, wait: bool = False) -> bool:
+        if self._transferred is not None and wait:
+            self._transferred.synchronize()
+        return self._transferred is None or bool(self._transferred.query())
 
 
 def _to_pinned(tensor: Tensor) -> Tensor:
@@ -85,8 +88,8 @@ def _to_pinned(tensor: Tensor) -> Tensor:
 class CudaQueue:
     """Steps are enqueued on one stream of the device, and transfers between the tiers on another.
 
-    A transfer starts when all earlier steps are done and runs beside its own step and the next: no step
-    waits for it, since the scheduler gives its blocks to nobody before it was waited for.
+    A transfer starts when all earlier steps are done and runs beside its own step and the next ones: none
+    waits for it, since the scheduler gives its blocks to nobody before it is done.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -111,6 +114,9 @@ class ThreadFlight:
 
     def wait(self) -> StepResult:
         return self._future.result().numpy()
+
+    def has_moved(self, *, wait: bool = False) -> bool:
+        return wait or self._future.done()
 
 
 class ThreadQueue:

@@ -10,7 +10,7 @@ from engine.prefix_cache import Prefix, PrefixCache
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One block on its way; both ends are held until the step that carries it is committed."""
+    """One block on its way; both ends are held until it is there."""
 
     device: int
     host: int

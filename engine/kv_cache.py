@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,13 +68,21 @@ class KVCache:
         self.host = torch.empty((num_blocks, self.blocks.shape[1]), dtype=torch.uint8, pin_memory=pinned)
 
     def swap(self, out: Int32, back: Int32) -> None:
-        """Copy (device, host) blocks out and (host, device) blocks back, one copy each, in stream order."""
+        """Copy (device, host) blocks out and (host, device) blocks back, in stream order."""
         assert self.host is not None
-        for device, host in out.tolist():
+        for device, host in _runs(out):
             self.host[host].copy_(self.blocks[device], non_blocking=True)
-        for host, device in back.tolist():
+        for host, device in _runs(back):
             self.blocks[device].copy_(self.host[host], non_blocking=True)
 
     def copy(self, pairs: Tensor) -> None:
         """Copy whole blocks, pairs [C, 2] of (source, destination) on the device, in one launch."""
         self._copy_blocks(self.blocks, pairs)
+
+
+def _runs(pairs: Int32) -> Iterator[tuple[slice, slice]]:
+    """The same pairs [N, 2] as slices: blocks that follow each other on both sides make one copy."""
+    ends = np.flatnonzero((np.diff(pairs, axis=0) != 1).any(axis=1)) + 1
+    for run in np.split(pairs, ends) if len(pairs) else []:
+        (source, destination), count = run[0].tolist(), len(run)
+        yield slice(source, source + count), slice(destination, destination + count)

@@ -65,7 +65,7 @@ class StepPlan:
     table_blocks: Int32  # [K]
     copies: Int32  # [C, 2] (source, destination) blocks, before the forward
     swap_out: Int32  # [., 2] (device, host) blocks; reads what all earlier steps wrote
-    swap_in: Int32  # [., 2] (host, device) blocks; both are done when this step's result is had
+    swap_in: Int32  # [., 2] (host, device) blocks; both may take longer than the step
     sample_rows: Int32  # [S] device row that each sampled token belongs to
     sample_tokens: Int32  # [S] index in 0..T-1 of the token whose logits it is drawn from
     sample_positions: Int32  # [S] position that the sampled token takes in its sequence

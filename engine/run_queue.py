@@ -14,7 +14,7 @@ from engine.prefix_cache import BlockHasher
 from engine.request import FinishReason, Request
 from engine.rows import Rows
 from engine.sequence import NO_ROW, Sequence, SequenceGroup
-from engine.step import Flight, StepDraft
+from engine.step import Delivery, Flight, StepDraft
 
 
 class RunQueue:
@@ -37,6 +37,7 @@ class RunQueue:
         self.waiting: deque[SequenceGroup] = deque()
         self.running: list[SequenceGroup] = []
         self.flights: deque[Flight] = deque()  # handed out and not committed, oldest first
+        self.deliveries: deque[Delivery] = deque()  # of committed steps, oldest first
         self.given: dict[int, int] = {}  # by row: the token it decodes on from, to be told to the device
         self.shared_tails: dict[int, Sequence] = {}  # by row: forked, and to write into a shared block next
         self.special_tokens = Counter([NOT_FINITE])  # how many groups end at each
@@ -165,7 +166,12 @@ class RunQueue:
         """Assert every invariant. O(blocks + tokens)."""
         groups = [*self.running, *self.waiting]
         live = [sequence for group in groups for sequence in group.live]
-        self.blocks.check(live, [flight.moves for flight in self.flights])
+        deliveries = [*self.deliveries, *(flight.delivery for flight in self.flights)]
+        self.blocks.check(live, [delivery.moves for delivery in deliveries])
+        waited_for = [id(group) for delivery in deliveries for group in delivery.arrivals]
+        assert len(set(waited_for)) == len(waited_for), "a group is on its way twice"
+        transferring = {id(group) for group in groups if group.transferring}
+        assert transferring <= set(waited_for), "a group waits for blocks that are not on their way"
         assert sorted(self._groups) == sorted(group.request.id for group in groups)
         orders = [group.order for group in groups]
         assert orders == sorted(orders), "a group runs or waits out of its turn"

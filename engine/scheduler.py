@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.admission import Capacity
-from engine.commit import commit
+from engine.commit import commit, deliver
 from engine.grammar import Constraint
 from engine.plan import Int32, StepPlan, StepResult
 from engine.preemption import PreemptionPolicy
@@ -60,11 +60,21 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.queue.waiting or self.queue.running or self.queue.flights)
+        queue = self.queue
+        return bool(queue.waiting or queue.running or queue.flights or queue.deliveries)
 
     def commit(self, result: StepResult) -> StepOutputs:
         """Book what the oldest handed-out step gave."""
         return commit(self.queue, self.queue.flights.popleft(), result)
+
+    @property
+    def num_deliveries(self) -> int:
+        """Committed steps whose transfers are not known to be done."""
+        return len(self.queue.deliveries)
+
+    def deliver(self) -> None:
+        """Book the transfers of the oldest one of these steps, which are done."""
+        deliver(self.queue)
 
     def check(self) -> None:
         """Assert every invariant. O(blocks + tokens)."""
@@ -73,7 +83,10 @@ class Scheduler:
     # -- one step -----------------------------------------------------------------------------------
 
     def schedule(self, now: float = 0.0) -> StepPlan | None:
-        """The next step's plan, or None when nothing can run before a commit. `now`: monotonic seconds."""
+        """The next step's plan, or None when nothing can run before a commit or a delivery.
+
+        `now`: monotonic seconds.
+        """
         draft = StepDraft()
         decodes = self._schedule_decodes(draft)
         draft.budget = self.max_num_batched_tokens - len(decodes)

@@ -234,7 +234,9 @@ def _best_seconds(runner: ModelRunner, plan: StepPlan) -> float:
     times = []
     for _ in range(3):
         begin = time.perf_counter()
-        runner.launch(plan).wait()
+        flight = runner.launch(plan)
+        flight.wait()
+        flight.has_moved(wait=True)
         times.append(time.perf_counter() - begin)
     return min(times)
 

@@ -39,6 +39,18 @@ class WantedPromptLogprobs:
     targets: list[int]
 
 
+class Delivery(msgspec.Struct):
+    """What there is to book when a step's transfers are done, which may take longer than the step."""
+
+    moves: Moves
+    brought: list[tuple[Sequence, int]]  # sequences, and how many full blocks they have with those that come
+    arrivals: list[SequenceGroup]  # groups whose blocks are where they should be
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.moves.has_transfers and not self.arrivals
+
+
 class Flight(msgspec.Struct):
     """A step that was handed out: whom its S samples and its prompt logprobs belong to."""
 
@@ -47,8 +59,7 @@ class Flight(msgspec.Struct):
     num_ended: int  # sequences that had ended when it was handed out
     prompt_logprobs: list[WantedPromptLogprobs]
     filled: list[tuple[Sequence, int]]  # sequences that filled blocks, and how many they have filled by then
-    moves: Moves
-    arrivals: list[SequenceGroup]  # groups whose blocks are where they should be once it is committed
+    delivery: Delivery
 
 
 class StepDraft(msgspec.Struct):
@@ -81,7 +92,7 @@ class StepDraft(msgspec.Struct):
         )
 
     def await_blocks(self, group: SequenceGroup) -> None:
-        """Leave `group` alone until this step is committed: its blocks are on their way."""
+        """Leave `group` alone until this step's transfers are done: its blocks are on their way."""
         group.transferring = True
         self.arrivals.append(group)
 
@@ -162,9 +173,8 @@ class StepDraft(msgspec.Struct):
             watched=samples.watched | (positions >= samples.limit),
             num_ended=num_ended,
             prompt_logprobs=wanted,
-            filled=filled + self.brought,
-            moves=moves,
-            arrivals=self.arrivals,
+            filled=filled,
+            delivery=Delivery(moves, self.brought, self.arrivals),
         )
         return plan, flight
 

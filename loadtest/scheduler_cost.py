@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.admission import Capacity
-from engine.core import EngineCore
+from engine.core import EngineCore, InFlight, Runner
 from engine.plan import StepPlan, StepResult, empty_int32
 from engine.prefix_cache import BlockHasher
 from engine.request import Request, SamplingParams
@@ -48,7 +48,7 @@ class Timings:
         return statistics.median(self.both) / statistics.median(self.yardstick)
 
 
-class NoModel:
+class NoModel(Runner, InFlight):
     """A runner whose steps are done at once. It is its own flight."""
 
     def __init__(self) -> None:

@@ -48,3 +48,6 @@ class _Timed(InFlight):
         result = self._flight.wait()
         self._runner.end(self._plan, self._launched)
         return result
+
+    def has_moved(self, *, wait: bool = False) -> bool:
+        return self._flight.has_moved(wait=wait)

@@ -295,6 +295,19 @@ MUTANTS = [
         "min(sequence.num_found, sequence.published)",
         "min(sequence.num_found, len(found))",
     ),
+    # -- deliveries ----------------------------------------------------------------------------------------
+    Mutant(
+        "booked before the transfers are done",
+        "core",
+        "while self._moving and self._moving[0].has_moved(wait=wait):",
+        "while self._moving:",
+    ),
+    Mutant(
+        "given out as soon as the step is done",
+        "commit",
+        "        queue.deliveries.append(flight.delivery)\n",
+        "        queue.deliveries.append(flight.delivery)\n        deliver(queue)\n",
+    ),
     # -- scheduler -----------------------------------------------------------------------------------------
     Mutant(
         "the oldest yields",

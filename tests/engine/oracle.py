@@ -4,7 +4,6 @@ table, so that any lost, stale or aliased block changes the output."""
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -91,13 +90,25 @@ def expected_beams(request: Request, eos: tuple[int, ...] = ()) -> list[list[int
 
 
 class OracleFlight:
-    def __init__(self, runner: OracleRunner, result: StepResult) -> None:
+    """Its transfers are done once the runner was asked `due` times whether any are, or if waited for."""
+
+    def __init__(
+        self, runner: OracleRunner, result: StepResult, arrive: Callable[[], None], due: int
+    ) -> None:
         self.runner = runner
         self.result = result
+        self.arrive = arrive
+        self.due = due
 
     def wait(self) -> StepResult:
-        self.runner.under_way.popleft()()
         return self.result
+
+    def has_moved(self, *, wait: bool = False) -> bool:
+        self.runner.asked += 1
+        if self.runner.asked < self.due and not wait:
+            return False
+        self.arrive()
+        return True
 
 
 class OracleRunner(Runner):
@@ -107,7 +118,8 @@ class OracleRunner(Runner):
         self.block_size = block_size
         self.cache: list[list[Slot | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.host: list[list[Slot | None]] = [[None] * block_size for _ in range(num_host_blocks)]
-        self.under_way: deque[Callable[[], None]] = deque()  # transfers happen as late as they may
+        self.asked = 0  # how often, whether transfers are done
+        self.delay: Callable[[], int] = lambda: 0  # of the next transfer, in steps beyond its own
         self.tables = np.full((max_num_seqs, num_blocks + 1), -1, np.int64)
         self.last = [0] * max_num_seqs
         self.state: dict[int, tuple[SamplingParams, int]] = {}
@@ -121,7 +133,7 @@ class OracleRunner(Runner):
         self.tables[plan.table_rows, plan.table_columns] = plan.table_blocks
         for row, token in zip(plan.given_rows.tolist(), plan.given_tokens.tolist(), strict=True):
             self.last[row] = token
-        self._transfer(plan)
+        arrive = self._transfer(plan)
         destinations = plan.copies[:, 1].tolist()
         assert len(set(destinations)) == len(destinations), "two copies write one block"
         assert not set(destinations) & set(plan.copies[:, 0].tolist()), "a copy reads what another writes"
@@ -167,10 +179,11 @@ class OracleRunner(Runner):
             allowed = tokens_in(masks[i]) if i in masks else None
             sampled.append(_next_token(history, *self.state[row], allowed))
             self.last[row] = sampled[-1]
-        return OracleFlight(self, self._result(plan, tokens, ids, sampled, histories))
+        result = self._result(plan, tokens, ids, sampled, histories)
+        return OracleFlight(self, result, arrive, self.asked + 1 + self.delay())
 
-    def _transfer(self, plan: StepPlan) -> None:
-        """Swaps read at once or when waited for, and are written when waited for: both must be the same."""
+    def _transfer(self, plan: StepPlan) -> Callable[[], None]:
+        """Swaps read at once or when they arrive, and are written then: both must be the same."""
         arrivals: list[tuple[list[Slot | None], list[list[Slot | None]], int]] = []
         for device, host in plan.swap_out.tolist():
             arrivals.append((self.cache[device], self.host, host))
@@ -186,7 +199,7 @@ class OracleRunner(Runner):
                 assert tier[target] == [None] * self.block_size, "a block was written before its transfer"
                 tier[target] = content
 
-        self.under_way.append(arrive)
+        return arrive
 
     def _read(self, row: int, length: int) -> int:
         """Hash of the first `length` tokens of `row`, each of which was computed from the right ones."""

@@ -26,6 +26,7 @@ from tests.engine.oracle import VOCAB, OracleRunner, expected_beams, expected_to
 from tests.engine.toy_grammar import COMPILED, COMPILER, GRAMMARS
 
 EOS = (3,)
+LONGEST_DELAY = 5  # steps that a transfer may take longer than its own
 COMMON = [7 * i % VOCAB for i in range(24)]  # what many prompts begin with
 
 
@@ -92,7 +93,9 @@ def make_core(
     num_host_blocks: int = 0,
     mode: PreemptionMode = "recompute",
     pushed: random.Random | None = None,
+    delays: random.Random | None = None,
 ) -> EngineCore:
+    """`delays`: of the transfers, which else are done with their steps."""
     capacity = Capacity(num_blocks, block_size, max_num_seqs, max_model_len=1000, vocab_size=VOCAB)
     hasher = BlockHasher(block_size, seed=0) if caching else None
     kind = WatchedScheduler if pushed is None else PushedScheduler
@@ -103,6 +106,8 @@ def make_core(
     policy = PreemptionPolicy(mode=mode, seconds_per_block=1.0, seconds_per_token=2.4 / block_size)
     scheduler.yielding = WatchedYielding(scheduler.queue, policy)
     runner = OracleRunner(num_blocks, block_size, max_num_seqs, num_host_blocks)
+    if delays is not None:
+        runner.delay = lambda: delays.randint(0, LONGEST_DELAY)
     core = EngineCore(scheduler, runner, clock=lambda: 0.0, grammars=COMPILER)
     for grammar, compiled in COMPILED.items():  # by now: a thread would make the order of arrival uncertain
         assert core.grammars is not None
@@ -110,19 +115,20 @@ def make_core(
     return core
 
 
-def most_steps(core: EngineCore, request: Request) -> int:
+def most_steps(core: EngineCore, request: Request, longest_delay: int) -> int:
     """Steps within which `request` ends once no older one is left, whatever the newer ones do.
 
     Nobody preempts it any more, so it prefills at most once, first in turn, with what the decodes of the
     other rows leave of the budget. A token takes a step, and another one to be committed before a beam can
-    go on. For each block that it takes it may wait for one in transfer, which is there after two commits.
+    go on. For each block that it takes it may wait for one in transfer, which is there after two commits and
+    what the transfer takes longer than its step.
     """
     params, scheduler = request.params, core.scheduler
     length = len(request.prompt) + params.max_tokens
     share = scheduler.max_num_batched_tokens - scheduler.rows.size + 1
     prefill = -(-params.num_sequences * length // share)
-    waits = 2 * params.num_sequences * (scheduler.blocks.blocks_for(length) + 1)
-    resume = 4
+    waits = (2 + longest_delay) * params.num_sequences * (scheduler.blocks.blocks_for(length) + 1)
+    resume = 4 + 2 * longest_delay
     return prefill + 2 * params.max_tokens + waits + resume
 
 
@@ -215,6 +221,8 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
     num_blocks = max(3, rng.randint(16, 90) // block_size)
     budget = rng.randint(max_num_seqs, 24)
     caching = rng.random() < 0.7
+    slow_transfers = seed % 7 == 5
+    longest_delay = LONGEST_DELAY if slow_transfers else 0
     host = rng.choice([0, num_blocks // 3, num_blocks])
     mode: PreemptionMode = rng.choice(["swap", "auto", "recompute"])
     core = make_core(
@@ -226,6 +234,7 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
         num_host_blocks=host,
         mode=mode,
         pushed=random.Random(seed) if pushed else None,
+        delays=random.Random(seed) if slow_transfers else None,
     )
     scheduler = core.scheduler
     if caching and seed % 5 == 3 and num_blocks * block_size >= 16:
@@ -245,7 +254,9 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
             if not core.handle(request):
                 accepted.append(request)
                 alive[request.id] = request
-                deadlines[request.id] = steps + sum(most_steps(core, each) for each in alive.values())
+                deadlines[request.id] = steps + sum(
+                    most_steps(core, each, longest_delay) for each in alive.values()
+                )
         if accepted and rng.random() < 0.03:
             victim = rng.choice(accepted).id
             aborted.add(victim)

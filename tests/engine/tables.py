@@ -51,6 +51,7 @@ class Tables:
     def step(self) -> Moves:
         """What has gathered is done and committed; full blocks are findable."""
         moves = self.blocks.take_moves()
+        self.blocks.copied(moves)
         self.blocks.arrived(moves)
         for sequence in self.sequences:
             if sequence.row >= 0:

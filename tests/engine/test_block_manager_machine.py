@@ -48,6 +48,7 @@ _WEIGHTS = {
     "adopt": 1,
     "launch": 8,
     "commit": 8,
+    "arrive": 8,
     "swap_out": 3,
     "swap_in": 6,
     "resume": 3,
@@ -79,6 +80,7 @@ class Step:
     writes: list[tuple[int, int, int]] = field(default_factory=list)
     touched: set[int] = field(default_factory=set)  # rows whose blocks are written or copied
     filled: list[tuple[Sequence, int, int]] = field(default_factory=list)  # sequence, epoch, full blocks
+    brought: list[tuple[Sequence, int, int]] = field(default_factory=list)  # likewise, once it has arrived
     arrivals: list[SequenceGroup] = field(default_factory=list)
 
 
@@ -115,6 +117,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.groups: list[SequenceGroup] = []
         self.step = Step()
         self.flights: deque[tuple[Moves, Step]] = deque()
+        self.moving: deque[tuple[Moves, Step]] = deque()  # committed, but for their transfers
         self.epochs: Counter[Sequence] = Counter()  # of tables: what was filled in another is not theirs
         self.launched: dict[Sequence, int] = {}  # tokens that are in memory
         self.requests = 0
@@ -167,7 +170,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.launched[sequence] = self._written(sequence, tokens)
         if found.host:
             self._await(sequence.group)
-            self.step.filled.append((sequence, self.epochs[sequence], len(found)))
+            self.step.brought.append((sequence, self.epochs[sequence], len(found)))
         self.done["device hits"] += len(found.device)
         self.done["promised hits"] += sum(not pool.is_kept(block) for block in found.device)
         self.done["host hits"] += len(found.host)
@@ -274,11 +277,22 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         moves, step = self.flights.popleft()
-        self.memory.arrive()
-        self.blocks.arrived(moves)
-        for sequence, epoch, num_blocks in step.filled:
+        self.moving.append((moves, step))
+        self.blocks.copied(moves)
+        self._publish(step.filled)
+
+    def _publish(self, filled: list[tuple[Sequence, int, int]]) -> None:
+        for sequence, epoch, num_blocks in filled:
             if sequence.row != NO_ROW and self.epochs[sequence] == epoch:
                 self.blocks.publish(sequence, num_blocks)
+
+    @precondition(lambda self: self.moving)
+    @rule()
+    def arrive(self) -> None:
+        moves, step = self.moving.popleft()
+        self.memory.arrive()
+        self.blocks.arrived(moves)
+        self._publish(step.brought)
         for group in step.arrivals:
             group.transferring = False
             if group.swapped:
@@ -319,7 +333,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self.epochs[sequence] += 1
             context = int(self.rows.context[sequence.row])
             self.launched[sequence] = self._written(sequence, context)
-            self.step.filled.append((sequence, self.epochs[sequence], context // self.size))
+            self.step.brought.append((sequence, self.epochs[sequence], context // self.size))
         self.done["swapped in"] += 1
 
     @precondition(lambda self: self.away(swapped=False))
@@ -389,6 +403,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 self.launch()
             elif name == "commit" and self.flights:
                 self.commit()
+            elif name == "arrive" and self.moving:
+                self.arrive()
             elif name == "swap_out" and self.running():
                 self.swap_out(rng.randrange(64))
             elif name == "swap_in" and self.away(swapped=True):
@@ -430,12 +446,12 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     def _check_accounts(self) -> None:
         sequences = [sequence for group in self.groups for sequence in group.live]
-        self.blocks.check(sequences, [moves for moves, _ in self.flights])
+        self.blocks.check(sequences, [moves for moves, _ in (*self.moving, *self.flights)])
         pool = self.blocks.pool
         assert pool.num_free + pool.num_active + pool.num_cached + pool.num_in_transfer == pool.num_blocks
 
     def _check_tables(self) -> None:
-        pending = [self.blocks.moves, *(moves for moves, _ in self.flights)]
+        pending = [self.blocks.moves, *(moves for moves, _ in (*self.moving, *self.flights))]
         coming = {t.device: t.host for moves in pending for t in moves.swap_in}
         leaving = {t.host: t.device for moves in pending for t in moves.swap_out}
         copied = {destination: source for _, source, destination in self.blocks.moves.copies}
@@ -509,22 +525,25 @@ class BlockManagerMachine(RuleBasedStateMachine):
         assert len(found) == count, "findable blocks in host memory were not found"
 
     def teardown(self) -> None:
-        """Once everyone has left and every step is committed, every block can be had."""
-        for _ in range(2):  # what is promised is launched before anyone leaves
-            while self.flights:
-                self.commit()
-            self.launch()
+        """Once everyone has left, every step is committed and all has arrived, every block can be had."""
+        self._finish_steps()  # what is promised is launched before anyone leaves
         while self.groups:
             self.end(0, True, False)
-        while self.flights:
-            self.commit()
-        self.launch()
-        while self.flights:
-            self.commit()
+        self._finish_steps()
         self._check_accounts()
         assert self.blocks.pool.num_available == self.blocks.pool.num_blocks
         if self.blocks.host is not None:
             assert self.blocks.host.pool.num_available == self.blocks.host.pool.num_blocks
+
+    def _finish_steps(self) -> None:
+        for _ in range(2):
+            while self.flights:
+                self.commit()
+            self.launch()
+        while self.flights:
+            self.commit()
+        while self.moving:
+            self.arrive()
 
 
 def _ends(pool: BlockPool, memory: list[Content]) -> set[int | None]:

@@ -77,7 +77,10 @@ def step(core: EngineCore, *, overlap: bool) -> Iterator[Output]:
     if overlap:
         yield from core.step()
     elif (plan := core.scheduler.schedule()) is not None:
-        yield from core.scheduler.commit(core.runner.launch(plan).wait())
+        flight = core.runner.launch(plan)
+        yield from core.scheduler.commit(flight.wait())
+        if core.scheduler.num_deliveries and flight.has_moved(wait=True):
+            core.scheduler.deliver()
 
 
 def run(core: EngineCore, asked: list[Request], *, overlap: bool = False) -> Answers:

@@ -1,0 +1,106 @@
+"""Transfers between the tiers may take longer than their steps: nobody waits for them who need not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.core import EngineCore
+from engine.kv_cache import KVCache, bytes_per_block
+from engine.models.config import ModelConfig
+from engine.request import Request, SamplingParams
+from kernels.block_copy import copy_blocks_reference
+from tests.engine.oracle import OracleFlight, OracleRunner, expected_tokens
+from tests.engine.simulation import make_core
+
+BLOCK_SIZE = 4
+
+
+def pressed_core() -> tuple[EngineCore, list[Request]]:
+    """Room for three of six groups at their longest; transfers end only when they are waited for."""
+    requests = [
+        Request(i, [i] * 8, SamplingParams(max_tokens=16 + i, ignore_eos=True, seed=i)) for i in range(6)
+    ]
+    core = make_core(18, BLOCK_SIZE, 8, 64, caching=False, num_host_blocks=18, mode="swap")
+    assert isinstance(core.runner, OracleRunner)
+    core.runner.delay = lambda: 1 << 40
+    for request in requests:
+        core.add(request)
+    return core, requests
+
+
+def test_others_go_on_while_a_transfer_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, requests = pressed_core()
+    waited: list[int] = []  # tokens that had come by then
+    got: dict[int, list[int]] = {request.id: [] for request in requests}
+
+    def has_moved(flight: OracleFlight, *, wait: bool = False) -> bool:
+        if wait:
+            assert not core._launched, "a transfer was waited for beside a step"
+            waited.append(sum(map(len, got.values())))
+            flight.arrive()
+        return wait
+
+    monkeypatch.setattr(OracleFlight, "has_moved", has_moved)
+    under_way = 0  # steps that gave tokens while a transfer was under way
+    while core.has_work:
+        moving = core.scheduler.num_deliveries > 0
+        outputs = list(core.step())
+        under_way += moving and bool(outputs)
+        for output in outputs:
+            got[output.request_id] += output.tokens
+        core.scheduler.check()
+    assert all(got[request.id] == expected_tokens(request, 0) for request in requests)
+    assert core.scheduler.yielding.swaps > 0 and waited and under_way > 10
+    assert core.scheduler.blocks.pool.num_free == 18
+
+
+def test_a_client_that_leaves_during_a_long_transfer_leaks_nothing() -> None:
+    core, requests = pressed_core()
+    while not core.scheduler.num_deliveries:
+        core.step()
+    assert core.scheduler.blocks.pool.num_in_transfer > 0
+    for request in requests:
+        core.abort(request.id)
+    core.scheduler.check()
+    while core.has_work:
+        assert not list(core.step())
+        core.scheduler.check()
+    blocks = core.scheduler.blocks
+    assert blocks.host is not None
+    assert [blocks.pool.num_free, blocks.host.pool.num_free] == [18, 18]
+
+
+def test_blocks_that_follow_each_other_are_copied_together(model_folder: Callable[[str], Path]) -> None:
+    config = ModelConfig.from_folder(model_folder("qwen3"))
+    cache = KVCache(config, 40, 4, torch.float32, torch.device("cpu"), copy_blocks_reference)
+    cache.add_host_tier(40)
+    assert cache.host is not None
+    rng = random.Random(5)
+    width = bytes_per_block(config, 4, torch.float32)
+    for count in (0, 1, 2, 7, 20):
+        starts = rng.sample(range(0, 40, 2), count)
+        pairs = [
+            (block, other) for block, other in zip(starts, rng.sample(range(0, 40, 2), count), strict=True)
+        ]
+        runs = [(a + i, b + i) for a, b in pairs for i in range(rng.choice([1, 2]))]
+        moves = np.array(runs, np.int32).reshape(-1, 2)
+        cache.blocks.copy_(torch.randint(0, 256, (40, width), dtype=torch.uint8))
+        cache.host.copy_(torch.randint(0, 256, (40, width), dtype=torch.uint8))
+        device, host = cache.blocks.clone(), cache.host.clone()
+        nothing = np.zeros((0, 2), np.int32)
+        cache.swap(moves, nothing)
+        for block, other in runs:
+            host[other] = device[block]
+        assert torch.equal(cache.host, host) and torch.equal(cache.blocks, device)
+        cache.host.copy_(torch.randint(0, 256, (40, width), dtype=torch.uint8))
+        host = cache.host.clone()
+        cache.swap(nothing, moves)
+        for source, destination in runs:
+            device[destination] = host[source]
+        assert torch.equal(cache.blocks, device) and torch.equal(cache.host, host)
