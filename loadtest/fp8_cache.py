@@ -178,7 +178,7 @@ def measure_errors(model: str, load_format: LoadFormat, device: str) -> list[Err
     own, fp8 = (
         [logits_of(llm.core, dtype, tokens) for tokens in sequences] for dtype in (torch.bfloat16, FP8)
     )
-    name = "demo" if model == MODEL_FOLDER else Path(model).name
+    name = "demo" if _is_demo(model) else Path(model).name
     errors = [compare(name, "fp8_e4m3", "bfloat16", fp8, own)]
     if load_format == "dummy":
         return errors  # other weights are drawn in float32
@@ -255,6 +255,10 @@ def _apart(function: Callable[..., Result], *arguments: object) -> Result:
         return pool.submit(function, *arguments).result()
 
 
+def _is_demo(model: str) -> bool:
+    return Path(model).resolve() == Path(MODEL_FOLDER).resolve()
+
+
 def _load_format(model: str) -> LoadFormat:
     return "auto" if any(Path(resolve_model(model)).glob("*.safetensors")) else "dummy"
 
@@ -286,7 +290,7 @@ def main() -> None:
         load_format = _load_format(model)
         errors += _apart(measure_errors, model, load_format, device)
         console.print(_table("error of the logits", errors))
-        if device == "cpu" or arguments.no_decode or model == MODEL_FOLDER:
+        if device == "cpu" or arguments.no_decode or _is_demo(model):
             continue  # the demo model's context is too short
         for rows in (arguments.rows, 0):
             for cache in ("auto", "fp8_e4m3"):
