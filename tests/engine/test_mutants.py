@@ -19,8 +19,8 @@ import engine
 from tests.engine.mutants import MUTANTS, Mutant
 
 WALKS = 16
-SEEDS = [*range(60), 170, 315, 349, 422, 613]  # the last ones reach rare corners
-PUSHED = [2, 7, 9, 24, 39, 43, 50, 60, 147, 275, 296, 370]
+SEEDS = [*range(60), 170, 315, 349, 422, 613, 2656]  # the last ones reach rare corners
+PUSHED = [2, 7, 9, 24, 39, 43, 50, 60, 147, 275, 296, 370, 1855]
 BROKEN = (SyntaxError, ImportError, NameError)  # the mutant's own fault
 ENGINE = Path(engine.__file__).parent
 
