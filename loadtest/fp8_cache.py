@@ -199,19 +199,20 @@ def measure_decode(
     model: str, load_format: LoadFormat, kv_cache_dtype: Literal["auto", "fp8_e4m3"], rows: int, context: int
 ) -> Decode:
     """Rows that have just been prefilled, or with rows = 0 as many as fit, decode some steps."""
-    length = context + LEAD_STEPS + TIMED_STEPS + 8
+    # The first rows decode while the last ones are prefilled, a prompt a step or a little more.
+    length = context + LEAD_STEPS + TIMED_STEPS + 8 + 2 * (rows or MOST_ROWS)
     core, info = start_engine(
         EngineConfig(
             model=model,
             load_format=load_format,
             kv_cache_dtype=kv_cache_dtype,
             max_model_len=length,
-            max_num_seqs=rows or 256,
+            max_num_seqs=rows or MOST_ROWS,
             swap_space=0,
             enable_prefix_caching=False,
         )
     )
-    rows = rows or min(256, info.num_blocks // -(-length // info.block_size))
+    rows = rows or min(MOST_ROWS, info.num_blocks // -(-length // info.block_size))
     rng = random.Random(0)
     params = SamplingParams(temperature=0.6, max_tokens=length - context, ignore_eos=True, seed=0)
     for i in range(rows):
