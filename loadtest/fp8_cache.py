@@ -49,6 +49,7 @@ QUESTIONS = (
 RANDOM_TOKENS = 1024  # of a sequence, where weights are random
 BLOCK_SIZE = 16
 LEAD_STEPS, TIMED_STEPS = 16, 128  # of decoding
+MOST_ROWS = 256
 
 Result = TypeVar("Result")
 LoadFormat = Literal["auto", "dummy"]
