@@ -68,15 +68,17 @@ def prompt_text(tokenizer: Tokenizer, model: str, body: ChatRequest) -> str:
         [message.as_template_message() for message in body.messages],
         add_generation_prompt=body.add_generation_prompt,
         arguments=body.chat_template_kwargs,
-        tools=[tool.as_template_tool() for tool in body.offered_tools],
+        tools=[function.as_template_tool() for function in body.offered_functions],
     )
 
 
 def _message(choice: Choice) -> ReplyMessage:
-    text = choice.take_text()
-    if not choice.calls:
+    if choice.parts is None:
+        return ReplyMessage("assistant", choice.take_text())
+    text, calls = choice.parts.take_apart()
+    if not calls:
         return ReplyMessage("assistant", text)
-    return ReplyMessage("assistant", text or None, whole_calls(choice.calls.take()))
+    return ReplyMessage("assistant", text or None, whole_calls(calls))
 
 
 async def chat_completions(state: ServerState, request: Request) -> Response:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.request import Output, TokenLogprob
 from service.stop_strings import StopMatcher
-from service.tools.calls import AnswerCalls
-from service.tools.parser import Piece, ToolCallParser
+from service.tools.calls import AnswerParts, Part
+from service.tools.parser import ToolCallParser
 
 if TYPE_CHECKING:
     from service.detokenizer import Detokenizer
@@ -28,13 +28,13 @@ class Choice:
         "_matcher",
         "_min_tokens",
         "_parser",
-        "calls",
         "cumulative_logprob",
         "finish_reason",
         "index",
         "last_time",
         "logprobs",
         "num_tokens",
+        "parts",
         "stop_reason",
         "texts",
         "tokens",
@@ -54,7 +54,7 @@ class Choice:
         self._matcher = StopMatcher(stops) if stops else None
         self._min_tokens = min_tokens
         self._parser = parser
-        self.calls = None if parser is None else AnswerCalls()
+        self.parts = None if parser is None else AnswerParts()  # instead of texts
         self._length = 0  # characters so far, held back ones included
         self.texts: list[str] = []
         self.tokens: list[int] = []
@@ -117,24 +117,19 @@ class Choice:
             self._tell(text)
 
     def _tell(self, text: str) -> None:
-        if self._parser is not None:
-            self._sort(self._parser.push(text))
+        if self._parser is not None and self.parts is not None:
+            for piece in self._parser.push(text):
+                self.parts.add(piece)
             if self._parser.done:
                 self.finish_reason = "tool_calls"
         elif text:
             self.texts.append(text)
 
-    def _sort(self, pieces: list[Piece]) -> None:
-        for piece in pieces:
-            if isinstance(piece, str):
-                self.texts.append(piece)
-            elif self.calls is not None:
-                self.calls.add(piece)
-
     def _finish(self, reason: str, stop: int | str | None) -> None:
         """No more text comes. `stop`: the token or the string that ended it."""
-        if self._parser is not None:
-            self._sort(self._parser.finish())
+        if self._parser is not None and self.parts is not None:
+            for piece in self._parser.finish():
+                self.parts.add(piece)
             if self._parser.num_calls and reason == "stop" and not isinstance(stop, str):
                 reason = "tool_calls"
         self.finish_reason = reason
@@ -146,7 +141,15 @@ class Choice:
         entries = self.logprobs[len(self.logprobs) - self.num_tokens :]  # an echoed prompt stands before
         return sum(entry.logprob.logprob for entry in entries if entry.logprob) / max(len(entries), 1)
 
+    def take_parts(self) -> list[Part]:
+        """Text and calls in their order."""
+        if self.parts is not None:
+            return self.parts.take()
+        text = self.take_text()
+        return [text] if text else []
+
     def take_text(self) -> str:
+        """Of an answer without tools."""
         texts = self.texts
         if len(texts) == 1:
             text = texts[0]

@@ -84,15 +84,19 @@ class ChunkEncoder:
         """What has come for `choice` and is not yet sent; empty if nothing can be shown."""
         finish = choice.finish_reason
         extras = self._logprobs or self._token_ids
-        if not choice.texts and not choice.calls and finish is None and not (extras and choice.tokens):
+        if not choice.texts and not choice.parts and finish is None and not (extras and choice.tokens):
             return b""
         before = self._before.get(choice.index)
         first = before is None
         if before is None:
             before = self._open(choice.index)
-        text = json_string(choice.take_text())
-        if choice.calls:
-            text = (b"null" if text == b'""' else text) + b',"tool_calls":' + _encode(choice.calls.take())
+        if choice.parts is None:
+            text = json_string(choice.take_text())
+        else:
+            said, calls = choice.parts.take_apart()
+            text = json_string(said)
+            if calls:
+                text = (text if said else b"null") + b',"tool_calls":' + _encode(calls)
         if finish is None and not extras:
             return before + text + self._plain_tail
         parts = [before, text, self._style.after, b',"logprobs":']

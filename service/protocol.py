@@ -26,7 +26,7 @@ from service.structured_output import (
     json_grammar,
     regex_grammar,
 )
-from service.tools.protocol import CallId, Tool, ToolCalls, ToolChoice, Tools, check_tools
+from service.tools.protocol import CallId, Function, ParallelCalls, ToolCalls, ToolChoice, Tools, check_tools
 
 MAX_PROMPTS = 1024
 MAX_TOKEN_ID = (1 << 31) - 1
@@ -63,12 +63,6 @@ _BEAMS = (
     "delta per choice when the search ends. Not with sampling parameters, penalties, logit_bias, logprobs "
     "or stop; temperature is left out or 0"
 )
-
-_TOOL_CHOICE = (
-    "none: as if there were no tools; auto (if left out): the model decides; required: it must call at "
-    "least one; a function: it must call that one, once. With the last two, arguments fit the parameters"
-)
-_PARALLEL = "false: at most one call, after which the answer ends"
 
 # SamplingParams fields that a request has under the same name
 _SAME_NAME = (
@@ -310,19 +304,16 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: LogprobCount | None = None
     response_format: ResponseFormat | None = None
     tools: Tools | None = None
-    tool_choice: Annotated[ToolChoice, Meta(description=_TOOL_CHOICE)] | None = None
-    parallel_tool_calls: Annotated[bool, Meta(description=_PARALLEL)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: ParallelCalls | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateArguments | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_calls()
-        if self.tools is not None:
-            check_tools(self.tools, self.tool_choice)
-        for name in ("tool_choice", "parallel_tool_calls"):
-            if self.tools is None and getattr(self, name) not in (None, "none"):
-                raise ValueError(f"{name} may only be given with tools")
+        functions = None if self.tools is None else [tool.function for tool in self.tools]
+        check_tools(functions, self.tool_choice, self.parallel_tool_calls)
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs may only be given with logprobs: true")
 
@@ -337,14 +328,14 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
                 )
 
     @property
-    def offered_tools(self) -> list[Tool]:
+    def offered_functions(self) -> list[Function]:
         """Those that the model may call."""
-        return [] if self.tool_choice == "none" else self.tools or []
+        return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or []]
 
     @property
     def form_fields(self) -> list[str]:
         asks = not isinstance(self.response_format, TextFormat | None)
-        offers = ["tools"] * bool(self.offered_tools)
+        offers = ["tools"] * bool(self.offered_functions)
         return offers + ["response_format"] * asks + super().form_fields
 
     def form(self) -> Form | None:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import msgspec
+from msgspec import UNSET
 
 from service.choice import Choice
 from service.errors import ApiError
-from service.responses.replies import ItemStatus, OutputMessage, OutputText, Status
+from service.responses.open_items import OpenCall, OpenMessage
+from service.responses.replies import ItemStatus, Status
 from service.responses.response import ModelResponse
-
-_TEXT_DELTA = "response.output_text.delta"
-
-_encode = msgspec.json.Encoder().encode
-
-
-class Event(NamedTuple):
-    type: str
-    data: bytes  # JSON
-
-    def sse(self) -> bytes:
-        return b"event: " + self.type.encode() + b"\ndata: " + self.data + b"\n\n"
+from service.responses.writer import Event, EventWriter
+from service.tools.calls import Part
 
 
 class ResponseEvents:
@@ -30,13 +20,11 @@ class ResponseEvents:
     def __init__(self, response: ModelResponse, stream_id: str | None = None) -> None:
         """Each event names its response, and the `stream_id` if there is one."""
         self._response = response
-        self._names = {"response_id": response.id}
+        names = {"response_id": response.id}
         if stream_id is not None:
-            self._names["stream_id"] = stream_id
-        self._number = 0
-        self._message: OutputMessage | None = None  # the item that is open
-        self._texts: list[str] = []  # of that item
-        self._delta = b""  # what an event of more text begins with
+            names["stream_id"] = stream_id
+        self._writer = EventWriter(names)
+        self._item: OpenMessage | OpenCall | None = None
 
     def start(self) -> list[Event]:
         return [
@@ -46,13 +34,14 @@ class ResponseEvents:
 
     def update(self) -> list[Event]:
         """What has come since."""
-        text = self._response.choice.take_text()
-        return [*self._open(), self._text_delta(text)] if text else []
+        return [event for part in self._response.choice.take_parts() for event in self._tell(part)]
 
     def finish(self) -> list[Event]:
         """When the choice has finished."""
         status = self._response.final_status
-        events = [*self.update(), *self._open()]  # without any text it is an empty message
+        events = self.update()
+        if not self._response.output:  # of nothing at all it is an empty message
+            events += self._open(OpenMessage(self._writer, 0))
         events += self._close("incomplete" if status == "incomplete" else "completed")
         return [*events, self._about(f"response.{status}", status)]
 
@@ -63,53 +52,36 @@ class ResponseEvents:
         return [*self.update(), *self._close("incomplete"), self._about("response.cancelled", "cancelled")]
 
     def _about(self, kind: str, status: Status, error: ApiError | None = None) -> Event:
-        return self._event(kind, response=self._response.snapshot(status, error))
+        return self._writer.event(kind, response=self._response.snapshot(status, error))
 
-    def _open(self) -> list[Event]:
-        if self._message is not None:
-            return []
+    def _tell(self, part: Part) -> list[Event]:
+        """What one item ends, another begins, or goes on."""
         index = len(self._response.output)
-        message = self._message = self._response.start_message()
-        place = {"item_id": message.id, "output_index": index, "content_index": 0}
-        head = {
-            "type": "response.output_text.delta",
-            **self._names,
-            **place,
-            "logprobs": [],
-        }
-        self._delta = _encode(head)[:-1] + b',"delta":'
-        added = self._event("response.output_item.added", output_index=index, item=message)
-        part = OutputText(text="")
-        message.content.append(part)
-        return [added, self._event("response.content_part.added", **place, part=part)]
+        events: list[Event] = []
+        if isinstance(part, str):
+            text = part
+            if not isinstance(self._item, OpenMessage):
+                text = text.lstrip() if index else text  # white space around calls is no text
+                events = self._open(OpenMessage(self._writer, index))
+        else:
+            text = part.function.arguments
+            if part.id is not UNSET and part.function.name is not UNSET:
+                events = self._open(OpenCall(self._writer, index, part.id, part.function.name))
+        if text and self._item is not None:
+            events.append(self._item.more(text))
+        return events
 
-    def _text_delta(self, text: str) -> Event:
-        """Put together by hand: there is one for every token."""
-        self._texts.append(text)
-        data = self._delta + _encode(text) + b',"sequence_number":%d}' % self._number
-        self._number += 1
-        return Event(_TEXT_DELTA, data)
+    def _open(self, item: OpenMessage | OpenCall) -> list[Event]:
+        closed = self._close("completed")
+        self._item = item
+        self._response.output.append(item.item)
+        return [*closed, *item.open()]
 
     def _close(self, status: ItemStatus) -> list[Event]:
-        if self._message is None:
+        item, self._item = self._item, None
+        if item is None:
             return []
-        message, self._message = self._message, None
-        message.status = status
-        (part,) = message.content
-        part.text = "".join(self._texts)
-        self._texts = []
-        index = len(self._response.output) - 1
-        place = {"item_id": message.id, "output_index": index, "content_index": 0}
-        return [
-            self._event("response.output_text.done", **place, text=part.text, logprobs=[]),
-            self._event("response.content_part.done", **place, part=part),
-            self._event("response.output_item.done", output_index=index, item=message),
-        ]
-
-    def _event(self, kind: str, **fields: Any) -> Event:
-        about = {"type": kind, "sequence_number": self._number, **self._names, **fields}
-        self._number += 1
-        return Event(kind, _encode(about))
+        return item.close(status) if isinstance(item, OpenMessage) else item.close()
 
 
 def error_event(error: ApiError, **names: str | None) -> Event:
@@ -118,7 +90,9 @@ def error_event(error: ApiError, **names: str | None) -> Event:
     if error.headers:
         detail["headers"] = error.headers
     given = {name: value for name, value in names.items() if value is not None}
-    return Event("error", _encode({"type": "error", "status": error.status, "error": detail, **given}))
+    return Event(
+        "error", msgspec.json.encode({"type": "error", "status": error.status, "error": detail, **given})
+    )
 
 
 class SseEvents:

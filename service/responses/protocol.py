@@ -11,6 +11,18 @@ from msgspec import Meta
 from engine.request import SamplingParams
 from service.protocol import MAX_TOKENS, ModelName, Text
 from service.structured_output import FlatFormat, Form, TextFormat, json_form
+from service.tools.protocol import (
+    Arguments,
+    CalledFunction,
+    CallId,
+    FlatToolChoice,
+    FlatTools,
+    Function,
+    FunctionName,
+    ParallelCalls,
+    ToolCall,
+    check_tools,
+)
 
 _PREVIOUS = "Goes on from a response of the same WebSocket, and waits for its end. Over HTTP it is refused"
 _STREAM_ID = "Given back with each event. Responses of one stream_id are generated one after another"
@@ -32,27 +44,59 @@ class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 Content = Text | Annotated[list[TextPart], Meta(min_length=1, max_length=1024)]
 
 
-class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A message, of the client or of an earlier response."""
+# what an item of a type has, and needs
+_FIELDS = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+_OWN_FIELDS = tuple(dict.fromkeys(field for fields in _FIELDS.values() for field in fields))
 
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+
+class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A message (role, content) or a function_call (call_id, name, arguments), of the client or of an earlier
+    response, or the function_call_output (call_id, output) of a call.
+    """
+
+    type: Literal["message", "function_call", "function_call_output"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Content | None = None
+    call_id: CallId | None = None
+    name: FunctionName | None = None
+    arguments: Arguments | None = None
+    output: Content | None = None
     id: Annotated[str, Meta(max_length=256, description=_ID)] | None = None
     status: Annotated[Literal["in_progress", "completed", "incomplete"], Meta(description=_ID)] | None = None
 
+    def __post_init__(self) -> None:
+        for field in _OWN_FIELDS:
+            own = field in _FIELDS[self.type]
+            if (getattr(self, field) is not None) != own:
+                word = "needs" if own else "has no"
+                raise ValueError(f"an item of the type {self.type!r} {word} {field}")
+        if self.type == "function_call":
+            self.as_call()  # which looks at the arguments
+        if isinstance(self._said, list):
+            kind = "output_text" if self.role == "assistant" else "input_text"
+            wrong = next((part.type for part in self._said if part.type != kind), None)
+            if wrong is not None:
+                of = f"the role {self.role!r}" if self.role else f"the type {self.type!r}"
+                raise ValueError(f"content of {of} must be {kind}, got {wrong}")
+
+    @property
+    def _said(self) -> Content:
+        return self.content or self.output or ""
+
     @property
     def text(self) -> str:
-        content = self.content
-        return content if isinstance(content, str) else "\n".join(part.text for part in content)
+        """Of a message, or of what a call gave."""
+        said = self._said
+        return said if isinstance(said, str) else "\n".join(part.text for part in said)
 
-    def __post_init__(self) -> None:
-        if isinstance(self.content, str):
-            return
-        kind = "output_text" if self.role == "assistant" else "input_text"
-        wrong = next((part.type for part in self.content if part.type != kind), None)
-        if wrong is not None:
-            raise ValueError(f"content of the role {self.role!r} must be {kind}, got {wrong}")
+    def as_call(self) -> ToolCall:
+        """Raises ValueError if the arguments are no JSON object."""
+        function = CalledFunction(name=self.name or "", arguments=self.arguments or "")
+        return ToolCall(id=self.call_id or "", function=function)
 
 
 class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -78,13 +122,26 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     store: Annotated[bool, Meta(description=_STORE)] | None = None
     text: TextOptions | None = None
+    tools: FlatTools | None = None
+    tool_choice: FlatToolChoice | None = None
+    parallel_tool_calls: ParallelCalls | None = None
     previous_response_id: Annotated[str, Meta(max_length=256, description=_PREVIOUS)] | None = None
 
     def __post_init__(self) -> None:
         if self.store:
             raise ValueError("store must be false: responses are not kept here")
-        if self.ignore_eos and not isinstance(self.text_format, TextFormat):
-            raise ValueError("ignore_eos may not be given together with text.format")
+        check_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+        given = ["tools"] * bool(self.offered_functions)
+        given += ["text.format"] * (not isinstance(self.text_format, TextFormat))
+        if len(given) > 1:
+            raise ValueError(f"{given[1]} may not be given together with {given[0]}")
+        if self.ignore_eos and given:
+            raise ValueError(f"ignore_eos may not be given together with {given[0]}")
+
+    @property
+    def offered_functions(self) -> list[Function]:
+        """Those that the model may call."""
+        return [] if self.tool_choice == "none" else [*(self.tools or ())]
 
     @property
     def token_limit(self) -> int | None:

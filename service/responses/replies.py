@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from service.structured_output import FlatFormat
+from service.tools.protocol import FlatTool, FlatToolChoice
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -23,6 +24,19 @@ class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message
     status: ItemStatus = "in_progress"
     role: Literal["assistant"] = "assistant"
     content: list[OutputText]
+
+
+class OutputCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """Completed when its arguments are a JSON object, else incomplete: then nobody can answer it."""
+
+    id: str
+    status: ItemStatus = "in_progress"
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+OutputItem = OutputMessage | OutputCall
 
 
 class IncompleteDetails(msgspec.Struct):
@@ -66,14 +80,14 @@ class ResponseReply(msgspec.Struct, kw_only=True):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
-    parallel_tool_calls: bool = True
+    output: list[OutputItem]
+    parallel_tool_calls: bool
     previous_response_id: str | None
     store: bool = False
     temperature: float
     text: TextConfig
-    tool_choice: str = "auto"
-    tools: list[str] = []
+    tool_choice: FlatToolChoice
+    tools: list[FlatTool]
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None

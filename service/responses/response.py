@@ -13,11 +13,12 @@ from service.errors import ApiError
 from service.generation import Generation, Options, Prompt
 from service.preparation import cache_salt, checked_grammar, token_budget
 from service.rendering import TemplateMessage, render
-from service.responses.protocol import InputItem, ResponseRequest
+from service.responses.messages import with_input, with_output
+from service.responses.protocol import ResponseRequest
 from service.responses.replies import (
     IncompleteDetails,
     InputTokensDetails,
-    OutputMessage,
+    OutputItem,
     OutputTokensDetails,
     ResponseFailure,
     ResponseReply,
@@ -26,23 +27,10 @@ from service.responses.replies import (
     TextConfig,
 )
 from service.state import ServerState
+from service.tools.use import ToolUse
 
 if TYPE_CHECKING:
     from service.tokenizer import Tokenizer
-
-
-def input_messages(given: str | list[InputItem]) -> list[TemplateMessage]:
-    """What a request adds to its conversation."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    return [
-        {"role": "system" if item.role == "developer" else item.role, "content": item.text} for item in given
-    ]
-
-
-def output_messages(output: list[OutputMessage]) -> list[TemplateMessage]:
-    """What a response adds to its conversation."""
-    return [{"role": "assistant", "content": part.text} for message in output for part in message.content]
 
 
 class ModelResponse:
@@ -53,7 +41,7 @@ class ModelResponse:
     ) -> None:
         self.id = f"resp_{secrets.token_hex(24)}"
         self.generation = generation
-        self.output: list[OutputMessage] = []
+        self.output: list[OutputItem] = []
         self._body = body
         self._model = model
         self._created = int(time.time())
@@ -68,14 +56,9 @@ class ModelResponse:
         """Of a response whose choice has finished."""
         return "incomplete" if self.choice.finish_reason == "length" else "completed"
 
-    def start_message(self) -> OutputMessage:
-        message = OutputMessage(id=f"msg_{secrets.token_hex(24)}", content=[])
-        self.output.append(message)
-        return message
-
     def conversation(self) -> list[TemplateMessage]:
         """All that was said, the output so far included, for a response that goes on from here."""
-        return [*self._said, *output_messages(self.output)]
+        return with_output(self._said, self.output)
 
     def snapshot(self, status: Status, error: ApiError | None = None) -> ResponseReply:
         """The response as it stands."""
@@ -92,9 +75,12 @@ class ModelResponse:
             metadata=body.metadata or {},
             model=self._model,
             output=self.output,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
             previous_response_id=body.previous_response_id,
             temperature=params.temperature,
             text=TextConfig(body.text_format),
+            tool_choice=body.tool_choice or "auto",
+            tools=body.tools or [],
             top_p=params.top_p,
             usage=None if status == "in_progress" else self._usage(),
         )
@@ -113,7 +99,8 @@ class ModelResponse:
 def prompt_text(tokenizer: Tokenizer, model: str, body: ResponseRequest, said: list[TemplateMessage]) -> str:
     """What the model gets to see once this was `said`. Routers hash it, too. Raises ApiError 400."""
     instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-    return render(tokenizer, model, instructions + said, param="input")
+    tools = [function.as_template_tool() for function in body.offered_functions]
+    return render(tokenizer, model, instructions + said, param="input", tools=tools)
 
 
 async def begin(
@@ -123,12 +110,13 @@ async def begin(
     engine, tokenizer, info = state.serving()
     model = state.check_model(body.model)
     state.admit(1)
-    said = [*history, *input_messages(body.input)]
+    said = with_input(history, body.input)
     text = prompt_text(tokenizer, model, body, said)
     tokens = await state.encode(text, "input", add_special_tokens=False)
-    grammar = await checked_grammar(state, body.form)
+    tools = ToolUse.of(body, tokenizer)
+    grammar = await checked_grammar(state, body.form if tools is None else tools.form)
     params = body.sampling_params(token_budget(body, tokens, "input", info, None), grammar)
-    options = Options(stops=(), skip_special_tokens=True, continues=False)
+    options = Options(stops=(), skip_special_tokens=True, continues=False, tools=tools)
     salt = cache_salt(connection, None)
     generation = Generation(state, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt)
     return ModelResponse(body, model, generation, said)

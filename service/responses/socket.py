@@ -15,9 +15,10 @@ from service.errors import ApiError, bad_value
 from service.http import parse
 from service.interruption import Interruptible
 from service.responses.conversations import Conversations
-from service.responses.events import Event, error_event
+from service.responses.events import error_event
 from service.responses.protocol import ClientEvent, ResponseCancel, ResponseCreate
 from service.responses.socket_response import Cancelled, SocketResponse
+from service.responses.writer import Event
 from service.state import ServerState
 
 log = logging.getLogger("quire.service")

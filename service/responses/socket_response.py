@@ -11,9 +11,10 @@ from starlette.requests import HTTPConnection
 from service.errors import ApiError
 from service.interruption import Interruptible
 from service.responses.conversations import Conversations
-from service.responses.events import Event, ResponseEvents, error_event
+from service.responses.events import ResponseEvents, error_event
 from service.responses.protocol import ResponseCreate
 from service.responses.response import ModelResponse, begin
+from service.responses.writer import Event
 from service.state import ServerState
 
 log = logging.getLogger("quire.service")

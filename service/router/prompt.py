@@ -13,8 +13,8 @@ from service.chat import prompt_text as chat_text
 from service.errors import ApiError
 from service.preparation import cache_salt
 from service.protocol import ChatRequest, CompletionRequest
+from service.responses.messages import with_input
 from service.responses.protocol import ResponseRequest
-from service.responses.response import input_messages
 from service.responses.response import prompt_text as response_text
 from service.tokenizer import Tokenizer
 
@@ -73,6 +73,6 @@ def _given(request: Request, body: bytes, tokenizer: Tokenizer) -> _Given | None
             return _Given(chat_text(tokenizer, "", chat), cache_salt(request, chat.cache_salt))
         case "/v1/responses":
             response = _responses.decode(body)
-            text = response_text(tokenizer, "", response, input_messages(response.input))
+            text = response_text(tokenizer, "", response, with_input([], response.input))
             return _Given(text, cache_salt(request, None))
     return None

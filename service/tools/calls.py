@@ -1,4 +1,4 @@
-"""The calls of one answer, as clients get them: as they come, or whole."""
+"""What one answer is made of, as clients get it: text and calls, as they come or whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from service.replies import ReplyFunction, ReplyToolCall
-from service.tools.parser import CallArguments, CallStart
+from service.tools.parser import CallArguments, CallStart, Piece
 
 
 class FunctionDelta(msgspec.Struct):
@@ -26,42 +26,62 @@ class CallDelta(msgspec.Struct):
     function: FunctionDelta
 
 
-class AnswerCalls:
-    """Collects what has come and not yet been taken."""
+Part = str | CallDelta
 
-    __slots__ = ("_arguments", "_count", "_deltas")
+
+class AnswerParts:
+    """Collects the text and the calls of one answer that have come and not yet been taken, in their order."""
+
+    __slots__ = ("_count", "_parts", "_texts")
 
     def __init__(self) -> None:
-        self._count = 0
-        self._deltas: list[CallDelta] = []
-        self._arguments: list[str] = []  # of the latest delta
+        self._count = 0  # calls
+        self._parts: list[Part] = []
+        self._texts: list[str] = []  # of the latest part: text, or arguments
 
-    def add(self, piece: CallStart | CallArguments) -> None:
-        if isinstance(piece, CallStart):
-            self._settle()
-            self._count += 1
-            delta = CallDelta(
-                self._count - 1, f"call_{secrets.token_hex(12)}", "function", FunctionDelta(piece.name, "")
-            )
-            self._deltas.append(delta)
-            return
-        if not self._deltas:
-            self._deltas.append(CallDelta(self._count - 1, UNSET, UNSET, FunctionDelta(UNSET, "")))
-        self._arguments.append(piece.text)
+    def add(self, piece: Piece) -> None:
+        match piece:
+            case str():
+                if not self._parts or not isinstance(self._parts[-1], str):
+                    self._begin("")
+                self._texts.append(piece)
+            case CallStart(name):
+                identity = f"call_{secrets.token_hex(12)}"
+                self._begin(CallDelta(self._count, identity, "function", FunctionDelta(name, "")))
+                self._count += 1
+            case CallArguments(text):
+                if not self._parts:  # its beginning has been taken
+                    self._begin(CallDelta(self._count - 1, UNSET, UNSET, FunctionDelta(UNSET, "")))
+                self._texts.append(text)
+
+    def _begin(self, part: Part) -> None:
+        self._settle()
+        self._parts.append(part)
 
     def _settle(self) -> None:
-        if self._arguments:
-            self._deltas[-1].function.arguments = "".join(self._arguments)
-            self._arguments = []
+        if not self._texts:
+            return
+        text, self._texts = "".join(self._texts), []
+        last = self._parts[-1]
+        if isinstance(last, str):
+            self._parts[-1] = text
+        else:
+            last.function.arguments = text
 
     def __bool__(self) -> bool:
-        return bool(self._deltas)
+        return bool(self._parts)
 
-    def take(self) -> list[CallDelta]:
-        """At most one delta of each call."""
+    def take(self) -> list[Part]:
+        """At most one delta of each call, and no texts that follow one another."""
         self._settle()
-        deltas, self._deltas = self._deltas, []
-        return deltas
+        parts, self._parts = self._parts, []
+        return parts
+
+    def take_apart(self) -> tuple[str, list[CallDelta]]:
+        """All the text, and the calls."""
+        parts = self.take()
+        text = "".join(part for part in parts if isinstance(part, str))
+        return text, [part for part in parts if not isinstance(part, str)]
 
 
 def whole_calls(deltas: list[CallDelta]) -> list[ReplyToolCall]:

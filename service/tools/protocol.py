@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,7 +13,13 @@ from service.structured_output import MAX_SCHEMA_BYTES, Schema, check_size
 MAX_TOOLS = 128
 
 _STRICT = "true: the arguments always fit the parameters, whatever tool_choice is"
+_FLAT_STRICT = "true (if left out): the arguments always fit the parameters, whatever tool_choice is"
 _CALL_ID = "As it was returned, or your own"
+_TOOL_CHOICE = (
+    "none: as if there were no tools; auto (if left out): the model decides; required: it must call at "
+    "least one; a function: it must call that one, once. With the last two, arguments fit the parameters"
+)
+_PARALLEL = "false: at most one call, after which the answer ends"
 
 FunctionName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 CallId = Annotated[str, Meta(min_length=1, max_length=256, description=_CALL_ID)]
@@ -32,26 +39,33 @@ class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             return {"type": "object", "properties": {}, "additionalProperties": False}
         return self.parameters
 
-
-class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    type: Literal["function"]
-    function: Function
-
     def as_template_tool(self) -> dict[str, Any]:
         """In plain types, as templates expect it."""
-        function = self.function
-        described = {
-            "name": function.name,
-            "description": function.description,
-            "parameters": function.parameters,
-        }
+        described = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {
             "type": "function",
             "function": {name: value for name, value in described.items() if value is not None},
         }
 
 
+class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: Function
+
+
+class FlatTool(Function, kw_only=True, forbid_unknown_fields=True):
+    """As the Responses API writes it, where functions are strict unless they say that they are not."""
+
+    type: Literal["function"]
+    strict: Annotated[bool, Meta(description=_FLAT_STRICT)] | None = True
+
+    def __post_init__(self) -> None:
+        if self.strict is None:
+            self.strict = True
+
+
 Tools = Annotated[list[Tool], Meta(min_length=1, max_length=MAX_TOOLS)]
+FlatTools = Annotated[list[FlatTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 class ChosenFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -63,7 +77,16 @@ class ChosenTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     function: ChosenFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | ChosenTool
+class FlatChosenTool(ChosenFunction, kw_only=True, forbid_unknown_fields=True):
+    """As the Responses API writes it."""
+
+    type: Literal["function"]
+
+
+ChoiceMode = Literal["none", "auto", "required"]
+ToolChoice = Annotated[ChoiceMode | ChosenTool, Meta(description=_TOOL_CHOICE)]
+FlatToolChoice = Annotated[ChoiceMode | FlatChosenTool, Meta(description=_TOOL_CHOICE)]
+ParallelCalls = Annotated[bool, Meta(description=_PARALLEL)]
 
 
 class CalledFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -95,22 +118,37 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 ToolCalls = Annotated[list[ToolCall], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
-def check_tools(tools: list[Tool], choice: ToolChoice | None) -> None:
-    """Raises ValueError that names the field."""
-    names = [tool.function.name for tool in tools]
+def chosen_name(choice: ToolChoice | FlatToolChoice | None) -> str | None:
+    """Of the one function that must be called, if one is named."""
+    if isinstance(choice, ChosenTool):
+        return choice.function.name
+    return choice.name if isinstance(choice, FlatChosenTool) else None
+
+
+def check_tools(
+    functions: Sequence[Function] | None, choice: ToolChoice | FlatToolChoice | None, parallel: bool | None
+) -> None:
+    """Whether they go together. Raises ValueError that names the field."""
+    if functions is None:
+        for field, value in (("tool_choice", choice), ("parallel_tool_calls", parallel)):
+            if value not in (None, "none"):
+                raise ValueError(f"{field} may only be given with tools")
+        return
+    names = [function.name for function in functions]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"tools has two functions named {twice!r}")
-    for tool in tools:
-        schema = tool.function.schema
+    for function in functions:
+        schema = function.schema
         if schema.get("type") != "object":
             raise ValueError(
-                f"tools must have parameters of type object, and those of {tool.function.name!r} are of "
+                f"tools must have parameters of type object, and those of {function.name!r} are of "
                 f"{schema.get('type')!r}"
             )
         try:
             check_size(schema)
         except ValueError as error:
-            raise ValueError(f"tools has too large parameters in {tool.function.name!r}: {error}") from None
-    if isinstance(choice, ChosenTool) and choice.function.name not in names:
-        raise ValueError(f"tool_choice names {choice.function.name!r}, which is none of the tools")
+            raise ValueError(f"tools has too large parameters in {function.name!r}: {error}") from None
+    chosen = chosen_name(choice)
+    if chosen is not None and chosen not in names:
+        raise ValueError(f"tool_choice names {chosen!r}, which is none of the tools")

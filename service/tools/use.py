@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from service.structured_output import Form, lark_grammar
 from service.tools.formats import ToolFormat
 from service.tools.parser import ToolCallParser
-from service.tools.protocol import ChosenTool, Function
+from service.tools.protocol import FlatToolChoice, Function, ToolChoice, chosen_name
 
 if TYPE_CHECKING:
-    from service.protocol import ChatRequest
     from service.tokenizer import Tokenizer
+
+
+class ToolRequest(Protocol):
+    """A request that may offer functions."""
+
+    @property
+    def offered_functions(self) -> list[Function]: ...
+
+    @property
+    def tool_choice(self) -> ToolChoice | FlatToolChoice | None: ...
+
+    @property
+    def parallel_tool_calls(self) -> bool | None: ...
 
 
 @dataclass(frozen=True)
@@ -24,19 +36,17 @@ class ToolUse:
     tokenizer: Tokenizer
 
     @classmethod
-    def of(cls, body: ChatRequest, tokenizer: Tokenizer) -> ToolUse | None:
+    def of(cls, body: ToolRequest, tokenizer: Tokenizer) -> ToolUse | None:
         """None if it has no tools to call, or the model's chat template knows none."""
         template = tokenizer.chat_template
         form = None if template is None else template.tool_format
-        if form is None or not body.offered_tools:
+        if form is None or not body.offered_functions:
             return None
-        choice = body.tool_choice
-        functions = [tool.function for tool in body.offered_tools]
-        if isinstance(choice, ChosenTool):
-            functions = [function for function in functions if function.name == choice.function.name]
-        named = isinstance(choice, ChosenTool)
-        parallel = body.parallel_tool_calls is not False and not named
-        return cls(form, tuple(functions), named or choice == "required", parallel, tokenizer)
+        chosen = chosen_name(body.tool_choice)
+        functions = [each for each in body.offered_functions if chosen is None or each.name == chosen]
+        parallel = body.parallel_tool_calls is not False and chosen is None
+        forced = chosen is not None or body.tool_choice == "required"
+        return cls(form, tuple(functions), forced, parallel, tokenizer)
 
     def form(self) -> Form | None:
         """What the text must be so that all calls are right that have to be."""

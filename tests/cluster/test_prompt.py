@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -45,7 +46,8 @@ def parts(kind: str) -> st.SearchStrategy[Any]:
     return st.one_of(texts, st.lists(part, min_size=1, max_size=3))
 
 
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+FUNCTION = {"name": "f", "parameters": {"type": "object"}}
+TOOLS = [{"type": "function", "function": FUNCTION}]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 CALLED = [  # a turn in which the model called, and was answered
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -86,6 +88,11 @@ chats = st.builds(
     ),
     salts,
 )
+FLAT_TOOLS = [{"type": "function", **FUNCTION}]  # as the Responses API writes it all
+FLAT_CALLED = [
+    {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "f", "arguments": '{"x": 1}'},
+    {"type": "function_call_output", "call_id": "call_1", "output": "2"},
+]
 items = st.one_of(
     st.builds(
         lambda role, content, more: {"role": role, "content": content, **more},
@@ -99,9 +106,26 @@ items = st.one_of(
     ),
 )
 responses = st.builds(
-    lambda said, more: {"input": said, "max_output_tokens": 1, **more},
-    st.one_of(texts, st.lists(items, min_size=1, max_size=6)),
+    lambda said, more, form: {"input": said, "max_output_tokens": 1, **more, **form},
+    st.one_of(
+        texts,
+        st.lists(items, min_size=1, max_size=6),
+        st.builds(
+            lambda before, after: [*before, *FLAT_CALLED, *after],
+            st.lists(items, max_size=3),
+            st.lists(items, max_size=2),
+        ),
+    ),
     st.sampled_from([{}, {"instructions": "be brief"}, {"instructions": None, "store": False}]),
+    st.sampled_from(
+        [
+            {},
+            {"tools": FLAT_TOOLS},
+            {"tools": FLAT_TOOLS, "tool_choice": "none"},
+            {"tools": FLAT_TOOLS, "tool_choice": {"type": "function", "name": "f"}},
+            {"text": {"format": {"type": "json_object"}}},
+        ]
+    ),
 )
 requests = st.one_of(
     st.tuples(st.just("/v1/completions"), completions),
@@ -123,7 +147,7 @@ class Both:
     def __init__(self) -> None:
         self.tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(TEMPLATE, {}))
         state = ServerState(CONFIG)
-        self.engine = FakeEngine(make_info(self.tokenizer))
+        self.engine = FakeEngine(replace(make_info(self.tokenizer), max_model_len=1500))
         state.set_engine(self.engine)
         self.engine.become_ready()
         state.tokenizer = self.tokenizer
