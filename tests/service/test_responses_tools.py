@@ -234,6 +234,27 @@ async def test_a_length_may_cut_a_call(speaker: Callable[..., Speaker]) -> None:
     assert ARGUMENTS.startswith(call["arguments"]) and call["arguments"]
 
 
+@pytest.mark.parametrize("end", ["cancelled", "failed"])
+async def test_an_end_within_a_call(speaker: Callable[..., Speaker], end: str) -> None:
+    service = speaker(f"I look. {hermes('get_weather', ARGUMENTS)}", auto=False)
+    socket = Socket(service.app).start()
+    socket.create(tools=TOOLS)
+    created = await socket.until_type("response.created")
+    for _ in range(len(service.tokens) - 30):
+        service.engine.step()
+        await settle()
+    if end == "cancelled":
+        socket.cancel(created["response"]["id"])
+    else:
+        service.engine.die("CUDA error")
+    last = await socket.until_type(f"response.{end}")
+    assert folded(socket.events) == last["response"]["output"]
+    message, call = last["response"]["output"]
+    assert (message["status"], call["status"]) == ("completed", "incomplete")
+    assert ARGUMENTS.startswith(call["arguments"]) and call["arguments"]
+    socket.leave()
+
+
 CHOICES: list[tuple[Any, Any]] = [(choice, choice) for choice in (None, "auto", "none", "required")]
 CHOICES += [({"type": "function", "name": "f"}, {"type": "function", "function": {"name": "f"}})]
 

@@ -412,3 +412,15 @@ def test_a_random_model_calls_what_it_must(random_model: Path) -> None:
             **asked, tool_choice="required", parallel_tool_calls=False, seed=2
         )
         assert required.choices[0].finish_reason == "tool_calls"
+        flat: Any = [{"type": "function", **each["function"]} for each in TOOLS]
+        response = client.responses.create(
+            model="random",
+            input="hello",
+            tools=flat,
+            tool_choice={"type": "function", "name": "get_weather"},
+            max_output_tokens=160,
+            extra_body={"seed": 1},
+        )
+        (item,) = response.output
+        assert item.type == "function_call" and item.name == "get_weather"
+        jsonschema.validate(json.loads(item.arguments), PARAMETERS)
