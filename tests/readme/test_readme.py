@@ -5,26 +5,36 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
+from service.demo import MODEL_FOLDER
+from tests.service import tool_templates
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIRST_STEPS, REST = README.split("## The API in one page")
+TOUR, FURTHER = REST.split("## Structured output and tools")
 PORT = "8000"  # the one that the README names
 SECONDS = 60
 
 
-def block(language: str, word: str) -> str:
-    """The one code block in this language that holds `word`."""
-    blocks = re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-    (found,) = [text for text in blocks if word in text]
-    return str(found)
+def block(language: str, word: str, text: str = FIRST_STEPS) -> str:
+    """The one code block of `text` in this language that holds `word`."""
+    (found,) = [block for block in blocks(language, text) if word in block]
+    return found
+
+
+def blocks(language: str, text: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def run(command: list[str], **environment: str) -> str:
@@ -42,15 +52,15 @@ def run(command: list[str], **environment: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[str]:
-    """Where `quire serve` answers, ready."""
+@contextmanager
+def serving(*model: str) -> Iterator[str]:
+    """The port where `quire serve` answers, ready."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         number = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "service.cli", "serve", "--port", number, "--swap-space", "0"]
-    blocks = ["--num-gpu-blocks-override", "256"]
+    command = [sys.executable, "-m", "service.cli", "serve", *model, "--port", number]
+    memory = ["--swap-space", "0", "--num-gpu-blocks-override", "256"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([*command, *blocks], cwd=ROOT, env=environment) as server:
+    with subprocess.Popen([*command, *memory], cwd=ROOT, env=environment) as server:
         try:
             with httpx.Client(
                 transport=httpx.HTTPTransport(retries=8), base_url=f"http://127.0.0.1:{number}"
@@ -63,6 +73,24 @@ def port() -> Iterator[str]:
         finally:
             server.terminate()
             assert server.wait(SECONDS) == 0
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[str]:
+    with serving() as number:
+        yield number
+
+
+@pytest.fixture(scope="module")
+def tools_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The demo model with a chat template that has tools."""
+    folder = tmp_path_factory.mktemp("model") / "with-tools"
+    shutil.copytree(MODEL_FOLDER, folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(settings | {"chat_template": tool_templates.HERMES}), encoding="utf-8")
+    with serving(str(folder)) as number:
+        yield number
 
 
 def test_curl_streams_a_chat(port: str) -> None:
@@ -105,9 +133,54 @@ def test_browser_gets_the_page_that_is_pictured(port: str) -> None:
 
 
 def test_offline_use_takes_three_lines() -> None:
-    program = block("python", "LLM(")
+    program = block("python", "LLM(", README)
     assert len([line for line in program.splitlines() if line]) == 3
     assert len(run([sys.executable, "-c", program]).split()) > 5
+
+
+def test_tour_of_the_api_runs(port: str) -> None:
+    """Every command succeeds, and asks for something else."""
+    asked = []
+    for text in blocks("sh", TOUR):
+        asked += re.findall(r"^ask (\S+)", text, re.MULTILINE)
+        shown = run(["bash", "-euo", "pipefail", "-c", text.replace(PORT, port)])
+        assert 'data: {"error"' not in shown  # a status that tells of an error ends the script
+    described = httpx.get(f"http://127.0.0.1:{port}/openapi.json").json()["paths"]
+    assert set(asked) >= {path for path in described if "{" not in path} - {"/"}
+
+
+def test_curl_gets_json_by_a_schema(port: str) -> None:
+    reply = json.loads(run(["bash", "-ec", block("sh", "json_schema", FURTHER).replace(PORT, port)]))
+    answer = json.loads(reply["choices"][0]["message"]["content"])
+    assert answer.keys() == {"answer", "sure"}
+    assert isinstance(answer["sure"], bool)
+
+
+def test_openai_client_parses_a_class(port: str) -> None:
+    shown = run([sys.executable, "-c", block("python", "BaseModel", FURTHER).replace(PORT, port)])
+    assert re.fullmatch(r"reason=.* verdict='(good|bad)'\n", shown, re.DOTALL)
+
+
+def test_curl_offers_a_tool(tools_port: str) -> None:
+    events = run(["bash", "-ec", block("sh", '"tools"', FURTHER).replace(PORT, tools_port)])
+    assert events.strip().endswith("data: [DONE]")
+
+
+def test_openai_client_calls_a_function(tools_port: str) -> None:
+    program = block("python", "function_call_output", FURTHER)
+    assert run([sys.executable, "-c", program.replace(PORT, tools_port)]).strip()
+
+
+def test_openai_client_talks_over_a_socket(port: str) -> None:
+    program = block("python", "responses.connect", FURTHER)
+    first, second = run([sys.executable, "-c", program.replace(PORT, port)]).strip().splitlines()
+    assert first != second
+
+
+def test_curl_picks_a_stream_up_again(port: str) -> None:
+    shown = run(["bash", "-ec", block("sh", "X-Stream-Id", FURTHER).replace(PORT, port)])
+    assert shown.count("data: [DONE]") >= 1
+    assert "id: 4\n" in shown
 
 
 def test_files_that_are_named_exist() -> None:
