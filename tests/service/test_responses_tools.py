@@ -25,7 +25,7 @@ from tests.service.conftest import Service
 from tests.service.fake_engine import FakeEngine, make_info
 from tests.service.live import Live
 from tests.service.test_responses import events_of
-from tests.service.test_responses_socket import EVENT, settle, without
+from tests.service.test_responses_socket import ENDS, EVENT, settle, without
 from tests.service.test_tool_parser import SNIPPETS, hermes, llama
 from tests.service.test_tools import ARGUMENTS, PARAMETERS, make_room, tokenizer_with, tool
 
@@ -114,6 +114,17 @@ def folded(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
             item["status"] = event["item"]["status"]
             assert item == event["item"]
     return output
+
+
+async def answer_of(socket: Socket, count: int, kind: str = "response.completed") -> Any:
+    """What ended the `count`-th request, or refused it."""
+
+    def ends(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [event for event in events if event["type"] in ENDS | {"error"}]
+
+    event = ends(await socket.until(lambda events: len(ends(events)) >= count))[count - 1]
+    assert event["type"] == kind, event
+    return event
 
 
 async def test_items(speaker: Callable[..., Speaker]) -> None:
@@ -350,7 +361,7 @@ async def test_conversations_are_rendered_as_chats(speaker: Callable[..., Speake
     await post(service.app, CHAT, {"messages": messages, "tools": tools})
     socket = Socket(service.app).start()
     socket.create(tools=TOOLS)
-    first = (await socket.until_type("response.completed"))["response"]
+    first = (await answer_of(socket, 1))["response"]
     for answer, made in zip(answers, first["output"][1:3], strict=True):
         answer["call_id"] = made["call_id"]
     for at in (2, 3):  # from the same response, twice
@@ -362,7 +373,7 @@ async def test_conversations_are_rendered_as_chats(speaker: Callable[..., Speake
                 "previous_response_id": first["id"],
             }
         )
-        await socket.until_type("response.completed", at)
+        await answer_of(socket, at)
     prompts = [service.prompt(at) for at in (1, 2, 4, 5)]
     assert prompts[0] == prompts[1] == prompts[2] == prompts[3]
     assert "sunny" in prompts[0] and '"days": 3' in prompts[0]
@@ -375,7 +386,7 @@ async def test_a_socket_tells_of_calls_as_http_does(speaker: Callable[..., Speak
     streamed = await post(service.app, PATH, {"input": "hello", "tools": TOOLS, "stream": True})
     socket = Socket(service.app).start()
     socket.create(tools=TOOLS)
-    first = (await socket.until_type("response.completed"))["response"]
+    first = (await answer_of(socket, 1))["response"]
     events = [EVENT.validate_python(event, strict=True).model_dump() for event in socket.events]
     assert folded(events) == events[-1]["response"]["output"]
     http = events_of(streamed)[-1]["response"]
@@ -383,16 +394,16 @@ async def test_a_socket_tells_of_calls_as_http_does(speaker: Callable[..., Speak
     service.says(hermes("get_weather", ARGUMENTS))
     cut = len(service.tokens) - 30
     socket.create("more", tools=TOOLS, previous_response_id=first["id"], max_output_tokens=cut)
-    last = (await socket.until_type("response.incomplete"))["response"]
+    last = (await answer_of(socket, 2, "response.incomplete"))["response"]
     assert [(item["type"], item["status"]) for item in last["output"]] == [("function_call", "incomplete")]
-    for count, call_id in enumerate((last["output"][0]["call_id"], "other"), 1):
+    for count, call_id in enumerate((last["output"][0]["call_id"], "other"), 3):
         answer = {"type": "function_call_output", "call_id": call_id, "output": "sunny"}
         again = {"type": "response.create", "input": [answer], "previous_response_id": last["id"]}
         socket.say(again)
-        error = await socket.until_type("error", count)
+        error = await answer_of(socket, count, "error")
         assert (error["status"], error["error"]["param"]) == (400, "input[0].call_id")
     socket.create("again", previous_response_id=last["id"])
-    await socket.until_type("response.completed", 2)
+    await answer_of(socket, 5)
     assert service.prompt(-1).count("<tool_call>") == 2
     socket.leave()
 
