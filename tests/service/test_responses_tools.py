@@ -40,7 +40,7 @@ def flat(name: str, parameters: dict[str, Any] | None = None, **more: Any) -> An
 
 
 TOOLS = [flat("get_weather", PARAMETERS, strict=False), flat("f", strict=False)]
-STRICT_TOOLS = [flat("get_weather", PARAMETERS), flat("f")]
+STRICT_TOOLS = [flat("get_weather", PARAMETERS), flat("f", strict=None)]
 TALK = f" I look.\n{hermes('get_weather', ARGUMENTS)}\n{hermes('f', '{}')}\n Done. "
 
 
@@ -282,7 +282,8 @@ async def test_the_engine_is_asked_what_chat_asks_it(speaker: Callable[..., Spea
             body = {"messages": messages, "tools": offered, "tool_choice": chat_choice, **more}
             assert (await post(service.app, CHAT, body)).status == 200
             own = STRICT_TOOLS if strict else TOOLS
-            await service.reply(tools=own, tool_choice=choice, **more)
+            reply = await service.reply(tools=own, tool_choice=choice, **more)
+            assert reply["tool_choice"] == (choice or "auto")
             chat, response = service.engine.streams[-2:]
             assert (response.prompt, response.params.grammar) == (chat.prompt, chat.params.grammar)
             grammars.add(response.params.grammar)
