@@ -29,7 +29,8 @@ from engine.row_state import RowState
 from engine.staging import ALIGNMENT, Staging
 from engine.step_inputs import decode_inputs, idle_decode, idle_mixed, mixed_inputs
 from kernels.backend import Backend
-from kernels.decode_attention import DecodeGather, DecodeWorkspace
+from kernels.decode_attention import DecodeWorkspace
+from kernels.decode_reference import DecodeGather
 from kernels.shared_prefix import LANES, SharedPrefixes, rows_of_bundle, shared_lens
 
 LOGPROB_SLICE = 256  # rows of logits that are held at once while prompt logprobs are computed

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kernels.activation import silu_mul, silu_mul_reference
 from kernels.block_copy import copy_blocks, copy_blocks_reference
-from kernels.decode_attention import decode_attention, decode_attention_reference
+from kernels.decode_attention import decode_attention
+from kernels.decode_reference import decode_attention_reference
 from kernels.gemv import (
     add_linear,
     add_linear_reference,

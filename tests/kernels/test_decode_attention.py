@@ -6,12 +6,8 @@ import pytest
 import torch
 from paged import TOLERANCE, Paged, attend_exactly, fused_queries, make_paged
 
-from kernels.decode_attention import (
-    DecodeWorkspace,
-    decode_attention,
-    decode_attention_reference,
-    plan_splits,
-)
+from kernels.decode_attention import DecodeWorkspace, decode_attention, plan_splits
+from kernels.decode_reference import decode_attention_reference
 from kernels.shared_prefix import PrefixWorkspace
 
 # (q heads, kv heads, head dim, block size, window): groups of 1, 2, 4, 7 and 8, every block size
