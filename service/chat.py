@@ -15,7 +15,7 @@ from service.errors import bad_value
 from service.generation import MIN_LOGPROB, Generation, Options, Prompt
 from service.http import decode
 from service.preparation import cache_salt, check_sampling, checked_grammar, sampling_params, token_budget
-from service.protocol import ChatRequest
+from service.protocol.chat import ChatRequest
 from service.rendering import render
 from service.replies import ChatChoice, ChatLogprobs, ChatReply, ReplyMessage, TokenLogprobs, TopLogprob
 from service.state import ServerState

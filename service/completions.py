@@ -20,7 +20,7 @@ from service.preparation import (
     sampling_params,
     token_budget,
 )
-from service.protocol import CompletionRequest
+from service.protocol.completions import CompletionRequest
 from service.replies import CompletionChoice, CompletionLogprobs, CompletionReply
 from service.state import ServerState
 

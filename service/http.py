@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.errors import ApiError, bad_value
-from service.protocol import MAX_PROMPT_TOKENS
+from service.protocol.fields import MAX_PROMPT_TOKENS
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from service.http import JsonResponse, decode
 from service.preparation import check_token_ids
-from service.protocol import DetokenizeRequest, TokenizeRequest
+from service.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from service.rendering import render
 from service.replies import DetokenizeReply, Model, ModelList, TokenizeReply
 from service.state import ServerState

@@ -7,8 +7,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from service import protocol, replies
+from service import replies
 from service.errors import ErrorReply
+from service.protocol.chat import ChatRequest
+from service.protocol.completions import CompletionRequest
+from service.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from service.responses.protocol import ResponseRequest
 from service.responses.replies import ResponseReply
 
@@ -88,8 +91,8 @@ def _generation(path: str, summary: str, request: type, reply: type) -> Operatio
 
 
 OPERATIONS = (
-    _generation("/v1/completions", "Continue a text", protocol.CompletionRequest, replies.CompletionReply),
-    _generation("/v1/chat/completions", "Answer in a chat", protocol.ChatRequest, replies.ChatReply),
+    _generation("/v1/completions", "Continue a text", CompletionRequest, replies.CompletionReply),
+    _generation("/v1/chat/completions", "Answer in a chat", ChatRequest, replies.ChatReply),
     _generation("/v1/responses", "Answer, in OpenAI's newer form", ResponseRequest, ResponseReply),
     Operation("/v1/models", "List the served models", _GET, reply=replies.ModelList),
     Operation(
@@ -107,10 +110,8 @@ OPERATIONS = (
         parameters=(Parameter("stream_id", "path", "Its X-Stream-Id", _STREAM_ID), _LAST_EVENT),
         empty="There is nothing after Last-Event-ID",
     ),
-    Operation(
-        "/tokenize", "Text or messages to token ids", _POST, protocol.TokenizeRequest, replies.TokenizeReply
-    ),
-    Operation("/detokenize", "Token ids to text", _POST, protocol.DetokenizeRequest, replies.DetokenizeReply),
+    Operation("/tokenize", "Text or messages to token ids", _POST, TokenizeRequest, replies.TokenizeReply),
+    Operation("/detokenize", "Token ids to text", _POST, DetokenizeRequest, replies.DetokenizeReply),
     Operation("/health", "Whether the process is alive", _ANY | _NOT_READY, reply=replies.Status),
     Operation("/ready", "Whether requests would be served", _ANY | _NOT_READY, reply=replies.Status),
     Operation("/startup", "The start-up phases as they go", _ANY | _NOT_READY, content=(_SSE,)),

@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 from engine.config import EngineInfo
 from engine.request import SamplingParams
 from service.errors import ApiError, bad_value
-from service.protocol import SamplingFields
+from service.protocol.sampling import SamplingFields
 from service.state import ServerState
 from service.structured_output import Form
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from service.errors import TemplateError, bad_value
-from service.protocol import TemplateArguments
+from service.protocol.chat import TemplateArguments
 
 if TYPE_CHECKING:
     from service.tokenizer import Tokenizer

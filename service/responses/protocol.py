@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.request import SamplingParams
-from service.protocol import MAX_TOKENS, ModelName, Text
+from service.protocol.fields import MAX_TOKENS, ModelName, Text
 from service.structured_output import FlatFormat, Form, TextFormat, json_form
 from service.tools.protocol import (
     Arguments,
@@ -32,7 +32,7 @@ _ID = "As it was returned; it changes nothing"
 Identifier = Annotated[str, Meta(max_length=256)]
 
 
-class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`output_text` is what the model said before; it may carry the empty lists that it came with."""
 
     type: Literal["input_text", "output_text"]
@@ -41,7 +41,7 @@ class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     logprobs: Annotated[list[str], Meta(max_length=0)] | None = None
 
 
-Content = Text | Annotated[list[TextPart], Meta(min_length=1, max_length=1024)]
+Content = Text | Annotated[list[ContentPart], Meta(min_length=1, max_length=1024)]
 
 
 # what an item of a type has, and needs

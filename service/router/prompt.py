@@ -12,7 +12,8 @@ from starlette.requests import Request
 from service.chat import prompt_text as chat_text
 from service.errors import ApiError
 from service.preparation import cache_salt
-from service.protocol import ChatRequest, CompletionRequest
+from service.protocol.chat import ChatRequest
+from service.protocol.completions import CompletionRequest
 from service.responses.messages import with_input
 from service.responses.protocol import ResponseRequest
 from service.responses.response import prompt_text as response_text

@@ -1,47 +1,28 @@
-"""What clients may send. Each type is declared once: it validates, converts and describes itself.
-
-Unknown fields, wrong types (a boolean is no number, a float no integer) and values out of range are
-refused by msgspec with the field's name. `null` means left out, as in the OpenAI API.
-"""
+"""What completions and chat share: how to sample, how many, when to stop, what the text must be."""
 
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from engine.request import MAX_LOGPROBS, MAX_SEQUENCES, SamplingParams
+from engine.request import MAX_SEQUENCES, SamplingParams
+from service.protocol.fields import MAX_TOKENS, LogprobCount, ModelName, TokenId
 from service.structured_output import (
     MAX_SCHEMA_BYTES,
     Choices,
     Form,
     Regex,
-    ResponseFormat,
     Schema,
-    TextFormat,
     choice_grammar,
-    json_form,
     json_grammar,
     regex_grammar,
 )
-from service.tools.protocol import CallId, Function, ParallelCalls, ToolCalls, ToolChoice, Tools, check_tools
 
-MAX_PROMPTS = 1024
-MAX_TOKEN_ID = (1 << 31) - 1
-MAX_TOKENS = 1 << 24
-MAX_PROMPT_TOKENS = 1 << 20
-MAX_TEXT = 4 << 20
-
-TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
-TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
-Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
-LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
-ModelName = Annotated[str, Meta(max_length=256)]
 GuidedJsonText = Annotated[str, Meta(max_length=MAX_SCHEMA_BYTES, description="A schema as JSON text")]
-PromptItem = Text | TokenId | TokenIds
 
 _CACHE_SALT = "Cached blocks are shared only with requests of the same salt, and never between API keys"
 _BEST_OF = (
@@ -79,7 +60,6 @@ _SAME_NAME = (
     "seed",
     "prompt_logprobs",
 )
-
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice")
 
@@ -230,138 +210,3 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             grammar=grammar,
             **given,
         )
-
-
-class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    prompt: Text | Annotated[list[PromptItem], Meta(min_length=1, max_length=MAX_PROMPT_TOKENS)]
-    echo: bool | None = None
-    logprobs: LogprobCount | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.prompt, str):
-            return
-        if len(set(map(type, self.prompt))) > 1:
-            raise ValueError("prompt must hold only strings, only token ids, or only lists of token ids")
-        if not isinstance(self.prompt[0], int) and len(self.prompt) > MAX_PROMPTS:
-            raise ValueError(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(self.prompt)}")
-
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):  # as all of them
-            return [cast(list[int], self.prompt)]
-        return cast(list[str | list[int]], self.prompt)
-
-
-class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    type: Literal["text"]
-    text: Text
-
-
-class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The assistant's may have calls beside or instead of content; a tool's answers one of them."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Meta(min_length=1, max_length=1024)] | None = None
-    tool_calls: ToolCalls | None = None
-    tool_call_id: CallId | None = None
-
-    def __post_init__(self) -> None:
-        if self.tool_calls is not None and self.role != "assistant":
-            raise ValueError(f"tool_calls belongs to the role 'assistant', not to {self.role!r}")
-        if (self.tool_call_id is None) == (self.role == "tool"):
-            raise ValueError("tool_call_id belongs to the role 'tool', which needs it")
-        if self.content is None and self.tool_calls is None:
-            raise ValueError("content may be left out only with tool_calls")
-
-    def as_template_message(self) -> dict[str, Any]:
-        """Plain types, as templates expect; a developer speaks as the system."""
-        content = self.content or ""
-        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": text}
-        if self.tool_calls is not None:
-            message["tool_calls"] = [call.as_template_call() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        return message
-
-
-class TemplateArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The template variables that a client may set."""
-
-    enable_thinking: bool | None = None
-
-
-Messages = Annotated[list[Message], Meta(min_length=1, max_length=4096)]
-
-
-class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    messages: Messages
-    logprobs: bool | None = None
-    top_logprobs: LogprobCount | None = None
-    response_format: ResponseFormat | None = None
-    tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: ParallelCalls | None = None
-    add_generation_prompt: bool = True
-    chat_template_kwargs: TemplateArguments | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_calls()
-        functions = None if self.tools is None else [tool.function for tool in self.tools]
-        check_tools(functions, self.tool_choice, self.parallel_tool_calls)
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs may only be given with logprobs: true")
-
-    def _check_calls(self) -> None:
-        """What a tool says must answer a call."""
-        known: set[str] = set()
-        for at, message in enumerate(self.messages):
-            known |= {call.id for call in message.tool_calls or ()}
-            if message.tool_call_id is not None and message.tool_call_id not in known:
-                raise ValueError(
-                    f"messages[{at}].tool_call_id is {message.tool_call_id!r}, which no call before it has"
-                )
-
-    @property
-    def offered_functions(self) -> list[Function]:
-        """Those that the model may call."""
-        return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or []]
-
-    @property
-    def form_fields(self) -> list[str]:
-        asks = not isinstance(self.response_format, TextFormat | None)
-        offers = ["tools"] * bool(self.offered_functions)
-        return offers + ["response_format"] * asks + super().form_fields
-
-    def form(self) -> Form | None:
-        return json_form("response_format", self.response_format) or super().form()
-
-
-class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Either `prompt`, or `messages` (which the chat template turns into a prompt)."""
-
-    model: ModelName | None = None
-    prompt: Text | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool | None = None  # left out: true for a prompt, false for messages
-    add_generation_prompt: bool | None = None
-    chat_template_kwargs: TemplateArguments | None = None
-    return_token_strs: bool = False
-
-    def __post_init__(self) -> None:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("prompt or messages must be given, and not both")
-        if self.prompt is not None:
-            for name in ("add_generation_prompt", "chat_template_kwargs"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name} belongs to messages, not to a prompt")
-
-
-class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    model: ModelName | None = None
-    tokens: TokenIds
