@@ -1,1 +1,1 @@
-"""Triton kernels, one file per family, each beside the plain-torch reference that defines it."""
+"""Triton kernels, one file per family, each with the plain-torch reference that defines it."""
