@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import transformers
 
-from engine.models.config import Llama3Scaling, ModelConfig, RopeConfig
+from engine.models.config import ModelConfig
+from engine.models.rope_config import Llama3Scaling, RopeConfig
 from tests.models.tiny_models import MODELS
 
 LLAMA: dict[str, Any] = {
