@@ -10,8 +10,9 @@ from service.answer import answer
 from service.choice import LogprobEntry
 from service.chunks import ChunkEncoder, ChunkStyle, Identity
 from service.errors import bad_value
-from service.generation import MIN_LOGPROB, Generation, Options, Prompt
+from service.generation import Generation, Options, Prompt
 from service.http import decode
+from service.logprobs import MIN_LOGPROB, prompt_logprobs
 from service.preparation import (
     cache_salt,
     check_sampling,
@@ -106,7 +107,7 @@ async def completions(state: ServerState, request: Request) -> Response:
                 cumulative_logprob=UNSET if choice.cumulative_logprob is None else choice.cumulative_logprob,
                 token_ids=choice.tokens if body.return_token_ids else UNSET,
                 prompt_token_ids=group.prompt.tokens if body.return_token_ids else UNSET,
-                prompt_logprobs=generation.prompt_logprobs(group)
+                prompt_logprobs=prompt_logprobs(tokenizer, group.prompt_logprobs or [])
                 if body.prompt_logprobs is not None
                 else UNSET,
             )

@@ -12,14 +12,12 @@ from engine.request import FinishReason, Output, SamplingParams, TokenLogprob
 from service.choice import Choice, LogprobEntry
 from service.engine_client import Engine, RequestStream
 from service.errors import ApiError, bad_value, not_ready
-from service.replies import PromptLogprob, PromptLogprobs, PromptTokensDetails, Usage
+from service.replies import PromptTokensDetails, Usage
 from service.state import ServerState
 from service.tools.use import ToolUse
 
 if TYPE_CHECKING:
     from service.tokenizer import Tokenizer
-
-MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 
 @dataclass(frozen=True)
@@ -287,17 +285,3 @@ class Generation:
     def token_text(self, token: int) -> str:
         """A token in logprobs."""
         return f"token_id:{token}" if self.options.tokens_as_ids else self.tokenizer.token_text(token)
-
-    def prompt_logprobs(self, group: Group) -> PromptLogprobs:
-        return [
-            None if entry is None else self._prompt_logprob(entry) for entry in group.prompt_logprobs or []
-        ]
-
-    def _prompt_logprob(self, entry: TokenLogprob) -> dict[str, PromptLogprob]:
-        ranked = enumerate(zip(entry.top_tokens, entry.top_logprobs, strict=True), 1)
-        every = [(entry.token, entry.logprob, entry.rank)]
-        every += [(token, logprob, rank) for rank, (token, logprob) in ranked if token != entry.token]
-        return {
-            str(token): PromptLogprob(max(logprob, MIN_LOGPROB), rank, self.tokenizer.token_text(token))
-            for token, logprob, rank in every
-        }

@@ -1,0 +1,29 @@
+"""Log-probabilities as replies give them, whichever API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine.request import TokenLogprob
+from service.replies import PromptLogprob, PromptLogprobs
+
+if TYPE_CHECKING:
+    from service.tokenizer import Tokenizer
+
+MIN_LOGPROB = -9999.0  # JSON has no infinity
+
+
+def prompt_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob | None]) -> PromptLogprobs:
+    """By token id: of each token of the prompt, and of the candidates in its place. None for the first."""
+    return [None if entry is None else _prompt_logprob(tokenizer, entry) for entry in entries]
+
+
+def _prompt_logprob(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, PromptLogprob]:
+    ranked = enumerate(zip(entry.top_tokens, entry.top_logprobs, strict=True), 1)
+    every = [(entry.token, entry.logprob, entry.rank)]
+    every += [(token, logprob, rank) for rank, (token, logprob) in ranked if token != entry.token]
+    return {
+        str(token): PromptLogprob(max(logprob, MIN_LOGPROB), rank, tokenizer.token_text(token))
+        for token, logprob, rank in every
+    }
