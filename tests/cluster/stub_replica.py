@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Protocol
 
 from service.config import ServiceConfig
 from service.router.config import RouterConfig
 from service.router.server import RouterServer
+from tests.server_thread import ServerThread
 
 Answer = Callable[["Exchange"], object]
 
@@ -111,49 +111,33 @@ class StubReplica:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-class LiveRouter:
-    """In a thread of its own, in front of given replicas; or of those behind a name, which must be these."""
+class Addressed(Protocol):
+    """A replica of whatever kind."""
 
-    def __init__(self, replicas: list[StubReplica], *, replica_dns: str | None = None, **config: Any) -> None:
+    url: str
+
+
+class LiveRouter(ServerThread):
+    """In front of given replicas; or of those behind a name, which must be these."""
+
+    server: RouterServer
+
+    def __init__(
+        self, replicas: Sequence[Addressed], *, replica_dns: str | None = None, **config: Any
+    ) -> None:
         service = ServiceConfig(served_model_names=("tiny",), port=0, keep_alive=86400.0, **config)
         urls = () if replica_dns else tuple(replica.url for replica in replicas)
         router = RouterConfig(model="tiny", replicas=urls, replica_dns=replica_dns, probe_seconds=0.05)
-        self.server = RouterServer(service, router)
-        self.thread = threading.Thread(target=self.server.run)
-        self.thread.start()
-        self.wait(lambda: self.server.started)
-        self.wait(lambda: sum(replica.up for replica in self.server.state.replicas) == len(replicas))
-        self.port = self.server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        server = RouterServer(service, router)
+        super().__init__(
+            server, lambda: sum(replica.up for replica in server.state.replicas) == len(replicas)
+        )
 
-    def wait(self, condition: Callable[[], bool]) -> None:
-        """Fails by the test's timeout if it never comes true."""
-        tick = threading.Event()
-        while not condition():
-            assert self.thread.is_alive(), "the router ended"
-            tick.wait(0.01)
-
-    def prefer(self, replica: StubReplica) -> None:
+    def prefer(self, replica: Addressed) -> None:
         """Requests go there first: all others are said to be busy."""
 
         def busy() -> None:
             for other in self.server.state.replicas:
                 other.in_flight = 0 if other.url == replica.url else 100
 
-        self.do(busy)
-
-    def do(self, what: Callable[[], object]) -> None:
-        """In the router's thread."""
-        done = threading.Event()
-        loop: asyncio.AbstractEventLoop | None = self.server._loop
-        assert loop is not None
-        loop.call_soon_threadsafe(lambda: (what(), done.set()))
-        assert done.wait(10)
-
-    def end(self) -> int:
-        if self.thread.is_alive():
-            self.server.stop_soon()
-            self.server.stop_soon()
-        self.thread.join(20)
-        assert not self.thread.is_alive()
-        return self.server.exit_code
+        self.call(busy)

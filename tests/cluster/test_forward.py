@@ -165,7 +165,7 @@ def test_a_prompt_is_remembered_where_it_was_taken(make: Make, failure: Callable
         for replica in replicas.values():
             replica.fingerprint = "f"
 
-    router.do(register)
+    router.call(register)
     assert post(router).headers["x-quire-route"].endswith("attempt=2")
     taken = replicas.pop(first.url).recent, replicas.popitem()[1].recent
     now = time.monotonic()

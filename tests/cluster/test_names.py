@@ -126,7 +126,7 @@ def test_what_runs_on_a_replica_that_left_the_name_goes_on(replicas: list[StubRe
             chunks = answer.iter_raw()
             assert next(chunks) == b"data: 1\n\n"
             assert router.server.state.fleet is not None
-            router.do(lambda: router.server.state.fleet.resolved([staying.url]))
+            router.call(lambda: router.server.state.fleet.resolved([staying.url]))
             assert [post(router).content for _ in range(3)] == [REPLY] * 3
             more.set()
             assert b"".join(chunks) == b"data: [DONE]\n\n"
