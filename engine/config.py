@@ -135,6 +135,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     launch_seconds: float
     wait_seconds: float
     commit_seconds: float
+    graphs_left: int = 0  # CUDA graphs that are still to be captured
 
 
 class RegistryConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,20 +1,23 @@
-"""CUDA graphs of a step: recorded runs of a function, one for each of several sizes of its inputs."""
+"""A step's functions at several sizes of their inputs, each recorded in a CUDA graph when there is time."""
 
 from __future__ import annotations
 
-import gc
+import logging
+import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Generic, TypeVar
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from engine.plan import Int32
-from engine.staging import Staging, padded_words, split_aligned
+from engine.staging import PaddedInputs, Staging
 
-Result = TypeVar("Result")
+logger = logging.getLogger("quire.engine")
+
+Results = tuple[Tensor, ...]
+Run = Callable[[], Results]
+Record = Callable[[Run], Run]  # what it gives does the same again, and quicker
 MAX_MIXED_TOKENS = 2048  # from there on computing a step takes longer than launching it
 
 
@@ -36,71 +39,102 @@ def mixed_sizes(max_tokens: int) -> list[int]:
     return sorted(size for size in sizes if size <= most)
 
 
-class Graphs(Generic[Result]):
-    """A function of int32 arrays on the device, recorded once for each size.
+class Size:
+    """A function with inputs of one size, run as it is until it is recorded."""
 
-    What a run gives is written again by the next run of the same size, in stream order.
+    def __init__(
+        self, function: Callable[[list[Tensor]], Results], idle: list[Int32], device: torch.device
+    ) -> None:
+        self.inputs = PaddedInputs(idle, device)
+        self.misses = 0  # runs before it was recorded
+        self._run: Run = lambda: function(self.inputs.split())
+        self._recorded = False
+
+    def warm_up(self) -> None:
+        """Run idly: what it needs is compiled and loaded then, as a recording demands."""
+        self._run()
+
+    def run(self) -> Results:
+        """Of what has been uploaded into `inputs`."""
+        self.misses += not self._recorded
+        return self._run()
+
+    def record(self, record: Record) -> None:
+        self._run = record(self._run)
+        self._recorded = True
+
+
+class Graphs:
+    """A function of int32 arrays on the device, at several sizes of them.
+
+    What a run gives may be written again by the next run of these or other Graphs, in stream order.
     """
 
     def __init__(
-        self, function: Callable[[list[Tensor]], Result], idle: list[list[Int32]], device: torch.device
+        self,
+        name: str,
+        function: Callable[[list[Tensor]], Results],
+        idle: list[list[Int32]],
+        device: torch.device,
     ) -> None:
         """`idle`: for each size, in rising order, inputs that have the function do nothing."""
-        self._function = function
-        self._idle = idle
-        self._lengths = [len(inputs[0]) for inputs in idle]
-        self._buffers = [
-            torch.zeros(padded_words(inputs), dtype=torch.int32, device=device) for inputs in idle
-        ]
-        self._graphs: list[torch.cuda.CUDAGraph] = []
-        self._results: list[Result] = []
+        self.name = name
+        self.sizes = [Size(function, inputs, device) for inputs in idle]
+        self._lengths = [size.inputs.lengths[0] for size in self.sizes]
+
+    def run(self, inputs: list[Int32], staging: Staging) -> Results | None:
+        """At the first size that holds `inputs`, padded; None if none does."""
+        for size in self.sizes[bisect_left(self._lengths, len(inputs[0])) :]:
+            if size.inputs.hold(inputs):
+                staging.upload_into(size.inputs, inputs)
+                return size.run()
+        return None
+
+
+class Captures:
+    """The sizes that are still to be recorded, and in which order.
+
+    Of each Graphs the largest is first, so that the others find memory that is enough for them, and then what
+    steps have missed most.
+    """
+
+    def __init__(self, families: list[Graphs], record: Record) -> None:
+        self._left = [(graphs, size) for graphs in families for size in graphs.sizes]
+        self._largest = [graphs.sizes[-1] for graphs in families if graphs.sizes]
+        self._record = record
+        self._done = 0
+        self._seconds = 0.0
 
     def __len__(self) -> int:
-        return len(self._idle)
+        return len(self._left)
 
-    def capture(self, staging: Staging, on_capture: Callable[[], None]) -> None:
-        """Record every size, the largest first, so that the smaller ones reuse its memory."""
-        pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream()
-        for idle, buffer in zip(reversed(self._idle), reversed(self._buffers), strict=True):
-            inputs = staging.upload(idle, buffer)
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                self._function(inputs)  # compiles and warms what the capture will record
-            graph = torch.cuda.CUDAGraph()
-            with _garbage_kept(), torch.cuda.graph(graph, pool=pool, stream=stream):
-                result = self._function(split_aligned(buffer, idle))
-            self._graphs.insert(0, graph)
-            self._results.insert(0, result)
-            on_capture()
-        torch.cuda.synchronize()
+    def next(self, *, missed: bool) -> None:
+        """Record one size; with `missed`, only if steps have missed any.
 
-    def run(self, inputs: list[Int32], staging: Staging) -> Result | None:
-        """Of the first size into which `inputs` fit, padded; None if they fit none."""
-        size = bisect_left(self._lengths, len(inputs[0]))
-        while size < len(self._idle) and not _fit(inputs, self._idle[size]):
-            size += 1
-        if size == len(self._idle):
-            return None
-        padded = [most.copy() for most in self._idle[size]]
-        for given, into in zip(inputs, padded, strict=True):
-            into[: len(given)] = given
-        staging.upload(padded, self._buffers[size])
-        self._graphs[size].replay()
-        return self._results[size]
+        After one that fails, for want of memory for instance, the rest are not tried and run as they are.
+        """
+        if not self._left or (missed and not any(size.misses for _, size in self._left)):
+            return
+        chosen = max(self._left, key=lambda entry: self._urgency(entry[1]))
+        graphs, size = chosen
+        begin = time.perf_counter()
+        try:
+            size.record(self._record)
+        except RuntimeError as failure:  # as torch and CUDA raise them
+            logger.warning(
+                "no CUDA graph of a %s step of %d; %d sizes run without one, more slowly: %s",
+                graphs.name,
+                size.inputs.lengths[0],
+                len(self._left),
+                failure,
+            )
+            self._left.clear()
+            return
+        self._left.remove(chosen)
+        self._done += 1
+        self._seconds += time.perf_counter() - begin
+        if not self._left:
+            logger.info("graphs ready: %d captured in %.1f s", self._done, self._seconds)
 
-
-@contextmanager
-def _garbage_kept() -> Iterator[None]:
-    """Collect no garbage: if that frees device memory, it breaks the capture under way."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _fit(inputs: list[Int32], most: list[Int32]) -> bool:
-    return all(len(given) <= len(idle) for given, idle in zip(inputs, most, strict=True))
+    def _urgency(self, size: Size) -> tuple[bool, int, int]:
+        return size in self._largest, size.misses, len(size.inputs.words)

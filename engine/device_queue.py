@@ -93,19 +93,25 @@ class CudaQueue:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self.stream = torch.cuda.Stream(device)
         self._copy_stream = torch.cuda.Stream(device)
 
     def submit(self, step: Callable[[], DeviceResult], transfer: Transfer | None) -> CudaFlight:
         transferred = None
         if transfer is not None:
-            self._copy_stream.wait_stream(self._stream)
+            self._copy_stream.wait_stream(self.stream)
             with torch.cuda.stream(self._copy_stream):
                 transfer()
                 transferred = torch.cuda.Event()
                 transferred.record()
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self.stream):
             return CudaFlight(step(), transferred)
+
+    def run(self, work: Callable[[], object]) -> None:
+        """What is no step, where steps run; waits until the device has done it."""
+        with torch.cuda.stream(self.stream):
+            work()
+        self.stream.synchronize()
 
 
 class ThreadFlight:
@@ -132,3 +138,7 @@ class ThreadQueue:
             return step()
 
         return ThreadFlight(self._worker.submit(both))
+
+    def run(self, work: Callable[[], object]) -> None:
+        """As CudaQueue does."""
+        self._worker.submit(work).result()

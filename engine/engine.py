@@ -128,6 +128,7 @@ class AsyncEngine:
 
     async def start(self) -> None:
         """Start the engine process; returns at once, `state` and `watch_progress` tell how it goes."""
+        asked_at = time.monotonic()
         self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with theirs:
@@ -140,7 +141,7 @@ class AsyncEngine:
                 stdin=asyncio.subprocess.DEVNULL,
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(encode_frame(StartFrame(self.config, self.registry, self.pinned)))
+        self._writer.write(encode_frame(StartFrame(self.config, self.registry, self.pinned, asked_at)))
         self._pump_task = asyncio.create_task(self._pump(reader), name="quire-engine-pump")
 
     def add(self, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> RequestStream:

@@ -42,6 +42,7 @@ class StartFrame(msgspec.Struct, array_like=True):
     config: EngineConfig
     registry: RegistryConfig | None
     pinned: list[list[int]] = []  # token ids of prefixes that are computed at start and stay
+    asked_at: float | None = None  # time.monotonic() of when the engine was asked for
 
 
 class CommandFrame(msgspec.Struct, array_like=True):
@@ -137,7 +138,9 @@ def run_engine(connection: socket.socket) -> int:
         from engine.startup import start_engine  # torch: not before the first frame could be refused
 
         core, info = start_engine(
-            start.config, lambda progress: connection.sendall(encode_frame(ProgressFrame(progress)))
+            start.config,
+            lambda progress: connection.sendall(encode_frame(ProgressFrame(progress))),
+            start.asked_at,
         )
         if start.pinned:
             info = msgspec.structs.replace(info, num_pinned_blocks=pin_prefixes(core, start.pinned))
@@ -145,8 +148,8 @@ def run_engine(connection: socket.socket) -> int:
             from engine.publisher import start_publisher
 
             publisher = start_publisher(start.registry, start.config, info, core, start.pinned)
-        connection.sendall(encode_frame(ReadyFrame(info)))
         connection.sendall(encode_frame(StepFrame(StepOutputs(), core.stats)))
+        connection.sendall(encode_frame(ReadyFrame(info)))
         _serve(connection, reader, core, frames, publisher)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
@@ -174,11 +177,15 @@ def _serve(
     steps, reported = 0, float("-inf")
     while True:
         idle = not core.has_work and not frames
-        frames += reader.read(wait=idle, seconds=None if publisher is None else REPORT_SECONDS)
+        capturing = core.stats.graphs_left > 0
+        wait = idle and not capturing
+        frames += reader.read(wait=wait, seconds=None if publisher is None else REPORT_SECONDS)
         if publisher is not None and time.monotonic() - reported >= REPORT_SECONDS:
             connection.sendall(encode_frame(RegistryFrame(publisher.report())))
             reported = time.monotonic()
         if not frames and not core.has_work:
+            if capturing and not core.capture():
+                connection.sendall(encode_frame(StepFrame(StepOutputs(), core.stats)))
             continue
         refusals: list[Output] = []
         for frame in frames:

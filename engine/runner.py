@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cuda_graphs import Graphs, decode_sizes, mixed_sizes, sharing_sizes
+from engine.cuda_graphs import Captures, Graphs, Record, decode_sizes, mixed_sizes, sharing_sizes
 from engine.device_queue import (
     CudaFlight,
     CudaQueue,
@@ -86,24 +86,40 @@ class ModelRunner:
             self.queue = CudaQueue(device)
             width = rows_of_bundle(config.num_heads // config.num_kv_heads)
             self.bundles = PrefixBundles(rows, cache.block_size, width)
-        self.decode_graphs: Graphs[tuple[Tensor, Tensor, Tensor]] | None = None
-        self.mixed_graphs: Graphs[Tensor] | None = None
+        self.decode_graphs: Graphs | None = None
+        self.mixed_graphs: Graphs | None = None
+        self.captures: Captures | None = None
 
-    @torch.inference_mode()
-    def capture_graphs(self, on_progress: Callable[[int, int], None]) -> None:
-        """Record decode steps of every batch size, and mixed steps of up to so many tokens."""
+    def add_graphs(self, record: Record, on_progress: Callable[[int, int], None]) -> None:
+        """Run steps of every size that is worth a graph, so that all is compiled; `capture` records them.
+
+        Those are decode steps of every batch size, and mixed steps of up to so many tokens.
+        """
         rows, tokens = self.limits.max_num_seqs, self.limits.max_num_batched_tokens
         idle = [idle_decode(size, rows) for size in decode_sizes(rows)]
         if self.bundles is not None:
             idle += [idle_decode(size, rows, self.bundles.width) for size in sharing_sizes(rows)]
-        decode = Graphs(self._decode, sorted(idle, key=lambda inputs: len(inputs[0])), self.device)
-        mixed = Graphs(self._forward, [idle_mixed(size, rows) for size in mixed_sizes(tokens)], self.device)
-        total = len(decode) + len(mixed)
-        done = iter(range(1, total + 1))
-        on_progress(0, total)
-        for graphs in (decode, mixed):
-            graphs.capture(self.staging, lambda: on_progress(next(done), total))
+        idle.sort(key=lambda inputs: len(inputs[0]))
+        decode = Graphs("decode", self._decode, idle, self.device)
+        idle = [idle_mixed(size, rows) for size in mixed_sizes(tokens)]
+        mixed = Graphs("mixed", lambda inputs: (self._forward(inputs),), idle, self.device)
+        sizes = [*decode.sizes, *mixed.sizes]
+        for done, size in enumerate(sizes):
+            on_progress(done, len(sizes))
+            self.queue.run(torch.inference_mode()(size.warm_up))
+        on_progress(len(sizes), len(sizes))
         self.decode_graphs, self.mixed_graphs = decode, mixed
+        self.captures = Captures([decode, mixed], record)
+
+    @property
+    def graphs_left(self) -> int:
+        """Step sizes that still run without a graph of theirs."""
+        return 0 if self.captures is None else len(self.captures)
+
+    def capture(self, *, missed: bool = False) -> None:
+        """Record one more graph, beside what is launched; with `missed`, only if steps have missed one."""
+        if self.captures is not None:
+            self.captures.next(missed=missed)
 
     def launch(self, plan: StepPlan) -> CudaFlight | ThreadFlight:
         """Start a step; its results are had from the returned flight."""
@@ -188,9 +204,8 @@ class ModelRunner:
         moves = rest[: len(rest) - len(plan.prompt_logprobs)]
         self._move(moves)
         inputs = mixed_inputs(plan)
-        hidden = None if self.mixed_graphs is None else self.mixed_graphs.run(inputs, self.staging)
-        if hidden is None:
-            hidden = self._forward(self.staging.upload(inputs), int(plan.query_lens.max()))
+        ran = None if self.mixed_graphs is None else self.mixed_graphs.run(inputs, self.staging)
+        (hidden,) = ran or (self._forward(self.staging.upload(inputs), int(plan.query_lens.max())),)
         logits = self.model.logits(hidden[sample_tokens])
         tokens = self.backend.sample(logits, sample_rows, sample_positions, self.row_state.state)
         self._remember(sample_rows, tokens)

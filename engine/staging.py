@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,14 +20,28 @@ def _begins(arrays: list[Int32]) -> list[int]:
     return list(accumulate((-(-array.size // ALIGNMENT) * ALIGNMENT for array in arrays), initial=0))
 
 
-def padded_words(arrays: list[Int32]) -> int:
-    """Words of a buffer that holds `arrays`."""
-    return _begins(arrays)[-1]
+class PaddedInputs:
+    """A device buffer for flat arrays of up to certain lengths, shorter ones padded; at first all padding."""
 
+    def __init__(self, padding: list[Int32], device: torch.device) -> None:
+        """`padding`: full-length arrays, of which shorter ones take their ends."""
+        self.lengths = [len(array) for array in padding]
+        self.begins = _begins(padding)
+        self.words = np.zeros(self.begins[-1], np.int32)
+        for array, begin in zip(padding, self.begins, strict=False):
+            self.words[begin : begin + len(array)] = array
+        self.buffer = torch.tensor(self.words, device=device)
 
-def split_aligned(buffer: Tensor, arrays: list[Int32]) -> list[Tensor]:
-    """The views of `buffer` that `arrays` are uploaded to, each flat and aligned."""
-    return [buffer[begin : begin + array.size] for array, begin in zip(arrays, _begins(arrays), strict=False)]
+    def split(self) -> list[Tensor]:
+        """The arrays as they are on the device, at the same addresses for as long as this is there."""
+        return [
+            self.buffer[begin : begin + length]
+            for begin, length in zip(self.begins, self.lengths, strict=False)
+        ]
+
+    def hold(self, arrays: list[Int32]) -> bool:
+        """Whether each of `arrays` fits."""
+        return all(len(array) <= length for array, length in zip(arrays, self.lengths, strict=True))
 
 
 class Staging:
@@ -39,14 +54,23 @@ class Staging:
         self._device = device
         self._turn = 0
 
-    def upload(self, arrays: list[Int32], target: Tensor | None = None) -> list[Tensor]:
-        """Each array as a view of `target`, or of a new device buffer; one copy in stream order."""
+    def upload(self, arrays: list[Int32]) -> list[Tensor]:
+        """Each array as a view of a new device buffer; one copy in stream order."""
         self._turn = (self._turn + 1) % ROTATION
         host, view = self._host[self._turn], self._views[self._turn]
         begins = _begins(arrays)
         for array, begin in zip(arrays, begins, strict=False):
             view[begin : begin + array.size] = array.ravel()
-        if target is None:
-            target = torch.empty(begins[-1], dtype=torch.int32, device=self._device)
+        target = torch.empty(begins[-1], dtype=torch.int32, device=self._device)
         target.copy_(host[: begins[-1]], non_blocking=True)
-        return split_aligned(target, arrays)
+        return [target[begin : begin + array.size] for array, begin in zip(arrays, begins, strict=False)]
+
+    def upload_into(self, inputs: PaddedInputs, arrays: list[Int32]) -> None:
+        """Flat arrays that `inputs` hold, padded; one copy in stream order."""
+        self._turn = (self._turn + 1) % ROTATION
+        host, view = self._host[self._turn], self._views[self._turn]
+        words = len(inputs.words)
+        view[:words] = inputs.words
+        for array, begin in zip(arrays, inputs.begins, strict=False):
+            view[begin : begin + len(array)] = array
+        inputs.buffer.copy_(host[:words], non_blocking=True)

@@ -1,4 +1,7 @@
-"""From an EngineConfig to an engine that can step: weights, KV memory, warm-up."""
+"""From an EngineConfig to an engine that can step: weights, KV memory, warm-up.
+
+CUDA graphs are no part of it: the engine captures them between its first steps.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ import torch
 
 from engine.config import EngineConfig, EngineInfo, Progress
 from engine.core import EngineCore
+from engine.cuda_graphs import MAX_MIXED_TOKENS
 from engine.deployment import hash_seed
+from engine.device_queue import CudaQueue
 from engine.grammar import grammars_of
 from engine.kv_cache import FP8, KVCache, bytes_per_block
 from engine.models.config import ModelConfig
@@ -23,6 +28,7 @@ from engine.models.loader import load_model
 from engine.plan import RowStart, StepPlan, empty_int32
 from engine.preemption import PreemptionPolicy
 from engine.prefix_cache import BlockHasher
+from engine.recorder import Recorder
 from engine.request import SamplingParams
 from engine.runner import Limits, ModelRunner
 from engine.scheduler import Scheduler
@@ -31,7 +37,8 @@ from kernels.backend import torch_backend, triton_backend
 CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 2048}
 TIMED_BLOCKS = 64  # moved to time the link to host memory
-TIMED_TOKENS = 512  # prefilled to time a recompute
+# Prefilled to time a recompute; on a GPU so many that launching them takes no longer than computing them.
+TIMED_TOKENS = {"cuda": MAX_MIXED_TOKENS, "cpu": 512}
 FIRST_FP8_CAPABILITY = (8, 9)  # Ada; Triton has no e4m3 before
 GRAPH_RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
 
@@ -41,9 +48,9 @@ Phase = Literal["download", "weights", "memory", "warm-up", "ready"]
 class _Reporter:
     """Turns counts into Progress events that carry the seconds since the start."""
 
-    def __init__(self, on_progress: Callable[[Progress], None]) -> None:
+    def __init__(self, on_progress: Callable[[Progress], None], begin: float) -> None:
         self._on_progress = on_progress
-        self._begin = time.monotonic()
+        self._begin = begin
 
     def phase(self, phase: Phase, unit: str) -> Callable[[int, int], None]:
         def report(done: int, total: int) -> None:
@@ -57,10 +64,15 @@ class _Reporter:
 
 
 def start_engine(
-    config: EngineConfig, on_progress: Callable[[Progress], None] = lambda _: None
+    config: EngineConfig,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    asked_at: float | None = None,
 ) -> tuple[EngineCore, EngineInfo]:
-    """Load, measure and warm up. Raises ValueError that says what does not fit and which flag to change."""
-    report = _Reporter(on_progress)
+    """Load, measure and warm up. Raises ValueError that says what does not fit and which flag to change.
+
+    asked_at: `time.monotonic()` of any process here, from which progress counts its seconds; None: now.
+    """
+    report = _Reporter(on_progress, time.monotonic() if asked_at is None else asked_at)
     folder = resolve_model(config.model, report.phase("download", "B"))
     model_config = ModelConfig.from_folder(folder)
     device = _device(config)
@@ -98,11 +110,11 @@ def start_engine(
         runner.cache.add_host_tier(num_host_blocks)
     memory(num_blocks, num_blocks)
 
-    warm_up = report.phase("warm-up", "graphs")
+    warm_up = report.phase("warm-up", "step sizes")
     warm_up(0, 1)
     runner.launch(_rare_step(num_blocks, model_config.vocab_size)).wait()
-    if device.type == "cuda" and not config.enforce_eager:
-        runner.capture_graphs(warm_up)
+    if isinstance(runner.queue, CudaQueue) and not config.enforce_eager:
+        runner.add_graphs(Recorder(runner.queue.stream).record, warm_up)
     else:
         warm_up(1, 1)
 
@@ -220,7 +232,8 @@ def measure_costs(runner: ModelRunner, num_blocks: int) -> PreemptionPolicy:
     count = min(TIMED_BLOCKS, num_blocks, len(runner.cache.host))
     blocks = np.arange(count, dtype=np.int32)
     pairs = np.stack([blocks, blocks], axis=1)
-    tokens = min(TIMED_TOKENS, runner.limits.max_num_batched_tokens, runner.limits.max_model_len)
+    limits = runner.limits
+    tokens = min(TIMED_TOKENS[runner.device.type], limits.max_num_batched_tokens, limits.max_model_len)
     prefill = _largest_step(Limits(1, tokens, tokens), sampled=1)
     nothing = _largest_step(Limits(1, 1, 1), sampled=1)
     transfer = dataclasses.replace(nothing, swap_out=pairs)

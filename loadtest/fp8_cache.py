@@ -213,6 +213,8 @@ def measure_decode(
             enable_prefix_caching=False,
         )
     )
+    while core.capture():
+        pass
     rows = rows or min(MOST_ROWS, info.num_blocks // -(-length // info.block_size))
     rng = random.Random(0)
     params = SamplingParams(temperature=0.6, max_tokens=length - context, ignore_eos=True, seed=0)

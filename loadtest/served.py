@@ -122,7 +122,7 @@ def _ms(seconds: float) -> float:
 
 @contextlib.contextmanager
 def running_server(model: str) -> Iterator[str]:
-    """`quire serve` with dummy weights on a free port, ready: its URL."""
+    """`quire serve` with dummy weights on a free port, ready and with all its CUDA graphs: its URL."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "service.cli", "serve", model, "--load-format", "dummy"]
@@ -142,7 +142,7 @@ def running_server(model: str) -> Iterator[str]:
 def _is_ready(port: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5) as response:
-            return bool(response.status == 200)
+            return bool(response.status == 200 and json.load(response)["graphs_left"] == 0)
     except OSError:
         return False
 

@@ -198,6 +198,8 @@ def _bench(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--runs must be at least 1, got {arguments.runs}")
     config = _engine_config(arguments)
     core, info = start_engine(config, PhaseBars().show)
+    while core.capture():
+        pass
     device = torch.device("cpu" if info.device == "cpu" else "cuda")
     ceilings = bench.measure_ceilings(device, getattr(torch, info.dtype))
     results = []

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from service.connection import ClientGone, Connection
 from service.errors import ApiError, not_ready
 from service.http import JsonResponse, error_response
-from service.replies import Status
+from service.replies import Health, Readiness
 from service.state import ServerState
 
 
@@ -23,13 +23,14 @@ async def health(state: ServerState, request: Request) -> Response:
         stalled = engine.seconds_since_progress()
         if stalled > state.config.stall_timeout:
             raise ApiError(503, f"the engine has made no step for {stalled:.1f} s", code="engine_stalled")
-    return JsonResponse(Status("ok"))
+    return JsonResponse(Health())
 
 
 async def ready(state: ServerState, request: Request) -> Response:
     """Whether requests would be served."""
     state.serving()
-    return JsonResponse(Status("ready"))
+    stats = state.metrics.stats
+    return JsonResponse(Readiness(graphs_left=stats.graphs_left if stats is not None else 0))
 
 
 async def metrics(state: ServerState, request: Request) -> Response:

@@ -106,10 +106,17 @@ class ChatReply(msgspec.Struct, kw_only=True):
     usage: Usage
 
 
-class Status(msgspec.Struct):
-    """Of the server, as /health and /ready say it."""
+class Health(msgspec.Struct):
+    """Of the server, as /health says it."""
 
-    status: Literal["ok", "ready"]
+    status: Literal["ok"] = "ok"
+
+
+class Readiness(msgspec.Struct):
+    """Of a server that serves, as /ready says it."""
+
+    status: Literal["ready"] = "ready"
+    graphs_left: int = 0  # CUDA graphs that are still to be captured; until then steps are slower
 
 
 class Model(msgspec.Struct, kw_only=True):

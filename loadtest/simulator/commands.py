@@ -110,6 +110,8 @@ def record_command(arguments: argparse.Namespace) -> int:
             model=arguments.model, load_format=arguments.load_format, max_num_seqs=arguments.max_num_seqs
         )
     )
+    while core.capture():
+        pass
     recipe = Recipe(parse_shape(arguments.lengths), arguments.requests)
     longest = info.max_request_tokens
     for warm in (True, False):

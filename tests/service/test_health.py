@@ -32,7 +32,12 @@ async def test_while_loading(make_service: Callable[..., Service]) -> None:
 
 async def test_when_ready(service: Service) -> None:
     assert (await get(service.app, "/health")).status == 200
-    assert (await get(service.app, "/ready")).status == 200
+    ready = await get(service.app, "/ready")
+    assert (ready.status, ready.json()) == (200, {"status": "ready", "graphs_left": 0})
+    service.engine.step()
+    assert service.state.metrics.stats is not None
+    service.state.metrics.step(msgspec.structs.replace(service.state.metrics.stats, graphs_left=7))
+    assert (await get(service.app, "/ready")).json() == {"status": "ready", "graphs_left": 7}
 
 
 async def test_while_draining(service: Service) -> None:

@@ -42,6 +42,8 @@ class RealServer:
     def __init__(self, config: EngineConfig) -> None:
         core, self.info = start_engine(config)
         assert isinstance(core.runner, ModelRunner)
+        while core.capture():
+            pass
         self.runner = core.runner
         self.runner.cache.blocks.zero_()  # fresh memory may hold NaN, and single steps read what none wrote
         self.records: list[StepRecord] = []  # some of the steps of the last run
