@@ -6,7 +6,6 @@ import asyncio
 import logging
 
 import aiohttp
-import msgspec
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
@@ -16,23 +15,13 @@ from service.responses.events import error_event
 from service.router.headers import as_text, passed_on
 from service.router.placement import NOWHERE, Placement
 from service.router.replica import Replica
+from service.router.running import RunningResponses, event_type
 from service.router.state import RouterState
 
 log = logging.getLogger("quire.router")
 
 MAX_ATTEMPTS = 3
 GOING_AWAY, NO_STATUS, ABNORMAL, INTERNAL_ERROR = 1001, 1005, 1006, 1011
-
-_ENDS = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))
-
-
-class _Kind(msgspec.Struct):
-    """What of an event the router looks at."""
-
-    type: str = ""
-
-
-_kinds = msgspec.json.Decoder(_Kind)
 
 
 class Tunnel:
@@ -105,18 +94,18 @@ class _Passage(Interruptible):
         self._receive = receive
         self._send = send
         self._replica = replica
-        self._responses = 0  # that run
+        self._responses = RunningResponses()
         self._leaving = False
 
     async def run(self) -> None:
         """Until either side closes, and the other one has been told."""
         self._state.streams.add(self)
-        code, error = GOING_AWAY, None
+        code, ends = GOING_AWAY, []
         try:
             with self.working():
                 code = await self._pass()
         except ApiError as reason:
-            error = reason if self._responses else None
+            ends = self._responses.fail(reason)
         except (OSError, TimeoutError):  # the client left, or reads no more
             self._scope["state"]["abort"]()
             return
@@ -125,12 +114,13 @@ class _Passage(Interruptible):
             self._state.generations.discard(self)
         if code == ABNORMAL:
             self._state.metrics.failures["during"] += 1
-            error = ApiError(502, "the replica was lost in the middle of the WebSocket", code="replica_lost")
+            lost = ApiError(502, "the replica was lost in the middle of the WebSocket", code="replica_lost")
+            ends = [*self._responses.fail(lost), _refusal(lost)]  # the last one for what had not begun yet
             code = INTERNAL_ERROR
         try:
             async with asyncio.timeout(self._state.config.terminal_timeout):
-                if error is not None:
-                    await self._refuse(error)
+                for end in ends:
+                    await self._say(end)
                 await self._send({"type": "websocket.close", "code": 1000 if code == NO_STATUS else code})
         except (OSError, TimeoutError):
             self._scope["state"]["abort"]()
@@ -157,8 +147,8 @@ class _Passage(Interruptible):
     async def _pass_up(self) -> int:
         while (message := await self._receive())["type"] == "websocket.receive":
             text = message.get("text")
-            if self._leaving and text is not None and _kind(text) == "response.create":
-                await self._refuse(not_ready("the router is shutting down", 5))
+            if self._leaving and text is not None and event_type(text) == "response.create":
+                await self._say(_refusal(not_ready("the router is shutting down", 5)))
                 continue
             try:
                 if text is not None:
@@ -173,38 +163,30 @@ class _Passage(Interruptible):
         while True:
             message = await self._replica.receive()
             if message.type is aiohttp.WSMsgType.TEXT:
-                await self._say({"type": "websocket.send", "text": message.data})
-                self._count(_kind(message.data))
+                await self._say(message.data)
+                self._count(message.data)
                 if self._leaving and not self._responses:
                     return GOING_AWAY
             elif message.type is aiohttp.WSMsgType.BINARY:
-                await self._say({"type": "websocket.send", "bytes": message.data})
+                await self._say(message.data)
             elif message.type is aiohttp.WSMsgType.CLOSE:
                 return self._replica.close_code or NO_STATUS
             else:
                 return ABNORMAL
 
-    def _count(self, kind: str) -> None:
+    def _count(self, event: str) -> None:
         """A drain waits for what runs."""
-        if kind == "response.created":
-            self._responses += 1
+        self._responses.note(event)
+        if self._responses:
             self._state.generations.add(self)
-        elif kind in _ENDS:
-            self._responses -= 1
-            if not self._responses:
-                self._state.generations.discard(self)
+        else:
+            self._state.generations.discard(self)
 
-    async def _refuse(self, error: ApiError) -> None:
-        await self._say({"type": "websocket.send", "text": error_event(error).data.decode()})
-
-    async def _say(self, message: dict[str, object]) -> None:
+    async def _say(self, message: str | bytes) -> None:
+        kind = "text" if isinstance(message, str) else "bytes"
         async with asyncio.timeout(self._state.config.send_timeout):
-            await self._send(message)
+            await self._send({"type": "websocket.send", kind: message})
 
 
-def _kind(text: str) -> str:
-    """The type of an event, "" of what is none."""
-    try:
-        return _kinds.decode(text).type
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return ""
+def _refusal(error: ApiError) -> str:
+    return error_event(error).data.decode()

@@ -153,15 +153,28 @@ def test_a_replica_that_drains_or_is_lost(make_cluster: Callable[..., Cluster]) 
         assert ending(busy) == 1001
     replica = cluster.prefer(1)
     with cluster.opened() as client:
-        for _ in range(2):
-            create(client)
-            until(client, "response.created")
+        create(client, max_output_tokens=2)
+        ended = until(client, "response.created")[-1]
+        step(replica, 2)
+        until(client, *ENDS)
+        created = []
+        for fields in ({}, {"stream_id": "mine"}):
+            create(client, **fields)
+            created += [until(client, "response.in_progress")[0]]
         cut(replica)
-        assert until(client, *ENDS, "error")[-1]["error"]["code"] == "replica_lost"
+        *ends, last = until(client, "error")
+        assert (last["error"]["code"], "response_id" in last) == ("replica_lost", False)
         with pytest.raises(ConnectionClosed):
             client.recv(SECONDS)
         assert client.close_code == 1011
-    replica.wait(lambda: all(stream.aborted for stream in replica.engine.streams))
+    assert [end["response_id"] for end in ends] == [event["response_id"] for event in created]
+    assert ended["response_id"] not in {end["response_id"] for end in ends}
+    for begin, end in zip(created, ends, strict=True):
+        assert (end["type"], end["sequence_number"]) == ("response.failed", 2)
+        assert end.get("stream_id") == begin.get("stream_id")
+        assert end["response"].pop("error")["code"] == "server_error"
+        assert end["response"] | {"status": "in_progress", "error": None} == begin["response"]
+    replica.wait(lambda: all(stream.aborted for stream in replica.engine.streams[1:]))
 
 
 def test_a_router_that_drains(make_cluster: Callable[..., Cluster]) -> None:

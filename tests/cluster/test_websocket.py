@@ -165,16 +165,17 @@ def test_a_socket_needs_the_key(make: Make) -> None:
 def test_a_router_that_ends_says_so(make: Make) -> None:
     """At once to who has nothing to wait for; to the others in the end."""
     router = make(WebSocketReplica(echo), shutdown_timeout=0.2)
-    created = '{"type": "response.created"}'
+    created = {"type": "response.created", "sequence_number": 0, "response_id": "r", "response": {"id": "r"}}
     with open_socket(router) as idle, open_socket(router) as busy:
         for client in (idle, busy):
-            client.send(created)
-            assert client.recv(timeout=30) == created
-        idle.send('{"type": "response.failed"}')
+            client.send(json.dumps(created))
+            assert json.loads(client.recv(timeout=30)) == created
+        idle.send(json.dumps({"type": "response.failed", "response_id": "r"}))
         assert idle.recv(timeout=30)
         router.server.stop_soon()
         assert ending(idle)[0] == 1001
-        assert json.loads(busy.recv(timeout=30))["error"]["code"] == "not_ready"
+        end = json.loads(busy.recv(timeout=30))
+        assert (end["type"], end["response_id"]) == ("response.failed", "r")
         assert ending(busy)[0] == 1001
     router.thread.join(20)
     assert router.end() == 0
