@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from types import FrameType
 from typing import Protocol
 
@@ -83,8 +84,8 @@ class OrderlyServer(uvicorn.Server):
     async def _close(self) -> None:
         """Nothing runs any more."""
 
-    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        await super().startup()
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         self._life = self._loop.create_task(self._live())
 

@@ -6,6 +6,7 @@ import itertools
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 
@@ -59,7 +60,7 @@ class LLM:
         Without params: 16 tokens at temperature 1. Raises ValueError for a prompt that can never fit.
         """
         single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
-        each: list[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
+        each = [cast(Prompt, prompts)] if single else cast(list[Prompt], prompts)
         choices = self._add(each, params, stop)
         for _ in self._run(choices):
             pass

@@ -152,7 +152,9 @@ def test_another_replica_answers_before_the_first_byte(
 
 
 @pytest.mark.parametrize("failure", [busy, cut_at_once])
-def test_a_prompt_is_remembered_where_it_was_taken(make: Make, failure: Callable[[Exchange], object]) -> None:
+def test_a_prompt_is_remembered_where_it_was_taken(
+    make: Make, failure: Callable[[Exchange], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     digests = [bytes([number]) * 16 for number in range(4)]
     router, (first, _second) = make(failure, say)
     replicas = {replica.url: replica for replica in router.server.state.replicas}
@@ -161,7 +163,7 @@ def test_a_prompt_is_remembered_where_it_was_taken(make: Make, failure: Callable
         return Location(70, {"f": digests}, {"f": 16}, None)
 
     def register() -> None:
-        router.server.state.locate = locate  # type: ignore[method-assign]
+        monkeypatch.setattr(router.server.state, "locate", locate)
         for replica in replicas.values():
             replica.fingerprint = "f"
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.journal import Journal
-from engine.prefix_cache import BlockHasher, Prefix
+from engine.prefix_cache import BlockHasher, Prefix, PrefixCache
 from engine.prefixes import Prefixes
 
 PUBLIC = [1, 2]
@@ -74,7 +75,7 @@ def test_what_is_told_is_what_can_be_reached(
     tiers = [Tier(), Tier()]
     for number, prefix in before:  # when nobody listened
         tiers[number].toggle(prefix)
-    journal = Journal(tiers, max_changes)  # type: ignore[arg-type]
+    journal = Journal(cast(list[PrefixCache], tiers), max_changes)
     told: set[bytes] = set()
 
     def restart() -> None:
@@ -112,7 +113,7 @@ def test_at_every_moment_a_block_is_told_of_with_all_before_it(
 ) -> None:
     """So the set is closed, and how much of a prompt is in it can be found by bisection."""
     tier = Tier()
-    journal = Journal([tier])  # type: ignore[list-item]
+    journal = Journal([cast(PrefixCache, tier)])
     by_digest = {prefix.digest: prefix for prefix in PREFIXES}
     told: set[bytes] = set()
     for prefix in [*added, *removed]:

@@ -17,6 +17,7 @@ from service.app import create_app
 from service.chat_template import ChatTemplate
 from service.config import ServiceConfig
 from service.gate import Gate
+from service.grammar_trials import GrammarTrials
 from service.http import JsonResponse
 from service.router.prompt import Prompt, read_prompt
 from service.state import ServerState
@@ -134,7 +135,7 @@ requests = st.one_of(
 )
 
 
-class NoTrials:
+class NoTrials(GrammarTrials):
     """Every grammar will do: none is compiled here."""
 
     async def check(self, *_: object) -> None:
@@ -151,7 +152,7 @@ class Both:
         state.set_engine(self.engine)
         self.engine.become_ready()
         state.tokenizer = self.tokenizer
-        state.grammar_trials = NoTrials()  # type: ignore[assignment]
+        state.grammar_trials = NoTrials()
         self.replica = create_app(state)
         self.router: ASGIApp = Gate(self._read, CONFIG, frozenset())
         self.pool = ThreadPoolExecutor(1)

@@ -39,7 +39,7 @@ class Cluster:
         self.routers = [self.add_router()]
 
     def add_router(self, **config: Any) -> LiveRouter:
-        return LiveRouter(self.replicas, api_keys=("key",), **config)  # type: ignore[arg-type]
+        return LiveRouter(self.replicas, api_keys=("key",), **config)
 
     @property
     def router(self) -> LiveRouter:
@@ -47,7 +47,7 @@ class Cluster:
 
     def prefer(self, at: int) -> Live:
         """The router sends there what it may send anywhere."""
-        self.router.prefer(self.replicas[at])  # type: ignore[arg-type]
+        self.router.prefer(self.replicas[at])
         return self.replicas[at]
 
     def opened(self, **options: Any) -> ClientConnection:
@@ -90,7 +90,7 @@ def cut(live: Live) -> None:
 
     def abort() -> None:
         for connection in list(live.server.server_state.connections):
-            connection.transport.abort()  # type: ignore[union-attr]
+            connection.transport.abort()
 
     live.call(abort)
 

@@ -52,8 +52,8 @@ def make() -> Iterator[Make]:
 
     def build(*made: WebSocketReplica, **config: Any) -> LiveRouter:
         replicas.extend(made)
-        routers.append(LiveRouter(list(made), **config))  # type: ignore[arg-type]
-        routers[-1].prefer(made[0])  # type: ignore[arg-type]
+        routers.append(LiveRouter(list(made), **config))
+        routers[-1].prefer(made[0])
         return routers[-1]
 
     yield build

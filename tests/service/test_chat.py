@@ -58,7 +58,7 @@ async def test_both_names_of_the_limit(service: Service, name: str) -> None:
     assert service.engine.streams[0].params.max_tokens == 7
 
 
-async def test_stream_bytes(service: Service) -> None:
+async def test_stream_bytes(service: Service, tokenizer: Tokenizer) -> None:
     body = {"messages": HELLO, "max_tokens": 2, "stream": True, "n": 2}
     reply = await post(service.app, PATH, body)
     first = reply.events[0]
@@ -71,7 +71,7 @@ async def test_stream_bytes(service: Service) -> None:
     stream = service.engine.streams[0]
     texts = [
         [
-            service.state.tokenizer.decode([token], skip_special_tokens=True)  # type: ignore[union-attr]
+            tokenizer.decode([token], skip_special_tokens=True)
             for token in script(stream.prompt, stream.params, index)
         ]
         for index in range(2)

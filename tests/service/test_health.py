@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.config import Progress, RegistryReport
+from engine.startup import Phase
 from service.tokenizer import Tokenizer
 from tests.service.asgi import Exchange, exchange, get, post
 from tests.service.conftest import Service
@@ -66,8 +67,8 @@ async def test_when_stalled(service: Service) -> None:
     assert (reply.status, reply.error["code"]) == (503, "engine_stalled")
 
 
-def progress(phase: str, done: int) -> Progress:
-    return Progress(phase=phase, done=done, total=10, unit="B", seconds=0.5)  # type: ignore[arg-type]
+def progress(phase: Phase, done: int) -> Progress:
+    return Progress(phase=phase, done=done, total=10, unit="B", seconds=0.5)
 
 
 async def test_startup_follows_the_phases(make_service: Callable[..., Service]) -> None:

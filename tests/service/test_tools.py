@@ -19,6 +19,7 @@ from tokenizers import AddedToken
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.grammar import Grammars, load_vocabulary
+from engine.request import SamplingParams
 from service.chat_template import ChatTemplate
 from service.structured_output import lark_grammar
 from service.tokenizer import Tokenizer
@@ -171,7 +172,7 @@ async def test_what_is_no_call_is_text(tool_service: Callable[..., Service]) -> 
 @pytest.mark.anyio
 async def test_a_length_or_a_stop_string_may_cut_a_call(tool_service: Callable[..., Service]) -> None:
     service = tool_service(hermes("get_weather", ARGUMENTS))
-    tokens = service.engine.script([], None, 0)  # type: ignore[arg-type]
+    tokens = service.engine.script([], SamplingParams(), 0)
     for more, reason in [({"max_tokens": len(tokens) - 30}, "length"), ({"stop": ['"days"']}, "stop")]:
         body = {"messages": QUESTION, "tools": TOOLS, **more}
         choice = (await post(service.app, PATH, body)).json()["choices"][0]
