@@ -1,0 +1,168 @@
+"""How soon a server serves: `python -m loadtest.startup_time MODEL [--load-format dummy]`.
+
+Starts `quire serve MODEL` twice, with an empty cache of compiled kernels and then with what the first start
+left there, and asks for a completion as soon as it is ready. Prints when each phase ended, in seconds since
+the command, and the times between tokens while CUDA graphs may still be missing and when all are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from loadtest.provenance import Provenance
+from loadtest.server_process import free_port
+
+START_SECONDS = 300.0
+TOKENS = 256  # of each completion
+
+
+@dataclass(frozen=True, slots=True)
+class StartupTime:
+    """One line of the results: moments in seconds since the command, times between tokens in ms."""
+
+    model: str
+    kernels: str  # cold: compiled anew; warm: found
+    port_s: float
+    phases_s: dict[str, float]  # when each ended, since the engine process was asked for
+    ready_s: float
+    first_token_s: float
+    graphs_s: float
+    itl_p50_ms: float  # of the first completion
+    itl_max_ms: float
+    later_itl_p50_ms: float  # of one when all graphs are there
+    later_itl_max_ms: float
+    commit: str
+    date: str
+    command: str
+
+
+def measure(model: str, options: list[str], kernels: str, cache: Path) -> StartupTime:
+    """Start a server that keeps compiled kernels in `cache`. Raises RuntimeError if it does not come up."""
+    port = free_port()
+    command = [sys.executable, "-m", "service.cli", "serve", model, *options, "--port", str(port)]
+    begin = time.monotonic()
+    with subprocess.Popen(command, env={**os.environ, "TRITON_CACHE_DIR": str(cache)}) as server:
+        try:
+            until = begin + START_SECONDS
+            while not _accepts(port):
+                _check(server, until)
+                time.sleep(0.005)
+            answered = time.monotonic()
+            url = f"http://127.0.0.1:{port}"
+            phases = dict(_phases(url))
+            while _ready(url) is None:
+                _check(server, until)
+                time.sleep(0.005)
+            ready = time.monotonic()
+            first = list(_token_times(url))
+            while _ready(url) != 0:
+                _check(server, until)
+                time.sleep(0.005)
+            graphs = time.monotonic()
+            later = list(_token_times(url))
+        finally:
+            server.terminate()
+            server.wait(60)
+    gaps, later_gaps = _gaps(first), _gaps(later)
+    return StartupTime(
+        model=Path(model).name,
+        kernels=kernels,
+        port_s=round(answered - begin, 2),
+        phases_s={phase: round(seconds, 2) for phase, seconds in phases.items()},
+        ready_s=round(ready - begin, 2),
+        first_token_s=round(first[0] - begin, 2),
+        graphs_s=round(graphs - begin, 2),
+        itl_p50_ms=statistics.median(gaps),
+        itl_max_ms=max(gaps),
+        later_itl_p50_ms=statistics.median(later_gaps),
+        later_itl_max_ms=max(later_gaps),
+        **asdict(Provenance.here()),
+    )
+
+
+def _accepts(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+        return True
+    return False
+
+
+def _check(server: subprocess.Popen[bytes], until: float) -> None:
+    if server.poll() is not None or time.monotonic() > until:
+        raise RuntimeError(f"the server does not come up (exit code {server.poll()})")
+
+
+def _phases(url: str) -> Iterator[tuple[str, float]]:
+    """Each start-up phase and when it ended."""
+    for event in _events(urllib.request.Request(f"{url}/startup")):
+        if event["done"] == event["total"]:
+            yield event["phase"], event["seconds"]
+
+
+def _ready(url: str) -> int | None:
+    """How many graphs are missing; None: it is not ready."""
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/ready", timeout=5) as response:
+        return int(json.load(response)["graphs_left"])
+    return None
+
+
+def _token_times(url: str) -> Iterator[float]:
+    """When each token of a completion came."""
+    body = {
+        "prompt": [5] * 32,
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    for event in _events(request):
+        yield from [time.monotonic()] * len(event["choices"][0]["token_ids"])
+
+
+def _events(request: urllib.request.Request) -> Iterator[dict]:
+    with urllib.request.urlopen(request, timeout=START_SECONDS) as response:
+        for line in response:
+            if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
+                yield json.loads(line.removeprefix(b"data: "))
+
+
+def _gaps(times: list[float]) -> list[float]:
+    return [round(1000 * (after - before), 2) for before, after in pairwise(times)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="a model folder")
+    parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto")
+    parser.add_argument("--result-file", type=Path, help="append one JSON object a start")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as cache:
+        for kernels in ("cold", "warm"):
+            result = measure(arguments.model, ["--load-format", arguments.load_format], kernels, Path(cache))
+            print(json.dumps(asdict(result)), flush=True)
+            if arguments.result_file is not None:
+                with arguments.result_file.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(result)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
