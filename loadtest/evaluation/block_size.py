@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from engine.preemption import PreemptionMode
 from loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
-from loadtest.evaluation.setting import Outcome, Setting, run_once, seeded
+from loadtest.evaluation.setting import Outcome, Point, Setting, run_point, seeded
 from loadtest.lengths import ALPACA, SHAREGPT
 from loadtest.sessions import Recipe
 from loadtest.simulator.geometry import A100_40GB, OPT_13B
 from loadtest.simulator.step_costs import FEATURES, StepCosts
-from loadtest.simulator.systems import System
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # Just below what Quire sustains with blocks of 16, so that memory that is wasted shows.
@@ -25,33 +23,15 @@ HOST_SLOTS = 8192
 OVERLOAD = 5.0  # requests a second: more than Quire sustains on ShareGPT, so that requests must yield
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    name: str
-    recipe: Recipe
-    rate: float
-    system: System
-    costs: StepCosts
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.name}, blocks of {self.system.block_size}"
-
-
-def _run(job: _Job) -> Outcome:
-    return run_once(job.recipe, job.rate, job.system, job.costs, job.seed)
-
-
 def fig18b(setting: Setting) -> Figure:
     keys = [(workload, size) for workload in RATES for size in SIZES]
-    jobs = []
+    points = []
     for workload, size in keys:
         recipe, rate = RATES[workload]
+        recipe, system = seeded(recipe, setting), setting.system("paged", size)
         costs = setting.step_costs(OPT_13B, size)
-        jobs.append(
-            _Job(workload, seeded(recipe, setting), rate, setting.system("paged", size), costs, setting.seed)
-        )
-    outcomes = dict(zip(keys, setting.run(_run, jobs), strict=True))
+        points.append(Point(_label(workload, size), system, recipe, rate, costs, setting.seed))
+    outcomes = dict(zip(keys, setting.run(run_point, points), strict=True))
     rows: list[list[Cell]] = [
         [
             float(size),
@@ -199,13 +179,13 @@ def _end_to_end(setting: Setting) -> tuple[Table, list[Line]]:
     }
     sizes = tuple(size for size in SIZES if size >= 4)
     keys = [(way, size) for way in ways for size in sizes]
-    jobs = []
+    points = []
     for way, size in keys:
         mode, pieces = ways[way]
         system = dataclasses.replace(setting.system("paged", size), preemption=mode, host_slots=HOST_SLOTS)
         costs = setting.step_costs(OPT_13B, size, pieces)
-        jobs.append(_Job(way, recipe, OVERLOAD, system, costs, setting.seed))
-    outcomes = dict(zip(keys, setting.run(_run, jobs), strict=True))
+        points.append(Point(_label(way, size), system, recipe, OVERLOAD, costs, setting.seed))
+    outcomes = dict(zip(keys, setting.run(run_point, points), strict=True))
     rows: list[list[Cell]] = [
         [
             float(size),
@@ -225,6 +205,10 @@ def _end_to_end(setting: Setting) -> tuple[Table, list[Line]]:
         for way in ways
     ]
     return table, lines
+
+
+def _label(name: str, block_size: int) -> str:
+    return f"{name}, blocks of {block_size}"
 
 
 def _unit(costs: StepCosts, feature: str) -> float:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from loadtest.evaluation.figure import Chart, Figure, Line, Table
-from loadtest.evaluation.setting import Outcome, Setting, run_once, seeded
+from loadtest.evaluation.setting import Point, Setting, run_point, seeded
 from loadtest.lengths import SHAREGPT
 from loadtest.sessions import Recipe
 from loadtest.simulator.geometry import OPT_13B
-from loadtest.simulator.step_costs import StepCosts
-from loadtest.simulator.systems import System
 
 RATE = 8.0  # requests a second: more than any of the systems keeps up with, so that memory is what is short
 PAPER = {"max": 20.4, "pow2": 26.8, "oracle": 38.2, "paged": 96.3}
@@ -22,27 +18,13 @@ PARTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    system: System
-    recipe: Recipe
-    costs: StepCosts
-    seed: int
-
-    def __str__(self) -> str:
-        return self.system.name
-
-
-def _run(job: _Job) -> Outcome:
-    return run_once(job.recipe, RATE, job.system, job.costs, job.seed)
-
-
 def fig2(setting: Setting) -> Figure:
     recipe = seeded(Recipe(SHAREGPT, 400), setting, least=80)  # fewer would fit all at once
     costs = setting.step_costs(OPT_13B)
     systems = [setting.system(kind) for kind in ("max", "pow2", "oracle", "paged")]
-    outcomes = setting.run(_run, [_Job(system, recipe, costs, setting.seed) for system in systems])
     names = [system.name for system in systems]
+    points = [Point(system.name, system, recipe, RATE, costs, setting.seed) for system in systems]
+    outcomes = setting.run(run_point, points)
     return Figure(
         name="fig2",
         title="Share of the KV memory that holds token states, under load",

@@ -105,6 +105,25 @@ def run_curve(curve: Curve) -> list[Outcome]:
     return outcomes
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A system under a workload at one rate."""
+
+    label: str
+    system: System
+    recipe: Recipe
+    rate: float
+    costs: StepCosts
+    seed: int
+
+    def __str__(self) -> str:
+        return self.label
+
+
+def run_point(point: Point) -> Outcome:
+    return run_once(point.recipe, point.rate, point.system, point.costs, point.seed)
+
+
 def run_once(recipe: Recipe, rate: float, system: System, costs: StepCosts, seed: int) -> Outcome:
     return run_sessions(draw_sessions(recipe), rate, system, costs, seed)
 

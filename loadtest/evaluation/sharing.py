@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
 from loadtest.evaluation.request_rates import latency_chart
 from loadtest.evaluation.setting import (
     Curve,
-    Outcome,
+    Point,
     Setting,
     ratio,
     run_curve,
-    run_once,
+    run_point,
     seeded,
     sustained,
 )
 from loadtest.lengths import ALPACA, SHAREGPT
 from loadtest.sessions import Recipe
 from loadtest.simulator.geometry import OPT_13B
-from loadtest.simulator.step_costs import StepCosts
-from loadtest.simulator.systems import Kind, System
+from loadtest.simulator.systems import Kind
 from loadtest.simulator.virtual_runner import MEAN_GAP
 
 WIDTHS = (2, 4, 6)
@@ -92,23 +90,6 @@ def fig14(setting: Setting) -> Figure:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    recipe: Recipe
-    rate: float
-    system: System
-    costs: StepCosts
-    seed: int
-
-    def __str__(self) -> str:
-        width = f"beams of {self.recipe.beam_width}" if self.recipe.beam_width else f"{self.recipe.n} samples"
-        return f"blocks saved, {width}"
-
-
-def _run(job: _Job) -> Outcome:
-    return run_once(job.recipe, job.rate, job.system, job.costs, job.seed)
-
-
 def fig15(setting: Setting) -> Figure:
     costs = setting.step_costs(OPT_13B)
     workloads = {
@@ -116,13 +97,15 @@ def fig15(setting: Setting) -> Figure:
         "ShareGPT": (seeded(Recipe(SHAREGPT, 50), setting), 0.5),
     }
     keys = [(name, how, width) for name in workloads for how in ("samples", "beams") for width in WIDTHS]
-    jobs = []
+    points = []
     for name, how, width in keys:
         recipe, rate = workloads[name]
         n, beam_width = (width, 0) if how == "samples" else (1, width)
         one = dataclasses.replace(recipe, n=n, beam_width=beam_width)
-        jobs.append(_Job(one, rate, setting.system("paged"), costs, setting.seed))
-    saved = {key: outcome.blocks_saved for key, outcome in zip(keys, setting.run(_run, jobs), strict=True)}
+        label = f"{name}, {width} {how}"
+        points.append(Point(label, setting.system("paged"), one, rate, costs, setting.seed))
+    outcomes = setting.run(run_point, points)
+    saved = {key: outcome.blocks_saved for key, outcome in zip(keys, outcomes, strict=True)}
     rows: list[list[Cell]] = [
         [name, f"{how}, {width}", saved[name, how, width], PAPER_SAVED.get((name, how, width))]
         for name, how, width in keys
