@@ -23,7 +23,7 @@ from loadtest.knee import find_knee
 from loadtest.lengths import parse_shape
 from loadtest.result import Load, RunResult, SweepResult, read_result, read_results, write_result
 from loadtest.sessions import Recipe, Session, describe, draw_sessions, due_at, from_works, read_trace
-from loadtest.summary import MOST_LAG, Slo, Spread
+from loadtest.summary import MOST_LAG, Slo
 from loadtest.target import Target
 from loadtest.workloads import WORKLOADS
 
@@ -239,17 +239,10 @@ def _progress(total: int) -> Iterator[OnProgress]:
 def _show(result: RunResult) -> None:
     summary = result.summary
     table = Table("ms", "mean", "p50", "p90", "p99", "max", title=result.label)
-    rows: tuple[tuple[str, Spread], ...] = (
-        ("TTFT", summary.ttft),
-        ("TPOT", summary.tpot),
-        ("ITL", summary.itl),
-        ("end to end", summary.latency),
-        ("normalised latency", summary.normalized_latency),
-        ("schedule lag", summary.lag),
-    )
-    for name, spread in rows:
-        values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.most)
-        table.add_row(name, *(f"{1e3 * value:.2f}" for value in values))
+    for name, spread in summary.spreads():
+        in_ms = spread.in_ms()
+        values = (in_ms.mean, in_ms.p50, in_ms.p90, in_ms.p99, in_ms.most)
+        table.add_row(name, *(f"{value:.2f}" for value in values))
     console.print(table)
     console.print(
         f"{summary.requests} requests in {summary.seconds:.2f} s: {summary.request_rate:.2f} req/s, "

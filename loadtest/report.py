@@ -11,7 +11,7 @@ import numpy as np
 from loadtest.knee import rate_at
 from loadtest.plot import Labels, Series, line_chart
 from loadtest.result import RunResult
-from loadtest.summary import MOST_LAG, Spread
+from loadtest.summary import MOST_LAG
 
 TEMPLATE = Path(__file__).with_name("report.html")
 MAX_POINTS = 400  # of a line: more cannot be told apart
@@ -24,38 +24,17 @@ def render(title: str, results: Sequence[RunResult], limit: float | None = None)
     return template.render(
         title=title,
         runs=[
-            {"result": result, "spreads": spreads(result), "lag_ms": 1e3 * result.summary.lag.p99}
+            {
+                "result": result,
+                "spreads": [(name, spread.in_ms()) for name, spread in result.summary.spreads()],
+                "lag_ms": 1e3 * result.summary.lag.p99,
+            }
             for result in results
         ],
         most_lag_ms=1e3 * MOST_LAG,
         plots=_plots(results, points, limit),
         knee=rate_at(points, limit) if limit is not None else None,
         limit=limit,
-    )
-
-
-def spreads(result: RunResult) -> list[tuple[str, Spread]]:
-    """Name and figures in milliseconds, in the order in which they are shown."""
-    summary = result.summary
-    named = [
-        ("TTFT", summary.ttft),
-        ("TPOT", summary.tpot),
-        ("ITL", summary.itl),
-        ("end to end", summary.latency),
-        ("normalised latency", summary.normalized_latency),
-        ("schedule lag", summary.lag),
-    ]
-    return [(name, in_ms(spread)) for name, spread in named]
-
-
-def in_ms(spread: Spread) -> Spread:
-    return Spread(
-        count=spread.count,
-        mean=1e3 * spread.mean,
-        p50=1e3 * spread.p50,
-        p90=1e3 * spread.p90,
-        p99=1e3 * spread.p99,
-        most=1e3 * spread.most,
     )
 
 

@@ -47,6 +47,17 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
             count=len(array), mean=float(array.mean()), p50=p50, p90=p90, p99=p99, most=float(array.max())
         )
 
+    def in_ms(self) -> Spread:
+        """Of seconds."""
+        return Spread(
+            count=self.count,
+            mean=1e3 * self.mean,
+            p50=1e3 * self.p50,
+            p90=1e3 * self.p90,
+            p99=1e3 * self.p99,
+            most=1e3 * self.most,
+        )
+
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Times are seconds, rates per second of the whole run: from the first due time to the last token."""
@@ -68,6 +79,17 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     cached_tokens: int
     is_valid: bool  # the client kept its schedule
+
+    def spreads(self) -> list[tuple[str, Spread]]:
+        """Each with its name, in the order in which they are shown."""
+        return [
+            ("TTFT", self.ttft),
+            ("TPOT", self.tpot),
+            ("ITL", self.itl),
+            ("end to end", self.latency),
+            ("normalised latency", self.normalized_latency),
+            ("schedule lag", self.lag),
+        ]
 
 
 def summarize(records: Sequence[Record], slo: Slo) -> Summary:
