@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.fp8 import as_exact, check_kv_scales, read_cache, words
+from kernels.hopper_prefill import hopper_prefill, suits_hopper
 from kernels.tile import LOG2_E, LOWEST, attend, check_attention_inputs, load_blocks, load_tile
 
 
@@ -150,6 +151,9 @@ def prefill_attention(
     num_kv_heads, block_size = kv.shape[2:4]
     num_sequences = rows.shape[0]
     if num_tokens == 0 or num_sequences == 0:
+        return
+    if not window and kv_scales is None and suits_hopper(q, kv, max_query_len):
+        hopper_prefill(q, out, kv, block_tables, rows, query_starts, context_lens, max_query_len, scale)
         return
     group = num_q_heads // num_kv_heads
     dim = triton.next_power_of_2(head_dim)

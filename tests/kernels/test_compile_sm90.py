@@ -25,6 +25,9 @@ SPILLS_LIMIT = {
     "prefill_16": 176,
     "prefill_64": 88,
     "prefill_16_fp8": 432,
+    "hopper_prefill_16": 0,
+    "hopper_prefill_16_short": 0,
+    "hopper_prefill_64": 0,
     "qkv_to_cache_fp8": 0,
     "gemv_add": 0,
     "gemv_gate_up": 0,
@@ -132,6 +135,39 @@ def compile_variants() -> dict[str, dict[str, int]]:
     return found
 
 
+def compile_hopper_variants() -> dict[str, dict[str, int]]:
+    """The same of prefill attention in Gluon."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from kernels import hopper_prefill
+
+    kernel = hopper_prefill._kernel
+    boxes, panels = (gl.NVMMASharedLayout(128, 16, rank=rank) for rank in (2, 3))
+    pointers = dict.fromkeys(("block_tables", "rows", "query_starts", "context_lens"), "*i32")
+    found = {}
+    for name, block_size, tile in (("16", 16, 128), ("16_short", 16, 64), ("64", 64, 128)):
+        constants = {"GROUP": 4, "BLOCK_SIZE": block_size, "DIM": 128, "TILE": tile, "STAGES": 256 // tile}
+        types = pointers | {
+            "out": "*bf16",
+            "q_source": f"tensordesc<bf16[16, 4, 64],{panels!r}>",
+            "kv_source": f"tensordesc<bf16[{block_size}, 64],{boxes!r}>",
+            "scale_log2": "fp32",
+        }
+        signature = {
+            argument: "constexpr" if argument in constants else types.get(argument, "i32")
+            for argument in kernel.arg_names
+        }
+        values = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
+        source = GluonASTSource(kernel, signature, values)
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+        spills = spilled_bytes(compiled.asm["ptx"])
+        found[f"hopper_prefill_{name}"] = {"shared": compiled.metadata.shared, "spills": spills}
+    return found
+
+
 def spilled_bytes(ptx: str) -> int:
     """Bytes that Triton's own assembler spills to local memory."""
     from triton.backends.nvidia.compiler import get_ptxas
@@ -166,4 +202,4 @@ def test_serving_variants_fit() -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(compile_variants()))
+    print(json.dumps(compile_variants() | compile_hopper_variants()))

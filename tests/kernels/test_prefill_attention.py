@@ -11,6 +11,8 @@ from kernels.prefill_attention import prefill_attention, prefill_attention_refer
 # (query length, context length): whole prompts, chunks on top of a context, single tokens, an empty row
 RAGGED = [(1, 1), (17, 17), (0, 5), (5, 70), (65, 65), (33, 150), (1, 64), (64, 128), (0, 0), (16, 31)]
 SHORT = [(3, 3), (0, 9), (2, 130), (1, 66), (4, 64)]
+LONG = [(300, 300), (1, 700), (130, 513), (2, 515), (70, 129)]
+LONGER = [(1100, 1300), (3, 640)]  # a query tile then has other key tiles
 MANY = [*[(0, 0)] * 30, (2, 3), (1, 1), (18, 20), (0, 0), (3, 5)]
 
 # (q heads, kv heads, head dim, block size, window, sequences)
@@ -26,6 +28,12 @@ CASES = [
     (8, 2, 64, 16, 0, SHORT),
     (7, 1, 128, 32, 65, SHORT),
     (8, 1, 64, 16, 0, MANY),
+    (2, 1, 128, 16, 0, LONG),
+    (8, 2, 64, 32, 0, LONG),
+    (8, 1, 128, 128, 0, LONG),
+    (1, 1, 64, 64, 0, LONGER),
+    (2, 1, 128, 16, 0, LONGER),
+    (2, 1, 128, 128, 0, LONGER),
 ]
 UNTOUCHED = 7.0  # what `out` holds where nothing is to be written
 
@@ -67,20 +75,22 @@ def test_matches_exact_attention(
 
 
 @pytest.mark.parametrize("attention", [prefill_attention, prefill_attention_reference])
-def test_padding_sequences_give_zeros(attention: Callable[..., None], device: torch.device) -> None:
+def test_padding_sequences_give_zeros(
+    attention: Callable[..., None], dtype: torch.dtype, device: torch.device
+) -> None:
     """As in a padded step: after the real sequence one without context takes all tokens that are left."""
     torch.manual_seed(0)
-    paged = make_paged([20, 0, 0, 0], 1, 64, 16, torch.float32, device)
-    q = fused_queries(130, 2, 64, torch.float32).to(device)
-    out = torch.full(q.shape, UNTOUCHED, device=device)
+    paged = make_paged([20, 0, 0, 0], 1, 64, 16, dtype, device)
+    q = fused_queries(130, 2, 64, dtype).to(device)
+    out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
     query_starts = torch.tensor([4, 24, 130, 130, 130], dtype=torch.int32, device=device)
     attention(
         q, out, paged.kv, paged.block_tables, paged.rows, query_starts, paged.context_lens, 130, 0.125, 0
     )
     exact = attend_exactly(q[4:24], paged.keys[0], paged.values[0], 0.125, 0)
-    torch.testing.assert_close(out[4:24].cpu().double(), exact, atol=1e-5, rtol=0)
-    assert torch.equal(out[:4].cpu(), torch.full((4, 2, 64), UNTOUCHED))
-    assert torch.equal(out[24:].cpu(), torch.zeros(106, 2, 64))
+    torch.testing.assert_close(out[4:24].cpu().double(), exact, atol=TOLERANCE[dtype], rtol=0)
+    assert torch.equal(out[:4].cpu(), torch.full((4, 2, 64), UNTOUCHED, dtype=dtype))
+    assert torch.equal(out[24:].cpu(), torch.zeros(106, 2, 64, dtype=dtype))
 
 
 def test_a_chunked_prompt_equals_the_whole_prompt(device: torch.device) -> None:
