@@ -8,11 +8,10 @@ from itertools import chain
 from engine.block_pool import BlockPool, OutOfBlocks
 from engine.host_tier import HostTier, Transfer
 from engine.moves import Moves
-from engine.plan import Int32
 from engine.prefix_cache import BlockHasher, Found, Prefix, PrefixCache
 from engine.prefixes import Prefixes
-from engine.rows import Rows
-from engine.sequence import Sequence, SequenceGroup
+from engine.rows import Index, Rows
+from engine.sequence import NO_ROW, Sequence, SequenceGroup
 
 
 class BlockManager:
@@ -36,7 +35,7 @@ class BlockManager:
         hasher: BlockHasher | None,
         num_host_blocks: int = 0,
     ) -> None:
-        self.cache = PrefixCache()
+        self.cache = PrefixCache(num_blocks)
         self.pool = BlockPool(num_blocks, self.cache.forget)
         self.block_size = block_size
         self.host = HostTier(num_host_blocks) if num_host_blocks else None
@@ -69,16 +68,14 @@ class BlockManager:
         if len(blocks) < missing:
             raise OutOfBlocks
 
-    def grow_all(self, rows: Int32) -> None:
+    def grow_all(self, rows: Index) -> None:
         """One more block for each of these rows; as many must be available."""
-        entries, blocks = self.moves.entries, self.pool.allocate_many(len(rows))
-        sequences = self._rows.sequences[rows].tolist()
-        for row, sequence, block in zip(rows.tolist(), sequences, blocks, strict=True):
-            table = sequence.table
+        entries, sequences = self.moves.entries, self._rows.sequences
+        for row, block in zip(rows.tolist(), self.pool.allocate_many(len(rows)), strict=True):
+            table = sequences[row].table
             entries[row, len(table)] = block
             table.append(block)
-        capacity = self._rows.capacity
-        capacity[rows] = capacity.take(rows) + self.block_size
+        self._rows.capacity[rows] += self.block_size
 
     def fork(self, parent: Sequence, child: Sequence, num_blocks: int | None = None) -> None:
         """`child`, which has none, shares the first `num_blocks` (all by default) of `parent`'s blocks."""
@@ -192,31 +189,35 @@ class BlockManager:
                 self.cache.forget(block)
                 self.moves.written.discard(block)
 
-    def publish(self, sequence: Sequence, num_blocks: int) -> None:
-        """The first `num_blocks` of `sequence` are full and written: make them findable for good.
+    def publish(self, filled: Iterable[tuple[Sequence, int]]) -> None:
+        """So many first blocks of each sequence are full and written: make them findable for good.
 
         A block whose content is findable elsewhere is given back and that one shared instead, unless forks
         share it: with both blocks in use the group would need more than it was let in for.
         """
-        if self._prefixes is None or sequence.published >= num_blocks:
+        if self._prefixes is None:
             return
-        prefixes = self._extend(sequence, num_blocks)
-        for logical in range(sequence.published, num_blocks):
-            block = sequence.table[logical]
-            if self.pool.is_kept(block):
-                continue  # another one has published it
-            found = self.cache.publish(prefixes[logical], block)
-            if found is None:
-                sequence.published = logical
-                return  # a collision: what comes after it would not be found
-            if found == block:
-                self.pool.keep(block)
-            elif self.pool.count(block) == 1:
-                self.pool.share(found)
-                self.pool.release(block)
-                sequence.table[logical] = found
-                self.moves.entries[sequence.row, logical] = found
-        sequence.published = num_blocks
+        pool, publish = self.pool, self.cache.publish
+        for sequence, num_blocks in filled:
+            if sequence.row == NO_ROW:
+                continue  # its blocks are gone
+            table, prefixes, logical = sequence.table, sequence.prefixes, sequence.published
+            while logical < num_blocks:
+                if logical >= len(prefixes):
+                    self._prefixes.extend(prefixes, sequence.tokens, num_blocks, sequence.salt)
+                block = table[logical]
+                found = publish(prefixes[logical], block)
+                if found == block:
+                    pool.keep(block)
+                elif found is None:
+                    break  # a collision: what comes after it would not be found
+                elif pool.count(block) == 1:
+                    pool.share(found)
+                    pool.release(block)
+                    table[logical] = found
+                    self.moves.entries[sequence.row, logical] = found
+                logical += 1
+            sequence.published = logical
 
     def forget(self, sequence: Sequence) -> None:
         """What `sequence` computed is worth nothing: nobody is to find it any more.
@@ -246,11 +247,9 @@ class BlockManager:
 
     def _extend(self, sequence: Sequence, num_blocks: int) -> list[Prefix]:
         """The prefixes of `sequence`, of its first `num_blocks` at least; none without a prefix cache."""
-        prefixes = sequence.prefixes
-        if self._prefixes is not None and len(prefixes) < num_blocks:
-            salt = sequence.group.request.cache_salt
-            self._prefixes.extend(prefixes, sequence.tokens, num_blocks, salt)
-        return prefixes
+        if self._prefixes is not None:
+            self._prefixes.extend(sequence.prefixes, sequence.tokens, num_blocks, sequence.salt)
+        return sequence.prefixes
 
     # -- the host tier ----------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class BlockPool:
         self._on_evict = on_evict
         self._counts = [0] * num_blocks  # tables that name it
         self._holds = [0] * num_blocks  # transfers that read or write it
-        self._kept = bytearray(num_blocks)
+        self._kept = [False] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the lowest ids go first
         self._cached: OrderedDict[int, None] = OrderedDict()  # the next to evict first
         self._pinned: set[int] = set()
@@ -68,7 +68,7 @@ class BlockPool:
         return block in self._cached
 
     def is_kept(self, block: int) -> bool:
-        return bool(self._kept[block])
+        return self._kept[block]
 
     def is_pinned(self, block: int) -> bool:
         return block in self._pinned
@@ -193,7 +193,7 @@ class BlockPool:
             )
             idle = counts[block] == 0 and held[block] == 0
             assert (block in free) == (idle and not self._kept[block])
-            kept, pinned = bool(self._kept[block]), block in self._pinned
+            kept, pinned = self._kept[block], block in self._pinned
             assert (block in cached) == (idle and kept and not pinned)
             assert (block in self._resting) == (idle and pinned)
             assert kept or not pinned, "a pinned block holds nothing that could be found"

@@ -22,25 +22,25 @@ T = TypeVar("T")
 def commit(queue: RunQueue, flight: Flight, result: StepResult) -> StepOutputs:
     """Book what `flight`, the oldest one, gave; what it brings for ended sequences is dropped."""
     queue.blocks.copied(flight.delivery.moves)
-    _publish(queue, flight.filled)
+    queue.blocks.publish(flight.filled)
     if not flight.delivery.is_empty:
         queue.deliveries.append(flight.delivery)
     for wanted, got in zip(flight.prompt_logprobs, result.prompt_logprobs, strict=True):
         collect_prompt_logprobs(wanted, got)
     samples, tokens = flight.samples, result.tokens.tolist()
-    watched = _watched(queue, flight, tokens)
-    sequences, outputs = samples.sequences, StepOutputs(samples.request_ids, samples.indices, tokens)
-    if watched.any():
+    watched = _watched(queue, flight, result)
+    grown, outputs = samples.tokens, StepOutputs(samples.request_ids, samples.indices, tokens)
+    if np.count_nonzero(watched):
         special = np.flatnonzero(watched).tolist()
-        sequences = _without(sequences, special)
+        grown = _without(grown, special)
         outputs = StepOutputs(
             _without(samples.request_ids, special),
             _without(samples.indices, special),
             _without(tokens, special),
             _look_at(queue, flight, result, special),
         )
-    for sequence, token in zip(sequences, outputs.tokens, strict=True):
-        sequence.tokens.append(token)
+    for known, token in zip(grown, outputs.tokens, strict=True):
+        known.append(token)
     return outputs
 
 
@@ -48,15 +48,9 @@ def deliver(queue: RunQueue) -> None:
     """Book the oldest delivery: its step is committed, and its transfers are done."""
     delivery = queue.deliveries.popleft()
     queue.blocks.arrived(delivery.moves)
-    _publish(queue, delivery.brought)
+    queue.blocks.publish(delivery.brought)
     for group in delivery.arrivals:
         _arrive(queue, group)
-
-
-def _publish(queue: RunQueue, filled: list[tuple[Sequence, int]]) -> None:
-    for sequence, num_blocks in filled:
-        if sequence.row != NO_ROW:  # else its blocks are gone
-            queue.blocks.publish(sequence, num_blocks)
 
 
 def _without(values: list[T], positions: list[int]) -> list[T]:
@@ -67,11 +61,12 @@ def _without(values: list[T], positions: list[int]) -> list[T]:
     return rest
 
 
-def _watched(queue: RunQueue, flight: Flight, tokens: list[int]) -> NDArray[np.bool_]:
+def _watched(queue: RunQueue, flight: Flight, result: StepResult) -> NDArray[np.bool_]:
     """[S] which samples may be more than one token more."""
     watched = flight.watched
-    if not queue.special_tokens.keys().isdisjoint(tokens):
-        watched = watched | np.array([token in queue.special_tokens for token in tokens], np.bool_)
+    ending = queue.ending_at.take(result.tokens)
+    if np.count_nonzero(ending):
+        watched = watched | (ending > 0)
     if queue.num_ended != flight.num_ended:
         ended = [sequence.finish_reason is not None for sequence in flight.samples.sequences]
         watched = watched | np.array(ended, np.bool_)

@@ -20,10 +20,10 @@ class HostTier:
     """The second tier: the same accounting as the device's, and content found by the same digests."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.cache = PrefixCache()
+        self.cache = PrefixCache(num_blocks)
         self.pool = BlockPool(num_blocks, self.cache.forget)
 
     def publish(self, prefix: Prefix, block: int) -> None:
         """Active `block` holds the last of `prefix`, now that its transfer is done: keep it findable."""
-        if not self.pool.is_kept(block) and self.cache.publish(prefix, block) == block:
+        if self.cache.publish(prefix, block) == block:
             self.pool.keep(block)

@@ -6,8 +6,9 @@ could be sent to another rank as it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,8 +45,7 @@ class PromptLogprobs:
     k: int  # how many of the best candidates to report
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True):
     """One step. Shapes: R rows that compute tokens (decodes first), T tokens, S sampled tokens.
 
     A decode row computes one token, the one its device row sampled last; a prefill row computes
@@ -70,10 +70,10 @@ class StepPlan:
     sample_tokens: Int32  # [S] index in 0..T-1 of the token whose logits it is drawn from
     sample_positions: Int32  # [S] position that the sampled token takes in its sequence
     prompt_logprobs: tuple[PromptLogprobs, ...]
-    masked_samples: Int32 = field(default_factory=empty_int32)  # [M] which of the S samples have a mask
-    masks: Int32 = field(
-        default_factory=lambda: np.empty((0, 0), np.int32)
-    )  # [M, ceil(V / 32)], see Constraint
+    # [M] which of the S samples have a mask
+    masked_samples: Int32 = msgspec.field(default_factory=empty_int32)
+    # [M, ceil(V / 32)], see Constraint
+    masks: Int32 = msgspec.field(default_factory=lambda: np.empty((0, 0), np.int32))
 
     @property
     def num_tokens(self) -> int:

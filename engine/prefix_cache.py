@@ -28,7 +28,7 @@ class BlockHasher:
 
     def root(self, salt: str) -> Digest:
         """Where the chain of a tenant's requests starts."""
-        return self._digest(self._fingerprint + b"\0" + salt.encode())
+        return xxhash.xxh3_128_digest(self._fingerprint + b"\0" + salt.encode(), self._seed)
 
     def pieces(self, tokens: Sequence[int], first_block: int = 0) -> list[bytes]:
         """The token ids of each full block from `first_block` on, as bytes."""
@@ -40,10 +40,7 @@ class BlockHasher:
         return self._pack(*tokens[begin : begin + self.block_size])
 
     def next(self, before: Digest, piece: bytes) -> Digest:
-        return self._digest(before + piece)
-
-    def _digest(self, data: bytes) -> Digest:
-        return xxhash.xxh3_128_digest(data, self._seed)
+        return xxhash.xxh3_128_digest(before + piece, self._seed)
 
 
 class Prefix(msgspec.Struct, eq=False, gc=False):
@@ -58,14 +55,14 @@ class Prefix(msgspec.Struct, eq=False, gc=False):
     digest: Digest
     is_public: bool = False  # the operator's own, for every tenant to find
 
-    def equals(self, other: Prefix) -> bool:
+    def equals(self, other: Prefix | None) -> bool:
         """Whether both are the same tokens of the same tenant, to the very first.
 
         Equal ones share what is before them from then on, so whoever compares block after block looks at each
         block once.
         """
         mine: Prefix | None = self
-        theirs: Prefix | None = other
+        theirs = other
         pairs = []
         while mine is not theirs:
             if mine is None or theirs is None or mine.piece != theirs.piece:
@@ -84,11 +81,11 @@ class PrefixCache:
     hear of published ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self.on_change: Callable[[Prefix, bool], None] | None = None  # published from now on, or no more
         self.promised: set[int] = set()  # blocks that are findable and not published
         self._blocks: dict[Digest, int] = {}
-        self._prefixes: dict[int, Prefix] = {}
+        self._prefixes: list[Prefix | None] = [None] * num_blocks  # of findable blocks
 
     def __len__(self) -> int:
         """How many blocks are published."""
@@ -96,7 +93,7 @@ class PrefixCache:
 
     def __contains__(self, block: int) -> bool:
         """Whether `block` is findable."""
-        return block in self._prefixes
+        return self._prefixes[block] is not None
 
     def find(self, prefix: Prefix) -> int | None:
         """The block that holds the last tokens of `prefix`, computed after all its others."""
@@ -112,7 +109,7 @@ class PrefixCache:
                 self.promised.add(block)
 
     def publish(self, prefix: Prefix, block: int) -> int | None:
-        """Publish `block`, unless one that holds the same is; which one is. None: a collision."""
+        """Publish `block`, unless one that holds the same is; which one is then. None: a collision."""
         found = self._blocks.setdefault(prefix.digest, block)
         if found != block:
             if not prefix.equals(self._prefixes[found]):
@@ -121,19 +118,24 @@ class PrefixCache:
                 return found
             self.forget(found)
             self._blocks[prefix.digest] = block
+        elif self._prefixes[block] is not None:
+            if block not in self.promised:
+                return block
+            self.promised.remove(block)
         self._prefixes[block] = prefix
-        self.promised.discard(block)
         if self.on_change is not None:
             self.on_change(prefix, True)
         return block
 
     def prefix(self, block: int) -> Prefix:
         """What a findable block holds."""
-        return self._prefixes[block]
+        prefix = self._prefixes[block]
+        assert prefix is not None, f"block {block} is not findable"
+        return prefix
 
     def forget(self, block: int) -> None:
         """`block` is not to be found any more; perhaps it is going to hold something else."""
-        prefix = self._prefixes.pop(block)
+        prefix, self._prefixes[block] = self.prefix(block), None
         del self._blocks[prefix.digest]
         self.promised.discard(block)
         if self.on_change is not None:  # of a promise too: `prefixes` may have told of it
@@ -141,13 +143,15 @@ class PrefixCache:
 
     def prefixes(self) -> list[Prefix]:
         """All that are published. Another thread may ask: promises of this very moment may be among them."""
-        return [prefix for block, prefix in list(self._prefixes.items()) if block not in self.promised]
+        held = enumerate(self._prefixes.copy())
+        return [prefix for block, prefix in held if prefix is not None and block not in self.promised]
 
     def check(self) -> None:
         """Assert that digests and blocks map one to one."""
-        assert self._blocks == {prefix.digest: block for block, prefix in self._prefixes.items()}
-        assert len(self._blocks) == len(self._prefixes)
-        assert self.promised <= self._prefixes.keys()
+        held = {block: prefix for block, prefix in enumerate(self._prefixes) if prefix is not None}
+        assert self._blocks == {prefix.digest: block for block, prefix in held.items()}
+        assert len(self._blocks) == len(held)
+        assert self.promised <= held.keys()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,17 +22,19 @@ class Prefixes:
 
     def extend(self, prefixes: list[Prefix], tokens: Sequence[int], num_blocks: int, salt: str) -> None:
         """Add what follows `prefixes` in a request with this salt, up to `num_blocks` of `tokens`."""
-        hasher, before = self._hasher, prefixes[-1] if prefixes else None
-        for block in range(len(prefixes), num_blocks):
-            piece = hasher.piece(tokens, block)
+        before, known = prefixes[-1] if prefixes else None, len(prefixes)
+        while known < num_blocks:
+            piece = self._hasher.piece(tokens, known)
             if before is None or before.is_public:
                 public = self._public.get((before, piece))
                 if public is not None:
                     prefixes.append(before := public)
+                    known += 1
                     continue
                 before = self._root(salt, before)
-            before = Prefix(before, piece, hasher.next(before.digest, piece))
+            before = Prefix(before, piece, self._hasher.next(before.digest, piece))
             prefixes.append(before)
+            known += 1
 
     def publish(self, tokens: Sequence[int]) -> list[Prefix]:
         """Make the full blocks at the beginning of `tokens` public; their prefixes."""

@@ -6,9 +6,9 @@ as Python objects.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,13 +16,16 @@ from engine.plan import Int32
 from engine.request import MAX_SEQUENCES
 from engine.sequence import NO_ROW, Sequence
 
+Index = NDArray[np.intp]
+"""Rows, as numpy indexes with them; others it would convert each time."""
 
-@dataclass(frozen=True, slots=True)
-class Samples:
+
+class Samples(msgspec.Struct, frozen=True):
     """Whom the S tokens that a step samples belong to."""
 
     rows: Int32  # [S]
     sequences: list[Sequence]
+    tokens: list[list[int]]  # of the sequences; a watched one may have others by now
     request_ids: list[int]
     indices: list[int]  # of the sequences in their groups
     watched: NDArray[np.bool_]  # [S] there is more to a token than the token
@@ -37,7 +40,7 @@ class Rows:
         self.size = size
         self.numbers = np.arange(size, dtype=np.int32)
         self.ones = np.ones(size, np.int32)
-        self.sequences: NDArray[Any] = np.full(size, None, object)  # Sequence | None
+        self.sequences: list[Any] = [None] * size  # Sequence | None
         self.context = np.zeros(size, np.int32)  # tokens in the cache once all launched steps are done
         self.capacity = np.zeros(size, np.int32)  # tokens that the row's blocks can hold
         self.limit = np.zeros(size, np.int32)  # context at which the sequence has all its tokens
@@ -49,8 +52,9 @@ class Rows:
         self.numbers.flags.writeable = self.ones.flags.writeable = False
         self._order = np.zeros(size, np.int64)  # by arrival, then by index in the group
         self._free = list(range(size - 1, -1, -1))
-        self._decodes: Int32 | None = None  # None: stale
-        self._samples: Samples | None = None  # the last one that was asked for; None: stale
+        self._decodes: Index | None = None  # None: stale
+        self._sampled: Index | None = None  # whose samples were asked for last; None: stale
+        self._samples: Samples | None = None
 
     @property
     def num_free(self) -> int:
@@ -90,25 +94,28 @@ class Rows:
         group = sequence.group
         special = group.in_lockstep or group.request.params.logprobs is not None
         self._watched[sequence.row] = special or group.first_output_due
-        self._samples = None
+        self._sampled = None
 
     def may_decode(self, sequence: Sequence, may: bool) -> None:
         self.decoding[sequence.row] = may
         self._decodes = None
 
-    def decodes(self) -> Int32:
+    def decodes(self) -> Index:
         """The rows that may decode, the oldest group's first. The same array until they change."""
         if self._decodes is None:
-            rows = np.flatnonzero(self.decoding).astype(np.int32)
+            rows = np.flatnonzero(self.decoding)
             self._decodes = rows[np.argsort(self._order[rows])]
         return self._decodes
 
-    def samples(self, rows: Int32) -> Samples:
+    def samples(self, rows: Index) -> Samples:
         """Whose tokens `rows` are going to sample."""
-        if self._samples is None or self._samples.rows is not rows:
+        if self._samples is None or self._sampled is not rows:
+            sequences = [self.sequences[row] for row in rows.tolist()]
+            self._sampled = rows
             self._samples = Samples(
-                rows,
-                self.sequences[rows].tolist(),
+                rows.astype(np.int32),
+                sequences,
+                [sequence.tokens for sequence in sequences],
                 self._request_id[rows].tolist(),
                 self._index[rows].tolist(),
                 self._watched[rows],

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import replace
 
+import numpy as np
+
 from engine.admission import Capacity
 from engine.beam_group import BeamGroup
 from engine.block_manager import BlockManager
@@ -40,12 +42,13 @@ class RunQueue:
         self.deliveries: deque[Delivery] = deque()  # of committed steps, oldest first
         self.given: dict[int, int] = {}  # by row: the token it decodes on from, to be told to the device
         self.shared_tails: dict[int, Sequence] = {}  # by row: forked, and to write into a shared block next
-        self.special_tokens = Counter([NOT_FINITE])  # how many groups end at each
+        self.ending_at = np.zeros(capacity.vocab_size + 1, np.int32)  # how many groups end at each token
+        self.ending_at[NOT_FINITE] = 1  # all do
         self.num_in_lockstep = 0  # groups that wait for the commit of each of their steps
         self.num_swapped = 0  # groups that wait in host memory
         self.num_ended = 0  # sequences, since start
         self.capacity = capacity  # of requests
-        self._eos_token_ids = eos_token_ids
+        self._eos_token_ids = tuple(token for token in eos_token_ids if token < capacity.vocab_size)
         self._groups: dict[int, SequenceGroup] = {}
         self._arrivals = 0
 
@@ -61,7 +64,8 @@ class RunQueue:
                 sequence.constraint = constraint.fork()
         self._arrivals += 1
         self.num_in_lockstep += group.in_lockstep
-        self.special_tokens.update(group.stop_tokens)
+        for token in group.stop_tokens:
+            self.ending_at[token] += 1
         self._groups[request.id] = group
         self.waiting.append(group)
 
@@ -122,7 +126,8 @@ class RunQueue:
         del self._groups[group.request.id]
         self.num_in_lockstep -= group.in_lockstep
         self.num_swapped -= group.swapped
-        self.special_tokens -= Counter(group.stop_tokens)
+        for token in group.stop_tokens:
+            self.ending_at[token] -= 1
         if group in self.waiting:
             self.waiting.remove(group)
         else:
@@ -176,8 +181,9 @@ class RunQueue:
         orders = [group.order for group in groups]
         assert orders == sorted(orders), "a group runs or waits out of its turn"
         assert self.num_swapped == sum(group.swapped for group in groups)
-        stops = [token for group in groups for token in group.stop_tokens]
-        assert self.special_tokens == Counter([NOT_FINITE, *stops])
+        stops = Counter(token for group in groups for token in group.stop_tokens)
+        stops[NOT_FINITE % len(self.ending_at)] += 1
+        assert stops == {token: self.ending_at[token] for token in np.flatnonzero(self.ending_at).tolist()}
         in_rows = [sequence for sequence in self.rows.sequences if sequence is not None]
         assert {id(s) for s in in_rows} == {id(s) for group in self.running for s in group.live}
         assert len(in_rows) == self.rows.num_used

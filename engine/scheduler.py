@@ -12,10 +12,11 @@ import numpy as np
 from engine.admission import Capacity
 from engine.commit import commit, deliver
 from engine.grammar import Constraint
-from engine.plan import Int32, StepPlan, StepResult
+from engine.plan import StepPlan, StepResult
 from engine.preemption import PreemptionPolicy
 from engine.prefix_cache import BlockHasher, Found
 from engine.request import Request, StepOutputs
+from engine.rows import Index
 from engine.run_queue import RunQueue
 from engine.sequence import Sequence, SequenceGroup
 from engine.step import Prefill, StepDraft
@@ -106,7 +107,7 @@ class Scheduler:
             return None
         return self._hand_out(draft, decodes)
 
-    def _hand_out(self, draft: StepDraft, decodes: Int32) -> StepPlan:
+    def _hand_out(self, draft: StepDraft, decodes: Index) -> StepPlan:
         """The plan, and the rows and the queue as they will be once it is done."""
         queue, rows = self.queue, self.rows
         contexts = rows.context.take(decodes) + 1
@@ -132,13 +133,13 @@ class Scheduler:
                     sequence.group.beams.pending = True
         return plan
 
-    def _schedule_decodes(self, draft: StepDraft) -> Int32:
+    def _schedule_decodes(self, draft: StepDraft) -> Index:
         columns = self.rows
         rows = columns.decodes()
         contexts = columns.context.take(rows)
         more = contexts < columns.limit.take(rows)
         full = rows[more & (contexts == columns.capacity.take(rows))]
-        if not more.all():
+        if np.count_nonzero(more) < len(rows):
             rows = rows[more]
         if len(full) <= self.blocks.pool.num_available:
             self.blocks.grow_all(full)

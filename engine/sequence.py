@@ -31,6 +31,7 @@ class Sequence:
         "prefixes",
         "published",
         "row",
+        "salt",
         "saved_context",
         "table",
         "tokens",
@@ -40,6 +41,7 @@ class Sequence:
         self.group = group
         self.index = index
         self.tokens = list(group.request.prompt)
+        self.salt = group.request.cache_salt
         self.table: BlockTable = []
         self.prefixes: list[Prefix] = []  # of the full blocks of `tokens`, as far as they were needed
         self.published = 0  # blocks of `table` that are findable, or were found

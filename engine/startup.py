@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+import msgspec
 import numpy as np
 import torch
 
@@ -217,7 +218,7 @@ def _rare_step(num_blocks: int, vocab_size: int) -> StepPlan:
     step = _largest_step(Limits(1, 1, 1), sampled=1)
     (start,) = step.starts
     params = SamplingParams(grammar="any text", logit_bias={0: 0.0}, logprobs=1)
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         step,
         starts=(dataclasses.replace(start, params=params),),
         copies=np.array([[0, num_blocks - 1]], np.int32),
@@ -236,7 +237,7 @@ def measure_costs(runner: ModelRunner, num_blocks: int) -> PreemptionPolicy:
     tokens = min(TIMED_TOKENS[runner.device.type], limits.max_num_batched_tokens, limits.max_model_len)
     prefill = _largest_step(Limits(1, tokens, tokens), sampled=1)
     nothing = _largest_step(Limits(1, 1, 1), sampled=1)
-    transfer = dataclasses.replace(nothing, swap_out=pairs)
+    transfer = msgspec.structs.replace(nothing, swap_out=pairs)
     seconds = [_best_seconds(runner, plan) for plan in (transfer, nothing, prefill)]
     return PreemptionPolicy(
         seconds_per_block=max(seconds[0] - seconds[1], 0.0) / count, seconds_per_token=seconds[2] / tokens

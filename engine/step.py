@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from engine.moves import Moves
 from engine.plan import Int32, PromptLogprobs, RowStart, StepPlan, empty_int32
-from engine.rows import Rows, Samples
+from engine.rows import Index, Rows, Samples
 from engine.sequence import Sequence, SequenceGroup
 
 NOTHING = empty_int32()
@@ -103,7 +103,7 @@ class StepDraft(msgspec.Struct):
     def build(
         self,
         rows: Rows,
-        decodes: Int32,
+        decodes: Index,
         contexts: Int32,
         moves: Moves,
         given: dict[int, int],
@@ -115,7 +115,7 @@ class StepDraft(msgspec.Struct):
         `contexts` are those of the decodes.
         """
         ones, each = rows.ones[: len(decodes)], rows.numbers[: len(decodes)]
-        all_rows, lengths, sample_rows, sample_tokens = decodes, ones, decodes, each
+        all_rows, lengths, sampling, sample_tokens = decodes, ones, decodes, each
         context_lens = positions = contexts
         tokens: list[int] = []
         asked: list[PromptLogprobs] = []
@@ -133,18 +133,18 @@ class StepDraft(msgspec.Struct):
                 ends += [len(decodes) + len(tokens) - 1] * len(prefill.samples)
             chunk_rows = [prefill.row for prefill in self.prefills]
             chunk_lengths = [prefill.end - prefill.start for prefill in self.prefills]
-            sampling = [sequence.row for prefill in self.prefills for sequence in prefill.samples]
-            all_rows = np.concatenate([decodes, np.array(chunk_rows, np.int32)])
+            last_rows = [sequence.row for prefill in self.prefills for sequence in prefill.samples]
+            all_rows = np.concatenate([decodes, np.array(chunk_rows, np.intp)])
             lengths = np.concatenate([ones, np.array(chunk_lengths, np.int32)])
-            sample_rows = np.concatenate([decodes, np.array(sampling, np.int32)])
+            sampling = np.concatenate([decodes, np.array(last_rows, np.intp)])
             sample_tokens = np.concatenate([each, np.array(ends, np.int32)])
             context_lens = rows.context.take(all_rows)
-            positions = rows.context.take(sample_rows)
-        samples = rows.samples(sample_rows)
+            positions = rows.context.take(sampling)
+        samples = rows.samples(sampling)
         masked = samples.constrained
-        entries = np.array(list(chain.from_iterable(moves.entries)), np.int32)
+        entries = np.fromiter(chain.from_iterable(moves.entries), np.int32, 2 * len(moves.entries))
         plan = StepPlan(
-            rows=all_rows,
+            rows=samples.rows if all_rows is sampling else all_rows.astype(np.int32),
             num_decodes=len(decodes),
             query_lens=lengths,
             context_lens=context_lens,
@@ -154,11 +154,11 @@ class StepDraft(msgspec.Struct):
             given_tokens=_int32(list(given.values())),
             table_rows=entries[::2],
             table_columns=entries[1::2],
-            table_blocks=np.array(list(moves.entries.values()), np.int32),
+            table_blocks=np.fromiter(moves.entries.values(), np.int32, len(moves.entries)),
             copies=_pairs([(source, destination) for _, source, destination in moves.copies]),
             swap_out=_pairs([(t.device, t.host) for t in (*moves.swap_out, *moves.spills)]),
             swap_in=_pairs([(t.host, t.device) for t in moves.swap_in]),
-            sample_rows=sample_rows,
+            sample_rows=samples.rows,
             sample_tokens=sample_tokens,
             sample_positions=positions,
             prompt_logprobs=tuple(asked),
@@ -166,7 +166,7 @@ class StepDraft(msgspec.Struct):
             masks=_masks([samples.sequences[i] for i in masked]),
         )
         full = decodes[contexts == rows.capacity.take(decodes)]
-        filled = [(sequence, len(sequence.table)) for sequence in rows.sequences[full].tolist()]
+        filled = [(sequence := rows.sequences[row], len(sequence.table)) for row in full.tolist()]
         filled += [(prefill.sequence, prefill.end // block_size) for prefill in self.prefills]
         flight = Flight(
             samples=samples,

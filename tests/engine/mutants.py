@@ -68,10 +68,10 @@ MUTANTS = [
         "block is not None and prefix.equals(self._prefixes[block])",
         "block is not None",
     ),
-    Mutant("hash without parent", "prefix_cache", "self._digest(before + piece)", "self._digest(piece)"),
+    Mutant("hash without parent", "prefix_cache", "digest(before + piece,", "digest(piece,"),
     Mutant("salt ignored", "prefix_cache", ' + b"\\0" + salt.encode()', ""),
-    Mutant("seed ignored", "prefix_cache", "xxh3_128_digest(data, self._seed)", "xxh3_128_digest(data)"),
-    Mutant("model ignored", "prefix_cache", 'self._digest(self._fingerprint + b"\\0"', 'self._digest(b"\\0"'),
+    Mutant("seed ignored", "prefix_cache", "        self._seed = seed\n", "        self._seed = 0\n"),
+    Mutant("model ignored", "prefix_cache", 'digest(self._fingerprint + b"\\0"', 'digest(b"\\0"'),
     Mutant(
         "a digest keeps its evicted block",
         "prefix_cache",
@@ -88,7 +88,7 @@ MUTANTS = [
     Mutant(
         "a host block kept and not findable",
         "host_tier",
-        "if not self.pool.is_kept(block) and self.cache.publish(prefix, block) == block:",
+        "if self.cache.publish(prefix, block) == block:",
         "if not self.pool.is_kept(block):",
     ),
     # -- block_manager -------------------------------------------------------------------------------------
@@ -120,14 +120,14 @@ MUTANTS = [
     Mutant(
         "the device is not told of the shared twin",
         "block_manager",
-        "                self.moves.entries[sequence.row, logical] = found\n",
+        "                    self.moves.entries[sequence.row, logical] = found\n",
         "",
     ),
     Mutant(
         "a twin taken without a reference",
         "block_manager",
-        "                self.pool.share(found)\n                self.pool.release(block)\n",
-        "                self.pool.release(block)\n",
+        "                    pool.share(found)\n",
+        "",
     ),
     Mutant(
         "freed first to last",
@@ -139,8 +139,8 @@ MUTANTS = [
     Mutant(
         "forks of a block that was computed twice no longer share it",
         "block_manager",
-        "            elif self.pool.count(block) == 1:\n",
-        "            else:\n",
+        "                elif pool.count(block) == 1:\n",
+        "                else:\n",
     ),
     Mutant(
         "moves of a row that was left are made all the same",
@@ -256,8 +256,8 @@ MUTANTS = [
     Mutant(
         "a promise outlives its being kept",
         "prefix_cache",
-        "        self._prefixes[block] = prefix\n        self.promised.discard(block)\n",
-        "        self._prefixes[block] = prefix\n",
+        "            self.promised.remove(block)\n",
+        "",
     ),
     Mutant(
         "published beside a promise of the same",
@@ -421,9 +421,9 @@ MUTANTS = [
     Mutant("the budget is not spent", "scheduler", "            draft.budget -= end - start\n", ""),
     Mutant(
         "blocks are published for a sequence that left",
-        "commit",
-        "        if sequence.row != NO_ROW:  # else its blocks are gone\n",
-        "        if True:\n",
+        "block_manager",
+        "            if sequence.row == NO_ROW:\n",
+        "            if False:\n",
     ),
     Mutant(
         "a token for a sequence that has ended",
@@ -492,8 +492,8 @@ MUTANTS = [
     Mutant(
         "a stop token ends nothing",
         "commit",
-        "token in queue.special_tokens for token in tokens",
-        "token == NOT_FINITE for token in tokens",
+        "watched = watched | (ending > 0)",
+        "watched = watched | (result.tokens == NOT_FINITE)",
     ),
     Mutant(
         "who ended in flight goes on",
@@ -510,7 +510,7 @@ MUTANTS = [
     Mutant(
         "samples of whom the rows were before",
         "rows",
-        "self._samples is None or self._samples.rows is not rows:",
+        "self._samples is None or self._sampled is not rows:",
         "self._samples is None or len(self._samples.rows) != len(rows):",
     ),
     Mutant(

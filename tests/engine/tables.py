@@ -56,7 +56,7 @@ class Tables:
         for sequence in self.sequences:
             if sequence.row >= 0:
                 context = int(self.rows.context[sequence.row])
-                self.blocks.publish(sequence, context // self.blocks.block_size)
+                self.blocks.publish([(sequence, context // self.blocks.block_size)])
         self.check()
         return moves
 

@@ -282,9 +282,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self._publish(step.filled)
 
     def _publish(self, filled: list[tuple[Sequence, int, int]]) -> None:
-        for sequence, epoch, num_blocks in filled:
-            if sequence.row != NO_ROW and self.epochs[sequence] == epoch:
-                self.blocks.publish(sequence, num_blocks)
+        self.blocks.publish([(s, num_blocks) for s, epoch, num_blocks in filled if self.epochs[s] == epoch])
 
     @precondition(lambda self: self.moving)
     @rule()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Iterator
 from itertools import product
 
+import msgspec
 import numpy as np
 
 from engine.core import InFlight
@@ -97,7 +97,7 @@ def step_plan(work: Work) -> StepPlan:
     """One token is sampled from the end of each row."""
     queries, contexts = (np.array(column, np.int32) for column in zip(*work, strict=True))
     num_decodes = int((queries == 1).sum())
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         table_plan(0, 0),
         rows=_range(len(work)),
         num_decodes=num_decodes,
