@@ -123,7 +123,6 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     host_free_blocks: int
     host_active_blocks: int
     host_cached_blocks: int
-    host_capacity_blocks: int
     swap_out_blocks: int  # device to host since start, spilled cached blocks included
     swap_in_blocks: int
     block_allocations: int

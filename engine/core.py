@@ -190,7 +190,6 @@ class EngineCore:
             host_free_blocks=host.num_free if host else 0,
             host_active_blocks=host.num_active if host else 0,
             host_cached_blocks=host.num_cached if host else 0,
-            host_capacity_blocks=host.num_blocks if host else 0,
             swap_out_blocks=scheduler.blocks_swapped_out,
             swap_in_blocks=scheduler.blocks_swapped_in,
             block_allocations=pool.allocations,

@@ -120,11 +120,6 @@ def read_trace(path: Path) -> list[Session]:
     return sorted(sessions, key=lambda session: session.at)
 
 
-def write_trace(path: Path, sessions: Iterable[Session]) -> None:
-    """So that `read_trace` gives the same sessions."""
-    path.write_bytes(b"".join(msgspec.json.encode(session) + b"\n" for session in sessions))
-
-
 def describe(recipe: Recipe) -> dict[str, object]:
     """Plain data for a result file."""
     return dataclasses.asdict(recipe)

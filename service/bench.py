@@ -36,7 +36,6 @@ class Run:
 
     seconds: float = 0.0
     steps: int = 0
-    decode_steps: int = 0
     bound_seconds: float = 0.0
     preemptions: int = 0
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
@@ -127,7 +126,6 @@ def run_workload(core: EngineCore, info: EngineInfo, work: list[Work], ceilings:
         core.step()
         stats = core.stats
         run.steps += 1
-        run.decode_steps += stats.prefill_tokens == 0 and stats.decode_tokens > 0
         run.bound_seconds += _bound(stats, info, ceilings)
         for phase in PHASES:
             run.phases[phase] += getattr(stats, f"{phase}_seconds")

@@ -49,11 +49,6 @@ class ServerState:
         self.engine_set.set()
 
     @property
-    def queued(self) -> int:
-        """Prompts whose first token has not come."""
-        return self.waiting.prompts
-
-    @property
     def ready(self) -> bool:
         return (
             not self.draining

@@ -13,7 +13,6 @@ from engine.models.rope_config import RopeConfig
 Dtype = Literal["float32", "float16", "bfloat16"]
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh"]
 
-DTYPE_BYTES: dict[Dtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 MAX_HEAD_DIM = 256  # what the attention kernels take
 
 _DTYPES: dict[str, Dtype] = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
@@ -55,10 +54,6 @@ class ModelConfig:
     norm_before: bool = True  # layer norms stand before attention and MLP (OPT-350m: after)
     final_norm: bool = True
     norm_affine: bool = True  # layer norms have weight and bias
-
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Bytes of K and V that one token holds over all layers, `dtype_bytes` to an element."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelConfig:

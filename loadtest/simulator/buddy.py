@@ -54,7 +54,3 @@ class BuddyAllocator:
     def chunks(self) -> dict[int, int]:
         """Offset to size of the chunks that are taken."""
         return {offset: 1 << order for offset, order in self._taken.items()}
-
-    @property
-    def largest_free(self) -> int:
-        return max((1 << order for order, offsets in self._free.items() if offsets), default=0)

@@ -232,7 +232,6 @@ class FakeEngine:
             host_free_blocks=host[0],
             host_active_blocks=host[1],
             host_cached_blocks=host[2],
-            host_capacity_blocks=self._info.num_host_blocks,
             swap_out_blocks=23,
             swap_in_blocks=24,
             block_allocations=8,
