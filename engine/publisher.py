@@ -150,6 +150,7 @@ class Publisher:
         now = self._clock()
         self._seconds.append(now - begin)
         self._accept(answer)
+        self._pause = 0.0
         self._published_at, self._published_load = now, load
         if not len(self._journal) and not self._rest:
             self._waiting_since = None
@@ -188,7 +189,6 @@ class Publisher:
         logger.info("the registry has lost blocks of this replica: all are published again")
 
     def _recover(self) -> None:
-        self._pause = 0.0
         if self.state != "ok":
             self.state = "ok"
             logger.info("the registry holds %d blocks of this replica", self._count)

@@ -25,8 +25,7 @@ from engine.config import RegistryConfig
 from engine.deployment import Deployment
 from engine.prefix_cache import Digest
 
-SOCKET_TIMEOUT = 0.02  # seconds; redis-py's own defaults stall for 4 s and more when a server has stopped
-CONNECT_TIMEOUT = 0.05
+TIMEOUT = 0.5  # seconds; redis-py's own defaults stall for 4 s and more when a server has stopped
 FAILURES = (redis.RedisError, OSError, ValueError)  # ValueError: an answer that makes no sense
 
 # KEYS: replicas, meta, blocks, pinned. ARGV: replica, epoch, seq, lease in ms, "1" to begin anew, digests to
@@ -132,7 +131,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Registry:
-    """One replica's place in the registry. Methods raise one of FAILURES within a few tens of ms."""
+    """One replica's place in the registry. Methods raise one of FAILURES within about a second."""
 
     def __init__(
         self,
@@ -153,8 +152,8 @@ class Registry:
         # From a URL, so that user, password, database and TLS settings can stand in it.
         self._client: redis.Redis = redis.Redis.from_url(
             config.redis_url,
-            socket_timeout=SOCKET_TIMEOUT,
-            socket_connect_timeout=CONNECT_TIMEOUT,
+            socket_timeout=TIMEOUT,
+            socket_connect_timeout=TIMEOUT,
             retry=Retry(NoBackoff(), 0),
             protocol=2,
         )

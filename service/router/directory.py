@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -13,10 +15,12 @@ from redis.backoff import NoBackoff
 
 from engine.deployment import Deployment
 from engine.prefix_cache import Digest
-from engine.registry import ALL_REPLICAS, CONNECT_TIMEOUT, LOOKUP, REPLICAS, SOCKET_TIMEOUT, Keys, Load
+from engine.registry import ALL_REPLICAS, FAILURES, LOOKUP, REPLICAS, Keys, Load
 from engine.urls import check_http_url
 
 MAX_BLOCKS = 4096  # of a prompt, that are looked up
+TIMEOUT = 0.015  # seconds; requests wait for the registry no longer
+CONNECT_TIMEOUT = 0.05
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -31,12 +35,12 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 class Directory:
-    """Methods raise one of engine.registry.FAILURES within a few tens of ms."""
+    """Methods raise one of engine.registry.FAILURES; `lookup` within TIMEOUT, the others soon."""
 
     def __init__(self, redis_url: str) -> None:
         self._client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
             redis_url,
-            socket_timeout=SOCKET_TIMEOUT,
+            socket_timeout=TIMEOUT,
             socket_connect_timeout=CONNECT_TIMEOUT,
             retry=Retry(NoBackoff(), 0),
             protocol=2,
@@ -45,40 +49,51 @@ class Directory:
     async def fingerprints(self) -> set[str]:
         """Of all deployments that anybody is registered in."""
         before, after = ALL_REPLICAS.split("*")
-        # Braces and colons are themselves in Redis' patterns.
-        keys = [key.decode() async for key in self._client.scan_iter(match=ALL_REPLICAS, count=1000)]
-        return {key[len(before) : -len(after)] for key in keys}
+        with _one_kind_of_failure():
+            # Braces and colons are themselves in Redis' patterns.
+            found = self._client.scan_iter(match=ALL_REPLICAS, count=1000)
+            return {key.decode()[len(before) : -len(after)] async for key in found}
 
     async def registered(self, fingerprint: str) -> list[Registered]:
         """Those whose lease has not ended."""
         keys = Keys(fingerprint)
-        found: Any = await self._client.eval_ro(REPLICAS, 1, keys.replicas, keys.meta)
-        try:
+        with _one_kind_of_failure():
+            found: Any = await self._client.eval_ro(REPLICAS, 1, keys.replicas, keys.meta)
             return [_registered(fields) for fields in found if fields]
-        except (AttributeError, KeyError, TypeError, msgspec.MsgspecError) as error:
-            raise ValueError(f"the registry's answer is not understood: {error!r}") from None
 
     async def pinned(self, fingerprint: str) -> list[list[int]]:
         """Token ids of the prefixes that all tenants of a deployment share."""
-        (found,) = await self._client.hmget(Keys(fingerprint).pinned, ["tokens"])
-        return [] if found is None else msgspec.json.decode(found, type=list[list[int]])
+        with _one_kind_of_failure():
+            (found,) = await self._client.hmget(Keys(fingerprint).pinned, ["tokens"])
+            return [] if found is None else msgspec.json.decode(found, type=list[list[int]])
 
     async def lookup(self, fingerprint: str, digests: Sequence[Digest]) -> dict[str, int]:
         """By URL: how many of a prompt's first blocks each replica holds."""
         keys, asked = Keys(fingerprint), digests[:MAX_BLOCKS]
-        found: Any = await self._client.eval_ro(
-            LOOKUP, 1, keys.replicas, keys.meta, keys.blocks, b"".join(asked)
-        )
-        try:
+        with _one_kind_of_failure():
+            async with asyncio.timeout(TIMEOUT):  # for a connection, too
+                found: Any = await self._client.eval_ro(
+                    LOOKUP, 1, keys.replicas, keys.meta, keys.blocks, b"".join(asked)
+                )
             matches = {url.decode(): int(blocks) for url, blocks in found}
-        except (AttributeError, TypeError) as error:
-            raise ValueError(f"the registry's answer is not understood: {error!r}") from None
         if any(not 0 <= blocks <= len(asked) for blocks in matches.values()):
             raise ValueError(f"the registry claims that {max(matches.values())} of {len(asked)} blocks match")
         return matches
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+@contextmanager
+def _one_kind_of_failure() -> Iterator[None]:
+    """An answer that is none may break anything, and an event loop's errors come through redis-py as they are
+    (uvloop's of a connection that has just been lost is a RuntimeError)."""
+    try:
+        yield
+    except FAILURES:
+        raise
+    except Exception as error:
+        raise ValueError(f"the registry is lost or not understood: {error!r}") from error
 
 
 def _registered(fields: list[bytes]) -> Registered:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.redis_server import RedisServer
+from loadtest.redis_server import RedisServer
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import httpx
 
+from loadtest.server_process import free_port
 from service.demo import MODEL_FOLDER
-from tests.cluster.redis_server import free_port
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60.0  # generous: other tests run on the same cores

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import redis
+import redis.asyncio
 
 from engine.config import RegistryConfig
 from engine.deployment import Deployment, seed_digest
 from engine.registry import FAILURES, Load, Registry
+from loadtest.fault_proxy import FAULTS, Fault, FaultProxy, honest
+from loadtest.redis_server import RedisServer
 from service.router.directory import Directory
-from tests.cluster.fault_proxy import FAULTS, Fault, FaultProxy, honest
-from tests.cluster.redis_server import RedisServer
 
 DEPLOYMENT = Deployment(
     model="tiny", revision="r", tokenizer="t", block_size=16, dtype="float32", seed=seed_digest(0)
@@ -195,3 +196,27 @@ async def test_tls(certificate: Path) -> None:
         await directory.close()
     finally:
         server.kill()
+
+
+async def test_whatever_a_client_library_raises_is_a_failure(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as uvloop's RuntimeError of a connection that is lost while it is being made."""
+    register(server.url, 1, CHAIN)
+    directory = Directory(server.url)
+
+    def lost(*_: object) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(redis.asyncio.Connection, "_send_packed_command", lost)
+        for question in (
+            directory.fingerprints(),
+            directory.registered(FINGERPRINT),
+            directory.pinned(FINGERPRINT),
+            directory.lookup(FINGERPRINT, CHAIN),
+        ):
+            with pytest.raises(FAILURES):
+                await question
+    assert await patiently(directory, CHAIN) == {"http://10.0.0.1:8000": 600}
+    await directory.close()

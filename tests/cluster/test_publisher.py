@@ -19,8 +19,8 @@ from engine.prefix_cache import Prefix
 from engine.prompt_hasher import PromptHasher
 from engine.publisher import Publisher
 from engine.registry import Keys, Registry
-from tests.cluster.fault_proxy import FAULTS, Fault, FaultProxy, honest
-from tests.cluster.redis_server import RedisServer
+from loadtest.fault_proxy import FAULTS, Fault, FaultProxy, honest
+from loadtest.redis_server import RedisServer
 from tests.engine.simulation import make_core, random_request
 
 DEPLOYMENT = Deployment(

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
+from loadtest.redis_server import RedisServer
 from tests.cluster.processes import Process, make_model, until
-from tests.cluster.redis_server import RedisServer
 
 PREFIX_TOKENS = 2000
 KEYS = ("key-of-alice", "key-of-bob")
@@ -238,7 +238,7 @@ def slow(server: RedisServer) -> Iterator[None]:
     def stutter() -> None:
         while not ended.wait(0.01):
             with stopped(server):
-                time.sleep(0.1)
+                time.sleep(0.7)
 
     thread = threading.Thread(target=stutter)
     thread.start()

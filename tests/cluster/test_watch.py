@@ -16,10 +16,10 @@ from engine.config import RegistryConfig
 from engine.deployment import Deployment, pinned_digest, seed_digest
 from engine.prompt_hasher import PromptHasher
 from engine.registry import Load, Registry
+from loadtest.fault_proxy import FaultProxy
+from loadtest.redis_server import RedisServer
 from service.router.directory import Directory, Registered
 from service.router.watch import Identity, RegistryWatch
-from tests.cluster.fault_proxy import FaultProxy
-from tests.cluster.redis_server import RedisServer
 
 SEED = 7
 OURS = Deployment(

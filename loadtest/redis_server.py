@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 
 import redis
 
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+from loadtest.server_process import free_port
 
 
 class RedisServer:
@@ -38,11 +34,16 @@ class RedisServer:
         command = ["redis-server", *place, "--save", "", "--appendonly", "no", *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         while True:
-            assert self._process.poll() is None, "redis-server ended"
+            if self._process.poll() is not None:
+                raise RuntimeError(f"redis-server ended with exit code {self._process.returncode}")
             with contextlib.suppress(redis.ConnectionError):
                 if self.client.ping():
                     return
             time.sleep(0.02)
+
+    def count_blocks(self, replica: str) -> int:
+        """How many blocks of a replica the registry holds."""
+        return sum(int(self.client.scard(key)) for key in self.client.keys(f"quire:*:blocks:{replica}:*"))
 
     def pause(self) -> None:
         """It takes connections and bytes, and answers nothing."""

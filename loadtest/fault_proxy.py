@@ -1,4 +1,4 @@
-"""Stands between a client and Redis, and does to its answers what a test says."""
+"""Stands between a client and Redis, and does to its answers what it is told."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def honest(data: bytes) -> bytes:
 
 def slow(data: bytes) -> bytes:
     """Longer than anybody waits for it."""
-    time.sleep(0.08)
+    time.sleep(0.6)
     return data
 
 
