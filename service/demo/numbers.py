@@ -58,7 +58,7 @@ _OPERATORS = {
 _SIGN = {"+": "+", "-": "-", "*": "×", "/": "÷"}
 
 
-def _written(rng: random.Random, n: int, spelled: bool) -> str:
+def _written(n: int, spelled: bool) -> str:
     return ONES[n] if spelled and n <= 20 else str(n)
 
 
@@ -80,7 +80,7 @@ def arithmetic(rng: random.Random) -> Thread:
     operator = rng.choice(_OPERATORS[sign])
     if words and operator.strip() in {"+", "-", "*", "/", "x", "×", "÷"}:
         operator = {"+": " plus ", "-": " minus ", "*": " times ", "/": " divided by "}[sign]
-    question = fill(rng, _SAY["ask"], x=_written(rng, a, words) + operator + _written(rng, b, words))
+    question = fill(rng, _SAY["ask"], x=_written(a, words) + operator + _written(b, words))
     if sign == "-" and rng.random() < 0.1:
         question = f"Subtract {b} from {a}."
     elif sign == "+" and rng.random() < 0.1:
