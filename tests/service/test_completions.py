@@ -314,7 +314,7 @@ async def test_admission(service: Service) -> None:
     ):
         reply = await post(service.app, PATH, body)
         assert (reply.status, reply.error["param"], reply.error["code"]) == (status, param, code), body
-    assert service.state.queued == 0
+    assert service.state.waiting.prompts == 0
     assert not service.engine.active
 
 
@@ -337,4 +337,4 @@ async def test_full_queue(make_service: Callable[..., Service]) -> None:
     assert reply.error["code"] == "queue_full"
     assert 1 <= int(reply.headers["retry-after"]) <= 60
     assert (await post(service.app, PATH, {"prompt": ["a", "b"]})).status == 200
-    assert service.state.queued == 0
+    assert service.state.waiting.prompts == 0
