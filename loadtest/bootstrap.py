@@ -1,4 +1,4 @@
-"""Two runs compared: ratios of their figures with bootstrap confidence intervals."""
+"""Two runs compared: ratios and differences of their figures with bootstrap confidence intervals."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ class Ratio:
         return not self.low <= 1 <= self.high
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A figure of the second run less that of the first; `low`..`high` holds it with 95 % confidence."""
+
+    difference: float
+    low: float
+    high: float
+
+
 def compare(first: Sequence[Record], second: Sequence[Record], seed: int = 0) -> list[Ratio]:
     """Of requests that succeeded. Requests are resampled as wholes, each run by itself."""
     return [
@@ -48,8 +57,26 @@ def bootstrap_ratio(name: str, first: Values, second: Values, statistic: Statist
     rng = np.random.default_rng(seed)
     one, two = (float(statistic(values[None, :])[0]) for values in (first, second))
     ratios = _resample(rng, second, statistic) / _resample(rng, first, statistic)
-    low, high = np.percentile(ratios, [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)])
-    return Ratio(name, one, two, two / one, float(low), float(high))
+    return Ratio(name, one, two, two / one, *_interval(ratios))
+
+
+def bootstrap_difference(first: Values, second: Values, statistic: Statistic, seed: int) -> Difference:
+    rng = np.random.default_rng(seed)
+    one, two = (float(statistic(values[None, :])[0]) for values in (first, second))
+    differences = _resample(rng, second, statistic) - _resample(rng, first, statistic)
+    return Difference(two - one, *_interval(differences))
+
+
+def percentile(percent: float) -> Statistic:
+    def statistic(samples: Values) -> Values:
+        return np.asarray(np.percentile(samples, percent, axis=1))
+
+    return statistic
+
+
+def _interval(resampled: Values) -> tuple[float, float]:
+    low, high = np.percentile(resampled, [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)])
+    return float(low), float(high)
 
 
 def _resample(rng: np.random.Generator, values: Values, statistic: Statistic) -> Values:
@@ -66,13 +93,6 @@ def _mean(samples: Values) -> Values:
     return np.asarray(samples.mean(axis=1))
 
 
-def _percentile(share: float) -> Statistic:
-    def statistic(samples: Values) -> Values:
-        return np.asarray(np.percentile(samples, share, axis=1))
-
-    return statistic
-
-
 def _of(field: str) -> Callable[[Sequence[Record]], Values]:
     def values(records: Sequence[Record]) -> Values:
         found = (getattr(record, field) for record in records if not record.failure)
@@ -83,10 +103,10 @@ def _of(field: str) -> Callable[[Sequence[Record]], Values]:
 
 FIGURES: tuple[tuple[str, Callable[[Sequence[Record]], Values], Statistic], ...] = (
     ("TTFT mean", _of("ttft"), _mean),
-    ("TTFT p50", _of("ttft"), _percentile(50)),
-    ("TTFT p99", _of("ttft"), _percentile(99)),
+    ("TTFT p50", _of("ttft"), percentile(50)),
+    ("TTFT p99", _of("ttft"), percentile(99)),
     ("TPOT mean", _of("tpot"), _mean),
-    ("TPOT p99", _of("tpot"), _percentile(99)),
-    ("latency p50", _of("latency"), _percentile(50)),
+    ("TPOT p99", _of("tpot"), percentile(99)),
+    ("latency p50", _of("latency"), percentile(50)),
     ("normalised latency", _of("normalized_latency"), _mean),
 )
