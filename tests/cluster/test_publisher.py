@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis
@@ -18,7 +19,7 @@ from engine.journal import Journal
 from engine.prefix_cache import Prefix
 from engine.prompt_hasher import PromptHasher
 from engine.publisher import Publisher
-from engine.registry import Keys, Registry
+from engine.registry import Answer, Keys, Registry
 from loadtest.fault_proxy import FAULTS, Fault, FaultProxy, honest
 from loadtest.redis_server import RedisServer
 from tests.engine.simulation import make_core, random_request
@@ -146,7 +147,7 @@ def test_registry_is_emptied_and_restarted_in_between(server: RedisServer) -> No
         replica.settle()
 
 
-def test_a_repeated_publication_does_no_harm(server: RedisServer) -> None:
+def test_a_repeated_publication_does_no_harm(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis did what it was asked, and the answer was lost."""
     replica = Replica(server, 6)
     replica.work(40)
@@ -155,15 +156,15 @@ def test_a_repeated_publication_does_no_harm(server: RedisServer) -> None:
     publish = replica.registry.publish
     lost = 0
 
-    def publish_and_lose(*arguments: object, **options: object) -> object:
+    def publish_and_lose(*arguments: Any, **options: Any) -> Answer:
         nonlocal lost
-        answer = publish(*arguments, **options)  # type: ignore[arg-type]
+        answer = publish(*arguments, **options)
         if lost < 3:
             lost += 1
             raise redis.TimeoutError("the answer came too late")
         return answer
 
-    replica.registry.publish = publish_and_lose  # type: ignore[assignment, method-assign]
+    monkeypatch.setattr(replica.registry, "publish", publish_and_lose)
     replica.tick()
     assert replica.publisher.state == "degraded"
     until(lambda: replica.tick() is None and lost == 3)
@@ -192,7 +193,7 @@ def test_whatever_redis_says_it_is_told_all_once_it_is_itself_again(
         proxy.close()
 
 
-def test_the_engine_waits_for_no_publication(server: RedisServer) -> None:
+def test_the_engine_waits_for_no_publication(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is under way all the time that the engine works: it takes the steps that it takes on its own."""
 
     def steps(replica: Replica) -> list[tuple[int, int]]:
@@ -211,12 +212,12 @@ def test_the_engine_waits_for_no_publication(server: RedisServer) -> None:
     begun, done = threading.Event(), threading.Event()
     publish = published.registry.publish
 
-    def hold(*arguments: object, **options: object) -> object:
+    def hold(*arguments: Any, **options: Any) -> Answer:
         begun.set()
         assert done.wait(60)
-        return publish(*arguments, **options)  # type: ignore[arg-type]
+        return publish(*arguments, **options)
 
-    published.registry.publish = hold  # type: ignore[assignment, method-assign]
+    monkeypatch.setattr(published.registry, "publish", hold)
     published.publisher.start()
     assert begun.wait(60)
     try:
