@@ -63,6 +63,15 @@ capabilities:
 {{- if or .Values.autoscaling.hpa.enabled .Values.autoscaling.keda.enabled -}}true{{- end -}}
 {{- end -}}
 
+{{/* A folder that was put on the claim of the model cache: the router reads its tokenizer there. */}}
+{{- define "quire.modelIsInCache" -}}
+{{- if hasPrefix "/cache/" .Values.model.name -}}true{{- end -}}
+{{- end -}}
+
+{{- define "quire.modelClaim" -}}
+{{- default (printf "%s-model-cache" (include "quire.fullname" .)) .Values.modelCache.existingClaim -}}
+{{- end -}}
+
 {{- define "quire.registry" -}}
 {{- if or .Values.redis.enabled .Values.redis.external.url .Values.redis.external.existingSecret -}}true{{- end -}}
 {{- end -}}
@@ -182,6 +191,18 @@ checksum/secrets: {{ append $secrets (include "quire.registryChecksum" .) | join
 {{- $several := or (include "quire.autoscaled" .) (gt (int $v.replicaCount) 1) -}}
 {{- if and $several $v.modelCache.persistent (eq $v.modelCache.accessMode "ReadWriteOnce") -}}
 {{- fail "modelCache: several replicas share the claim; set modelCache.accessMode to ReadWriteMany, or modelCache.persistent to false" -}}
+{{- end -}}
+{{- if and (include "quire.modelIsInCache" .) (not $v.modelCache.persistent) -}}
+{{- fail (printf "model: %s is in the model cache, which is empty at first; set modelCache.persistent" $v.model.name) -}}
+{{- end -}}
+{{- if and (include "quire.modelIsInCache" .) $v.router.enabled (eq $v.modelCache.accessMode "ReadWriteOnce") -}}
+{{- fail (printf "modelCache: the router reads the tokenizer of %s from the claim, too; set modelCache.accessMode to ReadWriteMany" $v.model.name) -}}
+{{- end -}}
+{{- if and $v.networkPolicy.enabled $v.redis.external.url -}}
+{{- $port := regexFind ":[0-9]+$" (urlParse $v.redis.external.url).host | trimPrefix ":" | default "6379" -}}
+{{- if ne (int $port) (int $v.redis.external.port) -}}
+{{- fail (printf "redis.external: the url's port is %s, and the network policy lets through port %d only; set redis.external.port" $port (int $v.redis.external.port)) -}}
+{{- end -}}
 {{- end -}}
 {{- if and (include "quire.registry" .) (not $v.engine.enablePrefixCaching) -}}
 {{- fail "engine: enablePrefixCaching must be on with a registry, which tells of that cache" -}}

@@ -319,6 +319,21 @@ def ports(rules: list[Manifest]) -> set[object]:
     return {port["port"] for rule in rules for port in rule["ports"]}
 
 
+@pytest.mark.parametrize("model", ["/cache/mine", "/models/in-the-image", "Qwen/Qwen3-0.6B"])
+def test_the_router_reads_a_model_where_the_replicas_do(model: str) -> None:
+    values = f"model.name={model},router.enabled=true,redis.enabled=true,modelCache.accessMode=ReadWriteMany"
+    manifests = render("--set", values)
+    found = {}
+    for name in ("quire", "quire-router"):
+        pod = find(manifests, "Deployment", name)["spec"]["template"]["spec"]
+        (mount,) = (m for m in pod["containers"][0]["volumeMounts"] if m["mountPath"] == "/cache")
+        (volume,) = (v for v in pod["volumes"] if v["name"] == mount["name"])
+        found[name] = volume.get("persistentVolumeClaim"), mount.get("readOnly", False)
+    claim = {"claimName": find(manifests, "PersistentVolumeClaim")["metadata"]["name"]}
+    assert found["quire"] == (claim, False)
+    assert found["quire-router"] == ((claim, True) if model.startswith("/cache/") else (None, False))
+
+
 def test_network_policies_both_ways() -> None:
     manifests = render(*VALUES["everything"])
     policies = {
