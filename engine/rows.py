@@ -47,14 +47,17 @@ class Rows:
         self.decoding = np.zeros(size, np.bool_)  # prefill is done, and nothing else is in the way
         self._watched = np.zeros(size, np.bool_)
         self._constrained = np.zeros(size, np.bool_)
-        self._request_id = np.zeros(size, np.int64)
-        self._index = np.zeros(size, np.int64)  # of the sequence in its group
+        # What samples are booked by, as Python's own objects.
+        self._sequence: NDArray[Any] = np.full(size, None, object)  # as in `sequences`
+        self._tokens: NDArray[Any] = np.full(size, None, object)  # its list
+        self._request_id: NDArray[Any] = np.full(size, None, object)
+        self._index: NDArray[Any] = np.full(size, None, object)  # of the sequence in its group
         self.numbers.flags.writeable = self.ones.flags.writeable = False
         self._order = np.zeros(size, np.int64)  # by arrival, then by index in the group
         self._free = list(range(size - 1, -1, -1))
         self._decodes: Index | None = None  # None: stale
-        self._sampled: Index | None = None  # whose samples were asked for last; None: stale
-        self._samples: Samples | None = None
+        self._sampled: Index = np.empty(0, np.intp)  # whose samples were asked for last
+        self._samples: Samples | None = None  # None: stale
 
     @property
     def num_free(self) -> int:
@@ -68,7 +71,8 @@ class Rows:
         row = self._free.pop()
         group = sequence.group
         sequence.row = row
-        self.sequences[row] = sequence
+        self.sequences[row] = self._sequence[row] = sequence
+        self._tokens[row] = sequence.tokens
         self._constrained[row] = sequence.constraint is not None
         self._request_id[row] = group.request.id
         self._index[row] = sequence.index
@@ -83,7 +87,7 @@ class Rows:
     def release(self, sequence: Sequence) -> None:
         row = sequence.row
         assert self.sequences[row] is sequence
-        self.sequences[row] = None
+        self.sequences[row] = self._sequence[row] = self._tokens[row] = None
         self.may_decode(sequence, False)
         self.context[row] = 0
         sequence.row = NO_ROW
@@ -94,7 +98,7 @@ class Rows:
         group = sequence.group
         special = group.in_lockstep or group.request.params.logprobs is not None
         self._watched[sequence.row] = special or group.first_output_due
-        self._sampled = None
+        self._samples = None
 
     def may_decode(self, sequence: Sequence, may: bool) -> None:
         self.decoding[sequence.row] = may
@@ -109,13 +113,15 @@ class Rows:
 
     def samples(self, rows: Index) -> Samples:
         """Whose tokens `rows` are going to sample."""
-        if self._samples is None or self._sampled is not rows:
-            sequences = [self.sequences[row] for row in rows.tolist()]
+        if rows is not self._sampled:
+            if not np.array_equal(rows, self._sampled):
+                self._samples = None
             self._sampled = rows
+        if self._samples is None:
             self._samples = Samples(
                 rows.astype(np.int32),
-                sequences,
-                [sequence.tokens for sequence in sequences],
+                self._sequence[rows].tolist(),
+                self._tokens[rows].tolist(),
                 self._request_id[rows].tolist(),
                 self._index[rows].tolist(),
                 self._watched[rows],

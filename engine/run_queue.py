@@ -114,12 +114,14 @@ class RunQueue:
         group = sequence.group
         if reason == "error":
             self.blocks.forget(sequence)
+        queue = self.waiting if sequence.row == NO_ROW else self.running
         if sequence.row != NO_ROW:
             self._release(sequence)
         self.blocks.drop_host(sequence)
         if sequence in group.prefill_queue:
             group.prefill_queue.remove(sequence)
         if not group.live:
+            queue.remove(group)
             self._forget(group)
 
     def _forget(self, group: SequenceGroup) -> None:
@@ -128,10 +130,6 @@ class RunQueue:
         self.num_swapped -= group.swapped
         for token in group.stop_tokens:
             self.ending_at[token] -= 1
-        if group in self.waiting:
-            self.waiting.remove(group)
-        else:
-            self.running.remove(group)
 
     def _release(self, sequence: Sequence) -> None:
         self.blocks.free(sequence)

@@ -148,10 +148,8 @@ class Scheduler:
                 sequence = columns.sequences[row]
                 if sequence is not None:  # else it was preempted for an older one just now
                     self.yielding.back(draft, sequence, int(columns.context[row]) + 1)
-        for row, sequence in sorted(self.queue.shared_tails.items(), key=lambda item: item[1].group.order):
-            # Not while its blocks are on their way, and not once it was preempted for an older one.
-            if columns.decoding[row] and columns.context[row] < columns.limit[row]:
-                self.yielding.own(draft, sequence, int(columns.context[row]))
+        if self.queue.shared_tails:
+            self._copy_shared_tails(draft)
         if draft.preempted:
             rows = rows[columns.decoding[rows]]
         if draft.stalled:
@@ -161,6 +159,13 @@ class Scheduler:
                     draft.stalled |= {beam.row for beam in stalled.group.beams.order}
             rows = rows[~np.isin(rows, list(draft.stalled))]
         return rows
+
+    def _copy_shared_tails(self, draft: StepDraft) -> None:
+        columns = self.rows
+        for row, sequence in sorted(self.queue.shared_tails.items(), key=lambda item: item[1].group.order):
+            # Not while its blocks are on their way, and not once it was preempted for an older one.
+            if columns.decoding[row] and columns.context[row] < columns.limit[row]:
+                self.yielding.own(draft, sequence, int(columns.context[row]))
 
     def _schedule_prefill(self, draft: StepDraft, group: SequenceGroup) -> None:
         """Take chunks of what `group` has not computed yet, as far as the budget and the blocks go."""

@@ -510,8 +510,8 @@ MUTANTS = [
     Mutant(
         "samples of whom the rows were before",
         "rows",
-        "self._samples is None or self._sampled is not rows:",
-        "self._samples is None or len(self._samples.rows) != len(rows):",
+        "not np.array_equal(rows, self._sampled)",
+        "len(rows) != len(self._sampled)",
     ),
     Mutant(
         "blocks that the device is not told of",
