@@ -356,14 +356,20 @@ class BlockManager:
 
     def arrived(self, moves: Moves) -> None:
         """The transfers of `moves` are done."""
+        if self.host is not None:
+            for spill in moves.spills:
+                if spill.device in self.cache:  # else it was forgotten meanwhile
+                    self.host.publish(self.cache.prefix(spill.device), spill.host)
+        self.let_go(moves)
+
+    def let_go(self, moves: Moves) -> None:
+        """The transfers of `moves` hold their blocks no longer."""
         if self.host is None:
             return
         for transfer in reversed((*moves.swap_out, *moves.swap_in)):  # children before parents
             self.pool.unhold(transfer.device)
             self.host.pool.unhold(transfer.host)
         for spill in moves.spills:
-            if spill.device in self.cache:  # else it was forgotten meanwhile
-                self.host.publish(self.cache.prefix(spill.device), spill.host)
             self.host.pool.release(spill.host)
             self.host.pool.unhold(spill.host)
         for spill in reversed(moves.spills):  # so that the order of eviction stays as it was

@@ -10,6 +10,7 @@ from typing import Protocol
 from engine.config import StepStats
 from engine.grammar import Grammars
 from engine.grammar_queue import GrammarQueue
+from engine.isolation import Isolation
 from engine.plan import StepPlan, StepResult
 from engine.request import Abort, Output, Request, StepOutputs
 from engine.scheduler import Scheduler
@@ -34,8 +35,19 @@ class Runner(Protocol):
     """Executes plans in the order in which they are launched."""
 
     def launch(self, plan: StepPlan) -> InFlight:
-        """Start a step without waiting for it or for those before it."""
+        """Start a step without waiting for it or for those before it.
+
+        Once one has raised, here or when it is waited for, those launched after it raise too, until `settle`.
+        MemoryError: the device has not enough memory for it.
+        """
         ...
+
+    def settle(self) -> None:
+        """After a step has raised: wait until nothing is under way.
+
+        Raises if no step can be computed any more, which is so for a runner that does not say otherwise.
+        """
+        raise RuntimeError("this runner computes no steps after one that raised")
 
     @property
     def graphs_left(self) -> int:
@@ -45,6 +57,14 @@ class Runner(Protocol):
     def capture(self, *, missed: bool = False) -> None:
         """Capture one step size, if any is left; with `missed`, only if steps have been of such a size."""
         return
+
+
+class _NotLaunched(InFlight):
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def wait(self) -> StepResult:
+        raise self._error
 
 
 class EngineCore:
@@ -66,6 +86,7 @@ class EngineCore:
         self.scheduler = scheduler
         self.grammars = None if grammars is None else GrammarQueue(grammars)
         self.runner = runner
+        self.isolation = Isolation(scheduler)
         self.clock = clock
         self.stats = self._stats(0, 0, (0.0, 0.0, 0.0, 0.0))
         self._capture_at = float("-inf")  # not before then while requests run
@@ -143,20 +164,24 @@ class EngineCore:
             self._capture_beside()
         refusals = self._add_compiled() if self.grammars else []
         begin = self.clock()
-        plan = self.scheduler.schedule(begin)
+        plan = self.isolation.schedule(begin)
         scheduled = self.clock()
         if plan is not None:
-            self._launched.append(self.runner.launch(plan))
+            self._launched.append(self._launch(plan))
         launched = waited = self.clock()
         outputs = StepOutputs()
         nothing_else = plan is None and not self._launched
-        if self._launched and (plan is None or len(self._launched) > 1):
+        if self._launched and (plan is None or len(self._launched) > 1 or self.isolation.on_trial):
             flight = self._launched.popleft()
-            result = flight.wait()
-            waited = self.clock()
-            outputs = self.scheduler.commit(result)
-            if self.scheduler.num_deliveries > len(self._moving):
-                self._moving.append(flight)
+            try:
+                result = flight.wait()
+            except Exception as error:
+                outputs.others += self._recover(error)
+            else:
+                waited = self.clock()
+                outputs = self.isolation.passed(self.scheduler.commit(result))
+                if self.scheduler.num_deliveries > len(self._moving):
+                    self._moving.append(flight)
         self._deliver(wait=nothing_else)
         outputs.others += refusals
         committed = self.clock()
@@ -165,6 +190,19 @@ class EngineCore:
         phases = (scheduled - begin, launched - scheduled, waited - launched, committed - waited)
         self.stats = self._stats(prefills, decodes, phases)
         return outputs
+
+    def _launch(self, plan: StepPlan) -> InFlight:
+        """What raises here is raised when the step's turn has come: those before it may have gone well."""
+        try:
+            return self.runner.launch(plan)
+        except Exception as error:
+            return _NotLaunched(error)
+
+    def _recover(self, error: Exception) -> list[Output]:
+        """The oldest step that was launched raised `error`. Returns what ends by it; raises what ends all."""
+        self._launched.clear()
+        self.runner.settle()
+        return self.isolation.raised(error)
 
     def _deliver(self, *, wait: bool) -> None:
         """Book the transfers that are done, in order; with `wait`, the oldest one at least."""

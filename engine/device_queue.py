@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +63,25 @@ class DeviceResult:
 Transfer = Callable[[], None]
 
 
+class Gate:
+    """Lets steps be computed until one has raised: what those after it build on is not there."""
+
+    def __init__(self) -> None:
+        self.open = True
+
+    @contextmanager
+    def passed(self) -> Iterator[None]:
+        """Around a step. Raises MemoryError when the device has not enough memory for it."""
+        if not self.open:
+            raise RuntimeError("a step before this one has raised")
+        self.open = False
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
+        self.open = True
+
+
 class CudaFlight:
     """Results on their way to pinned memory; one event says when they are there, one when all has moved."""
 
@@ -95,8 +115,19 @@ class CudaQueue:
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
         self._copy_stream = torch.cuda.Stream(device)
+        self._gate = Gate()
 
     def submit(self, step: Callable[[], DeviceResult], transfer: Transfer | None) -> CudaFlight:
+        with self._gate.passed():
+            return self._submit(step, transfer)
+
+    def settle(self) -> None:
+        """Wait until nothing is under way, and compute steps again. Raises if the device cannot any more."""
+        torch.cuda.synchronize(self.stream.device)
+        torch.cuda.empty_cache()
+        self._gate.open = True
+
+    def _submit(self, step: Callable[[], DeviceResult], transfer: Transfer | None) -> CudaFlight:
         transferred = None
         if transfer is not None:
             self._copy_stream.wait_stream(self.stream)
@@ -130,14 +161,21 @@ class ThreadQueue:
 
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="quire-step")
+        self._gate = Gate()
 
     def submit(self, step: Callable[[], DeviceResult], transfer: Transfer | None) -> ThreadFlight:
         def both() -> DeviceResult:
-            if transfer is not None:
-                transfer()
-            return step()
+            with self._gate.passed():
+                if transfer is not None:
+                    transfer()
+                return step()
 
         return ThreadFlight(self._worker.submit(both))
+
+    def settle(self) -> None:
+        """Wait until nothing is under way, and compute steps again."""
+        self._worker.submit(lambda: None).result()
+        self._gate.open = True
 
     def run(self, work: Callable[[], object]) -> None:
         """As CudaQueue does."""

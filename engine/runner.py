@@ -128,6 +128,10 @@ class ModelRunner:
             transfer = partial(self.cache.swap, plan.swap_out, plan.swap_in)
         return self.queue.submit(lambda: self._execute(plan), transfer)
 
+    def settle(self) -> None:
+        """After a step has raised: wait until nothing is under way. Raises if the device cannot go on."""
+        self.queue.settle()
+
     @torch.inference_mode()
     def _execute(self, plan: StepPlan) -> DeviceResult:
         self.row_state.start(plan.starts)

@@ -1,0 +1,67 @@
+"""A server with the demo model whose requests may be poisoned: `python -m tests.service.poisoned PORT`.
+
+A request with seed POISON + p makes each step raise that computes its token p or a later one; one with seed
+FATAL makes a step raise after which the device computes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import ClassVar
+
+import engine.startup
+from engine.config import EngineConfig
+from engine.device_queue import DeviceResult
+from engine.engine import AsyncEngine
+from engine.logs import configure_logging
+from engine.plan import StepPlan
+from engine.process import main as run_engine
+from engine.runner import ModelRunner
+from service.config import ServiceConfig
+from service.demo import MODEL_FOLDER
+from service.server import serve
+from service.tokenizer import Tokenizer
+
+POISON = 1 << 40
+FATAL = 1 << 50
+
+
+class PoisonedRunner(ModelRunner):
+    seeds: ClassVar[dict[int, int]] = {}  # by row
+    broken = False
+
+    def _execute(self, plan: StepPlan) -> DeviceResult:
+        self.seeds.update({start.row: start.params.seed for start in plan.starts})
+        result = super()._execute(plan)
+        for row, length in zip(plan.rows.tolist(), plan.context_lens.tolist(), strict=True):
+            if self.seeds[row] == FATAL:
+                self.broken = True
+            if POISON <= self.seeds[row] < POISON + length or self.broken:
+                raise RuntimeError("poison")
+        return result
+
+    def settle(self) -> None:
+        super().settle()
+        if self.broken:
+            raise RuntimeError("the device is lost")
+
+
+async def start_engine() -> AsyncEngine:
+    config = EngineConfig(model=MODEL_FOLDER, num_gpu_blocks_override=200, max_num_seqs=64)
+    started = AsyncEngine(config, program=("tests.service.poisoned", "engine"))
+    await started.start()
+    return started
+
+
+def main() -> None:
+    if sys.argv[1] == "engine":
+        engine.startup.ModelRunner = PoisonedRunner  # type: ignore[misc]
+        del sys.argv[1]
+        run_engine()
+    configure_logging("json")
+    service = ServiceConfig(served_model_names=("tiny",), port=int(sys.argv[1]))
+    sys.exit(serve(service, start_engine, lambda: Tokenizer.from_folder(MODEL_FOLDER)))
+
+
+if __name__ == "__main__":
+    main()
