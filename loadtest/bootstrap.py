@@ -60,10 +60,13 @@ def bootstrap_ratio(name: str, first: Values, second: Values, statistic: Statist
     return Ratio(name, one, two, two / one, *_interval(ratios))
 
 
-def bootstrap_difference(first: Values, second: Values, statistic: Statistic, seed: int) -> Difference:
+def bootstrap_difference(
+    first: Sequence[Values], second: Sequence[Values], statistic: Statistic, seed: int
+) -> Difference:
+    """Of runs in several turns, which are resampled as wholes: what disturbs a turn disturbs much of it."""
     rng = np.random.default_rng(seed)
-    one, two = (float(statistic(values[None, :])[0]) for values in (first, second))
-    differences = _resample(rng, second, statistic) - _resample(rng, first, statistic)
+    one, two = (float(statistic(np.concatenate(turns)[None, :])[0]) for turns in (first, second))
+    differences = _resample_turns(rng, second, statistic) - _resample_turns(rng, first, statistic)
     return Difference(two - one, *_interval(differences))
 
 
@@ -99,6 +102,11 @@ def _of(field: str) -> Callable[[Sequence[Record]], Values]:
         return np.array([value for value in found if value is not None], np.float64)
 
     return values
+
+
+def _resample_turns(rng: np.random.Generator, turns: Sequence[Values], statistic: Statistic) -> Values:
+    picks = rng.integers(0, len(turns), (RESAMPLES, len(turns)))
+    return np.concatenate([statistic(np.concatenate([turns[at] for at in pick])[None, :]) for pick in picks])
 
 
 FIGURES: tuple[tuple[str, Callable[[Sequence[Record]], Values], Statistic], ...] = (

@@ -130,7 +130,7 @@ def measure_dealt(cluster: Cluster, work: Work) -> Outcome:
 class Faulty:
     """What came of all turns with one fault. Times are seconds."""
 
-    records: list[Record] = field(default_factory=list)
+    turns: list[list[Record]] = field(default_factory=list)
     lookups: float = 0.0  # what the requests waited for the registry, together
     recoveries: list[float] = field(default_factory=list)
 
@@ -141,17 +141,17 @@ def measure_routed(
     """Through the router with Redis well, and in turn with that during each fault."""
     tenants, rng = Tenants(work, seed=2), random.Random(3)
     begin([cluster.router], tenants)
-    well: list[Record] = []
+    well: list[list[Record]] = []
     faulty = {name: Faulty() for name in faults}
     for _ in range(work.rounds):
         for name in rng.sample(faults, len(faults)):  # in another order each time
-            well += asyncio.run(run([cluster.router], tenants.turn(), work.concurrency))
+            well.append(asyncio.run(run([cluster.router], tenants.turn(), work.concurrency)))
             suffer(cluster, tenants.turn(), work.concurrency, FAULTS[name], faulty[name])
     during = {
-        name: compare_to_well(well, each.records, work.prefix_tokens, each.lookups, each.recoveries)
+        name: compare_to_well(well, each.turns, work.prefix_tokens, each.lookups, each.recoveries)
         for name, each in faulty.items()
     }
-    return outcome_of(well, work.prefix_tokens), during
+    return outcome_of([record for turn in well for record in turn], work.prefix_tokens), during
 
 
 def suffer(cluster: Cluster, turn: Sequence[Session], concurrency: int, fault: Fault, faulty: Faulty) -> None:
@@ -160,7 +160,7 @@ def suffer(cluster: Cluster, turn: Sequence[Session], concurrency: int, fault: F
     with ThreadPoolExecutor(1) as pool:
         recovery = pool.submit(cluster.time_recovery, over)
         with fault(cluster.redis, over):
-            faulty.records += asyncio.run(run([cluster.router], turn, concurrency))
+            faulty.turns.append(asyncio.run(run([cluster.router], turn, concurrency)))
             faulty.lookups += cluster.lookup_seconds() - before
         faulty.recoveries.append(recovery.result())
 

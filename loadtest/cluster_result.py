@@ -51,18 +51,18 @@ def outcome_of(records: Sequence[Record], prefix_tokens: int) -> Outcome:
 
 
 def compare_to_well(
-    well: Sequence[Record],
-    during: Sequence[Record],
+    well: Sequence[Sequence[Record]],
+    during: Sequence[Sequence[Record]],
     prefix_tokens: int,
     lookup_seconds: float,
     recoveries: list[float],
 ) -> FaultOutcome:
-    """`well`: requests sent in turn with those `during` the fault, which waited `lookup_seconds` in all."""
-    p50, p99 = (
-        bootstrap_difference(_ttft(well), _ttft(during), percentile(percent), seed=0) for percent in (50, 99)
-    )
-    lookup = 1e3 * lookup_seconds / len(during)
-    return FaultOutcome(outcome_of(during, prefix_tokens), p50, p99, lookup, recoveries)
+    """`well`: turns between those `during` the fault, whose requests waited `lookup_seconds` in all."""
+    one, two = ([_ttft(turn) for turn in turns] for turns in (well, during))
+    p50, p99 = (bootstrap_difference(one, two, percentile(percent), seed=0) for percent in (50, 99))
+    records = [record for turn in during for record in turn]
+    lookup = 1e3 * lookup_seconds / len(records)
+    return FaultOutcome(outcome_of(records, prefix_tokens), p50, p99, lookup, recoveries)
 
 
 def table_of_work(outcomes: dict[str, Outcome], title: str) -> Table:
