@@ -145,7 +145,12 @@ class Publisher:
             self._under_way = self._next()
         publication, load, begin = self._under_way, self._load, self._clock()
         answer = self._registry.publish(
-            self._seq + 1, publication.added, publication.removed, load, anew=publication.anew
+            self._seq + 1,
+            publication.added,
+            publication.removed,
+            load,
+            anew=publication.anew,
+            whole=not self._rest,
         )
         now = self._clock()
         self._seconds.append(now - begin)

@@ -4,12 +4,13 @@ Soft state and a hint: what is wrong or missing there costs a prefill, never a t
 is under one hash tag, its fingerprint:
 
     quire:{fp}:replicas                  ZSET  replica -> end of its lease, ms of Redis' clock
-    quire:{fp}:meta:<replica>            HASH  epoch, seq, url, parity, deployment, running, waiting, ...
+    quire:{fp}:meta:<replica>            HASH  epoch, seq, whole, url, parity, deployment, running, ...
     quire:{fp}:blocks:<replica>:<epoch>  SET   16-byte digests
     quire:{fp}:pinned                    HASH  token ids of the prefixes that all tenants share, if any
 
 Each key lives as long as a lease, so nobody has to sweep. A block's digest leaves before its parent's, so
-of a prompt's digests a replica holds the first k, and k is found by bisection.
+of a prompt's digests a replica holds the first k, and k is found by bisection. While everything is published
+anew, a replica's set is not whole, and nobody is told how much of a prompt is in it.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local digests, found = ARGV[3], {}
 for _, replica in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf')) do
-  local meta = redis.call('HMGET', ARGV[1] .. replica, 'epoch', 'url')
-  if meta[1] then
+  local meta = redis.call('HMGET', ARGV[1] .. replica, 'epoch', 'url', 'whole')
+  if meta[1] and meta[3] ~= '0' then
     local blocks = ARGV[2] .. replica .. ':' .. meta[1]
     local low, high = 0, #digests / 16
     while low < high do
@@ -159,9 +160,17 @@ class Registry:
         )
 
     def publish(
-        self, seq: int, added: list[Digest], removed: list[Digest], load: Load, *, anew: bool = False
+        self,
+        seq: int,
+        added: list[Digest],
+        removed: list[Digest],
+        load: Load,
+        *,
+        anew: bool = False,
+        whole: bool = True,
     ) -> Answer:
-        """One atomic step from publication `seq` - 1 to `seq`; `anew`: what was there is forgotten."""
+        """One atomic step from publication `seq` - 1 to `seq`; `anew`: what was there is forgotten. Until a
+        publication that makes it `whole`, the set is not looked at."""
         load_fields = [text for name in load.__struct_fields__ for text in (name, int(getattr(load, name)))]
         reply: Any = self._client.eval(
             _PUBLISH,
@@ -176,6 +185,7 @@ class Registry:
             b"".join(removed),
             self._pinned if anew else b"",
             *(self._identity if anew else ()),
+            *("whole", int(whole)),
             *load_fields,
         )
         try:

@@ -85,6 +85,17 @@ async def test_lookup_finds_the_longest_prefix(server: RedisServer) -> None:
     await directory.close()
 
 
+async def test_a_set_that_is_not_whole_says_nothing(server: RedisServer) -> None:
+    registry = register(server.url, 1, CHAIN[:3])
+    directory = Directory(server.url)
+    registry.publish(1, CHAIN[:2], [], Load(), anew=True, whole=False)
+    assert await patiently(directory, CHAIN) == {}
+    assert len(await directory.registered(FINGERPRINT)) == 1
+    registry.publish(2, CHAIN[2:3], [], Load())
+    assert await patiently(directory, CHAIN) == {"http://10.0.0.1:8000": 3}
+    await directory.close()
+
+
 async def test_who_is_registered_and_for_how_long(server: RedisServer) -> None:
     directory = Directory(server.url)
     first = register(server.url, 1, CHAIN[:3])

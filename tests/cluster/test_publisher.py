@@ -172,6 +172,30 @@ def test_a_repeated_publication_does_no_harm(server: RedisServer, monkeypatch: p
     assert int(server.client.hget(META, "seq") or 0) > 1
 
 
+def test_nobody_looks_at_what_is_being_published_anew(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of it would look as if the other half had been evicted."""
+    monkeypatch.setattr("engine.publisher.BATCH", 3)
+    replica = Replica(server, 5)
+    replica.work(60)
+    replica.settle()
+    assert len(replica.findable) > 9
+    server.client.flushall()
+    publish, seen = replica.registry.publish, []
+
+    def look(*arguments: object, **options: object) -> object:
+        answer = publish(*arguments, **options)  # type: ignore[arg-type]
+        seen.append((server.client.hget(META, "whole"), replica.published == replica.findable))
+        return answer
+
+    replica.registry.publish = look  # type: ignore[assignment, method-assign]
+    replica.settle()
+    told = [(whole == b"1", all_there) for whole, all_there in seen if whole is not None]
+    assert told.count((False, False)) >= 3
+    assert all(whole == all_there for whole, all_there in told)
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_whatever_redis_says_it_is_told_all_once_it_is_itself_again(
     server: RedisServer, fault: Fault
