@@ -238,7 +238,7 @@ def slow(server: RedisServer) -> Iterator[None]:
     def stutter() -> None:
         while not ended.wait(0.01):
             with stopped(server):
-                time.sleep(0.7)
+                time.sleep(2.0)
 
     thread = threading.Thread(target=stutter)
     thread.start()
