@@ -96,20 +96,32 @@ def _look_at(queue: RunQueue, flight: Flight, result: StepResult, samples: list[
 
 
 def _constrain(queue: RunQueue, grown: list[tuple[Sequence, Output]]) -> None:
-    """Sequences that go on have taken a token: find what may follow it, so that they can decode again."""
+    """Sequences that go on have taken a token: what may follow it is found beside the next steps."""
     constraints = []
     for sequence, output in grown:
         if sequence.constraint is not None:
             sequence.constraint.accept(output.tokens[-1])
             constraints.append(sequence.constraint)
+            queue.masking.add(sequence)
     find_masks(constraints)
-    for (sequence, output), constraint in zip(grown, constraints, strict=True):
-        if constraint.error is not None:
-            output.finish_reason = "error"
-            output.error = f"the grammar cannot be followed any further: {constraint.error}"
+
+
+def unmask(queue: RunQueue, seconds: float | None) -> list[Output]:
+    """Sequences whose masks are found decode again; those that cannot go on end. Waits as `Masking.take`."""
+    outputs: list[Output] = []
+    for sequence, stayed in queue.masking.take(seconds):
+        if sequence.finish_reason is not None or sequence.constraint is None:
+            continue
+        error = sequence.constraint.error
+        if error is not None:
+            words = f"the grammar cannot be followed any further: {error}"
+            outputs.append(
+                Output(sequence.group.request.id, sequence.index, [], finish_reason="error", error=words)
+            )
             queue.finish(sequence, "error")
-        elif sequence.row != NO_ROW:
+        elif stayed:
             queue.rows.may_decode(sequence, True)
+    return outputs
 
 
 def _append(queue: RunQueue, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> Output:

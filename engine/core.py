@@ -16,6 +16,7 @@ from engine.request import Abort, Output, Request, StepOutputs
 from engine.scheduler import Scheduler
 
 COMPILE_WAIT = 0.01  # seconds that a step without anything else to do waits for a grammar
+MASK_WAIT = 0.002  # seconds that a mask may take to find before steps go on without its sequence
 CAPTURE_SHARE = 0.2  # of the time, at most, goes into captures while requests run
 
 
@@ -86,6 +87,7 @@ class EngineCore:
         self.scheduler = scheduler
         self.grammars = None if grammars is None else GrammarQueue(grammars)
         self.runner = runner
+        self.mask_wait = MASK_WAIT
         self.isolation = Isolation(scheduler)
         self.clock = clock
         self.stats = self._stats(0, 0, (0.0, 0.0, 0.0, 0.0))
@@ -162,7 +164,8 @@ class EngineCore:
         """Launch the next step, if there is one, and return what the one before it gave."""
         if self._launched and self.runner.graphs_left:
             self._capture_beside()
-        refusals = self._add_compiled() if self.grammars else []
+        others = self._add_compiled() if self.grammars else []
+        others += self.scheduler.unmask(self.mask_wait)
         begin = self.clock()
         plan = self.isolation.schedule(begin)
         scheduled = self.clock()
@@ -182,8 +185,10 @@ class EngineCore:
                 outputs = self.isolation.passed(self.scheduler.commit(result))
                 if self.scheduler.num_deliveries > len(self._moving):
                     self._moving.append(flight)
+        if nothing_else:
+            others += self.scheduler.unmask(None)
         self._deliver(wait=nothing_else)
-        outputs.others += refusals
+        outputs.others += others
         committed = self.clock()
         decodes = plan.num_decodes if plan else 0
         prefills = len(plan.prefill_tokens) if plan else 0

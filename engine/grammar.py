@@ -6,7 +6,9 @@ of it (milliseconds), and the memory that a sequence's place in it takes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from pathlib import Path
 
@@ -34,24 +36,39 @@ class Constraint:
     follow, that is only the tokens that end a text.
     """
 
-    __slots__ = ("_executor", "_matcher", "mask")
+    __slots__ = ("_finder", "_mask", "_matcher", "_search")
 
-    def __init__(self, matcher: LLMatcher, executor: LLExecutor, mask: Int32) -> None:
+    def __init__(self, matcher: LLMatcher, finder: MaskFinder, mask: Int32) -> None:
         self._matcher = matcher
-        self._executor = executor
-        self.mask = mask
+        self._finder = finder
+        self._mask = mask
+        self._search: Search | None = None  # what finds the mask, while it may still do
 
     def fork(self) -> Constraint:
         """The same place, for another sequence."""
-        return Constraint(self._matcher.deep_copy(), self._executor, self.mask)
+        return Constraint(self._matcher.deep_copy(), self._finder, self.mask)
 
     def accept(self, token: int) -> None:
         """The sequence takes `token`; its mask is that of the place before until `find_masks`."""
+        self.settles(None)
         self._matcher.consume_token(token)
+
+    def settles(self, seconds: float | None) -> bool:
+        """Whether the mask is found once it has taken so long to find; None: it is waited for."""
+        if self._search is not None and self._search.ends(seconds):
+            self._search = None
+        return self._search is None
+
+    @property
+    def mask(self) -> Int32:
+        """Waited for while it is being found."""
+        self.settles(None)
+        return self._mask
 
     @property
     def error(self) -> str | None:
-        """Why it cannot go on; once there is an error the mask means nothing."""
+        """Why it cannot go on, likewise; once there is an error the mask means nothing."""
+        self.settles(None)
         return _words(self._matcher.get_error()) if self._matcher.is_error() else None
 
     def mask_without(self, tokens: Iterable[int]) -> Int32:
@@ -62,15 +79,45 @@ class Constraint:
         return mask if mask.any() else self.mask
 
 
+class Search:
+    """Masks while a thread finds them."""
+
+    def __init__(self, found: Future[None]) -> None:
+        self._found = found
+        self._begun = time.monotonic()
+
+    def ends(self, seconds: float | None) -> bool:
+        """Whether it ends within so many seconds of its beginning; None: it does. Raises what it raised."""
+        left = None if seconds is None else max(0.0, self._begun + seconds - time.monotonic())
+        if not self._found.done():
+            wait([self._found], left)
+        if self._found.done():
+            self._found.result()
+        return self._found.done()
+
+
+class MaskFinder:
+    """Finds masks side by side on the host's cores, beside the interpreter."""
+
+    def __init__(self) -> None:
+        self._executor = LLExecutor()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="quire-masks")
+
+    def begin(self, places: list[tuple[LLMatcher, int]], masks: Int32) -> Search:
+        """Row i of `masks` becomes the mask of the matcher that is given with i."""
+        return Search(self._worker.submit(fill_next_token_bitmask_par, self._executor, places, masks))
+
+
 def find_masks(constraints: list[Constraint]) -> None:
-    """The masks of all of them, side by side on the host's cores."""
+    """Begin to find the masks of all of them."""
     if not constraints:
         return
     masks = np.zeros((len(constraints), len(constraints[0].mask)), np.int32)
     places = [(constraint._matcher, i) for i, constraint in enumerate(constraints)]
-    fill_next_token_bitmask_par(constraints[0]._executor, places, masks)
+    search = constraints[0]._finder.begin(places, masks)
     for constraint, mask in zip(constraints, masks, strict=True):
-        constraint.mask = mask
+        constraint._mask = mask
+        constraint._search = search
 
 
 class Grammars:
@@ -85,14 +132,14 @@ class Grammars:
         return self._load()
 
     @cached_property
-    def _executor(self) -> LLExecutor:
-        return LLExecutor()
+    def _finder(self) -> MaskFinder:
+        return MaskFinder()
 
     def compile(self, grammar: str) -> Constraint:
         """The beginning of `grammar`. Raises ValueError that says what is wrong with it."""
         matcher = LLMatcher(self.vocabulary, grammar, log_level=0, limits=LIMITS)
         words = -(-self.vocabulary.vocab_size // _WORD)
-        constraint = Constraint(matcher, self._executor, np.zeros(words, np.int32))
+        constraint = Constraint(matcher, self._finder, np.zeros(words, np.int32))
         if constraint.error is None:
             find_masks([constraint])
         if constraint.error is not None:

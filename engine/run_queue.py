@@ -11,6 +11,7 @@ from engine.admission import Capacity
 from engine.beam_group import BeamGroup
 from engine.block_manager import BlockManager
 from engine.grammar import Constraint
+from engine.masking import Masking
 from engine.plan import NOT_FINITE
 from engine.prefix_cache import BlockHasher
 from engine.request import FinishReason, Request
@@ -44,6 +45,7 @@ class RunQueue:
         self.shared_tails: dict[int, Sequence] = {}  # by row: forked, and to write into a shared block next
         self.ending_at = np.zeros(capacity.vocab_size + 1, np.int32)  # how many groups end at each token
         self.ending_at[NOT_FINITE] = 1  # all do
+        self.masking = Masking()
         self.num_in_lockstep = 0  # groups that wait for the commit of each of their steps
         self.num_swapped = 0  # groups that wait in host memory
         self.num_ended = 0  # sequences, since start
@@ -135,6 +137,7 @@ class RunQueue:
     def _release(self, sequence: Sequence) -> None:
         self.blocks.free(sequence)
         self.shared_tails.pop(sequence.row, None)
+        self.masking.leave(sequence)
         self.given.pop(sequence.row, None)
         self.rows.release(sequence)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from engine.admission import Capacity
-from engine.commit import commit, deliver
+from engine.commit import commit, deliver, unmask
 from engine.grammar import Constraint
 from engine.plan import StepPlan, StepResult
 from engine.preemption import PreemptionPolicy
 from engine.prefix_cache import BlockHasher, Found
-from engine.request import Request, StepOutputs
+from engine.request import Output, Request, StepOutputs
 from engine.rows import Index
 from engine.run_queue import RunQueue
 from engine.sequence import Sequence, SequenceGroup
@@ -76,6 +76,13 @@ class Scheduler:
     def deliver(self) -> None:
         """Book the transfers of the oldest one of these steps, which are done."""
         deliver(self.queue)
+
+    def unmask(self, seconds: float | None) -> list[Output]:
+        """Have constrained sequences decode on whose masks are found by now; what ends instead.
+
+        Waits until the first mask has taken `seconds` to find; None: until it is there.
+        """
+        return unmask(self.queue, seconds)
 
     def check(self) -> None:
         """Assert every invariant. O(blocks + tokens)."""
