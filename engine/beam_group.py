@@ -59,7 +59,7 @@ class BeamGroup:
         unused = [sequence for sequence in self.group.sequences if sequence not in parents]
         for sequence in unused:
             if sequence.row == NO_ROW:
-                blocks.drop_host(sequence)
+                blocks.host.drop(sequence)
             else:
                 blocks.free(sequence)
                 rows.context[sequence.row] = 0
@@ -70,7 +70,7 @@ class BeamGroup:
                 child.tokens = list(parent.tokens)
                 child.prefixes = list(parent.prefixes)
                 if parent.row == NO_ROW:
-                    blocks.fork_on_host(parent, child)
+                    blocks.host.fork(parent, child)
                 else:
                     blocks.fork(parent, child)
                     child.published = parent.published

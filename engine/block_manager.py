@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from engine.block_pool import BlockPool, OutOfBlocks
-from engine.host_tier import HostTier, Transfer
+from engine.host_tier import HostTier
 from engine.moves import Moves
 from engine.prefix_cache import BlockHasher, Found, Prefix, PrefixCache
 from engine.prefixes import Prefixes
@@ -38,7 +38,7 @@ class BlockManager:
         self.cache = PrefixCache(num_blocks)
         self.pool = BlockPool(num_blocks, self.cache.forget)
         self.block_size = block_size
-        self.host = HostTier(num_host_blocks) if num_host_blocks else None
+        self.host = HostTier(num_host_blocks, self.pool, self.cache)
         self.moves = Moves()
         self.copies_on_write = 0  # since start
         self._prefixes = None if hasher is None else Prefixes(hasher)
@@ -112,18 +112,8 @@ class BlockManager:
         self._take_back(table)
         sequence.published = 0
         self._rows.capacity[sequence.row] = 0
-        self._forget_moves(sequence.row, len(table))
-
-    def _forget_moves(self, row: int, num_blocks: int) -> None:
-        """The next plan must not touch `row` on behalf of a sequence that has left it."""
-        moves = self.moves
-        for logical in range(num_blocks if moves.entries else 0):
-            moves.entries.pop((row, logical), None)
-        if moves.copies:
-            for owner, source, _ in moves.copies:
-                if owner == row:
-                    self.pool.unhold(source)
-            moves.copies = [copy for copy in moves.copies if copy[0] != row]
+        for source in self.moves.leave(sequence.row, len(table)):
+            self.pool.unhold(source)
 
     def _tell(self, sequence: Sequence) -> None:
         """The device has to know the whole table of `sequence`."""
@@ -141,7 +131,7 @@ class BlockManager:
             if block is not None:
                 found.device.append(block)
                 continue
-            block = None if self.host is None else self.host.cache.find(prefix)
+            block = self.host.cache.find(prefix)
             if block is None:
                 break
             found.host.append(block)
@@ -166,7 +156,7 @@ class BlockManager:
         sequence.published = next(promised, len(found.device))
         sequence.num_found = min(sequence.num_found, sequence.published)
         for block in found.host:
-            sequence.table.append(self._bring(block))
+            sequence.table.append(self.host.bring(block, self.moves))
         self._tell(sequence)
 
     def promise(self, sequence: Sequence, start: int, end: int) -> None:
@@ -226,8 +216,7 @@ class BlockManager:
         """
         for prefix in self._extend(sequence, len(sequence.tokens) // self.block_size)[sequence.num_found :]:
             _discard(self.cache, self.pool, prefix)
-            if self.host is not None:
-                _discard(self.host.cache, self.host.pool, prefix)
+            _discard(self.host.cache, self.host.pool, prefix)
 
     def open_to_all(self, tokens: list[int]) -> list[Prefix]:
         """Let all tenants find the full blocks at the beginning of `tokens` once they are computed.
@@ -238,45 +227,25 @@ class BlockManager:
             raise ValueError("--pin-prefix needs the prefix cache: leave out --no-enable-prefix-caching")
         return self._prefixes.publish(tokens)
 
-    def pin(self, tokens: list[int]) -> None:
-        """Never evict the full blocks of `tokens`, which are open to all and cached."""
-        for prefix in self.open_to_all(tokens):
-            block = self.cache.find(prefix)
-            assert block is not None, "a prefix is pinned before it was computed"
-            self.pool.pin(block)
-
     def _extend(self, sequence: Sequence, num_blocks: int) -> list[Prefix]:
         """The prefixes of `sequence`, of its first `num_blocks` at least; none without a prefix cache."""
         if self._prefixes is not None:
             self._prefixes.extend(sequence.prefixes, sequence.tokens, num_blocks, sequence.salt)
         return sequence.prefixes
 
-    # -- the host tier ----------------------------------------------------------------------------------
+    # -- between the tiers ------------------------------------------------------------------------------
 
     def swap_out(self, group: SequenceGroup) -> bool:
-        """Copy a group's blocks to host memory, those it shares once; False if there is no room for them.
-
-        Once the group's sequences are freed, their device blocks are in transfer until the step that carries
-        them is committed.
-        """
+        """Copy a group's blocks to host memory, those it shares once; False if there is no room for them."""
         for sequence in group.live:
             self._trim(sequence)
         # A copy that the next plan would have made is not going to be: its source is what holds the tokens.
         sources = {destination: source for _, source, destination in self.moves.copies}
-        blocks = {sequence: [sources.get(b, b) for b in sequence.table] for sequence in group.live}
-        if self.host is None or len(set(chain(*blocks.values()))) > self.host.pool.num_available:
+        tables = {sequence: [sources.get(b, b) for b in sequence.table] for sequence in group.live}
+        if not self.host.swap_out(tables, self.moves):
             return False
-        placed: dict[int, int] = {}
         for sequence in group.live:
-            sequence.host_published = sequence.published
             sequence.saved_context = int(self._rows.context[sequence.row])
-            for logical, block in enumerate(blocks[sequence]):
-                if block in placed:
-                    self.host.pool.share(placed[block])
-                else:
-                    prefix = sequence.prefixes[logical] if logical < sequence.published else None
-                    placed[block] = self._place(self.host, block, prefix)
-                sequence.host_table.append(placed[block])
         return True
 
     def _trim(self, sequence: Sequence) -> None:
@@ -285,68 +254,16 @@ class BlockManager:
             self.pool.release(sequence.table.pop())
             self.moves.entries.pop((sequence.row, len(sequence.table)), None)
 
-    def _place(self, host: HostTier, block: int, prefix: Prefix | None) -> int:
-        """A host block for device block `block`: one that holds `prefix`, or a transfer to a new one."""
-        twin = None if prefix is None else host.cache.find(prefix)
-        if twin is not None:
-            host.pool.share(twin)
-            return twin
-        host_block = host.pool.allocate()
-        self._start(self.moves.swap_out, host, Transfer(block, host_block))
-        return host_block
-
     def swap_in(self, group: SequenceGroup) -> None:
         """Bring a group back into rows that it has been given; usable once the transfers are done.
 
         Raises OutOfBlocks only if fewer blocks are available than the group's distinct host blocks.
         """
-        assert self.host is not None
-        placed: dict[int, int] = {}
         for sequence in group.live:
-            for logical, block in enumerate(sequence.host_table):
-                if block in placed:
-                    self.pool.share(placed[block])
-                else:
-                    twin = None
-                    if logical < sequence.host_published:
-                        twin = self.cache.find(sequence.prefixes[logical])
-                    if twin is not None:
-                        self.pool.share(twin)
-                    placed[block] = self._bring(block) if twin is None else twin
-                sequence.table.append(placed[block])
             self._rows.context[sequence.row] = sequence.saved_context
-            self.drop_host(sequence)
+        self.host.swap_in(group, self.moves)
+        for sequence in group.live:
             self._tell(sequence)
-
-    def fork_on_host(self, parent: Sequence, child: Sequence) -> None:
-        """`child`, which has none, shares all blocks that `parent` has in host memory."""
-        assert not child.host_table
-        child.host_table = list(parent.host_table)
-        child.host_published = parent.host_published
-        child.num_found = parent.num_found
-        child.saved_context = parent.saved_context
-        for block in child.host_table:
-            assert self.host is not None
-            self.host.pool.share(block)
-
-    def drop_host(self, sequence: Sequence) -> None:
-        """Give back what `sequence` has in host memory, last block first."""
-        sequence.saved_context = sequence.host_published = 0
-        while sequence.host_table:
-            assert self.host is not None
-            self.host.pool.release(sequence.host_table.pop())
-
-    def spill(self, count: int) -> None:
-        """Copy those of the next `count` blocks to be evicted to host memory that are not there yet."""
-        if self.host is None or self._prefixes is None:
-            return
-        # What is spilled must not push out what has just been: at most half of the room is looked after.
-        for block in self.pool.next_to_evict(min(count, self.host.pool.num_available // 2)):
-            twin = self.host.cache.find(self.cache.prefix(block))
-            if twin is not None:
-                self.host.pool.refresh(twin)
-                continue
-            self._start(self.moves.spills, self.host, Transfer(block, self.host.pool.allocate()))
 
     def copied(self, moves: Moves) -> None:
         """The step that carried `moves` is committed: its copies on the device are made."""
@@ -354,54 +271,13 @@ class BlockManager:
             self.pool.unhold(source)
         moves.copies.clear()
 
-    def arrived(self, moves: Moves) -> None:
-        """The transfers of `moves` are done."""
-        if self.host is not None:
-            for spill in moves.spills:
-                if spill.device in self.cache:  # else it was forgotten meanwhile
-                    self.host.publish(self.cache.prefix(spill.device), spill.host)
-        self.let_go(moves)
-
-    def let_go(self, moves: Moves) -> None:
-        """The transfers of `moves` hold their blocks no longer."""
-        if self.host is None:
-            return
-        for transfer in reversed((*moves.swap_out, *moves.swap_in)):  # children before parents
-            self.pool.unhold(transfer.device)
-            self.host.pool.unhold(transfer.host)
-        for spill in moves.spills:
-            self.host.pool.release(spill.host)
-            self.host.pool.unhold(spill.host)
-        for spill in reversed(moves.spills):  # so that the order of eviction stays as it was
-            self.pool.unhold(spill.device, evict_next=True)
-
-    def publish_on_host(self, group: SequenceGroup) -> None:
-        """A swapped group's full blocks have arrived in host memory: others may find them there."""
-        assert self.host is not None
-        for sequence in group.live:
-            published = sequence.prefixes[: sequence.host_published]
-            for prefix, block in zip(published, sequence.host_table, strict=False):
-                self.host.publish(prefix, block)
-
-    def _bring(self, host_block: int) -> int:
-        """A new device block that the next step fills from `host_block`."""
-        assert self.host is not None
-        block = self.pool.allocate()
-        self._start(self.moves.swap_in, self.host, Transfer(block, host_block))
-        return block
-
-    def _start(self, moves: list[Transfer], host: HostTier, transfer: Transfer) -> None:
-        self.pool.hold(transfer.device)
-        host.pool.hold(transfer.host)
-        moves.append(transfer)
-
     def check(self, sequences: Iterable[Sequence], under_way: Iterable[Moves]) -> None:
         """Assert every invariant, given all sequences there are and the moves that are under way."""
         sequences, moves = list(sequences), [*under_way, self.moves]
-        transfers = [t for each in moves for t in (*each.swap_out, *each.swap_in, *each.spills)]
+        transfers = [transfer.device for each in moves for transfer in each.transfers]
         sources = [source for each in moves for _, source, _ in each.copies]
         tables = [sequence.table for sequence in sequences]
-        self.pool.check(tables, [*sources, *(transfer.device for transfer in transfers)])
+        self.pool.check(tables, [*sources, *transfers])
         self.cache.check()
         for block in self.cache.promised:
             assert self.pool.count(block), f"block {block} is promised, and no table names it"
@@ -409,11 +285,7 @@ class BlockManager:
         for table in tables:
             assert len(set(table)) == len(table), f"a table names a block twice: {table}"
         assert len(self.cache) == sum(self.pool.is_kept(block) for block in range(self.pool.num_blocks))
-        if self.host is not None:
-            spilling = [[transfer.host] for each in moves for transfer in each.spills]
-            host_tables = [sequence.host_table for sequence in sequences]
-            self.host.pool.check([*host_tables, *spilling], [transfer.host for transfer in transfers])
-            self.host.cache.check()
+        self.host.check(sequences, moves)
 
 
 def _discard(cache: PrefixCache, pool: BlockPool, prefix: Prefix) -> None:

@@ -21,8 +21,6 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[int], None]) -> None:
-        if num_blocks < 1:
-            raise ValueError(f"a block pool needs at least one block, got {num_blocks}")
         self.num_blocks = num_blocks
         self.references = 0  # by tables, over all blocks
         self.num_active = 0

@@ -47,7 +47,7 @@ def commit(queue: RunQueue, flight: Flight, result: StepResult) -> StepOutputs:
 def deliver(queue: RunQueue) -> None:
     """Book the oldest delivery: its step is committed, and its transfers are done."""
     delivery = queue.deliveries.popleft()
-    queue.blocks.arrived(delivery.moves)
+    queue.blocks.host.arrived(delivery.moves)
     queue.blocks.publish(delivery.brought)
     for group in delivery.arrivals:
         _arrive(queue, group)
@@ -164,7 +164,7 @@ def _arrive(queue: RunQueue, group: SequenceGroup) -> None:
     """The blocks of `group` are where they were sent."""
     group.transferring = False
     if group.swapped:
-        queue.blocks.publish_on_host(group)
+        queue.blocks.host.publish(group)
     elif group.beams is None or not group.beams.pending:
         for sequence in group.live:
             if sequence.table and sequence not in group.prefill_queue:

@@ -218,7 +218,7 @@ class EngineCore:
 
     def _stats(self, prefills: int, decodes: int, phases: tuple[float, float, float, float]) -> StepStats:
         scheduler, queue, pool = self.scheduler, self.scheduler.queue, self.scheduler.blocks.pool
-        host = scheduler.blocks.host.pool if scheduler.blocks.host is not None else None
+        host = scheduler.blocks.host.pool
         return StepStats(
             free_blocks=pool.num_free,
             active_blocks=pool.num_active,
@@ -230,9 +230,9 @@ class EngineCore:
             swapped=queue.num_swapped,
             preemptions_recompute=scheduler.yielding.recomputes,
             preemptions_swap=scheduler.yielding.swaps,
-            host_free_blocks=host.num_free if host else 0,
-            host_active_blocks=host.num_active if host else 0,
-            host_cached_blocks=host.num_cached if host else 0,
+            host_free_blocks=host.num_free,
+            host_active_blocks=host.num_active,
+            host_cached_blocks=host.num_cached,
             swap_out_blocks=scheduler.blocks_swapped_out,
             swap_in_blocks=scheduler.blocks_swapped_in,
             block_allocations=pool.allocations,

@@ -197,12 +197,12 @@ def _drop(queue: RunQueue, flight: Flight) -> None:
     """`flight`, the newest one, brings nothing: not even what its transfers were to bring is used."""
     delivery = flight.delivery
     queue.blocks.copied(delivery.moves)
-    queue.blocks.let_go(delivery.moves)
+    queue.blocks.host.let_go(delivery.moves)
     for group in delivery.arrivals:
         group.transferring = False
         if group.swapped and group.live:
             for sequence in group.live:
-                queue.blocks.drop_host(sequence)
+                queue.blocks.host.drop(sequence)
             group.swapped = False
             queue.num_swapped -= 1
     for wanted in flight.prompt_logprobs:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
-from engine.host_tier import Transfer
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One block on its way; both ends are held until it is there."""
+
+    device: int
+    host: int
 
 
 class Moves(msgspec.Struct):
@@ -16,6 +24,20 @@ class Moves(msgspec.Struct):
     swap_in: list[Transfer] = []
     written: set[int] = set()  # blocks that the step fills with prompts
     spills: list[Transfer] = []  # swapped out too; the device's copy stays cached
+
+    def leave(self, row: int, num_blocks: int) -> list[int]:
+        """Undo what was to be done for `row`, whose table has so many blocks; sources of copies not made."""
+        for logical in range(num_blocks if self.entries else 0):
+            self.entries.pop((row, logical), None)
+        if not self.copies:
+            return []
+        sources = [source for owner, source, _ in self.copies if owner == row]
+        self.copies = [copy for copy in self.copies if copy[0] != row]
+        return sources
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        return [*self.swap_out, *self.swap_in, *self.spills]
 
     @property
     def has_transfers(self) -> bool:

@@ -228,7 +228,7 @@ def start_publisher(
     epoch = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
     place = Registry(registry, deployment, pinned, parity, epoch)
     blocks = core.scheduler.blocks
-    tiers = [blocks.cache] if blocks.host is None else [blocks.cache, blocks.host.cache]
+    tiers = [blocks.cache, blocks.host.cache]
     publisher = Publisher(place, Journal(tiers), registry.lease, info.num_blocks + info.num_host_blocks)
     publisher.start()
     return publisher

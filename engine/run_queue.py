@@ -81,7 +81,10 @@ class RunQueue:
 
     def pin(self, tokens: list[int]) -> None:
         """Never evict the full blocks of `tokens`, which are open to all and cached."""
-        self.blocks.pin(tokens)
+        for prefix in self.blocks.open_to_all(tokens):
+            block = self.blocks.cache.find(prefix)
+            assert block is not None, "a prefix is pinned before it was computed"
+            self.blocks.pool.pin(block)
         others = self.blocks.pool.num_blocks - self.blocks.pool.num_pinned
         self.capacity = replace(self.capacity, num_blocks=others)
 
@@ -120,7 +123,7 @@ class RunQueue:
         queue = self.waiting if sequence.row == NO_ROW else self.running
         if sequence.row != NO_ROW:
             self._release(sequence)
-        self.blocks.drop_host(sequence)
+        self.blocks.host.drop(sequence)
         if sequence in group.prefill_queue:
             group.prefill_queue.remove(sequence)
         if not group.live:

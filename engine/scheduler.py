@@ -48,7 +48,7 @@ class Scheduler:
         self.blocks_swapped_out = 0  # since start, spilled ones included
         self.blocks_swapped_in = 0
         steps_ahead = max_num_batched_tokens // capacity.block_size + capacity.max_num_seqs
-        self._spill_reserve = min(capacity.num_blocks // 2, steps_ahead)
+        self._spill_reserve = min(capacity.num_blocks // 2, steps_ahead) if num_host_blocks else 0
         self._watermark = int(capacity.num_blocks * WATERMARK)
 
     def add(self, request: Request, constraint: Constraint | None = None) -> None:
@@ -107,7 +107,8 @@ class Scheduler:
         elif not draft.stalled and self.queue.waiting:
             self._admit(draft, now, prefilling)
         if self.blocks.pool.num_free < self._spill_reserve:
-            self.blocks.spill(min(MAX_SPILLS, self._spill_reserve - self.blocks.pool.num_free))
+            missing = self._spill_reserve - self.blocks.pool.num_free
+            self.blocks.host.spill(min(MAX_SPILLS, missing), self.blocks.moves)
         idle = not len(decodes) and not draft.prefills
         # A group that comes back may find all its blocks on the device: nothing moves, and still it arrives.
         if idle and not draft.arrivals and not self.blocks.moves.has_transfers:

@@ -47,7 +47,6 @@ class Replica:
         self.rng = random.Random(seed)
         self.core: EngineCore = make_core(24, 4, 4, 16, num_host_blocks=12, mode="swap")
         blocks = self.core.scheduler.blocks
-        assert blocks.host is not None
         self.tiers = [blocks.cache, blocks.host.cache]
         self.server = server
         self.epoch = epoch

@@ -91,6 +91,40 @@ MUTANTS = [
         "if self.cache.publish(prefix, block) == block:",
         "if not self.pool.is_kept(block):",
     ),
+    Mutant(
+        "shared blocks stored twice",
+        "host_tier",
+        "                if block in placed:\n                    self.pool.share(placed[block])\n",
+        "                if block in ():\n                    self.pool.share(placed[block])\n",
+    ),
+    Mutant(
+        "one more table, not one more reference, in host memory",
+        "host_tier",
+        "                    self.pool.share(placed[block])\n",
+        "                    pass\n",
+    ),
+    Mutant("host blocks kept after the swap in", "host_tier", "            self.drop(sequence)\n", ""),
+    Mutant("a transfer that nothing holds", "host_tier", "        self._device.hold(device)\n", ""),
+    Mutant("a host block that no transfer holds", "host_tier", "        self.pool.hold(host)\n", ""),
+    Mutant(
+        "a spilled block findable before it came",
+        "host_tier",
+        "            self._start(moves.spills, block, self.pool.allocate())\n",
+        "            self._start(moves.spills, block, self.pool.allocate())\n"
+        "            self._publish(self._device_cache.prefix(block), moves.spills[-1].host)\n",
+    ),
+    Mutant(
+        "parents before children after a transfer",
+        "host_tier",
+        "reversed((*moves.swap_out, *moves.swap_in))",
+        "(*moves.swap_out, *moves.swap_in)",
+    ),
+    Mutant(
+        "beams that yielded share host blocks without references",
+        "host_tier",
+        "        for block in child.host_table:\n            self.pool.share(block)\n",
+        "",
+    ),
     # -- block_manager -------------------------------------------------------------------------------------
     Mutant(
         "a writable block may be shared",
@@ -145,14 +179,14 @@ MUTANTS = [
     Mutant(
         "moves of a row that was left are made all the same",
         "block_manager",
-        "        self._forget_moves(sequence.row, len(table))\n",
-        "",
+        "self.moves.leave(sequence.row, len(table))",
+        "[]",
     ),
     Mutant(
         "an abandoned copy holds its source for ever",
-        "block_manager",
-        "                if owner == row:\n                    self.pool.unhold(source)\n",
-        "                pass\n",
+        "moves",
+        "        return sources\n",
+        "        return []\n",
     ),
     Mutant(
         "a fork without references",
@@ -163,7 +197,7 @@ MUTANTS = [
     Mutant(
         "host hits are read before they came",
         "block_manager",
-        "            sequence.table.append(self._bring(block))\n",
+        "            sequence.table.append(self.host.bring(block, self.moves))\n",
         "            sequence.table.append(self.pool.allocate())\n",
     ),
     Mutant(
@@ -173,42 +207,10 @@ MUTANTS = [
         "            break\n",
     ),
     Mutant(
-        "shared blocks stored twice",
-        "block_manager",
-        "                if block in placed:\n                    self.host.pool.share(placed[block])\n",
-        "                if block in ():\n                    self.host.pool.share(placed[block])\n",
-    ),
-    Mutant(
-        "one more table, not one more reference, in host memory",
-        "block_manager",
-        "                    self.host.pool.share(placed[block])\n",
-        "                    pass\n",
-    ),
-    Mutant(
         "the context is lost in a swap",
         "block_manager",
         "            self._rows.context[sequence.row] = sequence.saved_context\n",
-        "",
-    ),
-    Mutant(
-        "host blocks kept after the swap in", "block_manager", "            self.drop_host(sequence)\n", ""
-    ),
-    Mutant("a transfer that nothing holds", "block_manager", "        self.pool.hold(transfer.device)\n", ""),
-    Mutant(
-        "a host block that no transfer holds", "block_manager", "        host.pool.hold(transfer.host)\n", ""
-    ),
-    Mutant(
-        "a spilled block findable before it came",
-        "block_manager",
-        "            self._start(self.moves.spills, self.host, Transfer(block, self.host.pool.allocate()))\n",
-        "            self._start(self.moves.spills, self.host, Transfer(block, self.host.pool.allocate()))\n"
-        "            self.host.publish(self.cache.prefix(block), self.moves.spills[-1].host)\n",
-    ),
-    Mutant(
-        "parents before children after a transfer",
-        "block_manager",
-        "reversed((*moves.swap_out, *moves.swap_in))",
-        "(*moves.swap_out, *moves.swap_in)",
+        "            pass\n",
     ),
     # -- promises ------------------------------------------------------------------------------------------
     Mutant(
@@ -385,7 +387,7 @@ MUTANTS = [
     Mutant(
         "host blocks of who left are kept",
         "run_queue",
-        "        self.blocks.drop_host(sequence)\n",
+        "        self.blocks.host.drop(sequence)\n",
         "",
     ),
     Mutant(
@@ -440,16 +442,9 @@ MUTANTS = [
     ),
     Mutant("a beam that ended keeps its blocks", "beam_group", "                blocks.free(sequence)\n", ""),
     Mutant(
-        "beams that yielded share host blocks without references",
-        "block_manager",
-        "        for block in child.host_table:\n            assert self.host is not None\n"
-        "            self.host.pool.share(block)\n",
-        "",
-    ),
-    Mutant(
         "a beam that ended in host memory keeps its blocks",
         "beam_group",
-        "                blocks.drop_host(sequence)\n",
+        "                blocks.host.drop(sequence)\n",
         "                pass\n",
     ),
     Mutant(

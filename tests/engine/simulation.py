@@ -277,8 +277,7 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
         scheduler.check()
         assert scheduler.queue.tokens_filled == distinct_filled(core)
     assert scheduler.blocks.pool.num_available == num_blocks - scheduler.blocks.pool.num_pinned
-    if scheduler.blocks.host is not None:
-        assert scheduler.blocks.host.pool.num_available == host
+    assert scheduler.blocks.host.pool.num_available == host
     for request in accepted:
         if request.id not in aborted:
             check_outputs(request, got, done)

@@ -52,7 +52,7 @@ class Tables:
         """What has gathered is done and committed; full blocks are findable."""
         moves = self.blocks.take_moves()
         self.blocks.copied(moves)
-        self.blocks.arrived(moves)
+        self.blocks.host.arrived(moves)
         for sequence in self.sequences:
             if sequence.row >= 0:
                 context = int(self.rows.context[sequence.row])

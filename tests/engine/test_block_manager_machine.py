@@ -289,12 +289,12 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def arrive(self) -> None:
         moves, step = self.moving.popleft()
         self.memory.arrive()
-        self.blocks.arrived(moves)
+        self.blocks.host.arrived(moves)
         self._publish(step.brought)
         for group in step.arrivals:
             group.transferring = False
             if group.swapped:
-                self.blocks.publish_on_host(group)
+                self.blocks.host.publish(group)
 
     @precondition(lambda self: self.running())
     @rule(pick=st.integers(0, 63))
@@ -346,7 +346,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 6))
     def spill(self, count: int) -> None:
-        self.blocks.spill(count)
+        self.blocks.host.spill(count, self.blocks.moves)
         self.done["spilled"] += len(self.blocks.moves.spills)
 
     @precondition(lambda self: self.groups)
@@ -370,7 +370,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 self._fail(each)
             if each.row != NO_ROW:
                 self._leave(each)
-            self.blocks.drop_host(each)
+            self.blocks.host.drop(each)
             each.finish_reason = "error" if failed else "abort"
         if not group.live:
             self.groups.remove(group)
@@ -439,8 +439,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self._check_tables()
         self._check_tier(self.blocks.cache, self.blocks.pool, self.memory.device)
         self._check_promises()
-        if self.blocks.host is not None:
-            self._check_tier(self.blocks.host.cache, self.blocks.host.pool, self.memory.host)
+        self._check_tier(self.blocks.host.cache, self.blocks.host.pool, self.memory.host)
 
     def _check_accounts(self) -> None:
         sequences = [sequence for group in self.groups for sequence in group.live]
@@ -513,7 +512,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             return
         ends = expected[self.size - 1 :: self.size]
         on_device = _ends(self.blocks.pool, memory) | {memory[block][-1] for block in promised}
-        on_host = set() if self.blocks.host is None else _ends(self.blocks.host.pool, self.memory.host)
+        on_host = _ends(self.blocks.host.pool, self.memory.host)
         count = 0
         while count < len(ends) and ends[count] in on_device:
             count += 1
@@ -530,8 +529,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self._finish_steps()
         self._check_accounts()
         assert self.blocks.pool.num_available == self.blocks.pool.num_blocks
-        if self.blocks.host is not None:
-            assert self.blocks.host.pool.num_available == self.blocks.host.pool.num_blocks
+        assert self.blocks.host.pool.num_available == self.blocks.host.pool.num_blocks
 
     def _finish_steps(self) -> None:
         for _ in range(2):

@@ -101,7 +101,7 @@ def test_a_collision_is_a_miss_and_never_another_sequences_block() -> None:
         tables.leave(sequence)
     tables.step()
     for sequence in (first, second):
-        tables.blocks.publish_on_host(sequence.group)
+        tables.blocks.host.publish(sequence.group)
     assert not set(first.host_table) & set(second.host_table)
     tables.check()
 
@@ -182,10 +182,9 @@ def test_swapping_keeps_children_before_parents_in_both_tiers() -> None:
     tables.leave(sequence)
     tables.step()
     assert tables.blocks.pool.next_to_evict(8) == blocks[::-1]
-    tables.blocks.publish_on_host(sequence.group)
+    tables.blocks.host.publish(sequence.group)
     host_blocks = list(sequence.host_table)
 
-    assert tables.blocks.host is not None
     (filler,) = tables.group([0] * 16)
     tables.write(filler, [])  # nothing of it is left on the device
     tables.leave(filler)
@@ -209,13 +208,13 @@ def test_swapping_keeps_children_before_parents_in_both_tiers() -> None:
 def test_spilled_blocks_are_evicted_first_and_found_in_host_memory() -> None:
     tables = make_tables(4, 8)
     blocks = cached(tables, [1, 2, 3, 4, 5, 6])
-    tables.blocks.spill(2)
+    tables.blocks.host.spill(2, tables.blocks.moves)
     moves = tables.step()
     assert [spill.device for spill in moves.spills] == [blocks[2], blocks[1]]
     assert tables.blocks.pool.next_to_evict(4) == blocks[::-1]
-    tables.blocks.spill(2)
+    tables.blocks.host.spill(2, tables.blocks.moves)
     assert not tables.blocks.moves.spills, "what is there already is not copied again"
-    tables.blocks.spill(3)
+    tables.blocks.host.spill(3, tables.blocks.moves)
     tables.step()
     (filler,) = tables.group([0] * 8)
     tables.write(filler, [])

@@ -102,9 +102,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_swap_leaks_nothing(everyone: bo
         for request_id in leaving:
             core.abort(request_id)
         core.scheduler.check()
-        pools = [core.scheduler.blocks.pool]
-        if core.scheduler.blocks.host is not None:
-            pools.append(core.scheduler.blocks.host.pool)
+        pools = [core.scheduler.blocks.pool, core.scheduler.blocks.host.pool]
         if everyone:
             core.step()
             core.step()
@@ -170,5 +168,4 @@ def test_host_blocks_never_exceed_device_blocks(llama: tuple[Path, LlamaForCausa
         swap_space=1,
     )
     core, info = start_engine(config)[:2]
-    assert core.scheduler.blocks.host is not None
     assert info.num_host_blocks == core.scheduler.blocks.host.pool.num_blocks == info.num_blocks == 10
