@@ -33,7 +33,8 @@ lint: setup
 	$(RUN)ruff format --check .
 	$(RUN)mypy
 
-# Two replicas and a router on loopback: hit rates and times to the first token, with and without the registry.
+# Two replicas and a router on loopback: hit rates and times to the first token, round-robin, routed, and during each
+# fault of Redis. Five minutes.
 cluster-demo: setup
 	$(RUN)python -m loadtest.cluster_demo
 

@@ -45,6 +45,11 @@ class RedisServer:
         """How many blocks of a replica the registry holds."""
         return sum(int(self.client.scard(key)) for key in self.client.keys(f"quire:*:blocks:{replica}:*"))
 
+    def is_whole(self, replica: str) -> bool:
+        """Whether the registry knows a replica, and holds all of it as far as it knows."""
+        keys = self.client.keys(f"quire:*:meta:{replica}")
+        return any(self.client.hget(key, "whole") == b"1" for key in keys)
+
     def pause(self) -> None:
         """It takes connections and bytes, and answers nothing."""
         assert self._process is not None
