@@ -30,7 +30,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = _parser()
     arguments = parser.parse_args(argv)
     configure_logging(getattr(arguments, "log_format", "text"))
-    commands = {"serve": _serve, "route": _route, "generate": _generate, "bench": _bench}
+    commands = {
+        "serve": _serve,
+        "route": _route,
+        "generate": _generate,
+        "bench": _bench,
+        "doctor": _doctor,
+    }
     try:
         sys.exit(commands[arguments.command](arguments))
     except ValueError as error:
@@ -65,6 +71,8 @@ def _parser() -> Parser:
     flag(bench, "--runs", type=int, default=3, help="the median run is reported")
     flag(bench, "--result-file", type=Path, help="append one JSON object a workload")
     flag(bench, "--profile", type=Path, help="folder for traces of steps; prints where their time goes")
+    doctor = commands.add_parser("doctor", help="tell what fits, and which flag to change where it does not")
+    add_engine_flags(doctor)
     return parser
 
 
@@ -212,6 +220,13 @@ def _bench(arguments: argparse.Namespace) -> int:
             show_profile(profile_steps(core, name, work, skip, TRACED_STEPS, arguments.profile))
     if arguments.result_file is not None:
         bench.append_results(results, arguments.result_file)
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from service.doctor import doctor
+
+    doctor(_engine_config(arguments))
     return 0
 
 

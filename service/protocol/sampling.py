@@ -45,6 +45,8 @@ _BEAMS = (
     "or stop; temperature is left out or 0"
 )
 
+_PRIORITY = "Requests are served first come, first served, so that all have the same priority"
+
 # SamplingParams fields that a request has under the same name
 _SAME_NAME = (
     "n",
@@ -108,6 +110,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     guided_choice: Choices | None = None
     length_penalty: Annotated[float, Meta(ge=-5, le=5, description=_LENGTH_PENALTY)] | None = None
     early_stopping: Annotated[bool | Literal["never"], Meta(description=_EARLY_STOPPING)] | None = None
+    priority: Annotated[int, Meta(ge=0, le=0, description=_PRIORITY)] | None = None
     user: Annotated[str, Meta(max_length=256, description="Your own label; it changes nothing")] | None = None
 
     def __post_init__(self) -> None:

@@ -135,9 +135,18 @@ async def test_bad_values_are_named(
 
 
 UNKNOWN = (
-    *("priority", "suffix", "beam_width", "num_beams", "tenant", "cumulative_logprob"),
+    *("suffix", "beam_width", "num_beams", "tenant", "cumulative_logprob"),
     *("functions", "function_call", "include_stop_str_in_output", "Temperature"),
 )
+
+
+async def test_all_requests_have_one_priority(service: Service) -> None:
+    """As in vLLM, unless it was started with priorities."""
+    for path, good in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)):
+        for other in (-1, 1):
+            reply = await post(service.app, path, {**good, "priority": other})
+            assert (reply.status, reply.error["param"]) == (400, "priority")
+        assert (await post(service.app, path, {**good, "priority": 0})).status == 200
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

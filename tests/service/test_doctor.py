@@ -1,0 +1,56 @@
+"""`quire doctor` says what an engine that starts with the same flags has, and what to change."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.startup import start_engine
+from service.cli import main
+from service.demo import MODEL_FOLDER
+
+
+def said(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[dict[str, list[int]], str]:
+    """The numbers of each line, by its name, and all that was said."""
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", *flags])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    lines = [(line[:10].strip(), line[10:].replace(",", "")) for line in text.split("\n\n")[0].splitlines()]
+    return {name: [int(number) for number in re.findall(r"\d+", words)] for name, words in lines}, text
+
+
+def test_it_says_what_a_server_would_have(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers, text = said(capsys, "--num-gpu-blocks-override", "300", "--max-num-seqs", "12")
+    info = start_engine(EngineConfig(model=MODEL_FOLDER, num_gpu_blocks_override=300, max_num_seqs=12))[1]
+    assert numbers["KV block"][:2] == [info.block_size, info.bytes_per_block // 1024]
+    assert numbers["KV cache"][:2] == [info.num_blocks, info.num_blocks * info.block_size]
+    assert numbers["host"][0] == info.num_host_blocks
+    assert numbers["a request"] == [info.max_request_tokens]
+    assert numbers["at once"] == [300 * 16 // info.max_model_len, 12, 300 * 16 // 12]
+    assert numbers["a step"] == [info.max_num_batched_tokens]
+    assert "--" not in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--num-gpu-blocks-override", "40"], ["--num-gpu-blocks-override", "--max-model-len 640"]),
+        (["--num-gpu-blocks-override", "200"], ["--num-gpu-blocks-override"]),
+        (["--num-gpu-blocks-override", "300", "--swap-space", "0"], ["--swap-space"]),
+    ],
+)
+def test_it_names_the_flag_to_change(
+    capsys: pytest.CaptureFixture[str], flags: list[str], named: list[str]
+) -> None:
+    _, text = said(capsys, *flags)
+    assert all(name in text for name in named)
+
+
+def test_where_nothing_fits_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda name: 1)
+    with pytest.raises(SystemExit, match=r"quire doctor: no memory .* --num-gpu-blocks-override"):
+        main(["doctor"])
