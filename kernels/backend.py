@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kernels.activation import silu_mul, silu_mul_reference
 from kernels.block_copy import copy_blocks, copy_blocks_reference
 from kernels.decode_attention import decode_attention
 from kernels.decode_reference import decode_attention_reference
-from kernels.gemv import (
+from kernels.fused_linear import (
     add_linear,
     add_linear_reference,
+    most_fused_tokens,
     norm_linear,
     norm_linear_reference,
     norm_silu_linear,
@@ -39,6 +41,7 @@ class Backend:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_mul: Callable[[Tensor], Tensor]
+    most_fused_tokens: Callable[[int, tuple[int, ...], torch.dtype], int]
     norm_linear: Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
     norm_silu_linear: Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
     add_linear: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
@@ -59,6 +62,7 @@ def torch_backend() -> Backend:
         rms_norm=rms_norm_reference,
         add_rms_norm=add_rms_norm_reference,
         silu_mul=silu_mul_reference,
+        most_fused_tokens=lambda hidden_size, inner_sizes, dtype: 1,
         norm_linear=norm_linear_reference,
         norm_silu_linear=norm_silu_linear_reference,
         add_linear=add_linear_reference,
@@ -80,6 +84,7 @@ def triton_backend() -> Backend:
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         silu_mul=silu_mul,
+        most_fused_tokens=most_fused_tokens,
         norm_linear=norm_linear,
         norm_silu_linear=norm_silu_linear,
         add_linear=add_linear,

@@ -1,66 +1,22 @@
-"""Linear layers of one token, fused with what comes before and after them.
+"""Fused linear layers of one token.
 
-A single stream is bound by reading the weights, and between kernels nobody reads. So a layer is few kernels,
-and each asks for its first weights before the kernel ahead of it has ended (programmatic dependent launch).
+Each kernel asks for its first weights before the kernel ahead has ended (programmatic dependent launch).
 """
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.activation import silu_mul_reference
 from kernels.launch import dependent_launch
-from kernels.norm import rms_norm_reference
 
 ROWS = 2  # outputs of a program, each a row of the weight
 MAX_CHUNK = 2048  # columns of the weight that a program holds at once
 
 
-def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """RMSNorm of x [1, K] by norm [K], times weight [N, K], plus bias [N] or None -> [1, N].
-
-    The normalised x is not rounded to its dtype in between.
-    """
-    out = torch.empty(1, weight.shape[0], dtype=x.dtype, device=x.device)
-    _launch(out, x, weight, bias, norm, eps, gated=False, added=False)
-    return out
-
-
-def norm_silu_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As `norm_linear` of a fused gate and up projection, weight [2I, K], then silu(gate) · up -> [1, I]."""
-    out = torch.empty(1, weight.shape[0] // 2, dtype=x.dtype, device=x.device)
-    _launch(out, x, weight, bias, norm, eps, gated=True, added=False)
-    return out
-
-
-def add_linear(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """residual [1, N] += x [1, K] times weight [N, K], plus bias [N] or None; in place."""
-    _launch(residual, x, weight, bias, None, 0.0, gated=False, added=True)
-
-
-def norm_linear_reference(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The same as `norm_linear` in plain torch, of any number of tokens."""
-    return F.linear(rms_norm_reference(x, norm, eps), weight, bias)
-
-
-def norm_silu_linear_reference(
-    x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None
-) -> Tensor:
-    """The same as `norm_silu_linear` in plain torch, of any number of tokens."""
-    return silu_mul_reference(norm_linear_reference(x, norm, eps, weight, bias))
-
-
-def add_linear_reference(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """The same as `add_linear` in plain torch, of any number of tokens."""
-    residual += F.linear(x, weight, bias)
-
-
-def _launch(
+def linear_of_one(
     out: Tensor,
     x: Tensor,
     weight: Tensor,
@@ -71,9 +27,10 @@ def _launch(
     gated: bool,
     added: bool,
 ) -> None:
-    if x.shape[0] != 1 or not weight.is_contiguous():
+    """out [1, N] of x [1, K] as the functions of `kernels.fused_linear` say."""
+    if len(x) != 1 or not weight.is_contiguous():
         raise ValueError(
-            f"this is for one token and a contiguous weight, got {x.shape[0]} tokens and strides "
+            f"this is for one token and a contiguous weight, got {len(x)} tokens and strides "
             f"{weight.stride()}"
         )
     columns = x.shape[1]

@@ -43,6 +43,8 @@ class Decoder:
         self.layers = [self._layer(weights, layer, rope) for layer in range(config.num_layers)]
         self.final_norm = weights.rms_norm("model.norm", config.hidden_size)
         self.norms_after = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
+        inner_sizes = (config.num_heads * config.head_dim, config.intermediate_size)
+        self.most_fused = backend.most_fused_tokens(config.hidden_size, inner_sizes, self.final_norm.dtype)
         self.head = weights.output_head("model.embed_tokens", self.embedding, tied=config.tie_word_embeddings)
 
     def _layer(self, weights: Weights, layer: int, rope: Tensor) -> _Layer:
@@ -71,8 +73,8 @@ class Decoder:
         """Compute the batch's tokens over the layers' caches -> hidden [T, H], final norm applied."""
         residual = F.embedding(batch.tokens, self.embedding)
         layers = list(zip(self.layers, self.norms_after, cache, strict=True))
-        if len(residual) == 1:
-            return self._one_token(residual, batch, layers)
+        if len(residual) <= self.most_fused:
+            return self._few_tokens(residual, batch, layers)
         add_rms_norm, silu_mul = self.backend.add_rms_norm, self.backend.silu_mul
         eps = self.config.norm_eps
         x = self.backend.rms_norm(residual, self.layers[0].input_norm, eps)
@@ -83,10 +85,10 @@ class Decoder:
             x, residual = add_rms_norm(x, residual, norm_after, eps)
         return x
 
-    def _one_token(
+    def _few_tokens(
         self, residual: Tensor, batch: ForwardBatch, layers: list[tuple[_Layer, Tensor, LayerCache]]
     ) -> Tensor:
-        """The same layers in fewer kernels, which only one token's are quicker for."""
+        """The same layers in fewer kernels, which only few tokens are quicker by."""
         backend, eps = self.backend, self.config.norm_eps
         for layer, _, layer_cache in layers:
             qkv = backend.norm_linear(residual, layer.input_norm, eps, layer.qkv.weight, layer.qkv.bias)

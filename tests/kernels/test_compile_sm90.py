@@ -28,6 +28,9 @@ SPILLS_LIMIT = {
     "hopper_prefill_16": 0,
     "hopper_prefill_16_short": 0,
     "hopper_prefill_64": 0,
+    "few_tokens_norm": 0,
+    "few_tokens_gated": 0,
+    "few_tokens_add": 0,
     "qkv_to_cache_fp8": 0,
     "gemv_add": 0,
     "gemv_gate_up": 0,
@@ -168,6 +171,44 @@ def compile_hopper_variants() -> dict[str, dict[str, int]]:
     return found
 
 
+def compile_few_tokens_variants() -> dict[str, dict[str, int]]:
+    """The same of the fused linear layers of a few tokens, with Qwen3-0.6B's widths."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from kernels import few_tokens
+
+    kernel = few_tokens._kernel
+    both = {"TOKENS": 16, "ROWS": 16, "CHUNK": 64, "AHEAD": 4, "DEPENDENT": True, "bias": None}
+    normed = both | {"COLUMNS": 1024, "ADDED": False}
+    variants: dict[str, tuple[dict[str, object], int]] = {
+        "norm": (normed | {"OUTPUTS": 4096, "GATED": False}, 4),
+        "gated": (normed | {"OUTPUTS": 3072, "GATED": True}, 4),
+        "add": (both | {"OUTPUTS": 1024, "COLUMNS": 3072, "GATED": False, "ADDED": True, "norm": None}, 8),
+    }
+    found = {}
+    for name, (constants, warps) in variants.items():
+        signature = {
+            argument: "constexpr"
+            if argument in constants
+            else {"num_tokens": "i32", "eps": "fp32"}.get(argument, "*bf16")
+            for argument in kernel.arg_names
+        }
+        places = {argument: (i,) for i, argument in enumerate(kernel.arg_names)}
+        values = {places[argument]: value for argument, value in constants.items()}
+        aligned = {
+            places[argument]: [["tt.divisibility", 16]]
+            for argument, kind in signature.items()
+            if kind == "*bf16"
+        }
+        source = GluonASTSource(kernel, signature, values, aligned)
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+        spills = spilled_bytes(compiled.asm["ptx"])
+        found[f"few_tokens_{name}"] = {"shared": compiled.metadata.shared, "spills": spills}
+    return found
+
+
 def spilled_bytes(ptx: str) -> int:
     """Bytes that Triton's own assembler spills to local memory."""
     from triton.backends.nvidia.compiler import get_ptxas
@@ -202,4 +243,4 @@ def test_serving_variants_fit() -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(compile_variants() | compile_hopper_variants()))
+    print(json.dumps(compile_variants() | compile_hopper_variants() | compile_few_tokens_variants()))

@@ -1,0 +1,143 @@
+"""Fused linear layers of one token and of a few, against the unfused ones in fp64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kernels.fused_linear import (
+    add_linear,
+    add_linear_reference,
+    most_fused_tokens,
+    norm_linear,
+    norm_linear_reference,
+    norm_silu_linear,
+    norm_silu_linear_reference,
+)
+
+# (columns, outputs): one chunk, a ragged one, several, several and ragged; odd outputs
+SHAPES = [(64, 8), (100, 7), (3072, 5), (2500, 3)]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of sums of order one
+
+
+def draw(columns: int, outputs: int, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """x [1, columns], norm [columns], weight [outputs, columns], bias [outputs]."""
+    torch.manual_seed(0)
+    shapes = [(1, columns), (columns,), (outputs, columns), (outputs,)]
+    scales = [3.0, 1.0, columns**-0.5, 1.0]
+    return tuple(
+        (torch.randn(shape) * scale).to(device, dtype) for shape, scale in zip(shapes, scales, strict=True)
+    )
+
+
+def exact_norm(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x.double(), x.shape[-1:], norm.double(), 1e-6)
+
+
+def assert_near(result: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> None:
+    assert result.dtype == dtype
+    torch.testing.assert_close(result.double(), exact, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("columns", "outputs"), SHAPES)
+@pytest.mark.parametrize("function", [norm_linear, norm_linear_reference])
+@pytest.mark.parametrize("biased", [False, True])
+def test_norm_linear(function, columns, outputs, biased, dtype, device):
+    x, norm, weight, bias = draw(columns, outputs, dtype, device)
+    result = function(x, norm, 1e-6, weight, bias if biased else None)
+    exact = F.linear(exact_norm(x, norm), weight.double(), bias.double() if biased else None)
+    assert_near(result, exact, dtype)
+
+
+@pytest.mark.parametrize(("columns", "outputs"), SHAPES)
+@pytest.mark.parametrize("function", [norm_silu_linear, norm_silu_linear_reference])
+@pytest.mark.parametrize("biased", [False, True])
+def test_norm_silu_linear(function, columns, outputs, biased, dtype, device):
+    x, norm, weight, bias = draw(columns, 2 * outputs, dtype, device)
+    result = function(x, norm, 1e-6, weight, bias if biased else None)
+    both = F.linear(exact_norm(x, norm), weight.double(), bias.double() if biased else None)
+    gate, up = both.chunk(2, dim=1)
+    assert_near(result, F.silu(gate) * up, dtype)
+
+
+@pytest.mark.parametrize(("columns", "outputs"), SHAPES)
+@pytest.mark.parametrize("function", [add_linear, add_linear_reference])
+@pytest.mark.parametrize("biased", [False, True])
+def test_add_linear_works_in_place(function, columns, outputs, biased, dtype, device):
+    x, _, weight, bias = draw(columns, outputs, dtype, device)
+    residual = torch.randn(1, outputs).to(device, dtype)
+    exact = residual.double() + F.linear(x.double(), weight.double(), bias.double() if biased else None)
+    function(residual, x, weight, bias if biased else None)
+    assert_near(residual, exact, dtype)
+
+
+# Of several tokens the references everywhere, the kernel where there is a GPU: it is of Triton's lower level,
+# which no interpreter runs. (tokens, columns, outputs): one chunk a warp, a few, more than are asked for
+# ahead.
+FEW_SHAPES = [(2, 512, 16), (7, 1024, 48), (8, 2048, 32), (9, 3072, 64), (16, 6144, 16), (3, 2560, 80)]
+FEW_TYPES = [torch.bfloat16] if torch.cuda.is_available() else [torch.float32]
+
+
+def draw_few(tokens: int, columns: int, outputs: int, dtype, device) -> tuple[torch.Tensor, ...]:
+    _, norm, weight, bias = draw(columns, outputs, dtype, device)
+    return (torch.randn(tokens, columns) * 3).to(device, dtype), norm, weight, bias
+
+
+def of_few(kernel, reference):
+    return [reference, kernel] if torch.cuda.is_available() else [reference]
+
+
+@pytest.mark.parametrize(("tokens", "columns", "outputs"), FEW_SHAPES)
+@pytest.mark.parametrize("function", of_few(norm_linear, norm_linear_reference))
+@pytest.mark.parametrize("few_dtype", FEW_TYPES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_norm_linear_of_few(function, tokens, columns, outputs, biased, few_dtype, device):
+    x, norm, weight, bias = draw_few(tokens, columns, outputs, few_dtype, device)
+    result = function(x, norm, 1e-6, weight, bias if biased else None)
+    exact = F.linear(exact_norm(x, norm), weight.double(), bias.double() if biased else None)
+    assert_near(result, exact, few_dtype)
+
+
+@pytest.mark.parametrize(("tokens", "columns", "outputs"), FEW_SHAPES)
+@pytest.mark.parametrize("function", of_few(norm_silu_linear, norm_silu_linear_reference))
+@pytest.mark.parametrize("few_dtype", FEW_TYPES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_norm_silu_linear_of_few(function, tokens, columns, outputs, biased, few_dtype, device):
+    x, norm, weight, bias = draw_few(tokens, columns, 2 * outputs, few_dtype, device)
+    result = function(x, norm, 1e-6, weight, bias if biased else None)
+    both = F.linear(exact_norm(x, norm), weight.double(), bias.double() if biased else None)
+    gate, up = both.chunk(2, dim=1)
+    assert_near(result, F.silu(gate) * up, few_dtype)
+
+
+@pytest.mark.parametrize(("tokens", "columns", "outputs"), FEW_SHAPES)
+@pytest.mark.parametrize("function", of_few(add_linear, add_linear_reference))
+@pytest.mark.parametrize("few_dtype", FEW_TYPES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_add_linear_of_few_works_in_place(function, tokens, columns, outputs, biased, few_dtype, device):
+    x, _, weight, bias = draw_few(tokens, columns, outputs, few_dtype, device)
+    residual = torch.randn(tokens, outputs).to(device, few_dtype)
+    exact = residual.double() + F.linear(x.double(), weight.double(), bias.double() if biased else None)
+    function(residual, x, weight, bias if biased else None)
+    assert_near(residual, exact, few_dtype)
+
+
+@pytest.mark.parametrize(("tokens", "columns", "outputs"), [(17, 512, 16), (2, 500, 16), (2, 512, 8)])
+def test_what_is_not_of_few_is_refused(tokens, columns, outputs, device):
+    x, _, weight, _ = draw(columns, outputs, torch.bfloat16, device)
+    with pytest.raises(
+        ValueError, match=f"up to 16 tokens .* got {tokens} tokens, {columns} columns, {outputs} "
+    ):
+        add_linear(torch.zeros(tokens, outputs, device=device), x.repeat(tokens, 1), weight, None)
+
+
+def test_widths_decide_what_is_fused():
+    assert most_fused_tokens(1024, (2048, 3072), torch.bfloat16) == 16
+    assert most_fused_tokens(4096, (4096, 14336), torch.bfloat16) == 1  # cuBLAS is quicker
+    assert most_fused_tokens(1024, (2048, 3000), torch.bfloat16) == 1
+    assert most_fused_tokens(1024, (2048, 3072), torch.float16) == 1
+
+
+def test_a_transposed_weight_is_refused(device):
+    x, _, weight, _ = draw(64, 64, torch.float32, device)
+    with pytest.raises(ValueError, match="contiguous weight"):
+        add_linear(torch.zeros(1, 64, device=device), x, weight.T, None)
