@@ -33,9 +33,9 @@ def sharing_sizes(max_batch: int) -> list[int]:
 
 
 def mixed_sizes(max_tokens: int) -> list[int]:
-    """Token counts of mixed steps worth a graph: at most a quarter of a step is padding, later an eighth."""
+    """Token counts of mixed steps worth a graph: padding costs what tokens do, so there is little of it."""
     most = min(max_tokens, MAX_MIXED_TOKENS)
-    sizes = {16, *range(32, 256, 32), *range(256, 512, 64), *range(512, 1024, 128), *range(1024, 2049, 256)}
+    sizes = {16, *range(32, 768, 32), *range(768, 1024, 64), *range(1024, 2049, 128)}
     return sorted(size for size in sizes if size <= most)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,13 +28,17 @@ class Recorder:
         RuntimeError: it cannot be recorded, or its memory is not there; the stream is as it was.
         """
         graph = torch.cuda.CUDAGraph()
-        # torch.cuda.graph would first wait for the device and give back all memory that is kept for steps.
-        with torch.inference_mode(), _garbage_kept(), torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                results = tuple(result.contiguous() for result in function())
-            finally:
-                graph.capture_end()
+        try:
+            # torch.cuda.graph would first wait for the device and give back all memory kept for steps.
+            with torch.inference_mode(), _garbage_kept(), torch.cuda.stream(self._stream):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    results = tuple(result.contiguous() for result in function())
+                finally:
+                    graph.capture_end()
+        except BaseException:
+            _keep_for_ever(graph)
+            raise
         lent = tuple(_lent(result) for result in results)
 
         def replay() -> tuple[Tensor, ...]:
@@ -60,6 +65,11 @@ def _lent(tensor: Tensor) -> Tensor:
     if tensor.nbytes == 0:
         return tensor
     return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)
+
+
+def _keep_for_ever(graph: torch.cuda.CUDAGraph) -> None:
+    """Never destroy a graph that could not be recorded: torch's destructor would end the process for it."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
 
 
 @contextmanager

@@ -21,14 +21,20 @@ from kernels.backend import Backend
 class Linear:
     """weight [out, in], bias [out] or None: x [T, in] -> [T, out]."""
 
-    __slots__ = ("bias", "weight")
+    __slots__ = ("_added", "bias", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = weight
         self.bias = bias
+        self._added = bias
+        outputs, inputs = weight.shape
+        if bias is None and weight.is_cuda and inputs > 2 * outputs:
+            # torch asks cuBLASLt instead of cuBLAS when it adds a bias, and that divides long sums of few
+            # tokens better: 53.7 against 46.1 µs at 128 tokens, 14336 -> 4096 on an H100.
+            self._added = torch.zeros(outputs, dtype=weight.dtype, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self._added)
 
 
 class LayerNorm:
