@@ -28,6 +28,7 @@ from engine.process import (
 from engine.request import Abort, Drain, FinishReason, Output, Request, SamplingParams
 
 TURN_SECONDS = 0.005  # for which frames are read before what they brought is told, and others have their turn
+EXIT_CODE_SECONDS = 0.5  # for which streams wait to be told with which code it has ended
 EXIT_SECONDS = 5.0  # how long the engine process may take to end before it is killed
 
 
@@ -207,7 +208,10 @@ class AsyncEngine:
                 if self._told and self._loop.time() - self._turn_began > TURN_SECONDS:
                     await asyncio.sleep(0)  # an engine that is faster than we are always has more
         except (asyncio.IncompleteReadError, ConnectionError):
-            code = await self._process.wait() if self._process is not None else None
+            assert self._process is not None
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), EXIT_CODE_SECONDS)
+            code = self._process.returncode
             self._die(f"the engine process ended unexpectedly (exit code {code})")
 
     def _receive(self, frame: EngineFrame) -> None:

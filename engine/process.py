@@ -216,7 +216,8 @@ def _collect_garbage_when_idle() -> None:
 
 def main() -> None:
     configure_logging()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    for told in (signal.SIGINT, signal.SIGTERM):  # which reach a whole group: the parent decides, and drains
+        signal.signal(told, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         connection.setblocking(True)
         code = run_engine(connection)

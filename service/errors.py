@@ -53,7 +53,8 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        return headers | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
 
     @property
     def detail(self) -> ErrorDetail:

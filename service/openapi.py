@@ -145,6 +145,10 @@ def describe(version: str) -> dict[str, Any]:
                     "description": "Seconds after which to try again",
                     "schema": {"type": "integer", "minimum": 1},
                 },
+                "www-authenticate": {
+                    "description": "How the key is to be given",
+                    "schema": {"type": "string", "const": "Bearer"},
+                },
             },
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
@@ -155,7 +159,7 @@ def _describe(operation: Operation) -> dict[str, Any]:
     responses = {"200": _response("OK", {kind: _schema(operation, kind) for kind in operation.content})}
     for status, description in sorted(operation.errors.items()):
         error = {_JSON: {"schema": _reference(ErrorReply)}}
-        responses[str(status)] = _response(description, error, retried=status in _RETRIED)
+        responses[str(status)] = _response(description, error, status)
     if operation.empty:
         responses["204"] = _response(operation.empty, {})
     described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
@@ -179,8 +183,12 @@ def _schema(operation: Operation, kind: str) -> dict[str, Any]:
     return {"schema": {"type": "object"} if operation.reply is None else _reference(operation.reply)}
 
 
-def _response(description: str, content: dict[str, Any], *, retried: bool = False) -> dict[str, Any]:
-    names = ["x-request-id", *(["retry-after"] if retried else [])]
+def _response(description: str, content: dict[str, Any], status: int = 200) -> dict[str, Any]:
+    names = ["x-request-id"]
+    if status in _RETRIED:
+        names.append("retry-after")
+    if status == 401:
+        names.append("www-authenticate")
     headers = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
     return {"description": description, "headers": headers, "content": content}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -279,6 +280,9 @@ def test_process_gives_the_same_tokens_and_forgets_aborted_requests(
         await doomed.get()
         doomed.abort()
         requests = ragged_requests(16)
+        assert engine._process is not None
+        for told in (signal.SIGINT, signal.SIGTERM):  # as a terminal or a supervisor tells the whole group
+            engine._process.send_signal(told)
         results = await asyncio.gather(*(consume(request) for request in requests))
         assert results == [expected[request.id, 0] for request in requests]
         with pytest.raises(ValueError, match="max-model-len"):

@@ -102,6 +102,7 @@ async def test_keys_are_compared_as_digests_in_constant_time(
         compared.clear()
         reply = await get(service.app, "/v1/models", authorization=f"Bearer {given}")
         assert reply.status == status
+        assert reply.headers.get("www-authenticate") == ("Bearer" if status == 401 else None)
         assert compared == [(hashlib.sha256(given.encode()).digest(), each) for each in known]
 
 
