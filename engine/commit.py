@@ -67,9 +67,6 @@ def _watched(queue: RunQueue, flight: Flight, result: StepResult) -> NDArray[np.
     ending = queue.ending_at.take(result.tokens)
     if np.count_nonzero(ending):
         watched = watched | (ending > 0)
-    if queue.num_ended != flight.num_ended:
-        ended = [sequence.finish_reason is not None for sequence in flight.samples.sequences]
-        watched = watched | np.array(ended, np.bool_)
     return watched
 
 

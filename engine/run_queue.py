@@ -48,7 +48,6 @@ class RunQueue:
         self.masking = Masking()
         self.num_in_lockstep = 0  # groups that wait for the commit of each of their steps
         self.num_swapped = 0  # groups that wait in host memory
-        self.num_ended = 0  # sequences, since start
         self.in_turn = True  # older groups run before newer ones
         self.capacity = capacity  # of requests
         self._eos_token_ids = tuple(token for token in eos_token_ids if token < capacity.vocab_size)
@@ -116,7 +115,8 @@ class RunQueue:
         """End one sequence, running or waiting; its group ends with its last sequence."""
         assert sequence.finish_reason is None
         sequence.finish_reason = reason
-        self.num_ended += 1
+        for flight in self.flights:
+            flight.watch(sequence)
         group = sequence.group
         if reason == "error":
             self.blocks.forget(sequence)

@@ -129,9 +129,7 @@ class Scheduler:
         given = {row: token for row, token in queue.given.items() if rows.decoding[row]}
         for row in given:
             del queue.given[row]
-        plan, flight = draft.build(
-            rows, decodes, contexts, moves, given, self.blocks.block_size, queue.num_ended
-        )
+        plan, flight = draft.build(rows, decodes, contexts, moves, given, self.blocks.block_size)
         queue.flights.append(flight)
         if queue.num_in_lockstep:
             for sequence in flight.samples.sequences:

@@ -56,10 +56,14 @@ class Flight(msgspec.Struct):
 
     samples: Samples
     watched: NDArray[np.bool_]  # [S] there is more to it than a token: it may be the last, has logprobs …
-    num_ended: int  # sequences that had ended when it was handed out
     prompt_logprobs: list[WantedPromptLogprobs]
     filled: list[tuple[Sequence, int]]  # sequences that filled blocks, and how many they have filled by then
     delivery: Delivery
+
+    def watch(self, sequence: Sequence) -> None:
+        """`sequence` has ended: if it has a sample here, that is nobody's any more."""
+        if sequence in self.samples.sequences:
+            self.watched[self.samples.sequences.index(sequence)] = True
 
 
 class StepDraft(msgspec.Struct):
@@ -108,7 +112,6 @@ class StepDraft(msgspec.Struct):
         moves: Moves,
         given: dict[int, int],
         block_size: int,
-        num_ended: int,
     ) -> tuple[StepPlan, Flight]:
         """The plan, and what to remember of it. `rows` are as they will be once the step is done.
 
@@ -171,7 +174,6 @@ class StepDraft(msgspec.Struct):
         flight = Flight(
             samples=samples,
             watched=samples.watched | (positions >= samples.limit),
-            num_ended=num_ended,
             prompt_logprobs=wanted,
             filled=filled,
             delivery=Delivery(moves, self.brought, self.arrivals),

@@ -492,9 +492,9 @@ MUTANTS = [
     ),
     Mutant(
         "who ended in flight goes on",
-        "commit",
-        "    if queue.num_ended != flight.num_ended:\n",
-        "    if False:\n",
+        "run_queue",
+        "            flight.watch(sequence)\n",
+        "            pass\n",
     ),
     Mutant(
         "rows decode after they were left",
