@@ -45,7 +45,8 @@ class Cluster:
 
     def time_recovery(self, over: Event) -> float:
         """Seconds from the end of a fault until the registry is whole."""
-        over.wait()
+        if not over.wait(START_SECONDS):
+            raise RuntimeError(f"the fault was not over within {START_SECONDS:.0f} s")
         begin = time.monotonic()
         self.wait_until_whole()
         return time.monotonic() - begin

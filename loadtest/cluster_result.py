@@ -34,6 +34,7 @@ class FaultOutcome:
 
     outcome: Outcome
     p50_later: Difference
+    p90_later: Difference
     p99_later: Difference
     lookup_mean: float  # what a request waited for the registry
     recovery_seconds: list[float]  # after each turn, from the end of the fault until the registry was whole
@@ -59,10 +60,10 @@ def compare_to_well(
 ) -> FaultOutcome:
     """`well`: turns between those `during` the fault, whose requests waited `lookup_seconds` in all."""
     one, two = ([_ttft(turn) for turn in turns] for turns in (well, during))
-    p50, p99 = (bootstrap_difference(one, two, percentile(percent), seed=0) for percent in (50, 99))
+    p50, p90, p99 = (bootstrap_difference(one, two, percentile(percent), seed=0) for percent in (50, 90, 99))
     records = [record for turn in during for record in turn]
     lookup = 1e3 * lookup_seconds / len(records)
-    return FaultOutcome(outcome_of(records, prefix_tokens), p50, p99, lookup, recoveries)
+    return FaultOutcome(outcome_of(records, prefix_tokens), p50, p90, p99, lookup, recoveries)
 
 
 def table_of_work(outcomes: dict[str, Outcome], title: str) -> Table:
@@ -80,7 +81,7 @@ def table_of_faults(faults: dict[str, FaultOutcome]) -> Table:
     title = "While Redis fails: TTFT less that of the turns in which it does not"
     table = Table(title=title, caption=CAPTION, box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("Redis", no_wrap=True)
-    for heading in ("requests", "failed", "hits", "p50", "p99", "p99: 95 %", "lookup", "whole"):
+    for heading in ("requests", "failed", "hits", "p50", "p90", "p99", "p99: 95 %", "lookup", "whole"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, each in faults.items():
         outcome, p99 = each.outcome, each.p99_later
@@ -90,6 +91,7 @@ def table_of_faults(faults: dict[str, FaultOutcome]) -> Table:
             str(outcome.failed),
             f"{outcome.hits:.1%}",
             f"{each.p50_later.difference:+.0f}",
+            f"{each.p90_later.difference:+.0f}",
             f"{p99.difference:+.0f}",
             f"{p99.low:+.0f} … {p99.high:+.0f}",
             f"{each.lookup_mean:.1f}",
