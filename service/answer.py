@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from service.choice import Choice
 from service.connection import ClientGone, Connection
 from service.errors import ApiError, bad_value
+from service.gate import note_failure
 from service.generation import Generation
 from service.http import JsonResponse, error_response
 from service.resumption.endpoint import RecordedResponse
@@ -101,6 +102,7 @@ class GenerationResponse(Response):
             return
         except ApiError as failure:
             error = failure
+            note_failure(scope, failure, [group.stream.request_id for group in self._generation.groups])
         except Exception:
             log.exception("a request failed")
             error = ApiError(500, "internal error", code="internal_error")

@@ -28,6 +28,11 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 
 
+def note_failure(scope: Scope, error: ApiError, engine_requests: list[int]) -> None:
+    """Have the request's line in the log say how it failed, and the numbers it has in the engine's log."""
+    scope["state"]["failure"] = {"error": error.code, "engine_requests": engine_requests}
+
+
 class Gate:
     """ASGI middleware. Every path needs the key unless it is in `public`.
 
@@ -97,6 +102,7 @@ class Gate:
                 "path": path,
                 "status": status,
                 "seconds": round(seconds, 6),
+                **scope["state"].get("failure", {}),
             },
         )
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from engine.logs import JsonFormatter, TextFormatter, configure_logging
+from engine.request import Output
 from tests.service.asgi import Exchange, exchange, get, post
 from tests.service.conftest import Service
 
@@ -80,6 +81,25 @@ async def test_each_request_is_a_line_without_content(make_service: Callable[...
     assert requests[-1]["message"] == f"POST {PATH} gone"
     assert first["seconds"] >= 0
     assert first["time"].endswith("+00:00")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_failure_is_told_with_the_numbers_of_the_engines_log(
+    make_service: Callable[..., Service], log: Log, stream: bool
+) -> None:
+    service = make_service(auto=False)
+    sent = exchange(service.app, PATH, {"prompt": ["a", "b"], "stream": stream}, x_request_id="mine")
+    await service.engine.until_added(2)
+    first, second = service.engine.streams
+    service.engine.step()
+    if stream:
+        await sent.until(b"data: ")
+    second.push(Output(second.request_id, 0, [], finish_reason="error", error="computing it raised it"))
+    await sent.finish()
+    (line,) = [line for line in log.lines if line["logger"] == "quire.service.request"]
+    assert (line["request_id"], line["status"]) == ("mine", 200 if stream else 500)
+    assert (line["error"], line["engine_requests"]) == ("engine_error", [first.request_id, second.request_id])
 
 
 @pytest.mark.anyio

@@ -115,6 +115,8 @@ def test_sixteen_streams_go_on_unharmed_beside_poisoned_ones(server: Server) -> 
     told = [line for line in lines if line["logger"] == "quire.isolation" and line["level"] == "error"]
     assert len(told) == len({line["request"] for line in told}) == len(poisoned)
     assert {line["error"] for line in told} == {"RuntimeError"}
+    failed = [number for line in lines for number in line.get("engine_requests", [])]
+    assert sorted(failed) == sorted(line["request"] for line in told)
 
     fatal = {**STREAMS[0], "seed": FATAL, "temperature": 1}
     for stream in asyncio.run(streams(server.url, [*STREAMS, fatal])):
