@@ -29,10 +29,12 @@ def pin_prefixes(core: EngineCore, prefixes: list[list[int]]) -> int:
             f"{num_blocks} there are can be pinned ({PINNED_SHARE:.0%}): pin less, or give the KV cache "
             "more memory"
         )
-    for tokens in prefixes:
+    for number, tokens in enumerate(prefixes, 1):
         whole = tokens[: len(tokens) // size * size]
         core.add(Request(-1, whole, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)))
         while core.has_work:
-            core.step()
+            for output in core.step():
+                if output.error is not None:
+                    raise ValueError(f"prefix {number} of --pin-prefix cannot be computed: {output.error}")
         core.scheduler.queue.pin(whole)
     return blocks.pool.num_pinned

@@ -116,14 +116,16 @@ def fold(work: list[Work], vocab_size: int) -> list[Work]:
 
 
 def run_workload(core: EngineCore, info: EngineInfo, work: list[Work], ceilings: Ceilings, seed: int) -> Run:
-    """Add all requests at once and step until the last has finished."""
+    """Add all requests at once and step until the last has finished. Raises RuntimeError if one fails."""
     for request in requests(work, seed):
         core.add(request)
     run = Run()
     preemptions = core.stats.preemptions_recompute + core.stats.preemptions_swap
     begin = time.perf_counter()
     while core.has_work:
-        core.step()
+        for output in core.step().others:
+            if output.error is not None:
+                raise RuntimeError(f"a request of the workload failed: {output.error}")
         stats = core.stats
         run.steps += 1
         run.bound_seconds += _bound(stats, info, ceilings)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine.config import EngineInfo
 from engine.core import EngineCore
 from engine.isolation import MAX_FRUITLESS
 from engine.logs import JsonFormatter
@@ -16,6 +17,8 @@ from engine.pinning import pin_prefixes
 from engine.plan import StepPlan
 from engine.request import Output, Request, SamplingParams
 from engine.sequence import SequenceGroup
+from loadtest.workloads import Work
+from service import bench
 from tests.engine.oracle import VOCAB, OracleFlight, OracleRunner, expected_beams, expected_tokens
 from tests.engine.poison import KINDS, POISON, Poisoned, PoisonedRunner, Trouble, poisoned
 from tests.engine.simulation import COMMON, EOS, LONGEST_DELAY, check_outputs, make_core, random_request
@@ -306,6 +309,22 @@ def test_poison_whose_clients_leave_at_once_does_not_end_the_engine(found_out: b
     assert {i: tokens_of(outputs) for (i, _), outputs in got.items()} == {
         each.id: expected_tokens(each, 0) for each in others
     }
+
+
+def prompts_raise(plan: StepPlan) -> Exception | None:
+    return Poisoned("a prompt") if len(plan.prefill_tokens) > 1 else None
+
+
+def test_a_prefix_that_raises_cannot_be_pinned() -> None:
+    with pytest.raises(ValueError, match=r"prefix 1 of --pin-prefix .* raised Poisoned"):
+        pin_prefixes(roomy([], prompts_raise), [COMMON[:8]])
+
+
+def test_nothing_is_measured_of_a_workload_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_bound", lambda *_: 0.0)
+    info = EngineInfo(**dict.fromkeys(EngineInfo.__struct_fields__, 0))
+    with pytest.raises(RuntimeError, match=r"workload failed: .* raised Poisoned"):
+        bench.run_workload(roomy([], prompts_raise), info, [Work([1, 2, 3], 4)], bench.Ceilings(1, 1), seed=0)
 
 
 def test_a_runner_that_does_not_settle_ends_all() -> None:
