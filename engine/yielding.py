@@ -70,6 +70,7 @@ class Yielding:
         blocks = len({block for sequence in group.live for block in sequence.table})
         tokens = int(self._queue.rows.context[list(rows)].sum())
         # What this very step was to write to its blocks has not been written yet, and will not be.
+        # Little is lost then: the group was let in just now, or is computing several sequences again.
         drafted = any(prefill.row in rows for prefill in draft.prefills) or not self._blocks.is_written(group)
         draft.preempted |= rows
         swap = not drafted and self._policy.swaps(blocks, tokens) and self._blocks.swap_out(group)
