@@ -18,6 +18,7 @@ from kernels.launch import dependent_launch
 
 MOST_TOKENS = 16
 MOST_COLUMNS = 2048  # of a layer's input: all programs read all of it, and beyond so much cuBLAS is quicker
+MOST_WEIGHTS_OF_ONE = 1 << 23  # where one token alone was quicker than by kernels.gemv
 ROWS = 16  # outputs of a program, each a row of the weight
 WARPS = 8
 CHUNK = 64  # columns that a warp multiplies at a time
@@ -111,6 +112,13 @@ def few_tokens_fit(hidden_size: int, inner_sizes: tuple[int, ...], dtype: torch.
     # What is multiplied by the norm's weight is scaled only afterwards, and fp16 may not hold it.
     widths = all(size % (WARPS * CHUNK) == 0 for size in (hidden_size, *inner_sizes))
     return widths and hidden_size <= MOST_COLUMNS and dtype == torch.bfloat16
+
+
+def few_tokens_suit_one(x: Tensor, weight: Tensor) -> bool:
+    """Whether even one token, x [1, K], is quicker here than by `kernels.gemv`."""
+    outputs, columns = weight.shape
+    fits = columns % (WARPS * CHUNK) == 0 and outputs % (2 * ROWS) == 0 and x.dtype == torch.bfloat16
+    return x.is_cuda and fits and weight.numel() <= MOST_WEIGHTS_OF_ONE
 
 
 def linear_of_few(

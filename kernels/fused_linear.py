@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.activation import silu_mul_reference
-from kernels.few_tokens import MOST_TOKENS, few_tokens_fit, linear_of_few
+from kernels.few_tokens import MOST_TOKENS, few_tokens_fit, few_tokens_suit_one, linear_of_few
 from kernels.gemv import linear_of_one
 from kernels.norm import rms_norm_reference
 
@@ -70,5 +70,5 @@ def _launch(
     gated: bool,
     added: bool,
 ) -> None:
-    launch = linear_of_one if len(x) == 1 else linear_of_few
+    launch = linear_of_few if len(x) > 1 or few_tokens_suit_one(x, weight) else linear_of_one
     launch(out, x, weight, bias, norm, eps, gated=gated, added=added)

@@ -1,10 +1,10 @@
 """Prefill attention for Hopper: the copy engine fills tiles of keys while two warpgroups multiply others.
 
-In Gluon, Triton's lower level. A program has three parts. The producer, one warp, has the copy engine (TMA)
-bring K and V, block by block as the block table says, into stages of shared memory. Two consumers of four
-warps attend to them, each for half of the program's queries, and multiply a tile's weights with V while they
-compute the next tile's scores (after FlashAttention-3, Shah et al. 2024). Barriers in shared memory say which
-stage is full and which one may be filled again.
+In Gluon, Triton's lower level. Two producers of one warp each have the copy engine (TMA) bring K and V, block
+by block as the block table says, into stages of shared memory. Two consumers of four warps attend to them,
+each for half of the program's queries, and multiply a tile's weights with V while they compute the next
+tile's scores (after FlashAttention-3, Shah et al. 2024). Barriers in shared memory say which stage is full
+and which one may be filled again.
 """
 
 from __future__ import annotations
@@ -155,50 +155,53 @@ def _consume(
 
 
 @gluon.jit
+def _ask_for_queries(
+    source: tma.tensor_descriptor, panels: gl.shared_memory_descriptor, full: gl.shared_memory_descriptor,
+    first_token: gl.tensor, GROUP: gl.constexpr, DIM: gl.constexpr,
+) -> None:  # fmt: skip
+    PANELS: gl.constexpr = DIM // PANEL
+    mbarrier.expect(full, CONSUMERS * ROWS * DIM * 2)
+    for half in gl.static_range(CONSUMERS):
+        for panel in gl.static_range(PANELS):
+            token = first_token + half * (ROWS // GROUP)
+            into = panels.index(half * PANELS + panel)
+            place = [token, gl.program_id(0) * GROUP, panel * PANEL]
+            tma.async_copy_global_to_shared(source, place, full, into)
+
+
+@gluon.jit
 def _produce(
-    source: gl.tuple, shared: gl.tuple, work: gl.tuple, block_rows: gl.tensor, part_rows: gl.tensor,
+    queries: gl.tuple, source: gl.tuple, stages: gl.tuple, work: gl.tuple, first_row: gl.tensor,
+    OF_KEYS: gl.constexpr,
     GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
     STAGES: gl.constexpr,
 ) -> None:  # fmt: skip
-    """Fill the queries once and the stages in turn, with as many boxes of keys as a tile has blocks."""
-    q_source, kv_source, table = source
-    q_panels, k_boxes, v_boxes, barriers, q_full = shared
-    k_full, k_free, v_full, v_free = barriers
+    """Fill the stages of K or of V in turn, with as many boxes as a tile has blocks."""
     query_start, _, first_query, context_len, num_tiles = work
+    kv_source, table, block_rows = source
+    boxes, full, free = stages
     BOX: gl.constexpr = BLOCK_SIZE if BLOCK_SIZE < TILE else TILE
     BOXES: gl.constexpr = TILE // BOX
     PANELS: gl.constexpr = DIM // PANEL
-    BYTES: gl.constexpr = TILE * DIM * 2
-    kv_head = gl.program_id(0)
-    mbarrier.expect(q_full, CONSUMERS * ROWS * DIM * 2)
-    for half in gl.static_range(CONSUMERS):
-        for panel in gl.static_range(PANELS):
-            token = query_start + first_query + half * (ROWS // GROUP)
-            into = q_panels.index(half * PANELS + panel)
-            tma.async_copy_global_to_shared(q_source, [token, kv_head * GROUP, panel * PANEL], q_full, into)
+    if OF_KEYS:
+        q_source, q_panels, q_full = queries
+        _ask_for_queries(q_source, q_panels, q_full, query_start + first_query, GROUP, DIM)
     last_key = gl.maximum(context_len - 1, 0)
     for step in range(num_tiles):
-        stage, is_filled = step % STAGES, step // STAGES & 1 ^ 1
+        stage = step % STAGES
         rows: gl.tuple = ()
         for box in gl.static_range(BOXES):
             # Past the context any block of it will do.
             key = gl.minimum((num_tiles - 1 - step) * TILE + box * BOX, last_key)
-            row = gl.load(table + key // BLOCK_SIZE) * block_rows + kv_head * BLOCK_SIZE
+            row = gl.load(table + key // BLOCK_SIZE) * block_rows + first_row
             rows += (row + key % BLOCK_SIZE // BOX * BOX,)
-        mbarrier.wait(k_free.index(stage), is_filled)
-        mbarrier.expect(k_full.index(stage), BYTES)
+        mbarrier.wait(free.index(stage), step // STAGES & 1 ^ 1)
+        mbarrier.expect(full.index(stage), TILE * DIM * 2)
         for box in gl.static_range(BOXES):
             for panel in gl.static_range(PANELS):
-                box_of_k = k_boxes.index((stage * PANELS + panel) * BOXES + box)
+                into = boxes.index((stage * PANELS + panel) * BOXES + box)
                 place = [rows[box], panel * PANEL]
-                tma.async_copy_global_to_shared(kv_source, place, k_full.index(stage), box_of_k)
-        mbarrier.wait(v_free.index(stage), is_filled)
-        mbarrier.expect(v_full.index(stage), BYTES)
-        for box in gl.static_range(BOXES):
-            for panel in gl.static_range(PANELS):
-                box_of_v = v_boxes.index((stage * PANELS + panel) * BOXES + box)
-                place = [rows[box] + part_rows, panel * PANEL]
-                tma.async_copy_global_to_shared(kv_source, place, v_full.index(stage), box_of_v)
+                tma.async_copy_global_to_shared(kv_source, place, full.index(stage), into)
 
 
 @gluon.jit
@@ -271,17 +274,22 @@ def _kernel(
     fence_async_shared()
     barriers = (k_full, k_free, v_full, v_free)
     work = (query_start, query_len, first_query, context_len, num_tiles)
-    source = (q_source, kv_source, table)
     read = (queries, keys, values, barriers, q_full, cleared)
-    written = (q_panels, k_boxes, v_boxes, barriers, q_full)
+    asked = (q_source, q_panels, q_full)
+    source = (kv_source, table, block_rows)
+    k_stages = (k_boxes, k_full, k_free)
+    v_stages = (v_boxes, v_full, v_free)
+    k_row = gl.program_id(0) * BLOCK_SIZE
+    v_row = k_row + part_rows
     gl.warp_specialize(
         [
             (_consume, (out, read, work, num_kv_heads, scale_log2, 0, GROUP, DIM, TILE, STAGES)),
             (_consume, (out, read, work, num_kv_heads, scale_log2, 1, GROUP, DIM, TILE, STAGES)),
-            (_produce, (source, written, work, block_rows, part_rows, GROUP, BLOCK_SIZE, DIM, TILE, STAGES)),
+            (_produce, (asked, source, k_stages, work, k_row, True, GROUP, BLOCK_SIZE, DIM, TILE, STAGES)),
+            (_produce, (asked, source, v_stages, work, v_row, False, GROUP, BLOCK_SIZE, DIM, TILE, STAGES)),
         ],
-        worker_num_warps=[4, 1],
-        worker_num_regs=[240, 24],
+        worker_num_warps=[4, 1, 1],
+        worker_num_regs=[240, 24, 24],
     )
 
 

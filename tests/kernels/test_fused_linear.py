@@ -73,7 +73,15 @@ def test_add_linear_works_in_place(function, columns, outputs, biased, dtype, de
 # Of several tokens the references everywhere, the kernel where there is a GPU: it is of Triton's lower level,
 # which no interpreter runs. (tokens, columns, outputs): one chunk a warp, a few, more than are asked for
 # ahead.
-FEW_SHAPES = [(2, 512, 16), (7, 1024, 48), (8, 2048, 32), (9, 3072, 64), (16, 6144, 16), (3, 2560, 80)]
+FEW_SHAPES = [
+    (1, 1024, 32),
+    (2, 512, 16),
+    (7, 1024, 48),
+    (8, 2048, 32),
+    (9, 3072, 64),
+    (16, 6144, 16),
+    (3, 2560, 80),
+]
 FEW_TYPES = [torch.bfloat16] if torch.cuda.is_available() else [torch.float32]
 
 
