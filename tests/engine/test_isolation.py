@@ -159,6 +159,8 @@ def simulate(seed: int) -> Counter[str]:
                 ends_of_one = [o.finish_reason for o in got[request.id, index] if o.finish_reason]
                 assert len(ends_of_one) == 1 and got[request.id, index][-1].finish_reason
             done["convicted"] += 1
+            params = request.params
+            done["beams" if params.beam_width > 1 else "samples" if params.n > 1 else "one"] += 1
         elif request.id not in aborted:
             check_outputs(request, got, done)
             done["poisoned, but lived"] += request.params.seed >= POISON
@@ -178,8 +180,9 @@ def test_only_the_culprit_ends(chunk: int) -> None:
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
-    for thing in ("convicted", "beside", "prefill", "decode", "transfer", "searches", "constrained"):
+    for thing in ("one", "beside", "prefill", "decode", "transfer", "searches", "constrained"):
         assert done[thing] > 10, thing
+    assert done["beams"] and done["samples"]
 
 
 def plain(request_id: int, max_tokens: int = 40, n: int = 1) -> Request:
