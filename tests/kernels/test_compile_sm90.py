@@ -97,11 +97,11 @@ def compile_variants() -> dict[str, dict[str, int]]:
     }
     qk_heads = {"Q_HEADS": 32, "KV_HEADS": 8, "BLOCK_SIZE": 16, "HALF": 64, "HALF_PADDED": 64, "HEADS": 8}
     variants["qkv_to_cache_fp8"] = (qkv_cache._qkv_to_cache_kernel, dependent | qk_heads, {"num_warps": 4})
-    linear = dependent | {"OUTPUTS": 4096, "COLUMNS": 14336, "ROWS": 2, "CHUNK": 2048, "ADDED": True}
-    gate_up = linear | {"COLUMNS": 4096, "GATED": True, "ADDED": False, "bias": None}
+    linear = dependent | {"OUTPUTS": 4096, "COLUMNS": 14336, "ROWS": 4, "CHUNK": 2048, "ADDED": True}
+    gate_up = linear | {"COLUMNS": 4096, "ROWS": 1, "GATED": True, "ADDED": False, "bias": None}
     linear |= {"GATED": False, "bias": None, "norm": None}
     variants |= {
-        "gemv_add": (gemv._gemv_kernel, linear, {"num_warps": 8}),
+        "gemv_add": (gemv._gemv_kernel, linear, {"num_warps": 4}),
         "gemv_gate_up": (gemv._gemv_kernel, gate_up, {"num_warps": 8}),
     }
     pointers = {"q": "*bf16", "out": "*bf16", "partials": "*fp32", "lse": "*fp32"}
