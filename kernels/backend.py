@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.activation import silu_mul, silu_mul_reference
@@ -20,6 +21,7 @@ from kernels.fused_linear import (
     norm_linear_reference,
     norm_silu_linear,
     norm_silu_linear_reference,
+    wide_linear,
 )
 from kernels.logprobs import logprobs, logprobs_reference
 from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
@@ -45,6 +47,7 @@ class Backend:
     norm_linear: Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
     norm_silu_linear: Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
     add_linear: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
+    wide_linear: Callable[[Tensor, Tensor], Tensor]
     copy_blocks: Callable[[Tensor, Tensor], None]
     sample: Callable[..., Tensor]
     logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
@@ -66,6 +69,7 @@ def torch_backend() -> Backend:
         norm_linear=norm_linear_reference,
         norm_silu_linear=norm_silu_linear_reference,
         add_linear=add_linear_reference,
+        wide_linear=F.linear,
         copy_blocks=copy_blocks_reference,
         sample=sample_reference,
         logprobs=logprobs_reference,
@@ -88,6 +92,7 @@ def triton_backend() -> Backend:
         norm_linear=norm_linear,
         norm_silu_linear=norm_silu_linear,
         add_linear=add_linear,
+        wide_linear=wide_linear,
         copy_blocks=copy_blocks,
         sample=sample,
         logprobs=logprobs,

@@ -10,7 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.activation import silu_mul_reference
-from kernels.few_tokens import MOST_TOKENS, few_tokens_fit, few_tokens_suit_one, linear_of_few
+from kernels.few_tokens import (
+    MOST_TOKENS,
+    few_tokens_fit,
+    few_tokens_suit_one,
+    few_tokens_suit_wide,
+    linear_of_few,
+)
 from kernels.gemv import linear_of_one
 from kernels.norm import rms_norm_reference
 
@@ -18,6 +24,19 @@ from kernels.norm import rms_norm_reference
 def most_fused_tokens(hidden_size: int, inner_sizes: tuple[int, ...], dtype: torch.dtype) -> int:
     """Up to how many tokens layers are quicker fused; `inner_sizes` are other widths that they take in."""
     return MOST_TOKENS if few_tokens_fit(hidden_size, inner_sizes, dtype) else 1
+
+
+def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, K] times weight [N, K] -> [T, N], for an N as wide as a vocabulary; of many tokens by cuBLAS."""
+    if len(x) == 1:
+        launch = linear_of_one
+    elif few_tokens_suit_wide(x, weight):
+        launch = linear_of_few
+    else:
+        return F.linear(x, weight)
+    out = torch.empty(len(x), weight.shape[0], dtype=x.dtype, device=x.device)
+    launch(out, x, weight, None, None, 0.0, gated=False, added=False)
+    return out
 
 
 def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -101,4 +101,4 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [S, H] -> [S, V]."""
-        return F.linear(hidden, self.head)
+        return self.backend.wide_linear(hidden, self.head)

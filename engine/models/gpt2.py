@@ -59,4 +59,4 @@ class GPT2:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [S, H] -> [S, V]."""
-        return F.linear(hidden, self.head)
+        return self.backend.wide_linear(hidden, self.head)

@@ -81,4 +81,4 @@ class OPT:
         """hidden [S, H] -> [S, V]."""
         if self.project_out is not None:
             hidden = self.project_out(hidden)
-        return F.linear(hidden, self.head)
+        return self.backend.wide_linear(hidden, self.head)

@@ -12,6 +12,7 @@ from kernels.fused_linear import (
     norm_linear_reference,
     norm_silu_linear,
     norm_silu_linear_reference,
+    wide_linear,
 )
 
 # (columns, outputs): one chunk, a ragged one, several, several and ragged; odd outputs
@@ -136,6 +137,15 @@ def test_what_is_not_of_few_is_refused(tokens, columns, outputs, device):
         ValueError, match=f"up to 16 tokens .* got {tokens} tokens, {columns} columns, {outputs} "
     ):
         add_linear(torch.zeros(tokens, outputs, device=device), x.repeat(tokens, 1), weight, None)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "columns", "outputs"),
+    [(1, 100, 7), (1, 3072, 96), (2, 1024, 96), (8, 512, 64), (9, 512, 64), (3, 100, 7)],
+)
+def test_wide_linear(tokens, columns, outputs, dtype, device):
+    x, _, weight, _ = draw_few(tokens, columns, outputs, dtype, device)
+    assert_near(wide_linear(x, weight), F.linear(x.double(), weight.double()), dtype)
 
 
 def test_widths_decide_what_is_fused():
