@@ -1,7 +1,7 @@
 """Every GPU figure in one go: `python -m loadtest.gpu_bench [--output FOLDER] [--runs N]`.
 
 Kernels first, then a Qwen3-0.6B and a Llama-3.1-8B configuration with dummy weights, offline and served.
-Needs one CUDA device; about eight minutes on an H100.
+Needs one CUDA device; about twenty minutes on an H100.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ def main() -> int:
             bench = ["-m", "service.cli", "bench", f"{models}/llama-8b", "--load-format", "dummy"]
             options = [*FEW_BLOCKS, "--preemption-mode", mode, "--runs", "1"]
             commands.append([*bench, *options, "--result-file", str(output / "offline.jsonl")])
+        for model in OFFLINE:
+            startup = ["-m", "loadtest.startup_time", f"{models}/{model}", "--load-format", "dummy"]
+            commands.append([*startup, "--result-file", str(output / "startup.jsonl")])
         commands.append(
             ["-m", "loadtest.served", f"{models}/qwen3-0.6b", "--result-file", str(output / "served.jsonl")]
         )
