@@ -141,6 +141,31 @@ checksum/secrets: {{ append $secrets (include "quire.registryChecksum" .) | join
 {{- include "quire.password" (dict "context" . "secret" (include "quire.registrySecret" .) "key" "cache-seed") -}}
 {{- end -}}
 
+{{/* The outer Redis' URL, with the CA that its certificate must be of. */}}
+{{- define "quire.externalUrl" -}}
+{{- $external := .Values.redis.external -}}
+{{- $external.url -}}
+{{- if $external.caSecret -}}
+{{- contains "?" $external.url | ternary "&" "?" -}}ssl_ca_certs=/redis-ca/ca.crt
+{{- end -}}
+{{- end -}}
+
+{{- define "quire.registryMount" -}}
+{{- if .Values.redis.external.caSecret }}
+- { name: redis-ca, mountPath: /redis-ca, readOnly: true }
+{{- end }}
+{{- end -}}
+
+{{- define "quire.registryVolume" -}}
+{{- if .Values.redis.external.caSecret }}
+- name: redis-ca
+  secret:
+    secretName: {{ .Values.redis.external.caSecret }}
+    items:
+      - { key: {{ .Values.redis.external.caSecretKey | quote }}, path: ca.crt }
+{{- end }}
+{{- end -}}
+
 {{/* (dict "context" $ "url" key of the URL) */}}
 {{- define "quire.registryEnv" -}}
 - name: QUIRE_REDIS_URL
@@ -181,6 +206,17 @@ checksum/secrets: {{ append $secrets (include "quire.registryChecksum" .) | join
 {{- end -}}
 {{- if and $v.redis.external.url $v.redis.external.existingSecret -}}
 {{- fail "redis.external: either url or existingSecret, not both" -}}
+{{- end -}}
+{{- if $v.redis.external.caSecret -}}
+{{- if not (or $v.redis.external.url $v.redis.external.existingSecret) -}}
+{{- fail "redis.external: caSecret is for a rediss:// server of your own; set redis.external.url or redis.external.existingSecret, too" -}}
+{{- end -}}
+{{- if hasPrefix "redis://" $v.redis.external.url -}}
+{{- fail "redis.external: a redis:// url shows no certificate that caSecret could verify; make it rediss://" -}}
+{{- end -}}
+{{- if contains "ssl_ca_certs=" $v.redis.external.url -}}
+{{- fail "redis.external: either caSecret or ssl_ca_certs in the url, not both" -}}
+{{- end -}}
 {{- end -}}
 {{- if and $v.auth.existingSecret $v.auth.apiKey -}}
 {{- fail "auth: either apiKey or existingSecret, not both" -}}

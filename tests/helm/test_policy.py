@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import io
 import re
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -20,6 +16,7 @@ from service import cli
 from service.config import ServiceConfig
 from service.pins import read_pins
 from tests.helm.chart import NAMES, VALUES, Manifest, container, find, pods, render
+from tests.helm.command_line import parsed
 
 every_set = pytest.mark.parametrize("values", VALUES)
 
@@ -135,35 +132,6 @@ def test_an_upgrade_takes_no_second_gpu() -> None:
 def test_zero_is_a_disruption_budget_too(setting: str | None, field: str, value: object) -> None:
     budget = find(render(*(["--set", setting] if setting else [])), "PodDisruptionBudget")["spec"]
     assert {name: budget[name] for name in budget if name != "selector"} == {field: value}
-
-
-GIVEN = {"replica-url": "redis://replica:p@r:6380/0", "router-url": "redis://r:6380/0", "token": "hf_secret"}
-
-
-@functools.cache
-def usage(command: str) -> str:
-    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
-        cli._parser().parse_args([command, "--help"])
-    return shown.getvalue()
-
-
-def parsed(manifests: list[Manifest], name: str) -> Any:
-    """The command line with its environment, as the container's process gets it."""
-    part = container(manifests, name)
-    secrets = {
-        m["metadata"]["name"]: m.get("stringData", m.get("data")) for m in manifests if m["kind"] == "Secret"
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for variable in part["env"]:
-            text = variable.get("value", "").replace("$(POD_IP)", "10.1.2.3")
-            reference = variable.get("valueFrom", {}).get("secretKeyRef")
-            if reference is not None:
-                secret = secrets.get(reference["name"], GIVEN)
-                text = secret.get(reference["key"], "given")
-            patch.setenv(variable["name"], text)
-            if variable["name"].startswith("QUIRE_"):
-                assert f"[{variable['name']}]" in usage(part["args"][0])
-        return cli._parser().parse_args(part["args"])
 
 
 @every_set
@@ -287,6 +255,13 @@ def test_replicas_publish_only_with_a_registry() -> None:
     assert names["QUIRE_ADVERTISE_URL"]["value"] == f"http://$(POD_IP):{part['ports'][0]['containerPort']}"
     assert list(names).index("POD_IP") < list(names).index("QUIRE_ADVERTISE_URL")  # or it is not expanded
     assert names["QUIRE_REDIS_URL"]["valueFrom"]["secretKeyRef"]["key"] == "replica-url"
+
+
+def test_replicas_and_router_have_an_environment_of_their_own() -> None:
+    manifests = render(*VALUES["everything"])
+    replica, router = (set(environment(container(manifests, name))) for name in ("quire", "quire-router"))
+    assert {"HF_HUB_OFFLINE", "NODE"} <= replica - router
+    assert router - replica == {"HF_ENDPOINT"}
 
 
 def checksums(*arguments: str) -> dict[str, str]:

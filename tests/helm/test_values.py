@@ -77,6 +77,8 @@ def test_defaults_and_schema_name_the_same_values() -> None:
         ("redis.image.tag=latest", "tag"),
         ("drain.marginSeconds=0", "marginSeconds"),
         ("redis.external.url=http://r", "url"),
+        ("redis.external.caSecretKey=a/b", "caSecretKey"),
+        ("router.extraEnv[0].value=x", "name"),
     ],
 )
 def test_helm_refuses_a_wrong_value_by_name(name: str, setting: str, named: str) -> None:
@@ -91,6 +93,10 @@ def test_helm_refuses_a_wrong_value_by_name(name: str, setting: str, named: str)
         ("router.enabled=true", "set redis.enabled"),
         ("redis.enabled=true,redis.external.url=redis://r", "not both"),
         ("redis.external.url=redis://r,redis.external.existingSecret=s", "either url or existingSecret"),
+        ("redis.external.caSecret=ca", "set redis.external.url"),
+        ("redis.enabled=true,redis.external.caSecret=ca", "set redis.external.url"),
+        ("redis.external.url=redis://r,redis.external.caSecret=ca", "make it rediss://"),
+        ("redis.external.url=rediss://r?ssl_ca_certs=/a,redis.external.caSecret=ca", "either caSecret or"),
         ("auth.apiKey=a,auth.existingSecret=s", "either apiKey or existingSecret"),
         ("huggingFace.token=a,huggingFace.existingSecret=s", "either token or existingSecret"),
         ("replicaCount=2", "ReadWriteMany"),
