@@ -32,13 +32,17 @@ Company = dict[SequenceGroup, int]
 
 
 class Isolation:
-    """Decides who may be scheduled, and what becomes of a step that raised."""
+    """Decides who may be scheduled, and what becomes of a step that raised.
+
+    An error that seems to be no request's fault is raised again, whatever is asked for, and ends the engine.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._queue = scheduler.queue
         self._trials: list[Company] = []  # the next one last
-        self._fruitful = False  # this round of trials has changed something
+        self._error: Exception | None = None  # which the last round of trials began with
+        self._fruitful = False  # this round has changed something
         self._fruitless = 0  # rounds of late that have not
         self._calm = 0  # steps since the last one that raised
         self._full_budget = scheduler.max_num_batched_tokens
@@ -105,8 +109,7 @@ class Isolation:
         return []
 
     def _begin(self, suspects: list[SequenceGroup], error: Exception) -> None:
-        if self._fruitless == MAX_FRUITLESS:
-            raise error
+        self._error = error
         logger.warning("a step raised; its %d requests are tried apart", len(suspects), exc_info=error)
         self._add_trials(suspects)
         params = SamplingParams(temperature=0.0, max_tokens=MORE_TOKENS, ignore_eos=True)
@@ -130,12 +133,14 @@ class Isolation:
         self._end_round()
 
     def _end_round(self) -> None:
-        """If nobody is left to be tried."""
+        """If nobody is left to be tried. Raises what began the round if there have been too many in vain."""
         if self._trials:
             return
+        self._queue.in_turn = True
         self._fruitless += not self._fruitful
         self._fruitful = False
-        self._queue.in_turn = True
+        if self._fruitless > MAX_FRUITLESS and self._error is not None:
+            raise self._error
 
     def _convict(self, group: SequenceGroup, error: Exception) -> list[Output]:
         """`group` raises alone: each of its choices ends, and nobody finds what it has computed."""
@@ -148,8 +153,11 @@ class Isolation:
             words = "the device has too little memory to compute it"
             self._enlarge()
         choices = range(request.params.n) if group.beams else [sequence.index for sequence in group.live]
-        for sequence in group.live:
-            self._queue.finish(sequence, "error")
+        for sequence in group.sequences:
+            if sequence.finish_reason is None:
+                self._queue.finish(sequence, "error")
+            else:
+                self._queue.blocks.forget(sequence)
         self._fruitful = True
         self._end_round()
         return [Output(request.id, index, [], finish_reason="error", error=words) for index in choices]
@@ -205,6 +213,9 @@ def _drop(queue: RunQueue, flight: Flight) -> None:
                 queue.blocks.host.drop(sequence)
             group.swapped = False
             queue.num_swapped -= 1
+    for group in _groups_in(flight):
+        if not any(sequence.num_generated for sequence in group.sequences):
+            group.forked = len(group.sequences) == 1  # as before its prompt was computed
     for wanted in flight.prompt_logprobs:
         collected = wanted.group.prompt_logprobs
         assert collected is not None

@@ -59,6 +59,7 @@ class PoisonedRunner(OracleRunner):
         self.trouble: Trouble = lambda plan: None
         self.failed = False
         self.raised: list[str] = []  # what was going on
+        self.most_moved = 1  # a request that raises only beside others cannot be found out, and is let be
 
     def launch(self, plan: StepPlan) -> OracleFlight:
         if self.failed:
@@ -95,7 +96,8 @@ class PoisonedRunner(OracleRunner):
             decodes = r < plan.num_decodes
             if params.seed < POISON or plan.context_lens[r] <= position:
                 continue
-            if [True, decodes, index > 0, moves][kind]:
+            if [True, decodes, index > 0, moves and self.most_moved > 0][kind]:
+                self.most_moved -= KINDS[kind] == "moved"
                 self.raised.append("transfer" if moves else "decode" if decodes else "prefill")
                 return Poisoned(f"row {row}")
         return None
