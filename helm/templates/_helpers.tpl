@@ -225,13 +225,13 @@ checksum/secrets: {{ append $secrets (include "quire.registryChecksum" .) | join
 {{- fail "huggingFace: either token or existingSecret, not both" -}}
 {{- end -}}
 {{- $several := or (include "quire.autoscaled" .) (gt (int $v.replicaCount) 1) -}}
-{{- if and $several $v.modelCache.persistent (eq $v.modelCache.accessMode "ReadWriteOnce") -}}
+{{- if and $several $v.modelCache.persistent (hasPrefix "ReadWriteOnce" $v.modelCache.accessMode) -}}
 {{- fail "modelCache: several replicas share the claim; set modelCache.accessMode to ReadWriteMany, or modelCache.persistent to false" -}}
 {{- end -}}
 {{- if and (include "quire.modelIsInCache" .) (not $v.modelCache.persistent) -}}
 {{- fail (printf "model: %s is in the model cache, which is empty at first; set modelCache.persistent" $v.model.name) -}}
 {{- end -}}
-{{- if and (include "quire.modelIsInCache" .) $v.router.enabled (eq $v.modelCache.accessMode "ReadWriteOnce") -}}
+{{- if and (include "quire.modelIsInCache" .) $v.router.enabled (hasPrefix "ReadWriteOnce" $v.modelCache.accessMode) -}}
 {{- fail (printf "modelCache: the router reads the tokenizer of %s from the claim, too; set modelCache.accessMode to ReadWriteMany" $v.model.name) -}}
 {{- end -}}
 {{- if and $v.networkPolicy.enabled $v.redis.external.url -}}
@@ -242,6 +242,9 @@ checksum/secrets: {{ append $secrets (include "quire.registryChecksum" .) | join
 {{- end -}}
 {{- if and (include "quire.registry" .) (not $v.engine.enablePrefixCaching) -}}
 {{- fail "engine: enablePrefixCaching must be on with a registry, which tells of that cache" -}}
+{{- end -}}
+{{- if and (eq $v.engine.device "cpu") $v.gpu.enabled -}}
+{{- fail "engine: device cpu would hold a GPU without using it; set gpu.enabled to false" -}}
 {{- end -}}
 {{- if and (eq $v.engine.preemptionMode "swap") (eq (float64 $v.engine.swapSpace) 0.0) -}}
 {{- fail "engine: preemptionMode swap needs swapSpace" -}}
