@@ -286,10 +286,10 @@ checksum/secrets: {{ append $secrets (include "quire.registryChecksum" .) | join
     {{- toYaml . | nindent 4 }}
     {{- end }}
   ports:
-    - { port: http }
+    - { port: 8000 }
 {{- else -}}
 - ports:
-    - { port: http }
+    - { port: 8000 }
 {{- end -}}
 {{- end -}}
 

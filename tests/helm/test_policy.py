@@ -319,10 +319,22 @@ def test_network_policies_both_ways() -> None:
     assert components(into_replicas, "from") == ["router", None]  # and Prometheus
     (into_router,) = policies["-router"]["ingress"]
     assert components(into_router, "from") == [None, None, "test", None]  # two clients, and Prometheus
-    assert ports(policies["-router"]["egress"]) == {53, 6379, "http", 443}
+    assert ports(policies["-router"]["egress"]) == {53, 6379, 8000, 443, 3128, 5353}
+    assert ports(policies[""]["egress"]) == {53, 6379, 443, 3128, 5353}
     (into_redis,) = policies["-redis"]["ingress"]
     assert components(into_redis, "from") == ["replica", "router"]
     assert policies["-redis"]["egress"] == []
+
+
+@every_set
+def test_ports_let_in_are_those_that_pods_listen_on(values: str) -> None:
+    manifests = render(*VALUES[values])
+    for manifest in manifests:
+        if manifest["kind"] == "NetworkPolicy":
+            wanted = manifest["spec"]["podSelector"]["matchLabels"].items()
+            (pod,) = (spec for labels, spec in pods(manifests) if wanted <= labels.items())
+            listening = {port["containerPort"] for port in pod["containers"][0]["ports"]}
+            assert ports(manifest["spec"]["ingress"]) == listening
 
 
 def test_network_policy_of_an_outer_redis_and_no_hub() -> None:

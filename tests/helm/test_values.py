@@ -70,6 +70,7 @@ def test_defaults_and_schema_name_the_same_values() -> None:
         ("redis.external.user=x", "user"),
         ("metrics.podMonitor.enable=true", "enable"),
         ("networkPolicy.clients[0].pods=x", "pods"),
+        ("networkPolicy.egress[0].port=1", "port"),
         ("engine.blockSize=17", "blockSize"),
         ("engine.gpuMemoryUtilization=1.5", "gpuMemoryUtilization"),
         ("replicaCount=two", "replicaCount"),
