@@ -49,7 +49,10 @@ SCALING = strict({"stabilizationWindowSeconds": SECONDS}, policies=several(POLIC
 TRIGGER = strict(
     {
         "type": {"const": "prometheus"},
-        "metadata": strict({"serverAddress": STRING, "query": STRING, "threshold": STRING}),
+        "metadata": strict(
+            {"serverAddress": STRING, "query": STRING, "threshold": STRING},
+            ignoreNullValues={"enum": ["true", "false"]},
+        ),
     },
     name=STRING,
     metricType={"enum": ["AverageValue", "Value"]},

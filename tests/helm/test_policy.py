@@ -91,6 +91,12 @@ def test_startup_may_take_as_long_as_it_says() -> None:
         assert find(manifests, "Deployment")["spec"]["progressDeadlineSeconds"] > allowed
 
 
+def test_keda_takes_no_replica_away_when_prometheus_knows_nothing() -> None:
+    """Its default reads an empty answer as zero."""
+    triggers = find(render(*VALUES["everything"]), "ScaledObject")["spec"]["triggers"]
+    assert [trigger["metadata"]["ignoreNullValues"] for trigger in triggers] == ["false", "false"]
+
+
 DRAINS = [VALUES[name] for name in VALUES] + [
     ("--set", f"drain.preStopSeconds={stop},drain.shutdownTimeoutSeconds={drain},drain.marginSeconds=8")
     for stop, drain in ((0, 0), (3600, 86400))
