@@ -37,6 +37,15 @@ helm.sh/chart: {{ printf "%s-%s" .context.Chart.Name .context.Chart.Version }}
 {{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
 {{- end -}}
 
+{{/* Where a pod may run: of .Values, for replicas, or of another component's part of them. */}}
+{{- define "quire.placement" -}}
+{{- range $field, $value := pick . "priorityClassName" "nodeSelector" "tolerations" "affinity" -}}
+{{- with $value }}
+{{ dict $field . | toYaml }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "quire.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 10001

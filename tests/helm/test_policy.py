@@ -63,6 +63,26 @@ def test_gpu_is_asked_for_by_default_only() -> None:
     assert "tolerations" not in find(manifests, "Deployment")["spec"]["template"]["spec"]
 
 
+def test_every_pod_runs_where_the_values_say() -> None:
+    """The test's with the replicas, whose nodes have its image: taints might let it nowhere else."""
+    placed = {
+        labels["app.kubernetes.io/component"]: (
+            spec["nodeSelector"]["pool"],
+            spec["tolerations"][0]["key"],
+            spec.get("priorityClassName"),
+            next(iter(spec.get("affinity", [])), None),
+            labels.get("team"),
+        )
+        for labels, spec in pods(render(*VALUES["everything"]))
+    }
+    assert placed == {
+        "replica": ("gpu", "nvidia.com/gpu", "serving", "nodeAffinity", "inference"),
+        "router": ("cpu", "a", "entrance", None, "edge"),
+        "redis": ("memory", "b", None, "podAntiAffinity", None),
+        "test": ("gpu", "nvidia.com/gpu", None, None, None),
+    }
+
+
 def seconds(probe: Manifest) -> int:
     return int(probe["periodSeconds"] * probe["failureThreshold"])
 

@@ -15,7 +15,7 @@ from tests.helm.chart import CHART, HELMS, refusal
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 # objects of the Kubernetes API, or of Helm, that are not ours to describe
-OPEN = {"affinity", "global"}
+OPEN = {"affinity", "router.affinity", "redis.affinity", "global"}
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:
