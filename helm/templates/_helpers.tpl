@@ -198,9 +198,25 @@ checksum/secrets: {{ append $secrets (include "quire.registryChecksum" .) | join
 {{- end -}}
 {{- end -}}
 
+{{/* (dict "named" value's name "list" variables): what containers have already, or get as flags, would be ignored. */}}
+{{- define "quire.checkEnvironment" -}}
+{{- $seen := list "HOME" "HF_HOME" "HF_TOKEN" "TRITON_CACHE_DIR" "POD_IP" -}}
+{{- range .list -}}
+{{- if hasPrefix "QUIRE_" .name -}}
+{{- fail (printf "%s: %s is one of quire's flags; set the value that the chart has for it" $.named .name) -}}
+{{- end -}}
+{{- if has .name $seen -}}
+{{- fail (printf "%s: %s is set already, by the chart or above; leave it out" $.named .name) -}}
+{{- end -}}
+{{- $seen = append $seen .name -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Combinations that would be accepted and then not work. */}}
 {{- define "quire.check" -}}
 {{- $v := .Values -}}
+{{- include "quire.checkEnvironment" (dict "named" "extraEnv" "list" $v.extraEnv) -}}
+{{- include "quire.checkEnvironment" (dict "named" "router.extraEnv" "list" $v.router.extraEnv) -}}
 {{- if and $v.autoscaling.hpa.enabled $v.autoscaling.keda.enabled -}}
 {{- fail "autoscaling: enable either hpa or keda; KEDA makes an HPA of its own" -}}
 {{- end -}}

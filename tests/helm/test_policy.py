@@ -16,7 +16,7 @@ from service import cli
 from service.config import ServiceConfig
 from service.pins import read_pins
 from tests.helm.chart import NAMES, VALUES, Manifest, container, find, pods, render
-from tests.helm.command_line import parsed
+from tests.helm.command_line import parsed, usage
 
 every_set = pytest.mark.parametrize("values", VALUES)
 
@@ -170,6 +170,7 @@ def test_server_understands_its_arguments(values: str) -> None:
     assert (registry is not None) == (values in ("everything", "external"))
     if registry is not None:
         assert registry.advertise_url == "http://10.1.2.3:8000"
+        assert registry.lease == (7.5 if values == "everything" else 15)
         assert arguments.cache_seed
     assert (arguments.host, arguments.port) == ("0.0.0.0", part["ports"][0]["containerPort"])
     if values == "everything":
@@ -224,16 +225,28 @@ def test_a_router_finds_replicas_by_dns_with_and_without_a_registry() -> None:
     assert parsed(render(*VALUES["everything"]), "quire-router").replica_dns is None
 
 
-def test_engine_values_are_all_of_the_engines_flags() -> None:
-    """But seeds: that of random weights is for tests, that of digests a secret."""
-    flags = {field.name for field in msgspec.structs.fields(EngineConfig)} - {"model", "seed", "cache_seed"}
-    flags |= {"max_num_queued_reqs", "max_num_queued_tokens", "stall_timeout", "pin_prefix"}
-    args = [
-        *container(render(*VALUES["everything"]), "quire")["args"],
-        *container(render("--set", "engine.enablePrefixCaching=false"), "quire")["args"],
-    ]
-    given = {arg.removeprefix("--").removeprefix("no-").split("=")[0].replace("-", "_") for arg in args}
-    assert flags <= given
+@pytest.mark.parametrize(
+    ("command", "left_out"),
+    [
+        ("serve", {"seed"}),  # of random weights
+        ("route", {"replica"}),  # which discovery finds
+    ],
+)
+def test_every_flag_has_a_value(command: str, left_out: set[str]) -> None:
+    flags = {name.lower() for name in re.findall(r"\[QUIRE_(\w+)\]", usage(command))}
+    switched = (
+        "router.enabled=true,router.discovery=dns,auth.enabled=false",
+        "engine.enablePrefixCaching=false",
+    )
+    given = {"model"}  # which has no dashes
+    for values in (VALUES["everything"], *(("--set", off) for off in switched)):
+        for _, pod in pods(render(*values)):
+            (part,) = pod["containers"]
+            if part.get("args", [""])[0] == command:
+                dashed = [arg.removeprefix("--").split("=")[0] for arg in part["args"]]
+                given |= {name.replace("-", "_") for name in dashed}
+                given |= {name.removeprefix("QUIRE_").lower() for name in environment(part)}
+    assert flags - given == left_out
 
 
 def test_pinned_prefixes_are_the_file_that_the_server_reads(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def test_defaults_and_schema_name_the_same_values() -> None:
         ("replicas=2", "replicas"),
         ("engine.maxSeqs=2", "maxSeqs"),
         ("redis.external.user=x", "user"),
+        ("redis.leaseSeconds=0", "leaseSeconds"),
         ("metrics.podMonitor.enable=true", "enable"),
         ("networkPolicy.clients[0].pods=x", "pods"),
         ("networkPolicy.egress[0].port=1", "port"),
@@ -90,6 +91,9 @@ def test_helm_refuses_a_wrong_value_by_name(name: str, setting: str, named: str)
     ("settings", "said"),
     [
         ("autoscaling.hpa.enabled=true,autoscaling.keda.enabled=true", "either hpa or keda"),
+        ("extraEnv[0].name=QUIRE_SEED", "extraEnv: QUIRE_SEED is one of quire's flags"),
+        ("router.extraEnv[0].name=HF_HOME", "router.extraEnv: HF_HOME is set already"),
+        ("extraEnv[0].name=A,extraEnv[1].name=A", "extraEnv: A is set already"),
         ("autoscaling.minReplicas=5", "minReplicas (5) is more than maxReplicas (4)"),
         ("router.enabled=true", "set redis.enabled"),
         ("redis.enabled=true,redis.external.url=redis://r", "not both"),
