@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.activation import silu_mul
 from kernels.block_copy import copy_blocks
+from kernels.fused_linear import add_linear, norm_linear, norm_silu_linear, wide_linear
 from kernels.norm import add_rms_norm, rms_norm
 from kernels.qkv_cache import qkv_to_cache
 from kernels.sampling import SamplingState, sample
@@ -25,6 +27,7 @@ from loadtest.provenance import Provenance
 COPY_BANDWIDTH = 3.03e12  # bytes per second of a device copy on an H100 80GB HBM3
 COLD_BYTES = 128 << 20  # more than twice the L2 cache
 TOKENS = (1, 32, 256, 8192)
+FEW_TOKENS = (1, 8, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,46 @@ def layer_cases(model: Model, tokens: int) -> Iterator[Case]:
     yield Case("qkv_to_cache", model.name, tokens, 4 * tokens * heads * head_dim, to_cache)
 
 
+def linear_cases(model: Model, tokens: int) -> Iterator[Case]:
+    """The linear layers of a few tokens as they are fused, each beside cuBLAS's bare product."""
+    hidden, inner = model.hidden, model.intermediate
+    attended = model.q_heads * model.head_dim
+    norm = random(hidden)
+
+    def norm_of(weight: Tensor, x: Tensor) -> object:
+        return norm_linear(x, norm, 1e-6, weight, None)
+
+    def norm_silu_of(weight: Tensor, x: Tensor) -> object:
+        return norm_silu_linear(x, norm, 1e-6, weight, None)
+
+    def add_to(residual: Tensor) -> Callable[[Tensor, Tensor], object]:
+        return lambda weight, x: add_linear(residual, x, weight, None)
+
+    def product(weight: Tensor, x: Tensor) -> object:
+        return F.linear(x, weight)
+
+    add = add_to(random(tokens, hidden))
+    layers: list[tuple[str, int, int, Callable[[Tensor, Tensor], object]]] = [
+        ("norm_linear, qkv", attended + 2 * model.kv_heads * model.head_dim, hidden, norm_of),
+        ("add_linear, output", hidden, attended, add),
+        ("norm_silu_linear", 2 * inner, hidden, norm_silu_of),
+        ("add_linear, down", hidden, inner, add),
+        ("wide_linear", model.vocabulary, hidden, lambda weight, x: wide_linear(x, weight)),
+    ]
+    for name, outputs, columns, fused in layers:
+        for kernel, function in ((name, fused), (f"cuBLAS for {name}", product)):
+
+            def make(
+                function: Callable[[Tensor, Tensor], object] = function,
+                outputs: int = outputs,
+                columns: int = columns,
+            ) -> Callable[[], object]:
+                weight, x = random(outputs, columns), random(tokens, columns)
+                return lambda: function(weight, x)
+
+            yield Case(kernel, model.name, tokens, 2 * outputs * columns, make)
+
+
 SAMPLERS: dict[str, dict[str, float]] = {
     "greedy": {},
     "temperature": {"temperature": 0.8},
@@ -170,15 +213,16 @@ def main() -> None:
 
     timings = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16")
-    print(f"{'kernel':24}{'model':14}{'tokens':>7}{'µs':>9}{'GB/s':>8}{'of copy':>9}")
+    print(f"{'kernel':32}{'model':14}{'tokens':>7}{'µs':>9}{'GB/s':>8}{'of copy':>9}")
     for model in MODELS:
         cases = [case for tokens in TOKENS for case in layer_cases(model, tokens)]
         cases += [case for samples in TOKENS[:3] for case in step_cases(model, samples)]
+        cases += [case for tokens in FEW_TOKENS for case in linear_cases(model, tokens)]
         for case in sorted(cases, key=lambda case: case.kernel):
             timing = measure(case)
             timings.append(timing)
             print(
-                f"{timing.kernel:24}{timing.model:14}{timing.tokens:7}{timing.microseconds:9.1f}"
+                f"{timing.kernel:32}{timing.model:14}{timing.tokens:7}{timing.microseconds:9.1f}"
                 f"{timing.gigabytes_per_second:8.0f}{timing.copy_share:9.0%}",
                 flush=True,
             )
