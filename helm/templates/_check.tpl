@@ -1,0 +1,83 @@
+{{/* (dict "named" value's name "list" variables): what containers have already, or get as flags, would be ignored. */}}
+{{- define "quire.checkEnvironment" -}}
+{{- $seen := list "HOME" "HF_HOME" "HF_TOKEN" "TRITON_CACHE_DIR" "POD_IP" -}}
+{{- range .list -}}
+{{- if hasPrefix "QUIRE_" .name -}}
+{{- fail (printf "%s: %s is one of quire's flags; set the value that the chart has for it" $.named .name) -}}
+{{- end -}}
+{{- if has .name $seen -}}
+{{- fail (printf "%s: %s is set already, by the chart or above; leave it out" $.named .name) -}}
+{{- end -}}
+{{- $seen = append $seen .name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Combinations that would be accepted and then not work. */}}
+{{- define "quire.check" -}}
+{{- $v := .Values -}}
+{{- include "quire.checkEnvironment" (dict "named" "extraEnv" "list" $v.extraEnv) -}}
+{{- include "quire.checkEnvironment" (dict "named" "router.extraEnv" "list" $v.router.extraEnv) -}}
+{{- if and $v.autoscaling.hpa.enabled $v.autoscaling.keda.enabled -}}
+{{- fail "autoscaling: enable either hpa or keda; KEDA makes an HPA of its own" -}}
+{{- end -}}
+{{- if gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas) -}}
+{{- fail (printf "autoscaling: minReplicas (%d) is more than maxReplicas (%d)" (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas)) -}}
+{{- end -}}
+{{- if and $v.router.enabled (eq $v.router.discovery "registry") (not (include "quire.registry" .)) -}}
+{{- fail "router: it finds replicas in the registry; set redis.enabled, redis.external.url or redis.external.existingSecret, or router.discovery to dns" -}}
+{{- end -}}
+{{- if and $v.redis.enabled (or $v.redis.external.url $v.redis.external.existingSecret) -}}
+{{- fail "redis: either redis.enabled or redis.external, not both" -}}
+{{- end -}}
+{{- if and $v.redis.external.url $v.redis.external.existingSecret -}}
+{{- fail "redis.external: either url or existingSecret, not both" -}}
+{{- end -}}
+{{- if $v.redis.external.caSecret -}}
+{{- if not (or $v.redis.external.url $v.redis.external.existingSecret) -}}
+{{- fail "redis.external: caSecret is for a rediss:// server of your own; set redis.external.url or redis.external.existingSecret, too" -}}
+{{- end -}}
+{{- if hasPrefix "redis://" $v.redis.external.url -}}
+{{- fail "redis.external: a redis:// url shows no certificate that caSecret could verify; make it rediss://" -}}
+{{- end -}}
+{{- if contains "ssl_ca_certs=" $v.redis.external.url -}}
+{{- fail "redis.external: either caSecret or ssl_ca_certs in the url, not both" -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.auth.existingSecret $v.auth.apiKey -}}
+{{- fail "auth: either apiKey or existingSecret, not both" -}}
+{{- end -}}
+{{- if and $v.huggingFace.existingSecret $v.huggingFace.token -}}
+{{- fail "huggingFace: either token or existingSecret, not both" -}}
+{{- end -}}
+{{- $several := or (include "quire.autoscaled" .) (gt (int $v.replicaCount) 1) -}}
+{{- if and $several $v.modelCache.persistent (hasPrefix "ReadWriteOnce" $v.modelCache.accessMode) -}}
+{{- fail "modelCache: several replicas share the claim; set modelCache.accessMode to ReadWriteMany, or modelCache.persistent to false" -}}
+{{- end -}}
+{{- if and (include "quire.modelIsInCache" .) (not $v.modelCache.persistent) -}}
+{{- fail (printf "model: %s is in the model cache, which is empty at first; set modelCache.persistent" $v.model.name) -}}
+{{- end -}}
+{{- if and (include "quire.modelIsInCache" .) $v.router.enabled (hasPrefix "ReadWriteOnce" $v.modelCache.accessMode) -}}
+{{- fail (printf "modelCache: the router reads the tokenizer of %s from the claim, too; set modelCache.accessMode to ReadWriteMany" $v.model.name) -}}
+{{- end -}}
+{{- if and $v.networkPolicy.enabled $v.redis.external.url -}}
+{{- $port := regexFind ":[0-9]+$" (urlParse $v.redis.external.url).host | trimPrefix ":" | default "6379" -}}
+{{- if ne (int $port) (int $v.redis.external.port) -}}
+{{- fail (printf "redis.external: the url's port is %s, and the network policy lets through port %d only; set redis.external.port" $port (int $v.redis.external.port)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (include "quire.registry" .) (not $v.engine.enablePrefixCaching) -}}
+{{- fail "engine: enablePrefixCaching must be on with a registry, which tells of that cache" -}}
+{{- end -}}
+{{- if and (eq $v.engine.device "cpu") $v.gpu.enabled -}}
+{{- fail "engine: device cpu would hold a GPU without using it; set gpu.enabled to false" -}}
+{{- end -}}
+{{- if and (eq $v.engine.preemptionMode "swap") (eq (float64 $v.engine.swapSpace) 0.0) -}}
+{{- fail "engine: preemptionMode swap needs swapSpace" -}}
+{{- end -}}
+{{- if not (or (kindIs "invalid" $v.podDisruptionBudget.minAvailable) (kindIs "invalid" $v.podDisruptionBudget.maxUnavailable)) -}}
+{{- fail "podDisruptionBudget: either minAvailable or maxUnavailable, not both" -}}
+{{- end -}}
+{{- if and $v.metrics.serviceMonitor.enabled $v.metrics.podMonitor.enabled -}}
+{{- fail "metrics: enable either serviceMonitor or podMonitor, or everything is scraped twice" -}}
+{{- end -}}
+{{- end -}}
