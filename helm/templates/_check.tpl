@@ -15,6 +15,13 @@
 {{/* Combinations that would be accepted and then not work. */}}
 {{- define "quire.check" -}}
 {{- $v := .Values -}}
+{{- range $named, $labels := dict "podLabels" $v.podLabels "router.podLabels" $v.router.podLabels -}}
+{{- range list "name" "instance" "component" -}}
+{{- if hasKey $labels (printf "app.kubernetes.io/%s" .) -}}
+{{- fail (printf "%s: Services find the pods by app.kubernetes.io/%s, which the chart sets; leave it out" $named .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- include "quire.checkEnvironment" (dict "named" "extraEnv" "list" $v.extraEnv) -}}
 {{- include "quire.checkEnvironment" (dict "named" "router.extraEnv" "list" $v.router.extraEnv) -}}
 {{- if and $v.autoscaling.hpa.enabled $v.autoscaling.keda.enabled -}}

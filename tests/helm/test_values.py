@@ -94,6 +94,11 @@ def test_helm_refuses_a_wrong_value_by_name(name: str, setting: str, named: str)
         ("extraEnv[0].name=QUIRE_SEED", "extraEnv: QUIRE_SEED is one of quire's flags"),
         ("router.extraEnv[0].name=HF_HOME", "router.extraEnv: HF_HOME is set already"),
         ("extraEnv[0].name=A,extraEnv[1].name=A", "extraEnv: A is set already"),
+        (
+            r"podLabels.app\.kubernetes\.io/name=x",
+            "podLabels: Services find the pods by app.kubernetes.io/name",
+        ),
+        (r"router.podLabels.app\.kubernetes\.io/component=x", "router.podLabels: Services find the pods by"),
         ("autoscaling.minReplicas=5", "minReplicas (5) is more than maxReplicas (4)"),
         ("router.enabled=true", "set redis.enabled"),
         ("redis.enabled=true,redis.external.url=redis://r", "not both"),
