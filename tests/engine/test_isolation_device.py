@@ -1,0 +1,119 @@
+"""Steps that raise on the device that there is, a GPU or a CPU, with the runner that serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.device_queue import DeviceResult
+from engine.plan import StepPlan
+from engine.request import Output, Request, SamplingParams
+from engine.runner import ModelRunner
+from engine.startup import start_engine
+
+CULPRITS = {3, 5, 8, 10}  # the seeds, too, by which a row is known to be theirs
+BUDGET, ROWS = 96, 24
+
+
+def requests() -> list[Request]:
+    """Greedy ones, samples and beams, in prompts of 5 to 60 tokens."""
+    kinds = [{"temperature": 0.0}, {"temperature": 0.9, "n": 3}, {"temperature": 0.0, "beam_width": 2}, {}]
+    return [
+        Request(
+            i,
+            [2 + (7 * i + 3 * j) % 190 for j in range(5 + 5 * i)],
+            SamplingParams(max_tokens=14 + i, ignore_eos=True, seed=i, **kinds[i % 4]),
+        )
+        for i in range(12)
+    ]
+
+
+def start(folder: Path) -> tuple[EngineCore, ModelRunner]:
+    config = EngineConfig(
+        model=str(folder),
+        dtype="float32",
+        max_num_seqs=ROWS,
+        max_num_batched_tokens=BUDGET,
+        num_gpu_blocks_override=120,
+    )
+    core, _ = start_engine(config)
+    while core.capture():
+        pass
+    assert isinstance(core.runner, ModelRunner)
+    return core, core.runner
+
+
+def run(core: EngineCore) -> dict[tuple[int, int], list[Output]]:
+    """What each choice of `requests` got."""
+    got: dict[tuple[int, int], list[Output]] = {}
+    waiting = requests()
+    while waiting or core.has_work:
+        if waiting:
+            core.add(waiting.pop(0))
+        for output in core.step():
+            got.setdefault((output.request_id, output.index), []).append(output)
+    core.scheduler.check()
+    return got
+
+
+def tokens(outputs: list[Output]) -> list[int]:
+    return [token for output in outputs for token in output.tokens]
+
+
+def ends(outputs: list[Output]) -> list[str]:
+    return [output.finish_reason for output in outputs if output.finish_reason is not None]
+
+
+@pytest.mark.parametrize("generated", [0, 5])  # tokens from which on a culprit raises: in prefill, in decode
+def test_who_makes_steps_raise_ends_alone(
+    llama: tuple[Path, LlamaForCausalLM], generated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, runner = start(llama[0])
+    well = run(core)
+    core, runner = start(llama[0])
+    execute, seeds = runner._execute, {}
+    prompts = {request.id: len(request.prompt) for request in requests()}
+
+    def poisoned(plan: StepPlan) -> DeviceResult:
+        seeds.update({start.row: start.params.seed for start in plan.starts})
+        for row, length in zip(plan.rows.tolist(), plan.context_lens.tolist(), strict=True):
+            if seeds[row] in CULPRITS and length >= prompts[seeds[row]] + generated:
+                raise RuntimeError("an index out of bounds")
+        return execute(plan)
+
+    monkeypatch.setattr(runner, "_execute", poisoned)
+    got = run(core)
+    assert got.keys() == well.keys()
+    for choice, outputs in got.items():
+        if choice[0] in CULPRITS:
+            assert ends(outputs) == ["error"]
+            assert tokens(outputs) == tokens(well[choice])[: len(tokens(outputs))]
+        else:
+            assert ends(outputs) == ends(well[choice])
+            assert tokens(outputs) == tokens(well[choice])
+
+
+def test_steps_that_find_no_memory_get_smaller(
+    llama: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, runner = start(llama[0])
+    well = run(core)
+    core, runner = start(llama[0])
+    execute = runner._execute
+
+    def limited(plan: StepPlan) -> DeviceResult:
+        if plan.num_tokens > BUDGET // 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return execute(plan)
+
+    monkeypatch.setattr(runner, "_execute", limited)
+    got = run(core)
+    assert core.scheduler.max_num_batched_tokens == BUDGET // 2
+    assert {choice: (ends(outputs), tokens(outputs)) for choice, outputs in got.items()} == {
+        choice: (ends(outputs), tokens(outputs)) for choice, outputs in well.items()
+    }
