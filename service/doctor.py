@@ -34,7 +34,8 @@ def describe(info: EngineInfo) -> list[tuple[str, str]]:
     tokens = info.num_blocks * info.block_size
     longest = -(-info.max_request_tokens // info.block_size)
     at_once = min(info.max_num_seqs, info.num_blocks // longest)
-    each = tokens // info.max_num_seqs
+    sequences = min(info.max_num_seqs, info.num_blocks)  # of whole blocks
+    each = min(info.num_blocks // sequences * info.block_size, info.max_request_tokens)
     block, blocks = _size(info.bytes_per_block), _size(info.num_blocks * info.bytes_per_block)
     host = _size(info.num_host_blocks * info.bytes_per_block)
     return [
@@ -45,7 +46,7 @@ def describe(info: EngineInfo) -> list[tuple[str, str]]:
         ("KV cache", f"{info.num_blocks:,} blocks, {tokens:,} tokens, {blocks}"),
         ("host", f"{info.num_host_blocks:,} blocks, {host}"),
         ("a request", f"at most {info.max_request_tokens:,} tokens, prompt and output"),
-        ("at once", f"{at_once:,} of those, or {info.max_num_seqs:,} sequences of {each:,} tokens each"),
+        ("at once", f"{at_once:,} of those, or {sequences:,} sequences of {each:,} tokens each"),
         ("a step", f"at most {info.max_num_batched_tokens:,} tokens"),
     ]
 

@@ -30,9 +30,17 @@ def test_it_says_what_a_server_would_have(capsys: pytest.CaptureFixture[str]) ->
     assert numbers["KV cache"][:2] == [info.num_blocks, info.num_blocks * info.block_size]
     assert numbers["host"][0] == info.num_host_blocks
     assert numbers["a request"] == [info.max_request_tokens]
-    assert numbers["at once"] == [300 * 16 // info.max_model_len, 12, 300 * 16 // 12]
+    assert numbers["at once"] == [300 * 16 // info.max_model_len, 12, 300 // 12 * 16]
     assert numbers["a step"] == [info.max_num_batched_tokens]
     assert "--" not in text
+
+
+@pytest.mark.parametrize(("blocks", "at_once"), [(20, [1, 20, 16]), (600, [4, 256, 32])])
+def test_sequences_at_once_hold_whole_blocks(
+    capsys: pytest.CaptureFixture[str], blocks: int, at_once: list[int]
+) -> None:
+    numbers, _ = said(capsys, "--num-gpu-blocks-override", str(blocks))
+    assert numbers["at once"] == at_once
 
 
 @pytest.mark.parametrize(
