@@ -102,7 +102,6 @@ class GenerationResponse(Response):
             return
         except ApiError as failure:
             error = failure
-            note_failure(scope, failure, [group.stream.request_id for group in self._generation.groups])
         except Exception:
             log.exception("a request failed")
             error = ApiError(500, "internal error", code="internal_error")
@@ -111,7 +110,9 @@ class GenerationResponse(Response):
             self._state.generations.discard(connection)
         if error is None:
             await reply(scope, receive, send)
-        elif connection.started and self._events is not None:
+            return
+        note_failure(scope, error, self._generation.engine_requests)
+        if connection.started and self._events is not None:
             await connection.finish_late(self._events.failure(error))
         else:
             await error_response(error)(scope, receive, send)

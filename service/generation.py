@@ -120,6 +120,11 @@ class Generation:
         stream.listen(self._arrive)
 
     @property
+    def engine_requests(self) -> list[int]:
+        """The numbers that its prompts' requests have in the engine."""
+        return list(self._groups)
+
+    @property
     def groups(self) -> list[Group]:
         return list(self._groups.values())
 

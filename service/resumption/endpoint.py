@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from service.config import ServiceConfig
 from service.connection import ClientGone, Connection
 from service.errors import ApiError
+from service.gate import note_failure
 from service.http import error_response
 from service.resumption.recording import Recording
 from service.resumption.ring import EventId
@@ -52,3 +53,6 @@ class RecordedResponse(Response):
                 await connection.finish_late(error.event())
             else:
                 await error_response(error)(scope, receive, send)
+        finally:
+            if self._recording.failure is not None:
+                note_failure(scope, *self._recording.failure)

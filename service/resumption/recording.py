@@ -44,6 +44,7 @@ class Recording(Interruptible):
         self._reader: Connection | None = None
         self._timer = self._loop.call_later(patience, self._give_up)
         self._error: ApiError | None = None  # before the first event, so that it can be a status
+        self.failure: tuple[ApiError, list[int]] | None = None  # with the numbers of the engine's requests
         self.ring = EventRing(max_bytes)
         self.ended = False
         self.over = False
@@ -83,6 +84,7 @@ class Recording(Interruptible):
         self._news.set()
 
     def _fail(self, error: ApiError, encoder: EventEncoder, generation: Generation) -> None:
+        self.failure = (error, generation.engine_requests)
         if self.ring.end == 0:
             self._error = error
         self._add(encoder.failure(error), generation)

@@ -84,12 +84,15 @@ async def test_each_request_is_a_line_without_content(make_service: Callable[...
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("stream", "headers"), [(False, {}), (True, {}), (True, {"x_stream_id": "to-be-picked-up"})]
+)
 async def test_a_failure_is_told_with_the_numbers_of_the_engines_log(
-    make_service: Callable[..., Service], log: Log, stream: bool
+    make_service: Callable[..., Service], log: Log, stream: bool, headers: dict[str, str]
 ) -> None:
     service = make_service(auto=False)
-    sent = exchange(service.app, PATH, {"prompt": ["a", "b"], "stream": stream}, x_request_id="mine")
+    body = {"prompt": ["a", "b"], "stream": stream}
+    sent = exchange(service.app, PATH, body, x_request_id="mine", **headers)
     await service.engine.until_added(2)
     first, second = service.engine.streams
     service.engine.step()
@@ -116,6 +119,7 @@ async def test_a_bug_is_told_by_place_and_kind(
     (failure,) = [line for line in log.lines if line["message"] == "a request failed"]
     assert failure["trace"][-1] == "ZeroDivisionError"
     assert any("test_logs.py" in frame and frame.endswith(" broken") for frame in failure["trace"])
+    assert (log.lines[-1]["status"], log.lines[-1]["error"]) == (500, "internal_error")
 
 
 @pytest.mark.anyio
