@@ -1,9 +1,12 @@
 {{/* (dict "named" value's name "list" variables): what containers have already, or get as flags, would be ignored. */}}
 {{- define "quire.checkEnvironment" -}}
-{{- $seen := list "HOME" "HF_HOME" "HF_TOKEN" "TRITON_CACHE_DIR" "POD_IP" -}}
+{{- $seen := list "HOME" "HF_HOME" "TRITON_CACHE_DIR" "POD_IP" -}}
 {{- range .list -}}
 {{- if hasPrefix "QUIRE_" .name -}}
 {{- fail (printf "%s: %s is one of quire's flags; set the value that the chart has for it" $.named .name) -}}
+{{- end -}}
+{{- if eq .name "HF_TOKEN" -}}
+{{- fail (printf "%s: replicas and router get HF_TOKEN of huggingFace.token or huggingFace.existingSecret; set one of these" $.named) -}}
 {{- end -}}
 {{- if has .name $seen -}}
 {{- fail (printf "%s: %s is set already, by the chart or above; leave it out" $.named .name) -}}

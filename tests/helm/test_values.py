@@ -92,6 +92,7 @@ def test_helm_refuses_a_wrong_value_by_name(name: str, setting: str, named: str)
     [
         ("autoscaling.hpa.enabled=true,autoscaling.keda.enabled=true", "either hpa or keda"),
         ("extraEnv[0].name=QUIRE_SEED", "extraEnv: QUIRE_SEED is one of quire's flags"),
+        ("extraEnv[0].name=HF_TOKEN", "set one of these"),
         ("router.extraEnv[0].name=HF_HOME", "router.extraEnv: HF_HOME is set already"),
         ("extraEnv[0].name=A,extraEnv[1].name=A", "extraEnv: A is set already"),
         (
