@@ -183,12 +183,12 @@ def test_nobody_looks_at_what_is_being_published_anew(
     server.client.flushall()
     publish, seen = replica.registry.publish, []
 
-    def look(*arguments: object, **options: object) -> object:
-        answer = publish(*arguments, **options)  # type: ignore[arg-type]
+    def look(*arguments: Any, **options: Any) -> Answer:
+        answer = publish(*arguments, **options)
         seen.append((server.client.hget(META, "whole"), replica.published == replica.findable))
         return answer
 
-    replica.registry.publish = look  # type: ignore[assignment, method-assign]
+    monkeypatch.setattr(replica.registry, "publish", look)
     replica.settle()
     told = [(whole == b"1", all_there) for whole, all_there in seen if whole is not None]
     assert told.count((False, False)) >= 3
