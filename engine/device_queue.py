@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -71,15 +72,28 @@ class Gate:
 
     @contextmanager
     def passed(self) -> Iterator[None]:
-        """Around a step. Raises MemoryError when the device has not enough memory for it."""
+        """Around a step. Raises MemoryError when the device has not enough memory for it.
+
+        What is raised keeps no tensor of the step alive, for as long as anybody keeps it.
+        """
         if not self.open:
             raise RuntimeError("a step before this one has raised")
         self.open = False
         try:
             yield
-        except torch.OutOfMemoryError as error:
-            raise MemoryError(str(error)) from error
+        except Exception as error:
+            _let_go(error)
+            if isinstance(error, torch.OutOfMemoryError):
+                raise MemoryError(str(error)) from error
+            raise
         self.open = True
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Forget the variables of the functions that `error`, and what it was raised for, came through."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 class CudaFlight:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,39 @@ def test_steps_that_find_no_memory_get_smaller(
     assert {choice: (ends(outputs), tokens(outputs)) for choice, outputs in got.items()} == {
         choice: (ends(outputs), tokens(outputs)) for choice, outputs in well.items()
     }
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, torch.OutOfMemoryError])
+def test_a_step_that_raised_keeps_no_memory(
+    llama: tuple[Path, LlamaForCausalLM], kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while the runner settles, which gives free memory back, nor once the error is known."""
+    core, runner = start(llama[0])
+    execute, settle = runner._execute, runner.settle
+    computed: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    def compute(hidden: torch.Tensor) -> None:
+        computed.append(weakref.ref(hidden))
+        raise KeyError
+
+    def fail() -> None:
+        hidden = torch.zeros(1000, device=runner.device)
+        try:
+            compute(hidden)
+        except KeyError as error:
+            raise kind("once") from error
+
+    def failing(plan: StepPlan) -> DeviceResult:
+        if not computed:
+            fail()
+        return execute(plan)
+
+    def settling() -> None:
+        alive.append(computed[0]() is not None)
+        settle()
+
+    monkeypatch.setattr(runner, "_execute", failing)
+    monkeypatch.setattr(runner, "settle", settling)
+    run(core)
+    assert alive == [False] and computed[0]() is None
