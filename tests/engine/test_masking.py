@@ -1,4 +1,4 @@
-"""Masks that take long to find keep nobody waiting but their own sequences."""
+"""Masks that take long to find keep only sequences with grammars waiting."""
 
 from __future__ import annotations
 
