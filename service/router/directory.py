@@ -21,6 +21,7 @@ from engine.urls import check_http_url
 MAX_BLOCKS = 4096  # of a prompt, that are looked up
 TIMEOUT = 0.015  # seconds; requests wait for the registry no longer
 CONNECT_TIMEOUT = 0.05
+MAX_CONNECTIONS = 4  # in a burst, TLS handshakes of more would take each other's time, and none would be done
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -38,13 +39,16 @@ class Directory:
     """Methods raise one of engine.registry.FAILURES; `lookup` within TIMEOUT, the others soon."""
 
     def __init__(self, redis_url: str) -> None:
-        self._client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
             redis_url,
+            max_connections=MAX_CONNECTIONS,
+            timeout=CONNECT_TIMEOUT,
             socket_timeout=TIMEOUT,
             socket_connect_timeout=CONNECT_TIMEOUT,
             retry=Retry(NoBackoff(), 0),
             protocol=2,
         )
+        self._client: redis.asyncio.Redis = redis.asyncio.Redis.from_pool(pool)
 
     async def fingerprints(self) -> set[str]:
         """Of all deployments that anybody is registered in."""

@@ -17,7 +17,7 @@ from engine.deployment import Deployment, seed_digest
 from engine.registry import FAILURES, Load, Registry
 from loadtest.fault_proxy import FAULTS, Fault, FaultProxy, honest
 from loadtest.redis_server import RedisServer
-from service.router.directory import Directory
+from service.router.directory import MAX_CONNECTIONS, Directory
 
 DEPLOYMENT = Deployment(
     model="tiny", revision="r", tokenizer="t", block_size=16, dtype="float32", seed=seed_digest(0)
@@ -82,6 +82,21 @@ async def test_lookup_finds_the_longest_prefix(server: RedisServer) -> None:
         }
     assert set((await patiently(directory, [rng.randbytes(16)])).values()) == {0}
     assert await directory.fingerprints() == {FINGERPRINT}
+    await directory.close()
+
+
+async def test_a_burst_of_lookups_shares_few_connections(server: RedisServer) -> None:
+    """Each of its own would have a TLS handshake, and together none would be done in time."""
+    register(server.url, 1, CHAIN[:3])
+    before = len(server.client.client_list())
+    directory = Directory(server.url)
+    answers = [directory.lookup(FINGERPRINT, CHAIN[:4]) for _ in range(64)]
+    found = await asyncio.gather(*answers, return_exceptions=True)
+    assert all(isinstance(each, FAILURES) or each == {"http://10.0.0.1:8000": 3} for each in found)
+    assert await patiently(directory, CHAIN) == {"http://10.0.0.1:8000": 3}
+    async with asyncio.timeout(20):  # those that were given up take a moment to be gone
+        while len(server.client.client_list()) - before > MAX_CONNECTIONS:
+            await asyncio.sleep(0.02)
     await directory.close()
 
 
