@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.plan import Int32, RowStart, StepPlan
+from engine.staging import sent
 from kernels.backend import Backend
 from kernels.sampling import SamplingState
 
@@ -157,7 +158,4 @@ class LogitProcessor:
         )
 
     def _tensor(self, values: object, dtype: torch.dtype) -> Tensor:
-        host = torch.as_tensor(values, dtype=dtype)
-        if self._device.type == "cuda":
-            return host.pin_memory().to(self._device, non_blocking=True)
-        return host
+        return sent(values, dtype, self._device)

@@ -26,7 +26,7 @@ from engine.models.loader import Model
 from engine.plan import Int32, PromptLogprobs, StepPlan, empty_int32
 from engine.prefix_bundles import SMALLEST_BUNDLE, PrefixBundles
 from engine.row_state import RowState
-from engine.staging import ALIGNMENT, Staging
+from engine.staging import ALIGNMENT, Staging, sent
 from engine.step_inputs import decode_inputs, idle_decode, idle_mixed, mixed_inputs
 from kernels.backend import Backend
 from kernels.decode_attention import DecodeWorkspace
@@ -262,7 +262,7 @@ class ModelRunner:
     def _logprobs(self, logits: Tensor, tokens: Tensor, wanted: list[int], k: int) -> DeviceLogprobs:
         if len(wanted) == len(tokens):
             return DeviceLogprobs(*self.backend.logprobs(logits, tokens, k))
-        index = torch.tensor(wanted, device=self.device)
+        index = sent(wanted, torch.int64, self.device)
         return DeviceLogprobs(*self.backend.logprobs(logits[index], tokens[index], k))
 
     def _prompt_logprobs(self, hidden: Tensor, run: PromptLogprobs, targets: Tensor) -> DeviceLogprobs:

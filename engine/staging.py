@@ -20,6 +20,12 @@ def _begins(arrays: list[Int32]) -> list[int]:
     return list(accumulate((-(-array.size // ALIGNMENT) * ALIGNMENT for array in arrays), initial=0))
 
 
+def sent(values: object, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of a few `values` on the device, in stream order: nobody waits for it to be there."""
+    host = torch.as_tensor(values, dtype=dtype)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+
+
 class PaddedInputs:
     """A device buffer for flat arrays of up to certain lengths, shorter ones padded; at first all padding."""
 
