@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from typing import ClassVar
+from unittest.mock import patch
 
 import engine.startup
 from engine.config import EngineConfig
@@ -55,9 +56,9 @@ async def start_engine() -> AsyncEngine:
 
 def main() -> None:
     if sys.argv[1] == "engine":
-        engine.startup.ModelRunner = PoisonedRunner  # type: ignore[misc]
         del sys.argv[1]
-        run_engine()
+        with patch.object(engine.startup, "ModelRunner", PoisonedRunner):
+            run_engine()
     configure_logging("json")
     service = ServiceConfig(served_model_names=("tiny",), port=int(sys.argv[1]))
     sys.exit(serve(service, start_engine, lambda: Tokenizer.from_folder(MODEL_FOLDER)))
