@@ -38,8 +38,10 @@ from kernels.backend import torch_backend, triton_backend
 CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 2048}
 TIMED_BLOCKS = 64  # moved to time the link to host memory
-# Prefilled to time a recompute; on a GPU so many that launching them takes no longer than computing them.
-TIMED_TOKENS = {"cuda": MAX_MIXED_TOKENS, "cpu": 512}
+# Prefilled to time a recompute; on a GPU so many that launching them takes no longer than computing them, on
+# a CPU more only while fewer are quick: it may take 20 ms for each token of a small model in bfloat16.
+TIMED_TOKENS = {"cuda": (MAX_MIXED_TOKENS,), "cpu": (8, 64, 512)}
+QUICK_SECONDS = 0.1
 FIRST_FP8_CAPABILITY = (8, 9)  # Ada; Triton has no e4m3 before
 GRAPH_RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
 
@@ -233,15 +235,24 @@ def measure_costs(runner: ModelRunner, num_blocks: int) -> PreemptionPolicy:
     count = min(TIMED_BLOCKS, num_blocks, len(runner.cache.host))
     blocks = np.arange(count, dtype=np.int32)
     pairs = np.stack([blocks, blocks], axis=1)
-    limits = runner.limits
-    tokens = min(TIMED_TOKENS[runner.device.type], limits.max_num_batched_tokens, limits.max_model_len)
-    prefill = _largest_step(Limits(1, tokens, tokens), sampled=1)
     nothing = _largest_step(Limits(1, 1, 1), sampled=1)
     transfer = msgspec.structs.replace(nothing, swap_out=pairs)
-    seconds = [_best_seconds(runner, plan) for plan in (transfer, nothing, prefill)]
+    seconds = [_best_seconds(runner, plan) for plan in (transfer, nothing)]
     return PreemptionPolicy(
-        seconds_per_block=max(seconds[0] - seconds[1], 0.0) / count, seconds_per_token=seconds[2] / tokens
+        seconds_per_block=max(seconds[0] - seconds[1], 0.0) / count,
+        seconds_per_token=_prefill_seconds(runner),
     )
+
+
+def _prefill_seconds(runner: ModelRunner) -> float:
+    """Of one token, in the longest prefill that is timed."""
+    most = min(runner.limits.max_num_batched_tokens, runner.limits.max_model_len)
+    for count in TIMED_TOKENS[runner.device.type]:
+        tokens = min(count, most)
+        seconds = _best_seconds(runner, _largest_step(Limits(1, tokens, tokens), sampled=1))
+        if tokens == most or seconds > QUICK_SECONDS:
+            break
+    return seconds / tokens
 
 
 def _best_seconds(runner: ModelRunner, plan: StepPlan) -> float:
