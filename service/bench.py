@@ -22,6 +22,10 @@ from loadtest.workloads import Work
 PHASES = ("schedule", "launch", "wait", "commit")
 
 
+class WorkloadFailed(Exception):
+    """A request ended with an error, so there is nothing to report of its workload."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ceilings:
     """Measured on the device: bytes/s of a large copy (read + written), FLOP/s of a matrix product."""
@@ -72,7 +76,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     cuda = device.type == "cuda"
     source = torch.empty((1 << 31 if cuda else 1 << 27) // 4, device=device)
     target = torch.empty_like(source)
-    side = 8192 if cuda else 1024
+    side = 8192 if cuda else 512  # a CPU may need seconds for a larger product in bfloat16
     a = torch.randn(side, side, device=device).to(dtype)
     copy = _best_time(lambda: target.copy_(source), device)
     product = _best_time(lambda: a @ a, device)
@@ -110,13 +114,25 @@ def requests(work: list[Work], seed: int) -> list[Request]:
     ]
 
 
-def fold(work: list[Work], vocab_size: int) -> list[Work]:
-    """Token ids that a smaller vocabulary has: which they are changes no amount of work."""
-    return [replace(one, prompt=[token % vocab_size for token in one.prompt]) for one in work]
+def fit(name: str, work: list[Work], info: EngineInfo) -> list[Work]:
+    """Workload `name` in token ids that the vocabulary has: which they are changes no amount of work.
+
+    Raises ValueError if a request of it could never run.
+    """
+    fitted = [replace(one, prompt=[token % info.vocab_size for token in one.prompt]) for one in work]
+    for request in requests(fitted, seed=0):
+        try:
+            info.capacity.check(request)
+        except ValueError as error:
+            raise ValueError(
+                f"request {request.id} of workload {name} does not fit: {error}; raise that limit (of blocks "
+                "by --gpu-memory-utilization or --num-gpu-blocks-override), or take another --workload"
+            ) from None
+    return fitted
 
 
 def run_workload(core: EngineCore, info: EngineInfo, work: list[Work], ceilings: Ceilings, seed: int) -> Run:
-    """Add all requests at once and step until the last has finished. Raises RuntimeError if one fails."""
+    """Add all requests at once and step until the last has finished. Raises WorkloadFailed if one fails."""
     for request in requests(work, seed):
         core.add(request)
     run = Run()
@@ -125,7 +141,10 @@ def run_workload(core: EngineCore, info: EngineInfo, work: list[Work], ceilings:
     while core.has_work:
         for output in core.step().others:
             if output.error is not None:
-                raise RuntimeError(f"a request of the workload failed: {output.error}")
+                raise WorkloadFailed(
+                    f"a request of the workload failed: {output.error} (the log says where); if it was "
+                    "memory, lower --max-num-batched-tokens or --gpu-memory-utilization"
+                )
         stats = core.stats
         run.steps += 1
         run.bound_seconds += _bound(stats, info, ceilings)
@@ -151,15 +170,7 @@ def _bound(stats: StepStats, info: EngineInfo, ceilings: Ceilings) -> float:
 def bench(
     core: EngineCore, info: EngineInfo, name: str, work: list[Work], runs: int, ceilings: Ceilings
 ) -> Result:
-    """Warm up, run `runs` times and report the median run."""
-    longest = info.max_request_tokens
-    for i, one in enumerate(work):
-        if len(one.prompt) + one.output_len > longest:
-            raise ValueError(
-                f"request {i} of workload {name} has {len(one.prompt)} + {one.output_len} tokens, but at "
-                f"most {longest} fit; raise --max-model-len or give the KV cache more memory"
-            )
-    work = fold(work, info.vocab_size)
+    """Warm up, run `runs` times and report the median run of a workload that fits."""
     warm = [replace(one, output_len=min(one.output_len, 8)) for one in work[: info.max_num_seqs]]
     run_workload(core, info, warm, ceilings, seed=1 << 40)
     measured = [run_workload(core, info, work, ceilings, seed=run << 20) for run in range(runs)]
@@ -215,9 +226,8 @@ def show(results: list[Result], ceilings: Ceilings, info: EngineInfo) -> None:
     Console(width=max(console.width, 132)).print(table)
 
 
-def append_results(results: list[Result], path: Path) -> None:
+def append_result(result: Result, path: Path) -> None:
     """One JSON object a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        for result in results:
-            file.write(json.dumps(asdict(result)) + "\n")
+        file.write(json.dumps(asdict(result)) + "\n")

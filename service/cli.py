@@ -206,20 +206,26 @@ def _bench(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--runs must be at least 1, got {arguments.runs}")
     config = _engine_config(arguments)
     core, info = start_engine(config, PhaseBars().show)
+    workloads = [(name, bench.fit(name, WORKLOADS[name](), info)) for name in names]
     while core.capture():
         pass
     device = torch.device("cpu" if info.device == "cpu" else "cuda")
     ceilings = bench.measure_ceilings(device, getattr(torch, info.dtype))
     results = []
-    for name in names:
-        results.append(bench.bench(core, info, name, WORKLOADS[name](), arguments.runs, ceilings))
+    for name, work in workloads:
+        try:
+            result = bench.bench(core, info, name, work, arguments.runs, ceilings)
+        except bench.WorkloadFailed as failure:
+            print(f"quire bench: {name}: {failure}", file=sys.stderr)
+            return 1
+        results.append(result)
         bench.show(results, ceilings, info)
+        if arguments.result_file is not None:
+            bench.append_result(result, arguments.result_file)
         if arguments.profile is not None:
-            work = bench.requests(bench.fold(WORKLOADS[name](), info.vocab_size), seed=1 << 41)
-            skip = results[-1].steps // 3
-            show_profile(profile_steps(core, name, work, skip, TRACED_STEPS, arguments.profile))
-    if arguments.result_file is not None:
-        bench.append_results(results, arguments.result_file)
+            requests = bench.requests(work, seed=1 << 41)
+            skip = result.steps // 3
+            show_profile(profile_steps(core, name, requests, skip, TRACED_STEPS, arguments.profile))
     return 0
 
 

@@ -340,7 +340,7 @@ def test_a_prefix_that_raises_cannot_be_pinned() -> None:
 def test_nothing_is_measured_of_a_workload_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_bound", lambda *_: 0.0)
     info = EngineInfo(**dict.fromkeys(EngineInfo.__struct_fields__, 0))
-    with pytest.raises(RuntimeError, match=r"workload failed: .* raised Poisoned"):
+    with pytest.raises(bench.WorkloadFailed, match=r"workload failed: .* raised Poisoned"):
         bench.run_workload(roomy([], prompts_raise), info, [Work([1, 2, 3], 4)], bench.Ceilings(1, 1), seed=0)
 
 

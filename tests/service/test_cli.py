@@ -1,8 +1,17 @@
-"""Flags that would do nothing are refused, with the one that they need."""
+"""Flags that would do nothing are refused, with the one that they need; what fails says so in one line."""
+
+import json
+from pathlib import Path
 
 import pytest
 
+from engine.device_queue import DeviceResult
+from engine.plan import StepPlan
+from engine.runner import ModelRunner
+from loadtest.workloads import Work
 from service.cli import main
+
+BENCH = ["bench", "--device", "cpu", "--swap-space", "0", "--runs", "1"]
 
 
 @pytest.mark.parametrize(
@@ -16,3 +25,44 @@ from service.cli import main
 def test_what_is_of_the_registry_needs_one(command: list[str], flag: str) -> None:
     with pytest.raises(SystemExit, match=f"{flag} .*give --redis-url too"):
         main(command)
+
+
+@pytest.mark.parametrize(
+    ("flags", "workloads", "limit"),
+    [
+        (["--num-gpu-blocks-override", "8"], "single", "needs up to 40 KV blocks .* there are only 8; .*"),
+        (["--max-model-len", "500"], "single", "more than the 500 of --max-model-len; .*"),
+        (["--max-num-seqs", "4"], "beam4,beam6", r"width is 6, .* \(--max-num-seqs\); .*"),
+    ],
+)
+def test_a_workload_that_does_not_fit_is_refused_before_anything_is_measured(
+    flags: list[str], workloads: str, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("service.bench.measure_ceilings")
+    *_, name = workloads.split(",")
+    with pytest.raises(SystemExit, match=f"^quire bench: request 0 of workload {name} does not .*{limit}$"):
+        main([*BENCH, *flags, "--workload", workloads])
+
+
+def test_a_workload_that_fails_is_told_in_one_line_after_those_that_did_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    execute = ModelRunner._execute
+
+    def poisoned(self: ModelRunner, plan: StepPlan) -> DeviceResult:
+        if 100 in plan.query_lens:
+            raise RuntimeError("poison")
+        return execute(self, plan)
+
+    monkeypatch.setattr(ModelRunner, "_execute", poisoned)
+    short, long = Work([1] * 30, 4), Work([2] * 100, 4)
+    monkeypatch.setattr(
+        "loadtest.workloads.WORKLOADS", {"good": lambda: [short], "bad": lambda: [short, long]}
+    )
+    results = tmp_path / "results.jsonl"
+    with pytest.raises(SystemExit) as ended:
+        main([*BENCH, "--workload", "good,bad", "--result-file", str(results)])
+    assert ended.value.code == 1
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("quire bench"))
+    assert "bad: a request of the workload failed: computing it raised RuntimeError" in line
+    assert [json.loads(line)["workload"] for line in results.read_text().splitlines()] == ["good"]
