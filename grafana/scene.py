@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from grafana.dashboard import PATH as DASHBOARD
+from loadtest.server_process import free_port
 
 ROOT = Path(__file__).parents[1]
 RULES = DASHBOARD.with_name("rules.yaml")
@@ -38,11 +39,6 @@ def expression(expr: str) -> str:
     for variable, text in VARIABLES.items():
         expr = expr.replace(variable, text)
     return expr
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def fetch(url: str, body: object = None, timeout: float = SECONDS) -> bytes:

@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from loadtest.arrivals import arrival_times
 from loadtest.fleet import run_sessions
 from loadtest.provenance import Provenance
+from loadtest.server_process import free_port
 from loadtest.sessions import due_at, from_works
 from loadtest.summary import MOST_LAG, Slo, summarize
 from loadtest.target import Target
@@ -123,8 +123,7 @@ def _ms(seconds: float) -> float:
 @contextlib.contextmanager
 def running_server(model: str) -> Iterator[str]:
     """`quire serve` with dummy weights on a free port, ready and with all its CUDA graphs: its URL."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "service.cli", "serve", model, "--load-format", "dummy"]
     with subprocess.Popen([*command, "--port", str(port)], env=os.environ) as server:
         try:
