@@ -43,7 +43,7 @@ class Backend:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_mul: Callable[[Tensor], Tensor]
-    most_fused_tokens: Callable[[int, tuple[int, ...], torch.dtype], int]
+    most_fused_tokens: Callable[[int, tuple[int, ...], int, torch.dtype], int]
     norm_linear: Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
     norm_silu_linear: Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
     add_linear: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
@@ -65,7 +65,7 @@ def torch_backend() -> Backend:
         rms_norm=rms_norm_reference,
         add_rms_norm=add_rms_norm_reference,
         silu_mul=silu_mul_reference,
-        most_fused_tokens=lambda hidden_size, inner_sizes, dtype: 1,
+        most_fused_tokens=lambda hidden_size, inner_sizes, qkv_size, dtype: 1,
         norm_linear=norm_linear_reference,
         norm_silu_linear=norm_silu_linear_reference,
         add_linear=add_linear_reference,

@@ -108,11 +108,11 @@ def _kernel(
     gl.store(place, result, mask=inside)
 
 
-def few_tokens_fit(hidden_size: int, inner_sizes: tuple[int, ...], dtype: torch.dtype) -> bool:
+def few_tokens_fit(hidden_size: int, inner_sizes: tuple[int, ...], qkv_size: int, dtype: torch.dtype) -> bool:
     """Whether layers of such widths can be computed here, and are quicker than unfused by cuBLAS."""
     # What is multiplied by the norm's weight is scaled only afterwards, and fp16 may not hold it.
     widths = all(size % (WARPS * CHUNK) == 0 for size in (hidden_size, *inner_sizes))
-    return widths and hidden_size <= MOST_COLUMNS and dtype == torch.bfloat16
+    return widths and qkv_size % ROWS == 0 and hidden_size <= MOST_COLUMNS and dtype == torch.bfloat16
 
 
 def few_tokens_suit_one(x: Tensor, weight: Tensor) -> bool:

@@ -21,9 +21,14 @@ from kernels.gemv import linear_of_one
 from kernels.norm import rms_norm_reference
 
 
-def most_fused_tokens(hidden_size: int, inner_sizes: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Up to how many tokens layers are quicker fused; `inner_sizes` are other widths that they take in."""
-    return MOST_TOKENS if few_tokens_fit(hidden_size, inner_sizes, dtype) else 1
+def most_fused_tokens(
+    hidden_size: int, inner_sizes: tuple[int, ...], qkv_size: int, dtype: torch.dtype
+) -> int:
+    """Up to how many tokens layers are quicker fused.
+
+    `inner_sizes` are other widths that they take in, `qkv_size` is one that only comes out of them.
+    """
+    return MOST_TOKENS if few_tokens_fit(hidden_size, inner_sizes, qkv_size, dtype) else 1
 
 
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:

@@ -44,7 +44,10 @@ class Decoder:
         self.final_norm = weights.rms_norm("model.norm", config.hidden_size)
         self.norms_after = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
         inner_sizes = (config.num_heads * config.head_dim, config.intermediate_size)
-        self.most_fused = backend.most_fused_tokens(config.hidden_size, inner_sizes, self.final_norm.dtype)
+        qkv_size = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        self.most_fused = backend.most_fused_tokens(
+            config.hidden_size, inner_sizes, qkv_size, self.final_norm.dtype
+        )
         self.head = weights.output_head("model.embed_tokens", self.embedding, tied=config.tie_word_embeddings)
 
     def _layer(self, weights: Weights, layer: int, rope: Tensor) -> _Layer:

@@ -149,10 +149,11 @@ def test_wide_linear(tokens, columns, outputs, dtype, device):
 
 
 def test_widths_decide_what_is_fused():
-    assert most_fused_tokens(1024, (2048, 3072), torch.bfloat16) == 16
-    assert most_fused_tokens(4096, (4096, 14336), torch.bfloat16) == 1  # cuBLAS is quicker
-    assert most_fused_tokens(1024, (2048, 3000), torch.bfloat16) == 1
-    assert most_fused_tokens(1024, (2048, 3072), torch.float16) == 1
+    assert most_fused_tokens(1024, (2048, 3072), 4096, torch.bfloat16) == 16
+    assert most_fused_tokens(4096, (4096, 14336), 6144, torch.bfloat16) == 1  # cuBLAS is quicker
+    assert most_fused_tokens(1024, (2048, 3000), 4096, torch.bfloat16) == 1
+    assert most_fused_tokens(1024, (512, 3072), (128 + 2) * 4, torch.bfloat16) == 1  # heads of 4, one of KV
+    assert most_fused_tokens(1024, (2048, 3072), 4096, torch.float16) == 1
 
 
 def test_a_transposed_weight_is_refused(device):
