@@ -54,8 +54,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("--preemption-mode swap needs host memory: --swap-space must be more than 0")
         if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 1:
             raise ValueError("--num-gpu-blocks-override must be at least 1")
-        if self.max_model_len is not None and self.max_model_len < 1:
-            raise ValueError(f"--max-model-len must be at least 1, got {self.max_model_len}")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ValueError(
+                f"--max-model-len must be at least 2, a token of prompt and one of output, got "
+                f"{self.max_model_len}"
+            )
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -112,7 +112,8 @@ class Isolation:
         self._error = error
         logger.warning("a step raised; its %d requests are tried apart", len(suspects), exc_info=error)
         self._add_trials(suspects)
-        params = SamplingParams(temperature=0.0, max_tokens=MORE_TOKENS, ignore_eos=True)
+        most = min(MORE_TOKENS, self._queue.capacity.max_model_len - 1)
+        params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
         self._scheduler.add(Request(CONTROL_ID, [0], params))
         self._add_trials([self._queue.waiting[-1]])
         self._queue.in_turn = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -330,6 +331,17 @@ def test_poison_whose_clients_leave_at_once_does_not_end_the_engine(found_out: b
 
 def prompts_raise(plan: StepPlan) -> Exception | None:
     return Poisoned("a prompt") if len(plan.prefill_tokens) > 1 else None
+
+
+def test_it_ends_alone_however_short_requests_must_be() -> None:
+    core = roomy([])
+    core.scheduler.queue.capacity = replace(core.scheduler.queue.capacity, max_model_len=2)
+    short = [Request(i, [i], SamplingParams(max_tokens=1, seed=i)) for i in range(6)]
+    short[3] = poisoned(short[3], "token", 0)
+    for request in short:
+        core.add(request)
+    got = run(core)
+    assert [i for (i, _), outputs in got.items() if outputs[-1].finish_reason == "error"] == [3]
 
 
 def test_a_prefix_that_raises_cannot_be_pinned() -> None:

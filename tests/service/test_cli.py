@@ -27,6 +27,11 @@ def test_what_is_of_the_registry_needs_one(command: list[str], flag: str) -> Non
         main(command)
 
 
+def test_requests_have_room_for_a_prompt_and_an_answer() -> None:
+    with pytest.raises(SystemExit, match=r"--max-model-len must be at least 2, .* got 1"):
+        main(["doctor", "--max-model-len", "1"])
+
+
 @pytest.mark.parametrize(
     ("flags", "workloads", "limit"),
     [
