@@ -107,6 +107,21 @@ class SocketResponse(Interruptible):
         )
         self._due += failed
         self.ended = True
+        if self._response is not None:
+            self._log_failure(self._response, error)
+
+    def _log_failure(self, response: ModelResponse, error: ApiError) -> None:
+        """As the line of an HTTP request says it; a socket's own has room for one failure only."""
+        log.info(
+            "%s of a WebSocket failed",
+            response.id,
+            extra={
+                "request_id": self._connection.state.request_id.decode(),
+                "response_id": response.id,
+                "error": error.code,
+                "engine_requests": response.generation.engine_requests,
+            },
+        )
 
     def take(self) -> list[Event]:
         due, self._due = self._due, []

@@ -13,6 +13,7 @@ import pytest
 from engine.logs import JsonFormatter, TextFormatter, configure_logging
 from engine.request import Output
 from tests.service.asgi import Exchange, exchange, get, post
+from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service
 
 SECRET = "xyzzy"
@@ -103,6 +104,28 @@ async def test_a_failure_is_told_with_the_numbers_of_the_engines_log(
     (line,) = [line for line in log.lines if line["logger"] == "quire.service.request"]
     assert (line["request_id"], line["status"]) == ("mine", 200 if stream else 500)
     assert (line["error"], line["engine_requests"]) == ("engine_error", [first.request_id, second.request_id])
+
+
+@pytest.mark.anyio
+async def test_each_response_of_a_socket_that_fails_is_a_line(
+    make_service: Callable[..., Service], log: Log
+) -> None:
+    service = make_service(auto=False)
+    socket = Socket(service.app, x_request_id="mine").start()
+    socket.create("never let in", max_output_tokens=10**6)
+    socket.create("well")
+    socket.create(SECRET)
+    await socket.until_type("error")
+    await service.engine.until_added(2)
+    _, poisoned = service.engine.streams
+    service.engine.step()
+    poisoned.push(Output(poisoned.request_id, 0, [], finish_reason="error", error="computing it raised it"))
+    failed = await socket.until_type("response.failed")
+    (line,) = [line for line in log.lines if "engine_requests" in line]
+    assert (line["request_id"], line["response_id"]) == ("mine", failed["response_id"])
+    assert (line["error"], line["engine_requests"]) == ("engine_error", [poisoned.request_id])
+    assert SECRET not in str(log)
+    socket.leave()
 
 
 @pytest.mark.anyio
