@@ -108,6 +108,7 @@ class Gate:
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
         """Whose request this is: "" where no key is asked for. Raises ApiError."""
+        self._check_size(scope)
         allowed = self._config.allowed_hosts
         if allowed is not None and _host(headers.get(b"host", b"")) not in allowed:
             raise ApiError(
@@ -124,6 +125,14 @@ class Gate:
         if scope.get("method") == "POST":
             self._check_body(headers)
         return tenant
+
+    def _check_size(self, scope: Scope) -> None:
+        """What comes in pieces the connection itself has cut off; what comes at once gets as far as here."""
+        size = len(scope["path"]) + len(scope["query_string"])
+        size += sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > self._config.max_header_bytes:
+            message = f"the path and the headers are larger than {self._config.max_header_bytes} bytes"
+            raise ApiError(431, message, code="headers_too_large")
 
     def _check_key(self, authorization: bytes) -> str:
         key = authorization[len(_BEARER) :] if authorization[: len(_BEARER)].lower() == _BEARER else b""

@@ -16,7 +16,10 @@ from service.responses.protocol import ResponseRequest
 from service.responses.replies import ResponseReply
 
 _JSON, _SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
-_ANY = {400: "A value that is not understood or not allowed; `param` names it, the Host header included"}
+_ANY = {
+    400: "A value that is not understood or not allowed; `param` names it, the Host header included",
+    431: "The path and the headers are too large",
+}
 _KEYED = {401: "No valid API key"}
 _NOT_READY = {503: "Loading, shutting down, or the engine is dead"}
 _BODY = {

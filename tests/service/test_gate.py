@@ -168,6 +168,20 @@ async def test_client_that_leaves_amid_its_body(service: Service) -> None:
     assert running.sent == []
 
 
+async def test_giant_headers_that_come_at_once(make_service: Callable[..., Service]) -> None:
+    limit = 1000
+    service = make_service(max_header_bytes=limit)
+    assert (await get(service.app, "/health", x="y" * (limit // 2))).status == 200
+    query = Exchange(service.app, "GET", "/health")
+    query.scope["query_string"] = b"y" * limit
+    for reply in (
+        await get(service.app, "/health", x="y" * limit),
+        await get(service.app, "/" + "y" * limit),
+        await query.start().finish(),
+    ):
+        assert (reply.status, reply.error["code"]) == (431, "headers_too_large")
+
+
 async def test_head(service: Service) -> None:
     assert (await Exchange(service.app, "HEAD", "/health").start().finish()).status == 200
 
