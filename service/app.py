@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
 
 from starlette.requests import Request
@@ -12,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.chat import chat_completions
 from service.completions import completions
+from service.endpoint import Endpoint, Handler
 from service.errors import ApiError
 from service.gate import Gate
 from service.health import health, metrics, ready, startup
@@ -24,24 +24,6 @@ from service.resumption.endpoint import pick_up
 from service.state import ServerState
 from service.static import page_files
 
-Handler = Callable[[ServerState, Request], Awaitable[Response]]
-
-
-class Endpoint:
-    """A handler as an ASGI app. What it raises is for the gate, which words every error."""
-
-    def __init__(self, state: ServerState, handler: Handler, method: str) -> None:
-        self._state = state
-        self._handler = handler
-        self._method = method
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]  # the server leaves out the body
-        if method != self._method:
-            raise ApiError(405, f"{scope['path']} does not take {scope['method']}, but {self._method}")
-        response = await self._handler(self._state, Request(scope, receive))
-        await response(scope, receive, send)
-
 
 def create_app(state: ServerState) -> ASGIApp:
     """Answers at once; until `state` has an engine and a tokenizer the API says 503.
@@ -49,10 +31,10 @@ def create_app(state: ServerState) -> ASGIApp:
     A bare Router, not Starlette(): its two layers of error handling would wrap every send of a stream.
     """
 
-    def get(path: str, handler: Handler) -> Route:
+    def get(path: str, handler: Handler[ServerState]) -> Route:
         return Route(path, Endpoint(state, handler, "GET"))
 
-    def post(path: str, handler: Handler) -> Route:
+    def post(path: str, handler: Handler[ServerState]) -> Route:
         return Route(path, Endpoint(state, handler, "POST"))
 
     public = [

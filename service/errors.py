@@ -34,7 +34,7 @@ class ErrorReply(msgspec.Struct):
 
 
 class ApiError(Exception):
-    """What a client is told went wrong. `retry_after` is in seconds and becomes a header."""
+    """What a client is told went wrong. `retry_after`, in seconds, and `allow` become headers."""
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -51,10 +52,12 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.allow = allow
 
     @property
     def headers(self) -> dict[str, str]:
         headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        headers |= {} if self.allow is None else {"allow": self.allow}
         return headers | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
 
     @property

@@ -23,7 +23,7 @@ log = logging.getLogger("quire.service")
 async def pick_up(state: ServerState, request: Request) -> Response:
     """From the event after Last-Event-ID on, or from the beginning."""
     if request.method != "GET":
-        raise ApiError(405, "a stream can be read with GET only")
+        raise ApiError(405, "a stream can be read with GET only", allow="GET")
     recording = state.recordings.find(request.state.tenant, request.path_params["stream_id"])
     last = request.headers.get("last-event-id")
     number = recording.ring.number_after(None if last is None else EventId.parse(last))

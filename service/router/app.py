@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.endpoint import Endpoint
 from service.gate import Gate
 from service.http import JsonResponse
 from service.router.forward import Forward
@@ -22,13 +21,8 @@ PUBLIC_OF_REPLICAS = ("/startup", "/openapi.json")
 def create_app(state: RouterState) -> ASGIApp:
     """Answers at once; until there are replicas, what is theirs is answered with 503."""
 
-    def own(path: str, handler: Callable[[RouterState], Awaitable[Response]]) -> Route:
-        async def endpoint(request: Request) -> Response:
-            return await handler(state)
-
-        return Route(path, endpoint, methods=["GET"])
-
-    routes = [own("/health", health), own("/ready", ready), own("/metrics", metrics)]
+    own = {"/health": health, "/ready": ready, "/metrics": metrics}
+    routes = [Route(path, Endpoint(state, handler, "GET")) for path, handler in own.items()]
     public = {*(route.path for route in routes), *PUBLIC_OF_REPLICAS, *(path for path, _ in page_files())}
     forward, tunnel = Forward(state), Tunnel(state)
 
@@ -39,18 +33,18 @@ def create_app(state: RouterState) -> ASGIApp:
     return Gate(router, state.config, frozenset(public))
 
 
-async def health(state: RouterState) -> Response:
+async def health(state: RouterState, request: Request) -> Response:
     """Liveness: that this is answered says it all."""
     return JsonResponse({"status": "ok"})
 
 
-async def ready(state: RouterState) -> Response:
+async def ready(state: RouterState, request: Request) -> Response:
     """Whether requests would be answered."""
     state.check_ready()
     return JsonResponse({"status": "ready"})
 
 
-async def metrics(state: RouterState) -> Response:
+async def metrics(state: RouterState, request: Request) -> Response:
     from service.router.exposition import exposition
 
     return Response(exposition(state), media_type="text/plain; version=0.0.4; charset=utf-8")

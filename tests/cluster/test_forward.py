@@ -280,4 +280,7 @@ def test_the_routers_own_gate(make: Make) -> None:
     large = httpx.post(f"{router.url}{CHAT}", json={"a": "b" * 2000}, headers={"authorization": "Bearer key"})
     assert large.status_code == 413
     assert httpx.get(f"{router.url}/").content == REPLY  # the page, which needs no key
+    wrong = httpx.post(f"{router.url}/health", json={})
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD")
+    assert wrong.json()["error"]["message"] == "/health does not take POST, but GET"
     assert [exchange.path for exchange in replica.exchanges] == [CHAT, "/"]

@@ -191,8 +191,11 @@ async def test_unknown_paths_and_methods(service: Service) -> None:
     assert (reply.status, reply.error["message"]) == (404, "there is no /nowhere")
     for path in ("/page/index.html", "/../service/app.py", "/%2e%2e/app.py", "/index.html", "/app.py", "/v1"):
         assert (await get(service.app, path)).status == 404, path
-    assert (await get(service.app, "/v1/completions")).status == 405
-    assert (await post(service.app, "/health", {})).error["message"] == "/health does not take POST, but GET"
+    reply = await get(service.app, "/v1/completions")
+    assert (reply.status, reply.headers["allow"]) == (405, "POST")
+    reply = await post(service.app, "/health", {})
+    assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD")
+    assert reply.error["message"] == "/health does not take POST, but GET"
 
 
 async def test_page(service: Service) -> None:
