@@ -16,7 +16,7 @@ Handler = Callable[[State, Request], Awaitable[Response]]
 
 
 class Endpoint(Generic[State]):
-    """What it raises is for the gate, which words every error. A GET may be a HEAD: the server cuts the body."""
+    """What it raises is for the gate, which words every error. Of a HEAD the server leaves out the body."""
 
     def __init__(self, state: State, handler: Handler[State], method: str) -> None:
         self._state = state
