@@ -60,11 +60,12 @@ async def test_when_dead(service: Service) -> None:
 
 
 async def test_when_stalled(service: Service) -> None:
-    service.engine.stalled = 9.9
-    assert (await get(service.app, "/health")).status == 200
-    service.engine.stalled = 10.1
-    reply = await get(service.app, "/health")
-    assert (reply.status, reply.error["code"]) == (503, "engine_stalled")
+    for path in ("/health", "/ready"):
+        service.engine.stalled = 9.9
+        assert (await get(service.app, path)).status == 200
+        service.engine.stalled = 10.1
+        reply = await get(service.app, path)
+        assert (reply.status, reply.error["code"]) == (503, "engine_stalled")
 
 
 def progress(phase: Phase, done: int) -> Progress:
