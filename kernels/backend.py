@@ -24,6 +24,7 @@ from kernels.fused_linear import (
     wide_linear,
 )
 from kernels.logprobs import logprobs, logprobs_reference
+from kernels.new_tokens import decode_new_tokens, decode_new_tokens_reference
 from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
@@ -38,6 +39,7 @@ class Backend:
 
     name: str
     decode_attention: Callable[..., None]
+    decode_new_tokens: Callable[..., None]
     prefill_attention: Callable[..., None]
     qkv_to_cache: Callable[..., None]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -60,6 +62,7 @@ def torch_backend() -> Backend:
     return Backend(
         name="torch",
         decode_attention=decode_attention_reference,
+        decode_new_tokens=decode_new_tokens_reference,
         prefill_attention=prefill_attention_reference,
         qkv_to_cache=qkv_to_cache_reference,
         rms_norm=rms_norm_reference,
@@ -83,6 +86,7 @@ def triton_backend() -> Backend:
     return Backend(
         name="triton",
         decode_attention=decode_attention,
+        decode_new_tokens=decode_new_tokens,
         prefill_attention=prefill_attention,
         qkv_to_cache=qkv_to_cache,
         rms_norm=rms_norm,

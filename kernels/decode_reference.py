@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.decode_attention import DecodeWorkspace
+from kernels.decode_splits import DecodeWorkspace
 from kernels.fp8 import read_cache
 from kernels.shared_prefix import SharedPrefixes
 

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from kernels import fp8
-from kernels.decode_attention import DecodeWorkspace, decode_attention
+from kernels.decode_attention import decode_attention
+from kernels.decode_splits import DecodeWorkspace
 from kernels.prefill_attention import prefill_attention
 from loadtest.provenance import Provenance
 

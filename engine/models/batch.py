@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.decode_attention import DecodeWorkspace
 from kernels.decode_reference import DecodeGather
+from kernels.decode_splits import DecodeWorkspace
 from kernels.shared_prefix import SharedPrefixes
 
 

@@ -18,6 +18,7 @@ SPILLS_LIMIT = {
     "decode_16": 0,
     "decode_64": 0,
     "decode_shared": 0,
+    "decode_new": 0,
     "shared_prefix": 0,
     "decode_16_fp8": 0,
     "decode_shared_fp8": 0,
@@ -54,26 +55,30 @@ def compile_variants() -> dict[str, dict[str, int]]:
     four_warps = {"num_warps": 4, "num_stages": 4}
     prefill_16 = shape | {"BLOCK_M": 128, "BLOCK_SIZE": 16}
     no_scales: dict[str, object] = {"kv_scales": None}
+    decode_shape = shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 16}
+    new = decode_shape | alone | no_scales | {"NEW": True}
+    decode_shape |= {"NEW": False} | dict.fromkeys(("rope", "q_norm", "k_norm"))
     eight_warps = {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
     variants = {
         "decode_16": (
             decode._decode_kernel,
-            shape | dependent | alone | no_scales | {"BLOCK_M": 16, "BLOCK_SIZE": 16},
+            decode_shape | alone | no_scales,
             four_warps,
         ),
         "decode_shared": (
             decode._decode_kernel,
-            shape | dependent | no_scales | {"BLOCK_M": 16, "BLOCK_SIZE": 16},
+            decode_shape | no_scales,
             four_warps,
         ),
+        "decode_new": (decode._decode_kernel, new, four_warps),
         "decode_16_fp8": (
             decode._decode_kernel,
-            shape | dependent | alone | {"BLOCK_M": 16, "BLOCK_SIZE": 16, "TILE": 128},
+            decode_shape | alone | {"TILE": 128},
             four_warps,
         ),
         "decode_shared_fp8": (
             decode._decode_kernel,
-            shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 16, "TILE": 128},
+            decode_shape | {"TILE": 128},
             four_warps,
         ),
         "shared_prefix_fp8": (
@@ -88,7 +93,7 @@ def compile_variants() -> dict[str, dict[str, int]]:
         ),
         "decode_64": (
             decode._decode_kernel,
-            shape | dependent | alone | no_scales | {"BLOCK_M": 16, "BLOCK_SIZE": 64},
+            decode_shape | alone | no_scales | {"BLOCK_SIZE": 64},
             four_warps,
         ),
         "prefill_16": (prefill._prefill_kernel, prefill_16 | no_scales, eight_warps),
@@ -112,6 +117,7 @@ def compile_variants() -> dict[str, dict[str, int]]:
     pointers |= dict.fromkeys(("members", "lens", "shared_lens"), "*i32")
     pointers |= dict.fromkeys(("prefix_partials", "prefix_lse"), "*fp32")
     pointers |= {"kv_scales": "*i32", "kv_scales_ptr": "*fp16", "rope_ptr": "*fp32", "slots_ptr": "*i64"}
+    pointers |= {"rope": "*fp32", "q_norm": "*bf16", "k_norm": "*bf16"}
     pointers |= {"qkv_ptr": "*bf16", "q_norm_ptr": "*bf16", "k_norm_ptr": "*bf16", "positions_ptr": "*i32"}
     found = {}
     for name, (kernel, constants, options) in variants.items():

@@ -6,8 +6,9 @@ import pytest
 import torch
 from paged import TOLERANCE, Paged, attend_exactly, fused_queries, make_paged
 
-from kernels.decode_attention import DecodeWorkspace, decode_attention, plan_splits
+from kernels.decode_attention import decode_attention
 from kernels.decode_reference import decode_attention_reference
+from kernels.decode_splits import DecodeWorkspace, plan_splits
 from kernels.shared_prefix import PrefixWorkspace
 
 # (q heads, kv heads, head dim, block size, window): groups of 1, 2, 4, 7 and 8, every block size

@@ -11,8 +11,9 @@ import triton.language as tl
 from paged import TOLERANCE, Paged, attend_exactly, fused_queries, make_paged, share_prefixes
 from test_shared_prefix import bundle_of, members_of
 
-from kernels.decode_attention import DecodeWorkspace, decode_attention
+from kernels.decode_attention import decode_attention
 from kernels.decode_reference import decode_attention_reference
+from kernels.decode_splits import DecodeWorkspace
 from kernels.fp8 import DTYPE, check_kv_scales, quantize, read_cache, scale_of, to_e4m3
 from kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference

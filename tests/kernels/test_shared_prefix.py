@@ -4,7 +4,8 @@ import pytest
 import torch
 from paged import NO_BLOCK, TOLERANCE, attend_exactly, fused_queries, make_paged, share_prefixes
 
-from kernels.decode_attention import DecodeWorkspace, decode_attention
+from kernels.decode_attention import decode_attention
+from kernels.decode_splits import DecodeWorkspace
 from kernels.shared_prefix import (
     MAX_SPANS,
     QUANTUM,

@@ -105,11 +105,7 @@ def test_a_decode_step_never_asks_the_device(
 ) -> None:
     """On the meta device there are no values, so any read of one would raise; kernels are stood in for."""
     config = ModelConfig.from_folder(model_folder(name))
-    backend = replace(
-        torch_backend(),
-        decode_attention=lambda *arguments, **named: None,
-        qkv_to_cache=lambda *arguments: None,
-    )
+    backend = replace(torch_backend(), decode_new_tokens=lambda *arguments: None)
     with torch.device("meta"):
         model = kind(config, backend, Weights(torch.device("meta"), torch.float16), 64)
         integers = torch.zeros(3, dtype=torch.int32)

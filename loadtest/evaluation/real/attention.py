@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.backend import Backend
-from kernels.decode_attention import DecodeWorkspace
 from kernels.decode_reference import DecodeGather
+from kernels.decode_splits import DecodeWorkspace
 from loadtest.evaluation.real.timing import device_seconds
 
 BATCHES = (8, 32)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kernels.backend import Backend
-from kernels.decode_attention import DecodeWorkspace
 from kernels.decode_reference import DecodeGather
+from kernels.decode_splits import DecodeWorkspace
 from loadtest.attention_variants import VARIANTS, Case, contiguous, make_case, time_in_turn
 from loadtest.evaluation.real.timing import device_seconds
 

@@ -1,0 +1,120 @@
+"""How decode attention divides long contexts over an idle device (Flash-Decoding, Dao et al. 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.launch import dependent_launch
+from kernels.shared_prefix import PrefixWorkspace
+
+MAX_SPLITS = 64
+FULL_DEVICE = 256  # programs: about two on every multiprocessor, which is what their shared memory allows
+
+
+@dataclass(frozen=True)
+class DecodeWorkspace:
+    """Scratch of split decode attention, made once and reused by every layer and step.
+
+    partials [rows × splits, num_q_heads, head_dim] f32, log-sum-exps lse [rows × splits, num_q_heads] f32.
+    """
+
+    partials: torch.Tensor
+    lse: torch.Tensor
+    prefix: PrefixWorkspace
+
+    @classmethod
+    def allocate(
+        cls, max_batch: int, num_q_heads: int, head_dim: int, device: torch.device | str
+    ) -> DecodeWorkspace:
+        """Enough for every batch up to `max_batch`; only what leaves the device idle is split."""
+        count = min(max_batch * MAX_SPLITS, FULL_DEVICE)
+        return cls(
+            torch.empty(count, num_q_heads, head_dim, dtype=torch.float32, device=device),
+            torch.empty(count, num_q_heads, dtype=torch.float32, device=device),
+            PrefixWorkspace.allocate(max_batch, num_q_heads, head_dim, device),
+        )
+
+
+def leaves_idle(batch: int, num_kv_heads: int) -> bool:
+    """Whether so many rows leave the device room for two splits of each, or more."""
+    return 2 * batch * num_kv_heads <= FULL_DEVICE
+
+
+def plan_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
+    """How many splits of each row fill the device, from what is known without looking at the lengths."""
+    return max(min(FULL_DEVICE // (batch * num_kv_heads), MAX_SPLITS, max_tiles), 1)
+
+
+def merge_splits(
+    out: torch.Tensor,
+    context_lens: torch.Tensor,
+    window: int,
+    max_splits: int,
+    tile: int,
+    workspace: DecodeWorkspace,
+) -> None:
+    """What the splits of each row left in `workspace`, to the first B tokens of `out` [T, Hq, D]."""
+    num_q_heads, head_dim = out.shape[1:]
+    _merge_kernel[num_q_heads, context_lens.shape[0]](
+        out, workspace.partials, workspace.lse, context_lens, window, max_splits,
+        HEAD_DIM=head_dim, DIM=triton.next_power_of_2(head_dim), TILE=tile, SPLITS=MAX_SPLITS, num_warps=4,
+        **dependent_launch(out.device),
+    )  # fmt: skip
+
+
+@triton.jit
+def tiles_and_splits(
+    context_len: tl.tensor,
+    shared_len: tl.tensor,
+    window: tl.tensor,
+    max_splits: tl.tensor,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """The row's first visible key that is its own, first tile, tiles, tiles in a split, splits with work."""
+    first_key = tl.where(window > 0, tl.maximum(context_len - window, 0), shared_len)
+    first_tile = first_key // TILE
+    tiles = tl.cdiv(context_len, TILE) - first_tile
+    split_tiles = tl.maximum(tl.cdiv(tiles, max_splits), 1)
+    return first_key, first_tile, tiles, split_tiles, tl.cdiv(tiles, split_tiles)
+
+
+@triton.jit(do_not_specialize=["window", "max_splits"])
+def _merge_kernel(
+    out: tl.tensor,
+    partials: tl.tensor,
+    lse: tl.tensor,
+    context_lens: tl.tensor,
+    window: tl.tensor,
+    max_splits: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+) -> None:
+    """Merge one head's split results by their log-sum-exps (base 2), where the row was split at all."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    head = tl.program_id(0)
+    index = tl.program_id(1)
+    num_q_heads = tl.num_programs(0)
+    context_len = tl.load(context_lens + index)
+    _, _, _, _, splits = tiles_and_splits(context_len, 0, window, max_splits, TILE)
+    if splits <= 1:
+        return
+    split = tl.arange(0, SPLITS)
+    dim = tl.arange(0, DIM)
+    partial = (index.to(tl.int64) * max_splits + split) * num_q_heads + head
+    split_lse = tl.load(lse + partial, mask=split < splits, other=float("-inf"))
+    weights = tl.exp2(split_lse - tl.max(split_lse, 0))
+    mask = (split < splits)[:, None] & (dim < HEAD_DIM)[None, :]
+    values = tl.load(partials + partial[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0)
+    merged = tl.sum(values * weights[:, None], 0) / tl.sum(weights, 0)
+    offset = (index.to(tl.int64) * num_q_heads + head) * HEAD_DIM + dim
+    tl.store(out + offset, merged.to(out.dtype.element_ty), mask=dim < HEAD_DIM)

@@ -1,0 +1,170 @@
+"""Attention straight from the projection: by one kernel and by the pair of them, against the references."""
+
+import pytest
+import torch
+from paged import TOLERANCE, make_paged, share_prefixes
+
+from kernels import decode_splits
+from kernels.decode_attention import decode_attention
+from kernels.decode_splits import DecodeWorkspace
+from kernels.fp8 import DTYPE
+from kernels.new_heads import NewHeads
+from kernels.new_tokens import decode_new_tokens, decode_new_tokens_reference
+from kernels.shared_prefix import SharedPrefixes, rows_of_bundle
+
+EPS = 1e-6
+UNTOUCHED = 7.0
+# (q heads, kv heads, head dim, block size, window, rotated, normed)
+SHAPES = [
+    (2, 2, 64, 16, 0, True, True),
+    (4, 2, 80, 32, 0, True, False),
+    (4, 1, 128, 64, 0, False, True),
+    (7, 1, 96, 128, 0, True, True),
+    (8, 1, 64, 16, 1, True, False),
+    (4, 2, 64, 32, 20, False, False),
+    (2, 1, 64, 16, 64, True, True),
+]
+SPLITS = [[None, 1], [3], [8], [2, None], [1, 3], [8], [2]]
+
+
+class Step:
+    """Decodes of many lengths, 0 among them; the cache has NaN where the newest tokens go."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int, int, bool, bool],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        q_heads, kv_heads, head_dim, block_size, self.window, rotated, normed = shape
+        lengths = [1, 0, block_size, block_size + 1, 63, 64, 65, 66, 129, 130]
+        torch.manual_seed(0)
+        self.paged = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
+        self.slots = torch.full((len(lengths),), -1)
+        for i, length in enumerate(lengths):
+            if length:
+                block = int(self.paged.block_tables[self.paged.rows[i], (length - 1) // block_size])
+                self.paged.kv[block, :, :, (length - 1) % block_size] = torch.nan
+                self.slots[i] = block * block_size + (length - 1) % block_size
+        self.slots = self.slots.to(device)
+        width = (q_heads + 2 * kv_heads) * head_dim
+        # Rows are strided, and hold NaN beside what is theirs.
+        rows = torch.full((len(lengths), width + 16), torch.nan)
+        rows[:, :width] = torch.randn(len(lengths), width)
+        self.qkv = rows.to(device, dtype)[:, :width]
+        self.out = torch.full((len(lengths), q_heads, head_dim), UNTOUCHED, dtype=dtype, device=device)
+        self.positions = self.paged.context_lens.clamp(min=1) - 1
+        rope = torch.rand(200, head_dim, device=device) * 2 - 1 if rotated else None
+        q_norm, k_norm = torch.randn(2, head_dim).to(device, dtype) if normed else (None, None)
+        self.heads = NewHeads(rope, q_norm, k_norm, EPS)
+        self.order = torch.randperm(len(lengths)).int().to(device)
+        self.workspace = DecodeWorkspace.allocate(len(lengths), q_heads, head_dim, device)
+        self.scale = head_dim**-0.5
+
+    def attend(self, splits: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """By the fused kernel -> (out, cache)."""
+        paged, out, kv = self.paged, self.out.clone(), self.paged.kv.clone()
+        q = self.qkv[:, : out[0].numel()].unflatten(1, out.shape[1:])
+        decode_attention(
+            q, out, kv, paged.block_tables, paged.rows, paged.context_lens, self.order, self.scale,
+            self.window, self.workspace, splits, new=self.heads,
+        )  # fmt: skip
+        return out, kv
+
+    def run(self, function, shared=None) -> tuple[torch.Tensor, torch.Tensor]:
+        """By `decode_new_tokens` or its reference, on copies -> (out, cache)."""
+        paged, out, kv = self.paged, self.out.clone(), self.paged.kv.clone()
+        self.last_qkv = self.qkv.clone()
+        function(
+            self.last_qkv, out, kv, self.positions, self.slots, paged.block_tables, paged.rows,
+            paged.context_lens, self.order, self.heads, self.scale, self.window, self.workspace, shared, None,
+        )  # fmt: skip
+        return out, kv
+
+
+def assert_alike(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(
+        got.float(), expected.float(), atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype], equal_nan=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "splits"),
+    [(shape, splits) for shape, plans in zip(SHAPES, SPLITS, strict=True) for splits in plans],
+)
+def test_fused_kernel_equals_the_references(shape, splits, dtype, device):
+    step = Step(shape, dtype, device)
+    expected_out, expected_kv = step.run(decode_new_tokens_reference)
+    out, kv = step.attend(splits)
+    assert_alike(out, expected_out, dtype)
+    assert_alike(kv, expected_kv, dtype)
+    empty = step.paged.context_lens == 0
+    assert torch.all(out[empty] == UNTOUCHED) and torch.isfinite(out[~empty]).all()
+
+
+def test_it_writes_what_the_cache_kernel_writes_and_nothing_else(device, dtype):
+    step = Step(SHAPES[0], dtype, device)
+    before = step.paged.kv
+    _, kv = step.attend(None)
+    _, expected = step.run(decode_new_tokens_reference)
+    changed = ~torch.isclose(kv.float(), before.float(), rtol=0, atol=0, equal_nan=True).all(dim=-1)
+    wanted = torch.zeros_like(changed)
+    for slot in step.slots[step.slots >= 0].tolist():
+        wanted[slot // 16, :, :, slot % 16] = True
+    assert torch.equal(changed, wanted)
+    assert_alike(kv, expected, dtype)
+
+
+@pytest.mark.parametrize("full_device", [0, 1 << 10])
+def test_the_operation_fuses_few_rows(full_device, device, dtype, monkeypatch):
+    monkeypatch.setattr(decode_splits, "FULL_DEVICE", full_device)
+    step = Step(SHAPES[0], dtype, device)
+    expected, got = step.run(decode_new_tokens_reference), step.run(decode_new_tokens)
+    for one, other in zip(got, expected, strict=True):
+        assert_alike(one, other, dtype)
+    fused, _ = step.attend(None)
+    assert torch.equal(step.last_qkv, step.qkv) == (full_device > 0)  # only the pair rewrites q
+    if full_device:
+        assert torch.equal(got[0], fused)
+
+
+def test_rows_that_share_prefixes(device, dtype):
+    step = Step((4, 2, 64, 16, 0, True, True), dtype, device)
+    paged = step.paged
+    share_prefixes(paged, [[8, 9]], [64])
+    step.slots[8:10] = torch.tensor(
+        [
+            int(paged.block_tables[paged.rows[i], (length - 1) // 16]) * 16 + (length - 1) % 16
+            for i, length in ((8, 129), (9, 130))
+        ]
+    )
+    members = torch.full((1, rows_of_bundle(2)), -1, dtype=torch.int32, device=device)
+    members[0, :2] = torch.tensor([8, 9])
+    bundle_of = torch.full((10,), -1, dtype=torch.int32, device=device)
+    bundle_of[8:10] = 0
+    shared = SharedPrefixes(members, bundle_of, torch.tensor([64], dtype=torch.int32, device=device))
+    for got, expected in zip(
+        step.run(decode_new_tokens, shared), step.run(decode_new_tokens_reference), strict=True
+    ):
+        assert_alike(got, expected, dtype)
+
+
+def test_new_heads_are_refused_where_they_cannot_be_taken(device):
+    step = Step(SHAPES[0], torch.float32, device)
+    paged, out = step.paged, step.out
+    q = step.qkv[:, : out[0].numel()].unflatten(1, out.shape[1:])
+    arguments = (
+        paged.block_tables,
+        paged.rows,
+        paged.context_lens,
+        step.order,
+        step.scale,
+        0,
+        step.workspace,
+    )
+    with pytest.raises(ValueError, match="k and v beside q"):
+        decode_attention(q.contiguous(), out, paged.kv, *arguments, new=step.heads)
+    fp8 = torch.zeros(paged.kv.shape, device=device).to(DTYPE)
+    scales = torch.zeros(*fp8[:, 0, ..., 0].shape, 2, dtype=torch.float16, device=device)
+    with pytest.raises(ValueError, match="cache without scales"):
+        decode_attention(q, out, fp8, *arguments, kv_scales=scales, new=step.heads)
