@@ -87,9 +87,15 @@ class LogitProcessor:
         return list(asked), max(asked.values(), default=0)
 
     def redraw(
-        self, logits: Tensor, tokens: Tensor, rows: list[int], plan: StepPlan, state: SamplingState
-    ) -> bool:
-        """Draw the tokens [S] of rows that wish it again, in place, from processed logits: was there one?
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        rows: list[int],
+        plan: StepPlan,
+        state: SamplingState,
+        last_tokens: Tensor,
+    ) -> None:
+        """Draw the tokens [S] of rows that wish it again, in place and in last_tokens, from processed logits.
 
         `rows` are those of the plan's samples.
         """
@@ -97,7 +103,7 @@ class LogitProcessor:
             i for i, row in enumerate(rows) if row in self._wishes and self._wishes[row].changes_logits
         ]
         if not touched:
-            return False
+            return
         device_rows = self._tensor([rows[i] for i in touched], torch.int32)
         index = self._tensor(touched, torch.int64)
         positions = plan.sample_positions[touched]
@@ -110,14 +116,14 @@ class LogitProcessor:
         penalised = [i for i, wish in enumerate(wishes) if wish.penalised]
         if penalised:
             self._penalise(chosen, penalised, wishes, device_rows)
-        drawn = self._backend.sample(chosen, device_rows, self._tensor(positions, torch.int32), state)
+        where = self._tensor(positions, torch.int32)
+        drawn = self._backend.sample(chosen, device_rows, where, state, last_tokens)
         tokens.index_copy_(0, index, drawn)
         if penalised:
             which = self._tensor(penalised, torch.int64)
             counted_rows, counted = device_rows[which].long(), drawn[which].long().clamp(min=0)
             assert self._output_counts is not None
             self._output_counts[counted_rows, counted] += 1  # a row is sampled once a step: no duplicates
-        return True
 
     def _add_biases(self, logits: Tensor, wishes: list[_Wishes], positions: Int32) -> None:
         entries: list[tuple[int, int, float]] = []

@@ -29,8 +29,8 @@ from engine.row_state import RowState
 from engine.staging import ALIGNMENT, Staging, sent
 from engine.step_inputs import decode_inputs, idle_decode, idle_mixed, mixed_inputs
 from kernels.backend import Backend
-from kernels.decode_attention import DecodeWorkspace
 from kernels.decode_reference import DecodeGather
+from kernels.decode_splits import DecodeWorkspace
 from kernels.shared_prefix import LANES, SharedPrefixes, rows_of_bundle, shared_lens
 
 LOGPROB_SLICE = 256  # rows of logits that are held at once while prompt logprobs are computed
@@ -38,11 +38,10 @@ LOGPROB_SLICE = 256  # rows of logits that are held at once while prompt logprob
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """What a forward gave: logits [S, V] and the tokens [S] drawn from them, of device rows [S]."""
+    """What a forward gave: logits [S, V] and the tokens [S] drawn from them."""
 
     logits: Tensor
     tokens: Tensor
-    rows: Tensor
     prompt_logprobs: tuple[DeviceLogprobs, ...]
 
 
@@ -146,8 +145,7 @@ class ModelRunner:
             return DeviceResult(self.last_tokens[:0], empty_int32(), None, ())
         sampled = self._decode_only(plan) if len(plan.prefill_tokens) == 0 else self._mixed(plan)
         tokens, rows = sampled.tokens, plan.sample_rows.tolist()
-        if self.processor.redraw(sampled.logits, tokens, rows, plan, self.row_state.state):
-            self._remember(sampled.rows, tokens)
+        self.processor.redraw(sampled.logits, tokens, rows, plan, self.row_state.state, self.last_tokens)
         wanted, k = self.processor.wanted_logprobs(rows)
         return DeviceResult(
             tokens=tokens,
@@ -164,12 +162,12 @@ class ModelRunner:
             bundles = self.bundles.of(plan.rows, plan.context_lens)
         inputs = decode_inputs(plan, bundles)
         ran = None if self.decode_graphs is None else self.decode_graphs.run(inputs, self.staging)
-        logits, tokens, rows = ran or self._decode(self.staging.upload(inputs))
+        logits, tokens = ran or self._decode(self.staging.upload(inputs))
         batch = len(plan.rows)
-        return _Sampled(logits[:batch], tokens[:batch], rows[:batch], ())
+        return _Sampled(logits[:batch], tokens[:batch], ())
 
-    def _decode(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """`decode_inputs` on the device -> (logits [B, V], tokens [B], rows [B]): sampling included."""
+    def _decode(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """`decode_inputs` on the device -> (logits [B, V], tokens [B]): sampling included."""
         token_rows, positions, rows, context_lens, order, members, bundle_of = inputs
         tokens, positions, slots = self._places(None, token_rows, positions)
         shared = None
@@ -190,9 +188,7 @@ class ModelRunner:
             shared=shared,
         )
         logits = self.model.logits(self.model.forward(batch, self.cache.layers))
-        tokens = self.backend.sample(logits, rows, context_lens, self.row_state.state)
-        self._remember(rows, tokens)
-        return logits, tokens, rows
+        return logits, self._sample(logits, rows, context_lens)
 
     def _mixed(self, plan: StepPlan) -> _Sampled:
         """Prefill chunks, with or without decodes beside them."""
@@ -211,13 +207,12 @@ class ModelRunner:
         ran = None if self.mixed_graphs is None else self.mixed_graphs.run(inputs, self.staging)
         (hidden,) = ran or (self._forward(self.staging.upload(inputs), int(plan.query_lens.max())),)
         logits = self.model.logits(hidden[sample_tokens])
-        tokens = self.backend.sample(logits, sample_rows, sample_positions, self.row_state.state)
-        self._remember(sample_rows, tokens)
+        tokens = self._sample(logits, sample_rows, sample_positions)
         prompt_logprobs = tuple(
             self._prompt_logprobs(hidden, run, targets)
             for run, targets in zip(plan.prompt_logprobs, rest[len(moves) :], strict=True)
         )
-        return _Sampled(logits, tokens, sample_rows, prompt_logprobs)
+        return _Sampled(logits, tokens, prompt_logprobs)
 
     def _forward(self, inputs: list[Tensor], max_query_len: int | None = None) -> Tensor:
         """`mixed_inputs` on the device -> hidden [T, H]."""
@@ -256,8 +251,8 @@ class ModelRunner:
             given, rows, positions, self.last_tokens, self.block_tables, self.cache.block_size
         )
 
-    def _remember(self, rows: Tensor, tokens: Tensor) -> None:
-        self.last_tokens[rows] = tokens.clamp(min=0)
+    def _sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        return self.backend.sample(logits, rows, positions, self.row_state.state, self.last_tokens)
 
     def _logprobs(self, logits: Tensor, tokens: Tensor, wanted: list[int], k: int) -> DeviceLogprobs:
         if len(wanted) == len(tokens):

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import libdevice
 
 MASK = 0xFFFFFFFF
 MULTIPLIERS = (0xCD9E8D57, 0xD2511F53)  # of the counter's words 2 and 0
@@ -45,8 +46,17 @@ def log_exponential_reference(word: Tensor) -> Tensor:
 
 
 @triton.jit
-def log_exponential(word: tl.tensor) -> tl.tensor:
+def _log(x: tl.tensor, ON_GPU: tl.constexpr) -> tl.tensor:
+    if ON_GPU:
+        return libdevice.fast_logf(x)  # the special function unit's, an eighth of the instructions
+    else:
+        return tl.log(x)
+
+
+@triton.jit
+def log_exponential(word: tl.tensor, ON_GPU: tl.constexpr) -> tl.tensor:
+    """The same as `log_exponential_reference` of uint32 words, within 2e-5."""
     u = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.9999999403953552)
     # The logarithm of 1 - u loses the low bits of a small u; the series of -log(1 - u) keeps them.
     series = u * (1.0 + u * (0.5 + u * (0.3333333333 + u * 0.25)))
-    return tl.log(tl.where(u < 0.03125, series, -tl.log(1.0 - u)))
+    return _log(tl.where(u < 0.03125, series, -_log(1.0 - u, ON_GPU)), ON_GPU)

@@ -12,7 +12,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.launch import dependent_launch
 from kernels.philox import log_exponential, log_exponential_reference, philox_reference
 from kernels.thresholds import keep_thresholds, keep_thresholds_reference
 
@@ -59,11 +61,14 @@ class SamplingState:
         )
 
 
-def sample(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState) -> Tensor:
+def sample(
+    logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, last_tokens: Tensor
+) -> Tensor:
     """One token for each row of logits [S, V], by the state of device row rows[s]: [S] int32.
 
     positions [S] is where the token goes in its sequence. Among equals the lowest id wins. -inf is never
-    chosen; a row with NaN, with +inf or with nothing finite gives -1.
+    chosen; a row with NaN, with +inf or with nothing finite gives -1. last_tokens [*] int32, by device row,
+    has the token then, too, or 0 for -1.
     """
     samples, vocabulary = logits.shape
     tokens = torch.empty(samples, dtype=torch.int32, device=logits.device)
@@ -86,19 +91,28 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState
         logits.stride(0),
         vocabulary,
         CHUNK,
+        ON_GPU=logits.is_cuda,
+        **dependent_launch(logits.device),
     )
-    _argmax_kernel[(samples,)](best, best_tokens, tokens, chunks, triton.next_power_of_2(chunks))
+    _argmax_kernel[(samples,)](
+        best, best_tokens, rows, tokens, last_tokens, chunks, triton.next_power_of_2(chunks),
+        **dependent_launch(logits.device),
+    )  # fmt: skip
     return tokens
 
 
-def sample_reference(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState) -> Tensor:
+def sample_reference(
+    logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, last_tokens: Tensor
+) -> Tensor:
     """The same as `sample` in plain torch."""
     best, tokens = logits.max(dim=-1)
     valid = best.isfinite()
     picked = (state.temperature[rows.long()] > 0).nonzero().squeeze(1)
     if len(picked):
         tokens[picked] = _draw(logits[picked].float(), positions[picked], state.select(rows[picked]))
-    return torch.where(valid, tokens, -1).int()
+    tokens = torch.where(valid, tokens, -1).int()
+    last_tokens[rows] = tokens.clamp(min=0)
+    return tokens
 
 
 def _draw(logits: Tensor, positions: Tensor, state: SamplingState) -> Tensor:
@@ -131,7 +145,12 @@ def _chunk_argmax_kernel(
     stride: tl.tensor,
     VOCABULARY: tl.constexpr,
     CHUNK: tl.constexpr,
+    ON_GPU: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     sample = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     row = tl.load(rows_ptr + sample)
@@ -149,7 +168,7 @@ def _chunk_argmax_kernel(
         index = tl.load(index_ptr + row) + tl.zeros_like(quad)
         a, b, c, d = tl.philox(tl.load(seed_ptr + row), quad, position, index, tl.zeros_like(quad))
         words = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
-        scores -= temperature * log_exponential(words)
+        scores -= temperature * log_exponential(words, ON_GPU)
     # A NaN fails the comparison, so what cannot be sampled from shows as an infinite score.
     scores = tl.where(logits < float("inf"), scores, float("inf"))
     best = tl.max(scores)
@@ -162,10 +181,16 @@ def _chunk_argmax_kernel(
 def _argmax_kernel(
     best_ptr: tl.tensor,
     best_tokens_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
     tokens_ptr: tl.tensor,
+    last_tokens_ptr: tl.tensor,
     CHUNKS: tl.constexpr,
     CHUNKS_PADDED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     sample = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, CHUNKS_PADDED)
     inside = chunk < CHUNKS
@@ -174,5 +199,6 @@ def _argmax_kernel(
     candidates = tl.load(
         best_tokens_ptr + sample * CHUNKS + chunk, inside & (scores == best), other=2147483647
     )
-    valid = tl.abs(best) < float("inf")
-    tl.store(tokens_ptr + sample, tl.where(valid, tl.min(candidates), -1))
+    token = tl.where(tl.abs(best) < float("inf"), tl.min(candidates), -1)
+    tl.store(tokens_ptr + sample, token)
+    tl.store(last_tokens_ptr + tl.load(rows_ptr + sample), tl.maximum(token, 0))

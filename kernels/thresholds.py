@@ -11,6 +11,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.launch import dependent_launch
 
 if TYPE_CHECKING:
     from kernels.sampling import SamplingState
@@ -39,6 +42,7 @@ def keep_thresholds(logits: Tensor, rows: Tensor, state: SamplingState) -> Tenso
         MIN_TEMPERATURE,
         BLOCK,
         num_warps=32,
+        **dependent_launch(logits.device),
     )
     return thresholds
 
@@ -84,7 +88,11 @@ def _threshold_kernel(
     VOCABULARY: tl.constexpr,
     MIN_TEMPERATURE: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     sample = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + sample)
     temperature = tl.load(temperature_ptr + row)

@@ -159,6 +159,7 @@ SAMPLERS: dict[str, dict[str, float]] = {
 def step_cases(model: Model, samples: int) -> Iterator[Case]:
     """Sampling and block copies, once a step."""
     rows = torch.arange(samples, device="cuda", dtype=torch.int32)
+    last_tokens = torch.empty_like(rows)
     for name, values in SAMPLERS.items():
         state = SamplingState.allocate(samples, "cuda")
         for field, value in values.items():
@@ -166,7 +167,7 @@ def step_cases(model: Model, samples: int) -> Iterator[Case]:
 
         def sampler(state: SamplingState = state) -> Callable[[], object]:
             logits = 3 * random(samples, model.vocabulary)
-            return lambda: sample(logits, rows, rows, state)
+            return lambda: sample(logits, rows, rows, state, last_tokens)
 
         yield Case(f"sample, {name}", model.name, samples, 2 * samples * model.vocabulary, sampler)
 

@@ -18,6 +18,7 @@ ROWS = [  # one device row of each kind
     {"temperature": 1e-30, "seed": 5, "top_p": 0.9},
 ]
 IMPLEMENTATIONS = [sample, sample_reference]
+UNTOUCHED = -7
 
 
 def state_of(rows: list[dict[str, float]], device: torch.device) -> SamplingState:
@@ -37,7 +38,13 @@ def draw(function, logits, rows, positions, state) -> list[int]:
     def indices(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=logits.device)
 
-    return function(logits, indices(rows), indices(positions), state).tolist()
+    last_tokens = torch.full_like(state.top_k, UNTOUCHED)
+    tokens = function(logits, indices(rows), indices(positions), state, last_tokens).tolist()
+    known = dict(enumerate(last_tokens.tolist()))
+    for row, last in known.items():
+        drawn = {max(token, 0) for of, token in zip(rows, tokens, strict=True) if of == row}
+        assert last in (drawn or {UNTOUCHED})
+    return tokens
 
 
 @pytest.mark.parametrize("vocabulary", [1, 300, 4099])
@@ -104,7 +111,7 @@ def test_reference_draws_follow_the_filtered_softmax(filters, device):
     state.seed[:200] = seeds
     rows = torch.arange(draws, device=device) % 200
     positions = (torch.arange(draws, device=device) // 200).int()
-    tokens = sample_reference(logits.expand(draws, -1), rows.int(), positions, state)
+    tokens = sample_reference(logits.expand(draws, -1), rows.int(), positions, state, state.top_k.clone())
 
     threshold = keep_thresholds_reference(logits.unsqueeze(0), state.select(rows[:1]))
     kept = logits.masked_fill(logits < threshold, -math.inf)
@@ -123,7 +130,9 @@ def test_successive_positions_and_neighbouring_seeds_draw_independently(device):
     rows = torch.arange(64, device=device).repeat_interleave(400).int()
     positions = torch.arange(400, device=device).repeat(64).int()
     tokens = (
-        sample_reference(torch.zeros(len(rows), 4, device=device), rows, positions, state)
+        sample_reference(
+            torch.zeros(len(rows), 4, device=device), rows, positions, state, state.top_k.clone()
+        )
         .view(64, 400)
         .long()
     )
