@@ -23,7 +23,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: int | None = None  # None: what the model and the KV cache allow
     max_num_seqs: int = 256
-    max_num_batched_tokens: int | None = None  # None: 8192 on a GPU, 2048 on a CPU
+    max_num_batched_tokens: int | None = None  # None: 64 for each multiprocessor of a GPU, 2048 on a CPU
     block_size: int = 16
     gpu_memory_utilization: float = 0.9
     swap_space: float = 4.0  # GiB of host memory for KV blocks; 0: no host tier

@@ -36,7 +36,10 @@ from engine.scheduler import Scheduler
 from kernels.backend import torch_backend, triton_backend
 
 CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
-DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 2048}
+CPU_BATCHED_TOKENS = 2048
+# Tokens of a step for each multiprocessor of a GPU: tiles of 128 or 192 tokens then come out even, and no
+# matrix product of a full step ends with most of the device idle.
+BATCHED_TOKENS_PER_MULTIPROCESSOR = 64
 TIMED_BLOCKS = 64  # moved to time the link to host memory
 # Prefilled to time a recompute; on a GPU so many that launching them takes no longer than computing them, on
 # a CPU more only while fewer are quick: it may take 20 ms for each token of a small model in bfloat16.
@@ -97,7 +100,7 @@ def start_engine(
         on_progress=report.phase("weights", "B"),
     )
     max_num_batched_tokens = config.max_num_batched_tokens or max(
-        DEFAULT_BATCHED_TOKENS[device.type], config.max_num_seqs
+        _default_batched_tokens(device), config.max_num_seqs
     )
     limits = Limits(config.max_num_seqs, max_num_batched_tokens, max_model_len)
     one_block = KVCache(model_config, 1, config.block_size, kv_dtype, device, backend.copy_blocks)
@@ -175,6 +178,13 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
         name = model.dtype if device.type == "cuda" else "float32"
     dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def _default_batched_tokens(device: torch.device) -> int:
+    if device.type == "cpu":
+        return CPU_BATCHED_TOKENS
+    multiprocessors: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return BATCHED_TOKENS_PER_MULTIPROCESSOR * multiprocessors
 
 
 def _kv_dtype(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:

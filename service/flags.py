@@ -72,7 +72,8 @@ def add_engine_flags(parser: Parser) -> None:
         parser,
         "--max-num-batched-tokens",
         type=int,
-        help="most tokens a step computes; 8192 on a GPU and 2048 on a CPU if left out",
+        help="most tokens a step computes; if left out 64 for each multiprocessor of a GPU (8448 on an H100) "
+        "and 2048 on a CPU",
     )
     flag(parser, "--block-size", type=int, choices=BLOCK_SIZES, default=16, help="tokens in a KV block")
     flag(

@@ -291,7 +291,7 @@ def test_an_engine_answers_the_same_before_while_and_after_graphs_are_captured(
     core = start(llama[0], StandIn().record)
     asked = [*requests(0, temperature=0.0, logprobs=1), *requests(7, temperature=0.8, logprobs=1)]
     total = core.runner.graphs_left
-    assert total > 10
+    assert total >= 10
 
     before = answers_without_captures(core, asked)
     assert core.runner.graphs_left == total
@@ -331,7 +331,7 @@ def test_an_engine_goes_on_when_there_is_no_memory_for_graphs(
     core = start(llama[0], fail)
     asked = requests(0, temperature=0.0, logprobs=1)
     before = answers_without_captures(core, asked)
-    assert core.runner.graphs_left > 10
+    assert core.runner.graphs_left >= 10
     with no_memory_left() if ON_GPU else nullcontext(), caplog.at_level(logging.INFO, "quire.engine"):
         assert not core.capture()
     (warning,) = caplog.records
