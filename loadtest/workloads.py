@@ -1,8 +1,8 @@
 """The workloads on which engines are compared: fixed seeds, so that every engine gets the same requests.
 
-End-of-sequence is ignored everywhere, so the work is fixed. ShareGPT- and Alpaca-like lengths are
-log-normal with the means that the PagedAttention paper gives (section 6.1): 161.31 and 337.99 tokens,
-19.31 and 58.45 tokens.
+End-of-sequence is ignored everywhere, so the work is fixed; greedy if nothing else is said. ShareGPT- and
+Alpaca-like lengths are log-normal with the means that the PagedAttention paper gives (section 6.1): 161.31
+and 337.99 tokens, 19.31 and 58.45 tokens.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 FIRST_TOKEN, LAST_TOKEN = 300, 60000
+TEMPERATURE = 0.6  # of what is sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class Work:
     prompt: list[int]
     output_len: int
     n: int = 1
-    beam_width: int = 0  # 0: sampled
+    beam_width: int = 0  # 0: no beams
+    temperature: float = 0.0
 
     @property
     def output_tokens(self) -> int:
@@ -30,9 +32,12 @@ class Work:
 
 
 def mixed() -> list[Work]:
-    """256 prompts of 100 to 1024 tokens, outputs of 100 to 1024."""
+    """256 prompts of 100 to 1024 tokens, outputs of 100 to 1024, sampled."""
     rng = random.Random(0)
-    return [Work(_tokens(rng, rng.randint(100, 1024)), rng.randint(100, 1024)) for _ in range(256)]
+    return [
+        Work(_tokens(rng, rng.randint(100, 1024)), rng.randint(100, 1024), temperature=TEMPERATURE)
+        for _ in range(256)
+    ]
 
 
 def sharegpt() -> list[Work]:
@@ -83,7 +88,7 @@ def decode256() -> list[Work]:
 def parallel8() -> list[Work]:
     """64 prompts of 1024 tokens, eight samples of 256 tokens each."""
     rng = random.Random(7)
-    return [Work(_tokens(rng, 1024), 256, n=8) for _ in range(64)]
+    return [Work(_tokens(rng, 1024), 256, n=8, temperature=TEMPERATURE) for _ in range(64)]
 
 
 def beam4() -> list[Work]:

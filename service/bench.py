@@ -103,7 +103,7 @@ def requests(work: list[Work], seed: int) -> list[Request]:
             SamplingParams(
                 n=one.n,
                 beam_width=one.beam_width,
-                temperature=0.0 if one.beam_width else 0.6,
+                temperature=one.temperature,
                 max_tokens=one.output_len,
                 ignore_eos=True,
                 seed=seed + i,
