@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.errors import ApiError, bad_value
+from service.protocol.alternatives import alternatives
 from service.protocol.fields import MAX_PROMPT_TOKENS
 
 T = TypeVar("T")
@@ -47,12 +48,12 @@ def parse(data: bytes | str, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        raise _bad_field(str(error)) from None
+        raise _bad_field(str(error), decoder.type) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise bad_value(None, f"this is not valid JSON: {error}", "invalid_json") from None
 
 
-def _bad_field(message: str) -> ApiError:
+def _bad_field(message: str, kind: object) -> ApiError:
     """msgspec says `... - at `$.a[0].b``; name the field there, or what is unknown or missing in it."""
     found = _PATH.search(message)
     path = found.group(1) if found else ""
@@ -64,6 +65,8 @@ def _bad_field(message: str) -> ApiError:
             return bad_value(param, f"unknown field {param!r}: it is not supported here", "unknown_field")
         return bad_value(param, f"{problem} {param!r}", "missing_field")
     if path:
-        return bad_value(path, f"{path}: {message}")
+        expected = alternatives(kind, path) if message.startswith("Invalid") else []
+        hint = f"; expected {' or '.join(map(repr, expected))}" if expected else ""
+        return bad_value(path, f"{path}: {message}{hint}")
     first = message.split(" ", 1)[0]  # our own checks begin with the field's name, msgspec's with a capital
     return bad_value(first if first.islower() else None, message)

@@ -140,6 +140,42 @@ UNKNOWN = (
 )
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "boss", "content": "hi"}]},
+            "messages[0].role: ... 'assistant' or 'developer' or 'system' or 'tool' or 'user'",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type: ... 'text'",
+        ),
+        (
+            "/v1/chat/completions",
+            CHAT | {"response_format": {"type": "xml"}},
+            "response_format.type: ... 'json_object' or 'json_schema' or 'text'",
+        ),
+        (
+            "/v1/responses",
+            {"input": "hi", "text": {"format": {"type": "xml"}}},
+            "text.format.type: ... 'json_object' or 'json_schema' or 'text'",
+        ),
+        (
+            "/v1/chat/completions",
+            CHAT | {"tool_choice": "some"},
+            "tool_choice: ... 'auto' or 'none' or 'required'",
+        ),
+    ],
+)
+async def test_which_values_there_are(service: Service, path: str, body: Any, expected: str) -> None:
+    where, values = expected.split(" ... ")
+    message = (await post(service.app, path, body)).error["message"]
+    assert message.startswith(where) and message.endswith(f"; expected {values}")
+
+
 async def test_all_requests_have_one_priority(service: Service) -> None:
     """As in vLLM, unless it was started with priorities."""
     for path, good in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)):

@@ -1,0 +1,44 @@
+"""Which values a field of a few may have: msgspec says only which it may not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from msgspec import inspect
+
+_STEPS = re.compile(r"([^.\[\]]+)|\[[^\]]*\]")  # a field's name, or an index
+
+_described = cache(inspect.type_info)
+
+
+def alternatives(kind: Any, path: str) -> list[str]:
+    """Those at `path`, such as `messages[0].role`, of a value of type `kind`; none if any may be there."""
+    places = [_described(kind)]
+    for step in _STEPS.finditer(path):
+        places = [inner for place in places for inner in _inside(place, step.group(1))]
+    literals = (each for place in places for each in _members(place) if isinstance(each, inspect.LiteralType))
+    return sorted({str(value) for literal in literals for value in literal.values})
+
+
+def _members(place: inspect.Type) -> Iterator[inspect.Type]:
+    if isinstance(place, inspect.Metadata):
+        yield from _members(place.type)
+    elif isinstance(place, inspect.UnionType):
+        for each in place.types:
+            yield from _members(each)
+    else:
+        yield place
+
+
+def _inside(place: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
+    """What field `name`, or None for any item, of such a value may be."""
+    for member in _members(place):
+        if isinstance(member, inspect.ListType) and name is None:
+            yield member.item_type
+        elif isinstance(member, inspect.StructType):
+            if name == member.tag_field:
+                yield inspect.LiteralType((member.tag,))
+            yield from (field.type for field in member.fields if field.encode_name == name)
