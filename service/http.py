@@ -65,8 +65,8 @@ def _bad_field(message: str, kind: object) -> ApiError:
             return bad_value(param, f"unknown field {param!r}: it is not supported here", "unknown_field")
         return bad_value(param, f"{problem} {param!r}", "missing_field")
     if path:
-        expected = alternatives(kind, path) if message.startswith("Invalid") else []
-        hint = f"; expected {' or '.join(map(repr, expected))}" if expected else ""
+        allowed = alternatives(kind, path) if message.startswith("Invalid") else []
+        hint = f"; strings allowed here: {', '.join(map(repr, allowed))}" if allowed else ""
         return bad_value(path, f"{path}: {message}{hint}")
     first = message.split(" ", 1)[0]  # our own checks begin with the field's name, msgspec's with a capital
     return bad_value(first if first.islower() else None, message)

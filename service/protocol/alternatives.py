@@ -1,4 +1,4 @@
-"""Which values a field of a few may have: msgspec says only which it may not."""
+"""Which strings a field of a few may have: msgspec says only which it may not."""
 
 from __future__ import annotations
 
