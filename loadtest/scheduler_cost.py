@@ -3,6 +3,8 @@
 Processor time of `schedule` (with block management), of `commit` and of the whole `EngineCore.step`, without
 a model, while all sequences decode: in microseconds, and as a multiple of a fixed piece of Python that is
 timed between the steps: the ratio compares between machines, and between hours of one that others use too.
+At each context there are as many KV blocks, and those that it does not take hold what earlier requests
+computed, as in a server: else a longer context would be timed with a larger cache.
 The last line is of steps in which one request ends and the next one is let in.
 The first measurement is not shown: its memory is fresh, which costs page faults.
 """
@@ -22,13 +24,15 @@ from engine.core import EngineCore, InFlight, Runner
 from engine.plan import StepPlan, StepResult, empty_int32
 from engine.prefix_cache import BlockHasher
 from engine.request import Request, SamplingParams
-from engine.scheduler import Scheduler
+from engine.scheduler import WATERMARK, Scheduler
 
 CONTEXTS = (256, 2048, 16384)
+LONGEST = max(CONTEXTS)
 CHURN_CONTEXT = 256
 BLOCK_SIZE = 16
 VOCABULARY = 128_000
 EOS = VOCABULARY - 1
+EARLIER = 100_000  # first id of the requests that filled the cache
 YARDSTICK_ITEMS = 1000
 YARDSTICK_EVERY = 4  # steps
 
@@ -104,7 +108,8 @@ def yardstick_seconds() -> float:
 
 def measure(sequences: int, context: int, steps: int, *, churn: bool) -> Timings:
     """Time `steps` steps from `context` tokens on, one ahead as in serving, after as many untimed ones."""
-    core = EngineCore(*_scheduler(sequences, context, 2 * steps), clock=time.thread_time)
+    core = EngineCore(*_scheduler(sequences, 2 * steps), clock=time.thread_time)
+    _fill_cache(core, sequences, LONGEST - context)
     most = 2 * steps + 2
     for i in range(sequences):
         # Lengths differ, so that each step as many sequences fill a block and take the next one.
@@ -121,23 +126,33 @@ def measure(sequences: int, context: int, steps: int, *, churn: bool) -> Timings
         begin = time.thread_time()
         core.step()
         seconds = time.thread_time() - begin
-        assert churn or core.stats.decode_tokens == sequences
+        assert churn or (core.stats.decode_tokens == sequences and not core.stats.block_evictions)
         if i >= steps:
             timings.step.append(seconds)
             timings.schedule.append(core.stats.schedule_seconds)
             timings.commit.append(core.stats.commit_seconds)
             if i % YARDSTICK_EVERY == 0:
+                yardstick_seconds()  # what the step left in the processor's caches is to make no difference
                 timings.yardstick.append(yardstick_seconds())
     gc.enable()
     return timings
 
 
-def _scheduler(sequences: int, context: int, new: int) -> tuple[Scheduler, NoModel]:
-    length = context + new + BLOCK_SIZE
-    blocks = sequences * (-(-length // BLOCK_SIZE) + 1)
+def _scheduler(sequences: int, new: int) -> tuple[Scheduler, NoModel]:
+    """With blocks for all sequences at the longest context, `new` tokens more, and what admission spares."""
+    length = LONGEST + new + BLOCK_SIZE
+    blocks = int(sequences * (-(-length // BLOCK_SIZE) + 1) * (1 + 2 * WATERMARK))
     capacity = Capacity(blocks, BLOCK_SIZE, sequences, max_model_len=2 * length, vocab_size=VOCABULARY)
     hasher = BlockHasher(BLOCK_SIZE, seed=0)
-    return Scheduler(capacity, sequences * context, (EOS,), hasher=hasher), NoModel()
+    return Scheduler(capacity, sequences * LONGEST, (EOS,), hasher=hasher), NoModel()
+
+
+def _fill_cache(core: EngineCore, sequences: int, length: int) -> None:
+    """With what a request of `length` tokens for each of the sequences leaves behind."""
+    for i in range(sequences if length else 0):
+        _add(core, EARLIER + i, length, 1)
+    while core.has_work:
+        core.step()
 
 
 def _add(core: EngineCore, i: int, length: int, max_tokens: int) -> None:
