@@ -66,12 +66,14 @@ def _decode_kernel(
     DIM: tl.constexpr,
     TILE: tl.constexpr,
     NEW: tl.constexpr,
+    BESIDE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
     """One split of one row's context for the query heads of one kv head.
 
     NEW: heads come as the projection gave them; the last split sees to the newest token's K and V, which the
     cache does not hold yet, and of what it does hold a split's first tile is read while that projection runs.
+    BESIDE: the kernel ahead is none of ours, and need not have ended before this one has.
     """
     kv_head = tl.program_id(0)
     index = tl.load(order + tl.program_id(1))
@@ -104,8 +106,11 @@ def _decode_kernel(
         block = tl.load(table + cached_len // BLOCK_SIZE, mask=split < splits, other=0).to(tl.int64)
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()  # q, K and V are the kernels' just before; what was read so far is older
+        if not BESIDE:
+            gdc_wait()  # q, K and V are the kernels' just before; what was read so far is older
     if split >= splits:  # 0 where the context is empty
+        if BESIDE:
+            gdc_wait()
         return
 
     lane = tl.arange(0, BLOCK_M)
@@ -202,6 +207,8 @@ def _decode_kernel(
         partial = (index.to(tl.int64) * max_splits + split) * num_q_heads + q_head
         tl.store(partials + partial[:, None] * HEAD_DIM + dim[None, :], acc, mask=q_mask)
         tl.store(lse + partial, peak + tl.log2(total), mask=lane < GROUP)
+    if BESIDE:
+        gdc_wait()  # who comes after both waits for this one alone
 
 
 def decode_attention(
@@ -219,6 +226,7 @@ def decode_attention(
     shared: SharedPrefixes | None = None,
     kv_scales: torch.Tensor | None = None,
     new: NewHeads | None = None,
+    beside: bool = False,
 ) -> None:
     """Attention of each row's newest token to its context, to the first B tokens of `out` [T, Hq, D].
 
@@ -235,6 +243,9 @@ def decode_attention(
     With `new`, a token's query heads are followed by its Hkv heads of k and of v, all as the projection gave
     them: they are normalised and rotated here, and K and V written to the cache. What that held must be older
     than the kernel just before, too. Not together with `shared` or kv_scales.
+
+    With `beside`, all that is read must be older than the kernel just before, which must not write to `out`'s
+    first B tokens, as prefill attention of the same step does not: the two run side by side.
     """
     check_attention_inputs(q, out, kv)
     check_kv_scales(kv, kv_scales)
@@ -268,6 +279,7 @@ def decode_attention(
             f"{batch} rows × {max_splits} splits × {num_q_heads} heads exceed the workspace's "
             f"{workspace.lse.numel()} partial results; allocate it for the largest batch"
         )
+    launch = dependent_launch(q.device)
     heads = (None, None, None, 0.0) if new is None else (new.rope, new.q_norm, new.k_norm, new.eps)
     _decode_kernel[num_kv_heads, batch, max_splits](
         out, workspace.partials, workspace.lse, q, kv, block_tables, rows, context_lens, order,
@@ -275,8 +287,8 @@ def decode_attention(
         q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(kv_scales), *heads,
         GROUP=group, BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim, DIM=dim, TILE=tile, NEW=new is not None,
-        num_warps=4, num_stages=STAGES if new is None else NEW_STAGES,
-        **dependent_launch(q.device),
+        BESIDE=beside and launch["DEPENDENT"], num_warps=4, num_stages=STAGES if new is None else NEW_STAGES,
+        **launch,
     )  # fmt: skip
     if max_splits > 1:
         merge_splits(out, context_lens, window, max_splits, tile, workspace)

@@ -63,8 +63,9 @@ def decode_attention_reference(
     workspace: DecodeGather | DecodeWorkspace | None = None,
     shared: SharedPrefixes | None = None,
     kv_scales: torch.Tensor | None = None,
+    beside: bool = False,
 ) -> None:
-    """The same as `decode_attention` in plain torch, in whatever order, whatever is split or shared.
+    """The same as `decode_attention` in plain torch, whatever the order, and whatever runs beside it.
 
     A DecodeGather as the workspace saves the layers of a step some work.
     """

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from kernels.tile import LOG2_E, LOWEST
 
@@ -229,6 +230,7 @@ def _kernel(
 ) -> None:  # fmt: skip
     """CONSUMERS * ROWS // GROUP consecutive queries of one sequence, for all query heads of one kv head."""
     BLOCK_Q: gl.constexpr = CONSUMERS * ROWS // GROUP
+    gdc_launch_dependents()  # decode attention may run beside the last programs
     # A sequence's later tiles see more keys: start the heavy ones first.
     sequence, query_tile = _find_sequence(
         query_starts, num_sequences, gl.num_programs(1) - 1 - gl.program_id(1), BLOCK_Q

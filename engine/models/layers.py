@@ -132,21 +132,6 @@ class Attention:
             kv_scales,
         )
         q = qkv[:, : self.num_heads * self.head_dim].view(out.shape)
-        if batch.decode_rows.shape[0]:
-            backend.decode_attention(
-                q,
-                out,
-                kv,
-                batch.block_tables,
-                batch.decode_rows,
-                batch.decode_context_lens,
-                batch.decode_order,
-                self.scale,
-                self.window,
-                batch.workspace,
-                shared=batch.shared,
-                kv_scales=kv_scales,
-            )
         backend.prefill_attention(
             q,
             out,
@@ -160,3 +145,18 @@ class Attention:
             self.window,
             kv_scales,
         )
+        if batch.decode_rows.shape[0]:
+            backend.decode_attention(
+                q,
+                out,
+                kv,
+                batch.block_tables,
+                batch.decode_rows,
+                batch.decode_context_lens,
+                batch.decode_order,
+                self.scale,
+                self.window,
+                batch.workspace,
+                kv_scales=kv_scales,
+                beside=len(prefill.rows) > 0,
+            )

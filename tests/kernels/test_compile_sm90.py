@@ -19,6 +19,7 @@ SPILLS_LIMIT = {
     "decode_64": 0,
     "decode_shared": 0,
     "decode_new": 0,
+    "decode_beside": 0,
     "shared_prefix": 0,
     "decode_16_fp8": 0,
     "decode_shared_fp8": 0,
@@ -55,7 +56,7 @@ def compile_variants() -> dict[str, dict[str, int]]:
     four_warps = {"num_warps": 4, "num_stages": 4}
     prefill_16 = shape | {"BLOCK_M": 128, "BLOCK_SIZE": 16}
     no_scales: dict[str, object] = {"kv_scales": None}
-    decode_shape = shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 16}
+    decode_shape = shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 16, "BESIDE": False}
     new = decode_shape | alone | no_scales | {"NEW": True}
     decode_shape |= {"NEW": False} | dict.fromkeys(("rope", "q_norm", "k_norm"))
     eight_warps = {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
@@ -70,7 +71,12 @@ def compile_variants() -> dict[str, dict[str, int]]:
             decode_shape | no_scales,
             four_warps,
         ),
-        "decode_new": (decode._decode_kernel, new, four_warps),
+        "decode_new": (decode._decode_kernel, new, four_warps | {"num_stages": decode.NEW_STAGES}),
+        "decode_beside": (
+            decode._decode_kernel,
+            decode_shape | alone | no_scales | {"BESIDE": True},
+            four_warps,
+        ),
         "decode_16_fp8": (
             decode._decode_kernel,
             decode_shape | alone | {"TILE": 128},
