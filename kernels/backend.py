@@ -13,6 +13,7 @@ from kernels.activation import silu_mul, silu_mul_reference
 from kernels.block_copy import copy_blocks, copy_blocks_reference
 from kernels.decode_attention import decode_attention
 from kernels.decode_reference import decode_attention_reference
+from kernels.embedding import embed
 from kernels.fused_linear import (
     add_linear,
     add_linear_reference,
@@ -38,6 +39,7 @@ class Backend:
     """One implementation of each kernel; the functions' own docstrings give shapes."""
 
     name: str
+    embed: Callable[[Tensor, Tensor], Tensor]
     decode_attention: Callable[..., None]
     decode_new_tokens: Callable[..., None]
     prefill_attention: Callable[..., None]
@@ -61,6 +63,7 @@ def torch_backend() -> Backend:
     """The references: any device, any dtype."""
     return Backend(
         name="torch",
+        embed=F.embedding,
         decode_attention=decode_attention_reference,
         decode_new_tokens=decode_new_tokens_reference,
         prefill_attention=prefill_attention_reference,
@@ -85,6 +88,7 @@ def triton_backend() -> Backend:
     """The Triton kernels: a CUDA device; fp32, fp16 and bf16, the KV cache in e4m3 too."""
     return Backend(
         name="triton",
+        embed=embed,
         decode_attention=decode_attention,
         decode_new_tokens=decode_new_tokens,
         prefill_attention=prefill_attention,

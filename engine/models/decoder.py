@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kv_cache import LayerCache
@@ -74,7 +73,7 @@ class Decoder:
 
     def forward(self, batch: ForwardBatch, cache: list[LayerCache]) -> Tensor:
         """Compute the batch's tokens over the layers' caches -> hidden [T, H], final norm applied."""
-        residual = F.embedding(batch.tokens, self.embedding)
+        residual = self.backend.embed(batch.tokens, self.embedding)
         layers = list(zip(self.layers, self.norms_after, cache, strict=True))
         if len(residual) <= self.most_fused:
             return self._few_tokens(residual, batch, layers)
