@@ -123,6 +123,7 @@ class AsyncEngine:
         self._turn_began = 0.0  # by the loop's clock, when there were any
         self._changed = asyncio.Event()
         self._last_step = time.monotonic()
+        self._unanswered = False  # whether a command was sent since; each is followed by a step
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._pump_task: asyncio.Task[None] | None = None
@@ -152,11 +153,8 @@ class AsyncEngine:
         request = Request(self._next_id, prompt, params, time.monotonic(), cache_salt)
         self.info.capacity.check(request)
         self._next_id += 1
-        stream = RequestStream(self, request)
-        if not self._streams:
-            self._last_step = time.monotonic()
-        self._streams[request.id] = stream
         self._send(request)
+        stream = self._streams[request.id] = RequestStream(self, request)
         return stream
 
     def drain(self) -> None:
@@ -165,8 +163,15 @@ class AsyncEngine:
             self._send(Drain())
 
     def seconds_since_progress(self) -> float:
-        """How long the engine has been without a step although it has work, in seconds."""
-        return time.monotonic() - self._last_step if self._streams else 0.0
+        """How long the engine has been without a step although it has work, in seconds.
+
+        What it has not been seen to obey is work, too: after a stall it has to hear of the aborts.
+        """
+        return time.monotonic() - self._last_step if self._has_work else 0.0
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._streams) or self._unanswered
 
     async def watch_progress(self) -> AsyncIterator[Progress]:
         """The newest start-up event, and those that follow, until the engine is ready or dead."""
@@ -218,6 +223,7 @@ class AsyncEngine:
         match frame:
             case StepFrame(outputs, stats):
                 self._last_step = time.monotonic()
+                self._unanswered = False
                 for output in outputs:
                     stream = self._streams.get(output.request_id)
                     if stream is not None:
@@ -243,6 +249,7 @@ class AsyncEngine:
             return
         self.state = "dead"
         self.error = error
+        self._unanswered = False
         self._end_streams("error", error)
         self._changed.set()
 
@@ -252,9 +259,10 @@ class AsyncEngine:
         self._streams.clear()
 
     def _abort(self, stream: RequestStream) -> None:
-        if self._streams.pop(stream.request_id, None) is not None:
-            stream._unfinished.clear()
+        if stream.request_id in self._streams:
             self._send(Abort(stream.request_id))
+            del self._streams[stream.request_id]
+            stream._unfinished.clear()
 
     def _tell_soon(self, stream: RequestStream) -> None:
         """When all frames that are there have been read: what has piled up is told as one."""
@@ -270,6 +278,9 @@ class AsyncEngine:
 
     def _send(self, command: Request | Abort | Drain) -> None:
         """Commands of one turn of the loop travel in one frame."""
+        if not self._has_work:
+            self._last_step = time.monotonic()
+        self._unanswered = True
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(command)

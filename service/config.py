@@ -22,7 +22,7 @@ class ServiceConfig:
     max_connections: int = 8192  # and no more than file descriptors allow
     max_receiving_bytes: int = 256 << 20  # of all bodies that are not whole yet
     shutdown_timeout: float = 30.0
-    stall_timeout: float = 10.0
+    stall_timeout: float = 10.0  # without a step; then requests end, and new ones are refused
     max_body_bytes: int = 8 << 20
     max_frame_bytes: int = 1 << 20  # of one WebSocket message
     max_prompt_bytes: int = 4 << 20  # of one prompt, UTF-8
@@ -47,10 +47,14 @@ class ServiceConfig:
             raise ValueError(f"--max-num-queued-reqs must be at least 1, got {self.max_num_queued_reqs}")
         if self.max_num_queued_tokens < 1:
             raise ValueError(f"--max-num-queued-tokens must be at least 1, got {self.max_num_queued_tokens}")
-        for name in ("shutdown_timeout", "stall_timeout"):
-            if not 0 <= getattr(self, name) <= 86400:
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} must be between 0 and 86400 seconds, got {getattr(self, name)}")
+        if not 0 <= self.shutdown_timeout <= 86400:
+            raise ValueError(
+                f"--shutdown-timeout must be between 0 and 86400 seconds, got {self.shutdown_timeout}"
+            )
+        if not 0 < self.stall_timeout <= 86400:
+            raise ValueError(
+                f"--stall-timeout must be above 0 and at most 86400 seconds, got {self.stall_timeout}"
+            )
         if any(not key or not key.isascii() for key in self.api_keys):
             raise ValueError("--api-key must be a non-empty ASCII string")
         if self.host not in LOOPBACK and not self.api_keys and not self.insecure:

@@ -145,7 +145,7 @@ def add_service_flags(parser: Parser) -> None:
         "--stall-timeout",
         type=float,
         default=10.0,
-        help="seconds without a step, with work to do, after which /health says 503",
+        help="seconds without a step, with work to do, after which requests end and are refused with 503",
     )
     flag(
         parser,

@@ -58,7 +58,7 @@ class Generation:
     """Feeds on the engine's outputs: `advance` (or `listen` and `take`) until `finished`; always `close`.
 
     Raises ApiError from the constructor if a prompt can never fit, and from `advance` if the engine
-    failed. Choice `i` is sample `i % n` of prompt `i // n`.
+    failed, or `fail` was called. Choice `i` is sample `i % n` of prompt `i // n`.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Generation:
         self._groups: dict[int, Group] = {}
         self._inbox: list[Output] = []
         self._listener: Callable[[], None] | None = None
+        self._failed: ApiError | None = None
         self._end_reason: FinishReason = "abort"  # of choices that are unfinished when it is closed
         self._arrived = asyncio.Event()
         self.backlog = 0  # bytes, about, that have come since its user last set this to 0
@@ -90,6 +91,7 @@ class Generation:
         except BaseException:
             self.close()
             raise
+        state.watchdog.generations.add(self)
 
     def _add(self, engine: Engine, prompt: Prompt, params: SamplingParams, cache_salt: str) -> None:
         try:
@@ -139,7 +141,7 @@ class Generation:
     def listen(self, listener: Callable[[], None]) -> None:
         """Instead of `advance`: `listener`, which must not raise, is called when there is what to `take`."""
         self._listener = listener
-        if self._inbox:
+        if self._inbox or self._failed is not None:
             listener()
 
     async def advance(self) -> list[Choice]:
@@ -167,11 +169,26 @@ class Generation:
     def take(self) -> list[Choice]:
         """Takes in the outputs that have come. Returns the choices that they were for."""
         self._arrived.clear()
+        if self._failed is not None:
+            raise self._failed
         outputs, self._inbox = self._inbox, []
         return self._take_in(outputs)
 
+    def fail(self, error: ApiError) -> None:
+        """What is unfinished is aborted, and whoever takes outputs gets `error`."""
+        if self.finished or self._failed is not None:
+            return
+        self._failed = error
+        self._end_reason = "error"
+        for group in self._groups.values():
+            group.stream.abort()
+        self._wake()
+
     def _arrive(self, outputs: list[Output]) -> None:
         self._inbox += outputs
+        self._wake()
+
+    def _wake(self) -> None:
         if self._listener is not None:
             self._listener()
         else:
@@ -254,6 +271,7 @@ class Generation:
 
     def close(self) -> None:
         """Aborts what is unfinished. Idempotent."""
+        self._state.watchdog.generations.discard(self)
         for group in self._groups.values():
             if group.unfinished:
                 group.stream.abort()

@@ -8,7 +8,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.connection import ClientGone, Connection
-from service.engine_client import Engine
 from service.errors import ApiError, not_ready
 from service.http import JsonResponse, error_response
 from service.replies import Health, Readiness
@@ -18,25 +17,17 @@ from service.state import ServerState
 async def health(state: ServerState, request: Request) -> Response:
     """Liveness: 503 tells a supervisor to restart us."""
     engine = state.engine
-    if engine is not None:
-        if engine.state == "dead":
-            raise ApiError(503, f"the engine died: {engine.error}", code="engine_dead")
-        _check_progress(state, engine)
+    if engine is not None and engine.state == "dead":
+        raise ApiError(503, f"the engine died: {engine.error}", code="engine_dead")
+    state.watchdog.check()
     return JsonResponse(Health())
 
 
 async def ready(state: ServerState, request: Request) -> Response:
-    """Whether requests would be served; while the engine is stalled they had better go elsewhere."""
-    engine, _, _ = state.serving()
-    _check_progress(state, engine)
+    """Whether requests would be served."""
+    state.serving()
     stats = state.metrics.stats
     return JsonResponse(Readiness(graphs_left=stats.graphs_left if stats is not None else 0))
-
-
-def _check_progress(state: ServerState, engine: Engine) -> None:
-    stalled = engine.seconds_since_progress()
-    if stalled > state.config.stall_timeout:
-        raise ApiError(503, f"the engine has made no step for {stalled:.1f} s", code="engine_stalled")
 
 
 async def metrics(state: ServerState, request: Request) -> Response:

@@ -21,7 +21,7 @@ _ANY = {
     431: "The path and the headers are too large",
 }
 _KEYED = {401: "No valid API key"}
-_NOT_READY = {503: "Loading, shutting down, or the engine is dead"}
+_NOT_READY = {503: "Loading, shutting down, or the engine is dead or stalled"}
 _BODY = {
     404: "No such model",
     408: "The body did not come in time",
@@ -35,7 +35,7 @@ _PICKED_UP = {
     409: "Another connection reads it now",
     410: "The events after Last-Event-ID are forgotten",
     500: "It failed before its first event",
-    503: "It ended with the server, before its first event",
+    503: "It ended before its first event, with the server or because the engine was stalled",
 }
 _RETRIED = (429, 503)
 

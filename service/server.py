@@ -39,6 +39,7 @@ class QuireServer(OrderlyServer):
     ) -> None:
         self._start_engine = start_engine
         self._load_tokenizer = load_tokenizer
+        self._watch: asyncio.Task[None] | None = None
         self.state = ServerState(config)
         super().__init__(create_app(self.state), config, self.state)
 
@@ -58,8 +59,10 @@ class QuireServer(OrderlyServer):
 
     async def _start(self) -> None:
         state = self.state
-        state.set_engine(await self._start_engine())
+        engine = await self._start_engine()
+        state.set_engine(engine)
         loop = asyncio.get_running_loop()
+        self._watch = loop.create_task(state.watchdog.watch(engine))  # to the end: a drain needs steps, too
         state.tokenizer = await loop.run_in_executor(state.pool, self._load_tokenizer)
         for late in ("service.exposition", "llguidance"):
             await loop.run_in_executor(state.pool, import_module, late)
@@ -69,6 +72,8 @@ class QuireServer(OrderlyServer):
             self.state.engine.drain()
 
     async def _close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
         try:
             if self.state.engine is not None:
                 await self.state.engine.stop()

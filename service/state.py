@@ -16,6 +16,7 @@ from service.interruption import Interruptible
 from service.metrics import Metrics
 from service.resumption.recordings import Recordings
 from service.waiting import WaitingLine
+from service.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from service.tokenizer import Tokenizer
@@ -40,6 +41,7 @@ class ServerState:
         self.recordings = Recordings(config, self.generations)
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.waiting = WaitingLine(config)
+        self.watchdog = Watchdog(config.stall_timeout)
         self.grammar_trials = GrammarTrials()
 
     def set_engine(self, engine: Engine) -> None:
@@ -67,6 +69,7 @@ class ServerState:
         info = None if engine is None or engine.state != "ready" else engine.info
         if engine is None or tokenizer is None or info is None:
             raise not_ready("the model is still loading; GET /startup tells how far", _LOADING_RETRY_SECONDS)
+        self.watchdog.check()
         self.metrics.engine_info = info
         return engine, tokenizer, info
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import random
 import signal
@@ -12,7 +13,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, StepStats
 from engine.core import EngineCore
 from engine.engine import AsyncEngine, EngineDeadError
 from engine.request import Output, Request, SamplingParams
@@ -313,6 +314,41 @@ def test_a_dead_engine_ends_every_stream_with_an_error(llama: tuple[Path, LlamaF
         assert engine.state == "dead" and "unexpectedly" in (engine.error or "")
         with pytest.raises(EngineDeadError, match="unexpectedly"):
             engine.add([5], SamplingParams())
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_stopped_engine_has_work_until_it_hears_of_the_aborts(llama: tuple[Path, LlamaForCausalLM]) -> None:
+    async def scenario() -> None:
+        engine = AsyncEngine(EngineConfig(model=str(llama[0]), num_gpu_blocks_override=64))
+        await engine.start()
+        async for _ in engine.watch_progress():
+            pass
+        stepped, idle = asyncio.Event(), asyncio.Event()
+
+        def notice(stats: StepStats) -> None:
+            stepped.set()
+            (idle.clear if stats.active_blocks else idle.set)()
+
+        engine.on_stats = notice
+        stream = engine.add([5, 6], SamplingParams(max_tokens=250, **GREEDY))
+        await stream.get()
+        assert engine._process is not None
+        engine._process.send_signal(signal.SIGSTOP)
+        with contextlib.suppress(TimeoutError):
+            while True:  # what it said before that
+                stepped.clear()
+                await asyncio.wait_for(stepped.wait(), 0.5)
+        stream.abort()
+        engine.add([7], SamplingParams(max_tokens=250, **GREEDY)).abort()
+        assert engine.seconds_since_progress() >= 0.5
+        engine._process.send_signal(signal.SIGCONT)
+        await idle.wait()
+        assert engine.seconds_since_progress() == 0
+        engine._last_step -= 3600
+        engine.drain()
+        assert engine.seconds_since_progress() < 3600
         await engine.stop()
 
     asyncio.run(scenario())

@@ -59,15 +59,6 @@ async def test_when_dead(service: Service) -> None:
         assert "segmentation fault" in reply.error["message"]
 
 
-async def test_when_stalled(service: Service) -> None:
-    for path in ("/health", "/ready"):
-        service.engine.stalled = 9.9
-        assert (await get(service.app, path)).status == 200
-        service.engine.stalled = 10.1
-        reply = await get(service.app, path)
-        assert (reply.status, reply.error["code"]) == (503, "engine_stalled")
-
-
 def progress(phase: Phase, done: int) -> Progress:
     return Progress(phase=phase, done=done, total=10, unit="B", seconds=0.5)
 

@@ -7,84 +7,27 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-
-import httpx
+from contextlib import AbstractContextManager
 
 from service.descriptors import RESERVED
+from tests.service.processes import SECONDS, Server, serving
 
-ROOT = Path(__file__).parents[2]
 STREAMS = 16
-SECONDS = 60
 
 
-@dataclass
-class Server:
-    """`loadtest.modelless`: all of the API process, and an engine process without a model."""
-
-    process: subprocess.Popen[bytes]
-    port: int
-
-    @property
-    def engine(self) -> int:
-        """The engine's process id."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        (engine,) = map(int, children)
-        return engine
-
-    def status(self, path: str) -> int:
-        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=SECONDS).status_code
-
-    def wait(self, path: str, status: int) -> None:
-        until = time.monotonic() + SECONDS
-        while self.status(path) != status:
-            assert time.monotonic() < until, f"{path} never became {status}"
-            time.sleep(0.02)
-
-    def stream(self, tokens: int) -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS)
-        body = json.dumps({"prompt": "a", "max_tokens": tokens, "stream": True}).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        connection.sendall(head + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-        return connection
-
-
-@contextlib.contextmanager
-def modelless(*flags: str, descriptors: int | None = None) -> Iterator[Server]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "loadtest.modelless", "--port", str(port), *flags]
-    if descriptors is not None:
-        limits = f'ulimit -Sn {descriptors}; ulimit -Hn {descriptors}; exec "$@"'
-        command = ["bash", "-c", limits, "-", *command]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
-    server = Server(process, port)
-    try:
-        until = time.monotonic() + SECONDS
-        while True:
-            assert process.poll() is None and time.monotonic() < until
-            with contextlib.suppress(httpx.TransportError):
-                if server.status("/ready") == 200:
-                    break
-            time.sleep(0.05)
-        yield server
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # both have ended
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def modelless(*flags: str, descriptors: int | None = None) -> AbstractContextManager[Server]:
+    """All of the API process, and an engine process without a model."""
+    return serving("loadtest.modelless", *flags, descriptors=descriptors)
 
 
 @contextlib.contextmanager
 def streaming(server: Server, tokens: int) -> Iterator[list[socket.socket]]:
     """So many streams, each of which has had its first token."""
     with contextlib.ExitStack() as stack:
-        running = [stack.enter_context(server.stream(tokens)) for _ in range(STREAMS)]
+        body = json.dumps({"prompt": "a", "max_tokens": tokens, "stream": True}).encode()
+        running = [stack.enter_context(server.post("/v1/completions", body)) for _ in range(STREAMS)]
         for connection in running:
             assert connection.recv(1, socket.MSG_PEEK)
         yield running
@@ -114,16 +57,17 @@ def test_engine_that_is_killed() -> None:
 
 
 def test_engine_that_sticks() -> None:
-    """/health says it while it lasts; nothing is lost when it goes on."""
-    with modelless("--step-ms", "20", "--stall-timeout", "0.5") as server:
-        with streaming(server, 40) as running:
-            engine = server.engine
-            os.kill(engine, signal.SIGSTOP)
-            server.wait("/health", 503)
-            os.kill(engine, signal.SIGCONT)
-            server.wait("/health", 200)
-            assert terminal_events(running) == ["[DONE]"] * STREAMS
-        assert server.status("/health") == 200  # idle is no stall
+    """Every stream ends with an error event; when it goes on, so does the server."""
+    with modelless("--step-ms", "20", "--stall-timeout", "1") as server:
+        with streaming(server, 100_000) as running:
+            os.kill(server.engine, signal.SIGSTOP)
+            for event in terminal_events(running):
+                assert json.loads(event)["error"]["code"] == "engine_stalled"
+        for path in ("/health", "/ready"):
+            assert server.status(path) == 503
+        os.kill(server.engine, signal.SIGCONT)
+        for path in ("/health", "/ready"):
+            server.wait(path, 200)
         drains_when_it_is_told_to(server)
 
 
@@ -132,6 +76,27 @@ def drains_when_it_is_told_to(server: Server) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert terminal_events(running) == ["[DONE]"] * STREAMS
     assert server.process.wait(SECONDS) == 0
+
+
+def test_signal_while_the_engine_sticks() -> None:
+    """There is nothing to wait for."""
+    with (
+        modelless("--step-ms", "20", "--stall-timeout", "1") as server,
+        streaming(server, 100_000) as running,
+    ):
+        os.kill(server.engine, signal.SIGSTOP)
+        terminal_events(running)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(SECONDS) == 0
+
+
+def test_server_that_was_stopped_as_a_whole() -> None:
+    """As a shell stops a job or a container is paused: nothing is lost, whatever time went by."""
+    with modelless("--step-ms", "20", "--stall-timeout", "2") as server, streaming(server, 100) as running:
+        os.killpg(server.process.pid, signal.SIGSTOP)
+        time.sleep(3)
+        os.killpg(server.process.pid, signal.SIGCONT)
+        assert terminal_events(running) == ["[DONE]"] * STREAMS
 
 
 def test_second_signal_ends_streams_at_once() -> None:

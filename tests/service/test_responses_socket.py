@@ -530,6 +530,9 @@ class Life:
                 self.draining = self.state.draining = True
                 for stream in list(self.state.streams):
                     stream.interrupt(not_ready("the server is shutting down"))
+            case ("stick", seconds):
+                self.engine.stalled = seconds
+                self.state.watchdog.look(self.engine)
             case ("die",):
                 self.engine.die("gone")
             case ("close",):
@@ -577,6 +580,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("step"), st.integers(1, 3)),
     st.tuples(st.just("wait"), st.integers(1, 12)),
     st.tuples(st.sampled_from(["stall", "read", "interrupt"])),
+    st.tuples(st.just("stick"), st.sampled_from([0.0, 11.0])),
 )
 ENDINGS = st.sampled_from([None, ("close",), ("drain",), ("die",)])
 

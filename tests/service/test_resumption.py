@@ -37,7 +37,9 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": "hello", "max_output_tokens": 9}),
 ]
 PATH, BODY = REQUESTS[0]
-ENDS = re.compile(rb'\[DONE\]|"type":"response\.(incomplete|failed)"|CUDA error|shutting down|taken_over')
+ENDS = re.compile(
+    rb'\[DONE\]|"type":"response\.(incomplete|failed)"|CUDA error|shutting down|taken_over|engine_stalled'
+)
 
 
 def begin(service: Service, path: str = PATH, stream_id: str = "s", **body: Any) -> Exchange:
@@ -149,7 +151,10 @@ ACTIONS = st.lists(
 
 @settings(max_examples=70, deadline=None)
 @given(
-    st.sampled_from([REQUESTS[0], REQUESTS[3]]), ACTIONS, st.sampled_from(["", "die", "interrupt"]), ACTIONS
+    st.sampled_from([REQUESTS[0], REQUESTS[3]]),
+    ACTIONS,
+    st.sampled_from(["", "die", "interrupt", "stick"]),
+    ACTIONS,
 )
 def test_a_stream_ends_once_for_whoever_reads_it(
     tokenizer: Tokenizer,
@@ -178,6 +183,9 @@ def test_a_stream_ends_once_for_whoever_reads_it(
                 readers.append(resume(service, str(last) if known else None))
             elif action == "die":
                 service.engine.die("CUDA error")
+            elif action == "stick":
+                service.engine.stalled = 11.0
+                service.state.watchdog.look(service.engine)
             elif action == "interrupt":
                 for each in list(service.state.generations):
                     each.interrupt(not_ready("the server is shutting down"))
