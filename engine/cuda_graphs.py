@@ -40,8 +40,9 @@ def sharing_sizes(max_batch: int) -> list[int]:
 
 
 def mixed_sizes(max_tokens: int) -> list[int]:
-    """Token counts of mixed steps worth a graph."""
-    return [size for size in MIXED_SIZES if size <= max_tokens]
+    """Token counts of mixed steps worth a graph, a full step's among them if it is worth one."""
+    most = min(max_tokens, MAX_MIXED_TOKENS)
+    return [*(size for size in MIXED_SIZES if size < most), most]
 
 
 class Size:

@@ -30,6 +30,15 @@ NEW_WARPS = 4
 HEADROOM = tl.constexpr(12)  # log2 of how far a prefix may outweigh a key that fp16 holds in full
 
 
+@triton.jit
+def _end_after_the_kernel_ahead() -> None:
+    """Have the grid end no sooner, by its last program: others would keep their places from those to come."""
+    ends = tl.program_id(0) == tl.num_programs(0) - 1
+    ends &= tl.program_id(1) == tl.num_programs(1) - 1
+    if ends & (tl.program_id(2) == tl.num_programs(2) - 1):
+        gdc_wait()
+
+
 @triton.jit(do_not_specialize=["window"])
 def _decode_kernel(
     out: tl.tensor,
@@ -74,7 +83,7 @@ def _decode_kernel(
 
     NEW: heads come as the projection gave them; the last split sees to the newest token's K and V, which the
     cache does not hold yet, and of what it does hold a split's first tile is read while that projection runs.
-    BESIDE: the kernel ahead is none of ours, and need not have ended before this one has.
+    BESIDE: nothing waits for the kernel ahead but the end of this one.
     """
     kv_head = tl.program_id(0)
     index = tl.load(order + tl.program_id(1))
@@ -108,10 +117,10 @@ def _decode_kernel(
     if DEPENDENT:
         gdc_launch_dependents()
         if not BESIDE:
-            gdc_wait()  # q, K and V are the kernels' just before; what was read so far is older
+            gdc_wait()  # for q, K and V; what was read so far was there before those kernels began
     if split >= splits:  # 0 where the context is empty
         if BESIDE:
-            gdc_wait()
+            _end_after_the_kernel_ahead()
         return
 
     lane = tl.arange(0, BLOCK_M)
@@ -209,7 +218,7 @@ def _decode_kernel(
         tl.store(partials + partial[:, None] * HEAD_DIM + dim[None, :], acc, mask=q_mask)
         tl.store(lse + partial, peak + tl.log2(total), mask=lane < GROUP)
     if BESIDE:
-        gdc_wait()  # who comes after both waits for this one alone
+        _end_after_the_kernel_ahead()
 
 
 def decode_attention(
@@ -234,19 +243,20 @@ def decode_attention(
     q [T, Hq, D]: its first B tokens are the rows' queries, at position context_len − 1 each. kv
     [blocks, 2, Hkv, block_size, D], block_tables [*, max_blocks] i32 indexed by rows [B] i32, context_lens
     [B] i32: a row without context writes nothing. order [B] i32 is a permutation of 0 … B − 1, best by
-    falling context length: a long row that starts last keeps the device waiting. These four must be older
-    than the kernel just before this one, which may still run when they are read. `window` limits attention
-    to that many newest keys, 0 means all. Grid and launches depend on shapes only, so CUDA graphs may capture
+    falling context length: a long row that starts last keeps the device waiting. These four are read before
+    kernels ahead have ended: they must be complete when the kernel just ahead begins. `window` limits
+    attention to that many newest keys, 0 means all. Grid and launches depend on shapes only, so CUDA graphs may capture
     it. `max_splits` overrides `plan_splits`. What the rows `shared` with others is read once for all of them
-    (older as well; no use with a window). kv_scales [blocks, Hkv, block_size, 2] are those of an fp8 kv, and
+    (read as early; no use with a window). kv_scales [blocks, Hkv, block_size, 2] are those of an fp8 kv, and
     with them q must fit fp16 (see `kernels.fp8`).
 
     With `new`, a token's query heads are followed by its Hkv heads of k and of v, all as the projection gave
-    them: they are normalised and rotated here, and K and V written to the cache. What that held must be older
-    than the kernel just before, too. Not together with `shared` or kv_scales.
+    them: they are normalised and rotated here, and K and V written to the cache. What that held is read as
+    early, too. Not together with `shared` or kv_scales.
 
-    With `beside`, all that is read must be older than the kernel just before, which must not write to `out`'s
-    first B tokens, as prefill attention of the same step does not: the two run side by side.
+    With `beside`, the kernel just ahead must be one that began only when all before it had ended (no
+    dependent launch), and must leave q, K, V and `out`'s first B tokens alone, as prefill attention of the
+    same step: the two run side by side. Not together with `shared` or `new`.
     """
     check_attention_inputs(q, out, kv)
     check_kv_scales(kv, kv_scales)
@@ -255,6 +265,8 @@ def decode_attention(
     batch = rows.shape[0]
     if new is not None and (shared is not None or kv_scales is not None):
         raise ValueError("new heads are for a cache without scales and rows that share no prefixes")
+    if beside and (shared is not None or new is not None):
+        raise ValueError("beside a prefill, rows share no prefixes, and the cache has their newest tokens")
     if new is not None and len(q) > 1 and q.stride(0) < (num_q_heads + 2 * num_kv_heads) * head_dim:
         raise ValueError(
             f"new heads need k and v beside q: a token of {num_q_heads} + 2 · {num_kv_heads} heads, but the "

@@ -14,7 +14,9 @@ BLOCK = 1024  # columns of a program
 
 
 def embed(tokens: Tensor, table: Tensor) -> Tensor:
-    """tokens [T] i32, table [V, H] -> [T, H]. Ids outside of the table are undefined behaviour."""
+    """tokens [T] i32, each below V, and table [V, H], contiguous -> [T, H]."""
+    if not table.is_contiguous():
+        raise ValueError(f"the embedding matrix must be contiguous, its strides are {table.stride()}")
     columns = table.shape[1]
     out = torch.empty(len(tokens), columns, dtype=table.dtype, device=table.device)
     if len(tokens):

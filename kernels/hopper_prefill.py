@@ -230,7 +230,9 @@ def _kernel(
 ) -> None:  # fmt: skip
     """CONSUMERS * ROWS // GROUP consecutive queries of one sequence, for all query heads of one kv head."""
     BLOCK_Q: gl.constexpr = CONSUMERS * ROWS // GROUP
-    gdc_launch_dependents()  # decode attention may run beside the last programs
+    # Decode attention may run beside the last programs: it relies on this kernel having begun only when all
+    # before it had ended, so do not launch this one dependently.
+    gdc_launch_dependents()
     # A sequence's later tiles see more keys: start the heavy ones first.
     sequence, query_tile = _find_sequence(
         query_starts, num_sequences, gl.num_programs(1) - 1 - gl.program_id(1), BLOCK_Q

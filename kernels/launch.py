@@ -17,8 +17,11 @@ def _has_dependent_launch(device: torch.device) -> bool:
 def dependent_launch(device: torch.device) -> dict[str, bool]:
     """Launch options of a kernel that takes DEPENDENT: let it begin before the kernel ahead has ended.
 
-    (Programmatic dependent launch.) If DEPENDENT, it must call `gdc_wait` before it reads what another
-    kernel wrote or writes anything at all.
+    (Programmatic dependent launch.) If DEPENDENT, it says by `gdc_launch_dependents` when the next kernel may
+    begin, mostly at once, and by `gdc_wait` waits until all kernels ahead have ended. It must do so before it
+    reads or overwrites anything that they may still use: that the kernel just ahead leaves it alone is not
+    enough, since the one before that may still run. And of each grid at least one program must wait before it
+    exits: who waits for this grid relies on all before it having ended, too.
     """
     if _has_dependent_launch(device):
         return {"DEPENDENT": True, "launch_pdl": True}

@@ -21,6 +21,10 @@ class NewHeads:
     k_norm: Tensor | None
     eps: float
 
+    def __post_init__(self) -> None:
+        if (self.q_norm is None) != (self.k_norm is None):
+            raise ValueError("q_norm and k_norm must be given together, got only one")
+
 
 @triton.jit
 def other_half(dim: tl.tensor, HEAD_DIM: tl.constexpr) -> tl.tensor:

@@ -35,8 +35,8 @@ def qkv_to_cache(
     qkv [T, (Hq + 2 Hkv) D], rows may be strided; positions [T]; slots [T], -1 writes nothing;
     kv [blocks, 2, Hkv, block_size, D], strided; rope [max_pos, D] fp32, cosines then sines, or None for
     models without; q_norm and k_norm [D], or both None; kv_scales [blocks, Hkv, block_size, 2] of an fp8 kv,
-    which are written too (see `kernels.fp8`). Raises ValueError if the shapes do not fit. All but qkv must
-    be older than the kernel just before this one, which may still run when they are read.
+    which are written too (see `kernels.fp8`). Raises ValueError if the shapes do not fit. All but qkv is read
+    before kernels ahead have ended: it must be complete when the kernel just ahead begins.
     """
     check_kv_scales(kv, kv_scales)
     _, _, kv_heads, block_size, head_dim = kv.shape
@@ -159,7 +159,7 @@ def _qkv_to_cache_kernel(
         sin = tl.load(angle + HALF, in_head, other=0.0)
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()  # qkv is the kernel's just before; what was read so far is older
+        gdc_wait()  # qkv is the kernel's just ahead; what was read so far was there before that one began
 
     source = qkv_ptr + token * qkv_stride + head * (2 * HALF) + column
     first = tl.load(source, inside, other=0.0)

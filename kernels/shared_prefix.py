@@ -175,7 +175,7 @@ def _prefix_kernel(
     member = tl.load(members + bundle * ROWS + lane // GROUP, mask=lane < ROWS * GROUP, other=-1)
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()  # q, K and V are the kernels' just before; what was read so far is older
+        gdc_wait()  # for q, K and V; what was read so far was there before those kernels began
     if begin >= shared_len:
         return
 
@@ -219,8 +219,8 @@ def prefix_attention(
     """Attention of the bundles' rows to their prefixes, as partial results in the workspace.
 
     q [T, Hq, D]: its first B tokens are the rows' queries; kv [blocks, 2, Hkv, block_size, D], block_tables
-    [*, max_blocks] i32 indexed by rows [B] i32. Tables, rows and `shared` must be older than the kernel just
-    before this one, which may still run when they are read. kv_scales are those of an fp8 kv.
+    [*, max_blocks] i32 indexed by rows [B] i32. Tables, rows and `shared` are read before kernels ahead have
+    ended: they must be complete when the kernel just ahead begins. kv_scales are those of an fp8 kv.
     """
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = kv.shape[2:4]

@@ -27,6 +27,7 @@ def token_places(
     count = rows.shape[0]
     tokens, places = (torch.empty(count, dtype=torch.int32, device=rows.device) for _ in range(2))
     slots = torch.empty(count, dtype=torch.int64, device=rows.device)
+    # Not launched dependently: the kernels of the layers read its results before kernels ahead have ended.
     _token_places_kernel[(triton.cdiv(count, BLOCK),)](
         given, rows, positions, last_tokens, block_tables, tokens, places, slots,
         count, block_tables.stride(0), block_size, BLOCK, num_warps=4,

@@ -27,7 +27,7 @@ from transformers import LlamaForCausalLM
 from engine import core as core_module
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.cuda_graphs import Captures, Graphs, Record, Results, Run
+from engine.cuda_graphs import MAX_MIXED_TOKENS, Captures, Graphs, Record, Results, Run, mixed_sizes
 from engine.plan import Int32, StepPlan
 from engine.process import CommandFrame, FrameReader, StepFrame, _serve, encode_frame
 from engine.request import Output, Request, SamplingParams
@@ -337,3 +337,9 @@ def test_an_engine_goes_on_when_there_is_no_memory_for_graphs(
     (warning,) = caplog.records
     assert warning.levelno == logging.WARNING and "out of memory" in warning.message
     assert answers(core, asked) == before
+
+
+@pytest.mark.parametrize("max_tokens", [1, 16, 100, 512, 2048, 8448])
+def test_a_full_step_has_a_size_of_its_own_if_it_is_worth_a_graph(max_tokens: int) -> None:
+    sizes = mixed_sizes(max_tokens)
+    assert sizes == sorted(set(sizes)) and sizes[-1] == min(max_tokens, MAX_MIXED_TOKENS)

@@ -1,4 +1,4 @@
-"""The attention kernels as served compile for sm_90, GPU or not, and fit its registers and shared memory.
+"""The kernels as served compile for sm_90, GPU or not, fit its registers and shared memory, and wait in time.
 
 Compiling needs the kernels outside the interpreter, so it has a process of its own: this file as a script.
 """
@@ -10,6 +10,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 SHARED_MEMORY_LIMIT = 227 * 1024  # bytes a program can have
 # Bytes a thread. Prefill is held to 128 registers so that two programs share a multiprocessor: what that
@@ -36,7 +39,13 @@ SPILLS_LIMIT = {
     "qkv_to_cache_fp8": 0,
     "gemv_add": 0,
     "gemv_gate_up": 0,
+    "embed": 0,
+    "merge": 0,
+    "thresholds": 0,
+    "chunk_argmax": 0,
+    "argmax": 0,
 }
+WRITES_EARLY = {"decode_beside"}  # what no kernel ahead touches; all others wait before they write
 
 
 def compile_variants() -> dict[str, dict[str, int]]:
@@ -46,7 +55,7 @@ def compile_variants() -> dict[str, dict[str, int]]:
     from triton.compiler import ASTSource
 
     from kernels import decode_attention as decode
-    from kernels import gemv, qkv_cache
+    from kernels import decode_splits, embedding, gemv, qkv_cache, sampling, thresholds
     from kernels import prefill_attention as prefill
     from kernels import shared_prefix as prefix
 
@@ -115,6 +124,18 @@ def compile_variants() -> dict[str, dict[str, int]]:
         "gemv_add": (gemv._gemv_kernel, linear, {"num_warps": 4}),
         "gemv_gate_up": (gemv._gemv_kernel, gate_up, {"num_warps": 8}),
     }
+    merge = {"HEAD_DIM": 128, "DIM": 128, "TILE": 64, "SPLITS": 64}
+    argmax = {"CHUNKS": 63, "CHUNKS_PADDED": 64}
+    vocabulary = {"VOCABULARY": 128256}
+    chunk_argmax = vocabulary | {"CHUNK": sampling.CHUNK, "ON_GPU": True}
+    threshold = vocabulary | {"MIN_TEMPERATURE": thresholds.MIN_TEMPERATURE, "BLOCK": thresholds.BLOCK}
+    variants |= {
+        "embed": (embedding._embed_kernel, dependent | {"COLUMNS": 4096, "BLOCK": 1024}, {"num_warps": 4}),
+        "merge": (decode_splits._merge_kernel, dependent | merge, {"num_warps": 4}),
+        "thresholds": (thresholds._threshold_kernel, dependent | threshold, {"num_warps": 32}),
+        "chunk_argmax": (sampling._chunk_argmax_kernel, dependent | chunk_argmax, {"num_warps": 4}),
+        "argmax": (sampling._argmax_kernel, dependent | argmax, {"num_warps": 4}),
+    }
     pointers = {"q": "*bf16", "out": "*bf16", "partials": "*fp32", "lse": "*fp32"}
     pointers |= dict.fromkeys(("x", "weight", "norm"), "*bf16")
     pointers |= dict.fromkeys(
@@ -123,6 +144,10 @@ def compile_variants() -> dict[str, dict[str, int]]:
     pointers |= dict.fromkeys(("members", "lens", "shared_lens"), "*i32")
     pointers |= dict.fromkeys(("prefix_partials", "prefix_lse"), "*fp32")
     pointers |= {"kv_scales": "*i32", "kv_scales_ptr": "*fp16", "rope_ptr": "*fp32", "slots_ptr": "*i64"}
+    pointers |= dict.fromkeys(("tokens", "rows_ptr", "top_k_ptr", "index_ptr", "best_tokens_ptr"), "*i32")
+    pointers |= dict.fromkeys(("tokens_ptr", "last_tokens_ptr"), "*i32")
+    pointers |= dict.fromkeys(("temperature_ptr", "top_p_ptr", "min_p_ptr", "thresholds_ptr"), "*fp32")
+    pointers |= {"table": "*bf16", "logits_ptr": "*bf16", "seed_ptr": "*i64", "best_ptr": "*fp32"}
     pointers |= {"rope": "*fp32", "q_norm": "*bf16", "k_norm": "*bf16"}
     pointers |= {"qkv_ptr": "*bf16", "q_norm_ptr": "*bf16", "k_norm_ptr": "*bf16", "positions_ptr": "*i32"}
     found = {}
@@ -146,7 +171,7 @@ def compile_variants() -> dict[str, dict[str, int]]:
             target=GPUTarget("cuda", 90, 32),
             options=options,
         )
-        found[name] = {"shared": compiled.metadata.shared, "spills": spilled_bytes(compiled.asm["ptx"])}
+        found[name] = described(compiled)
     return found
 
 
@@ -178,8 +203,7 @@ def compile_hopper_variants() -> dict[str, dict[str, int]]:
         values = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
         source = GluonASTSource(kernel, signature, values)
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-        spills = spilled_bytes(compiled.asm["ptx"])
-        found[f"hopper_prefill_{name}"] = {"shared": compiled.metadata.shared, "spills": spills}
+        found[f"hopper_prefill_{name}"] = described(compiled)
     return found
 
 
@@ -216,9 +240,25 @@ def compile_few_tokens_variants() -> dict[str, dict[str, int]]:
         }
         source = GluonASTSource(kernel, signature, values, aligned)
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
-        spills = spilled_bytes(compiled.asm["ptx"])
-        found[f"few_tokens_{name}"] = {"shared": compiled.metadata.shared, "spills": spills}
+        found[f"few_tokens_{name}"] = described(compiled)
     return found
+
+
+def described(compiled: Any) -> dict[str, int]:
+    """Places in the PTX are lines, and -1 stands for never."""
+    ptx = compiled.asm["ptx"]
+    lines = ptx.splitlines()
+
+    def first(instruction: str) -> int:
+        return next((i for i, line in enumerate(lines) if instruction in line), -1)
+
+    return {
+        "shared": compiled.metadata.shared,
+        "spills": spilled_bytes(ptx),
+        "waits": first("griddepcontrol.wait"),
+        "lets_go": first("griddepcontrol.launch_dependents"),
+        "writes": first("st.global"),
+    }
 
 
 def spilled_bytes(ptx: str) -> int:
@@ -237,7 +277,8 @@ def spilled_bytes(ptx: str) -> int:
     return sum(int(count) for count in re.findall(r"(\d+) bytes spill stores", report.stderr))
 
 
-def test_serving_variants_fit() -> None:
+@pytest.fixture(scope="module")
+def found() -> dict[str, dict[str, int]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     root = Path(__file__).parents[2]
     script = subprocess.run(
@@ -247,11 +288,30 @@ def test_serving_variants_fit() -> None:
         cwd=root,
         env=environment | {"PYTHONPATH": str(root)},
     )
-    found = json.loads(script.stdout)
+    variants: dict[str, dict[str, int]] = json.loads(script.stdout)
+    return variants
+
+
+def test_serving_variants_fit(found: dict[str, dict[str, int]]) -> None:
     assert found.keys() == SPILLS_LIMIT.keys()
     for name, variant in found.items():
         assert variant["spills"] <= SPILLS_LIMIT[name], name
         assert variant["shared"] <= SHARED_MEMORY_LIMIT, name
+
+
+def test_kernels_wait_before_they_write(found: dict[str, dict[str, int]]) -> None:
+    """Those that are launched dependently, and prefill, which is not and need not."""
+    for name, variant in found.items():
+        launched_dependently = "prefill" not in name
+        assert (variant["waits"] >= 0) == launched_dependently, name
+        assert (0 <= variant["writes"] < variant["waits"]) == (name in WRITES_EARLY), name
+
+
+def test_the_first_layer_begins_when_what_is_known_of_tokens_is_there(
+    found: dict[str, dict[str, int]],
+) -> None:
+    embed = found["embed"]
+    assert 0 <= embed["waits"] < embed["lets_go"]
 
 
 if __name__ == "__main__":

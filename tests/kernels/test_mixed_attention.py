@@ -6,10 +6,12 @@ from paged import TOLERANCE, attend_exactly, fused_queries, make_paged
 
 from kernels.decode_attention import decode_attention
 from kernels.decode_splits import DecodeWorkspace
+from kernels.new_heads import NewHeads
 from kernels.prefill_attention import prefill_attention
 
 DECODES = [1, 70, 33, 0, 129, 64]  # contexts; 0 pads
-CHUNKS = [(5, 5), (40, 75), (1, 17), (0, 0)]  # queries and contexts
+# Queries and contexts. On a GPU the last chunk takes far longer than all decodes.
+CHUNKS = [(5, 5), (40, 75), (1, 17), (0, 0), (64, 30_000 if torch.cuda.is_available() else 90)]
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 128), (4, 2, 64), (3, 3, 80)])
@@ -27,7 +29,7 @@ def test_decodes_beside_chunks(heads, kv_heads, head_dim, dtype, device):
     out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
     prefill_attention(
         q, out, paged.kv, paged.block_tables, paged.rows[decodes:], starts.int().to(device),
-        paged.context_lens[decodes:], 40, scale, 0,
+        paged.context_lens[decodes:], 64, scale, 0,
     )  # fmt: skip
     decode_attention(
         q, out, paged.kv, paged.block_tables, paged.rows[:decodes], paged.context_lens[:decodes], order,
@@ -37,6 +39,19 @@ def test_decodes_beside_chunks(heads, kv_heads, head_dim, dtype, device):
     for x, part, keys, values in zip(
         q.split(queries), got.split(queries), paged.keys, paged.values, strict=True
     ):
-        if len(x) and len(keys):
+        exact = torch.full(x.shape, torch.nan).double()  # what is left where a decode has no context
+        if len(keys):
             exact = attend_exactly(x.cpu(), keys, values, scale, 0)
-            torch.testing.assert_close(part.cpu().double(), exact, atol=TOLERANCE[dtype], rtol=0)
+        torch.testing.assert_close(part.cpu().double(), exact, atol=TOLERANCE[dtype], rtol=0, equal_nan=True)
+
+
+def test_beside_is_for_plain_decodes_only(device):
+    paged = make_paged([5], 1, 64, 16, torch.float32, device)
+    q = fused_queries(1, 2, 64, torch.float32).to(device)
+    workspace = DecodeWorkspace.allocate(1, 2, 64, device)
+    lists = (paged.block_tables, paged.rows, paged.context_lens, paged.rows)
+    with pytest.raises(ValueError, match="beside a prefill"):
+        decode_attention(
+            q, torch.empty_like(q), paged.kv, *lists, 0.1, 0, workspace,
+            new=NewHeads(None, None, None, 0.0), beside=True,
+        )  # fmt: skip
