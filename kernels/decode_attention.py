@@ -245,10 +245,10 @@ def decode_attention(
     [B] i32: a row without context writes nothing. order [B] i32 is a permutation of 0 … B − 1, best by
     falling context length: a long row that starts last keeps the device waiting. These four are read before
     kernels ahead have ended: they must be complete when the kernel just ahead begins. `window` limits
-    attention to that many newest keys, 0 means all. Grid and launches depend on shapes only, so CUDA graphs may capture
-    it. `max_splits` overrides `plan_splits`. What the rows `shared` with others is read once for all of them
-    (read as early; no use with a window). kv_scales [blocks, Hkv, block_size, 2] are those of an fp8 kv, and
-    with them q must fit fp16 (see `kernels.fp8`).
+    attention to that many newest keys, 0 means all. Grid and launches depend on shapes only, so CUDA graphs
+    may capture it. `max_splits` overrides `plan_splits`. What the rows `shared` with others is read once for
+    all of them (read as early; no use with a window). kv_scales [blocks, Hkv, block_size, 2] are those of an
+    fp8 kv, and with them q must fit fp16 (see `kernels.fp8`).
 
     With `new`, a token's query heads are followed by its Hkv heads of k and of v, all as the projection gave
     them: they are normalised and rotated here, and K and V written to the cache. What that held is read as
