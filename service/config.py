@@ -22,7 +22,8 @@ class ServiceConfig:
     max_connections: int = 8192  # and no more than file descriptors allow
     max_receiving_bytes: int = 256 << 20  # of all bodies that are not whole yet
     shutdown_timeout: float = 30.0
-    stall_timeout: float = 10.0  # without a step; then requests end, and new ones are refused
+    # Seconds without a step, after which requests end and new ones are refused; None: by the device.
+    stall_timeout: float | None = None
     max_body_bytes: int = 8 << 20
     max_frame_bytes: int = 1 << 20  # of one WebSocket message
     max_prompt_bytes: int = 4 << 20  # of one prompt, UTF-8
@@ -51,7 +52,7 @@ class ServiceConfig:
             raise ValueError(
                 f"--shutdown-timeout must be between 0 and 86400 seconds, got {self.shutdown_timeout}"
             )
-        if not 0 < self.stall_timeout <= 86400:
+        if self.stall_timeout is not None and not 0 < self.stall_timeout <= 86400:
             raise ValueError(
                 f"--stall-timeout must be above 0 and at most 86400 seconds, got {self.stall_timeout}"
             )

@@ -144,8 +144,8 @@ def add_service_flags(parser: Parser) -> None:
         parser,
         "--stall-timeout",
         type=float,
-        default=10.0,
-        help="seconds without a step, with work to do, after which requests end and are refused with 503",
+        help="seconds without a step, with work to do, after which requests end and are refused with 503; if "
+        "left out 10, and 60 on a CPU",
     )
     flag(
         parser,

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from service.errors import ApiError
 from service.tokenizer import Tokenizer
-from service.watchdog import Watchdog
+from service.watchdog import DEFAULT_TIMEOUT, DEFAULT_TIMEOUT_ON_CPU, Watchdog
 from tests.service.asgi import get, post
 from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.anyio
 async def manual(make_service: Callable[..., Service]) -> Service:
     """Nothing moves until the test says so, and no time passes for its watchdog."""
     service = make_service(auto=False)
-    service.state.watchdog = Watchdog(service.state.config.stall_timeout, lambda: 0.0)
+    service.state.watchdog = Watchdog(10.0, lambda: 0.0)
     return service
 
 
@@ -138,6 +139,16 @@ async def test_a_request_that_gets_in_all_the_same_ends(manual: Service) -> None
     assert (reply.status, reply.error["code"]) == (503, "engine_stalled")
 
 
+@pytest.mark.parametrize(("device", "most"), [("cpu", DEFAULT_TIMEOUT_ON_CPU), ("GPU", DEFAULT_TIMEOUT)])
+def test_by_itself_it_waits_longer_for_a_cpu(tokenizer: Tokenizer, device: str, most: float) -> None:
+    engine = FakeEngine(structs.replace(make_info(tokenizer), device=device)).become_ready()
+    watchdog = Watchdog(None, lambda: 0.0)
+    for seconds, stalled in ((most, False), (most + 0.1, True), (0.0, False)):
+        engine.stalled = seconds
+        watchdog.look(engine)
+        assert is_stalled(watchdog) == stalled
+
+
 @given(st.lists(st.tuples(st.sampled_from([0.1, 0.5, 4.0, 30.0]), st.booleans()), max_size=40))
 def test_time_in_which_nobody_looked_does_not_count(
     tokenizer: Tokenizer, looks: list[tuple[float, bool]]
@@ -167,7 +178,7 @@ def test_while_it_drains(make_live: Callable[..., Live]) -> None:
         until(client, "response.created")
         live.server.stop_soon()
         live.wait(lambda: live.server.state.draining)
-        live.engine.stalled = 11.0
+        live.engine.stalled = DEFAULT_TIMEOUT_ON_CPU + 1
         assert "--stall-timeout" in until(client, "response.failed")[-1]["response"]["error"]["message"]
     live.thread.join(20)
     assert live.end() == 0
