@@ -20,6 +20,7 @@ from service.responses.conversations import Conversations
 from service.responses.protocol import ResponseCreate
 from service.state import ServerState
 from service.tokenizer import Tokenizer
+from service.watchdog import DEFAULT_TIMEOUT_ON_CPU
 from tests.service.asgi import post
 from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service
@@ -580,7 +581,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("step"), st.integers(1, 3)),
     st.tuples(st.just("wait"), st.integers(1, 12)),
     st.tuples(st.sampled_from(["stall", "read", "interrupt"])),
-    st.tuples(st.just("stick"), st.sampled_from([0.0, 11.0])),
+    st.tuples(st.just("stick"), st.sampled_from([0.0, DEFAULT_TIMEOUT_ON_CPU + 1])),
 )
 ENDINGS = st.sampled_from([None, ("close",), ("drain",), ("die",)])
 

@@ -20,6 +20,7 @@ from service.errors import ApiError, not_ready
 from service.resumption.ring import MIN_EVENTS, EventId, EventRing
 from service.state import ServerState
 from service.tokenizer import Tokenizer
+from service.watchdog import DEFAULT_TIMEOUT_ON_CPU
 from tests.service.asgi import Exchange, exchange, get, post
 from tests.service.conftest import Service
 from tests.service.fake_engine import FakeEngine, make_info
@@ -184,7 +185,7 @@ def test_a_stream_ends_once_for_whoever_reads_it(
             elif action == "die":
                 service.engine.die("CUDA error")
             elif action == "stick":
-                service.engine.stalled = 11.0
+                service.engine.stalled = DEFAULT_TIMEOUT_ON_CPU + 1
                 service.state.watchdog.look(service.engine)
             elif action == "interrupt":
                 for each in list(service.state.generations):
