@@ -26,7 +26,6 @@ STAGES = 4
 # Of new heads. As much shared memory as more take is not free before the kernel ahead has ended on a
 # multiprocessor: 26.5 against 22.6 µs a layer of one token of Qwen3-0.6B on an H100.
 NEW_STAGES = 2
-NEW_WARPS = 4
 HEADROOM = tl.constexpr(12)  # log2 of how far a prefix may outweigh a key that fp16 holds in full
 
 
@@ -300,7 +299,7 @@ def decode_attention(
         q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(kv_scales), *heads,
         GROUP=group, BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim, DIM=dim, TILE=tile, NEW=new is not None,
-        BESIDE=beside and launch["DEPENDENT"], num_warps=4 if new is None else NEW_WARPS,
+        BESIDE=beside and launch["DEPENDENT"], num_warps=4,
         num_stages=STAGES if new is None else NEW_STAGES, **launch,
     )  # fmt: skip
     if max_splits > 1:
