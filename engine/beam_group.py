@@ -67,7 +67,7 @@ class BeamGroup:
         for parent in parents:
             child = parent if parent not in order else unused.pop(0)
             if child is not parent:
-                child.tokens = list(parent.tokens)
+                child.tokens = parent.tokens
                 child.prefixes = list(parent.prefixes)
                 if parent.row == NO_ROW:
                     blocks.host.fork(parent, child)
@@ -77,7 +77,7 @@ class BeamGroup:
                     rows.context[child.row] = rows.context[parent.row]
             order.append(child)
         for child, token in zip(order, step.tokens, strict=True):
-            child.tokens.append(token)
+            child.append(token)
         self.order = order
         self._missing = {beam.index: place for place, beam in enumerate(order)}
 

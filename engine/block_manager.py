@@ -126,7 +126,7 @@ class BlockManager:
     def match(self, sequence: Sequence) -> Found:
         """Blocks that hold the first tokens of `sequence`, as many as are findable."""
         found = Found([], [])
-        for prefix in self._extend(sequence, len(sequence.tokens) // self.block_size):
+        for prefix in self._extend(sequence, sequence.num_tokens // self.block_size):
             block = None if found.host else self.cache.find(prefix)
             if block is not None:
                 found.device.append(block)
@@ -191,10 +191,8 @@ class BlockManager:
         for sequence, num_blocks in filled:
             if sequence.row == NO_ROW:
                 continue  # its blocks are gone
-            table, prefixes, logical = sequence.table, sequence.prefixes, sequence.published
+            table, prefixes, logical = sequence.table, self._extend(sequence, num_blocks), sequence.published
             while logical < num_blocks:
-                if logical >= len(prefixes):
-                    self._prefixes.extend(prefixes, sequence.tokens, num_blocks, sequence.salt)
                 block = table[logical]
                 found = publish(prefixes[logical], block)
                 if found == block:
@@ -214,7 +212,7 @@ class BlockManager:
 
         Who shares some of it already goes on: a NaN among keys or values becomes one in its own logits.
         """
-        for prefix in self._extend(sequence, len(sequence.tokens) // self.block_size)[sequence.num_found :]:
+        for prefix in self._extend(sequence, sequence.num_tokens // self.block_size)[sequence.num_found :]:
             _discard(self.cache, self.pool, prefix)
             _discard(self.host.cache, self.host.pool, prefix)
 
@@ -229,9 +227,11 @@ class BlockManager:
 
     def _extend(self, sequence: Sequence, num_blocks: int) -> list[Prefix]:
         """The prefixes of `sequence`, of its first `num_blocks` at least; none without a prefix cache."""
-        if self._prefixes is not None:
-            self._prefixes.extend(sequence.prefixes, sequence.tokens, num_blocks, sequence.salt)
-        return sequence.prefixes
+        prefixes = sequence.prefixes
+        if self._prefixes is not None and len(prefixes) < num_blocks:
+            pieces = sequence.pieces(self.block_size, len(prefixes), num_blocks)
+            self._prefixes.extend(prefixes, pieces, sequence.salt)
+        return prefixes
 
     # -- between the tiers ------------------------------------------------------------------------------
 
@@ -286,6 +286,9 @@ class BlockManager:
             assert len(set(table)) == len(table), f"a table names a block twice: {table}"
         assert len(self.cache) == sum(self.pool.is_kept(block) for block in range(self.pool.num_blocks))
         self.host.check(sequences, moves)
+        for sequence in sequences:
+            known = [prefix.piece for prefix in sequence.prefixes]
+            assert known == sequence.pieces(self.block_size, 0, len(known)), "prefixes of other tokens"
 
 
 def _discard(cache: PrefixCache, pool: BlockPool, prefix: Prefix) -> None:

@@ -29,19 +29,18 @@ def commit(queue: RunQueue, flight: Flight, result: StepResult) -> StepOutputs:
         collect_prompt_logprobs(wanted, got)
     samples, tokens = flight.samples, result.tokens.tolist()
     watched = _watched(queue, flight, result)
-    grown, outputs = samples.tokens, StepOutputs(samples.request_ids, samples.indices, tokens)
-    if np.count_nonzero(watched):
-        special = np.flatnonzero(watched).tolist()
-        grown = _without(grown, special)
-        outputs = StepOutputs(
-            _without(samples.request_ids, special),
-            _without(samples.indices, special),
-            _without(tokens, special),
-            _look_at(queue, flight, result, special),
-        )
-    for known, token in zip(grown, outputs.tokens, strict=True):
-        known.append(token)
-    return outputs
+    lines = queue.rows.tokens
+    if not np.count_nonzero(watched):
+        lines.write(samples.row_index, flight.positions, result.tokens)
+        return StepOutputs(samples.request_ids, samples.indices, tokens)
+    plain, special = ~watched, np.flatnonzero(watched).tolist()
+    lines.write(samples.row_index[plain], flight.positions[plain], result.tokens[plain])
+    return StepOutputs(
+        _without(samples.request_ids, special),
+        _without(samples.indices, special),
+        _without(tokens, special),
+        _look_at(queue, flight, result, special),
+    )
 
 
 def deliver(queue: RunQueue) -> None:
@@ -130,7 +129,7 @@ def _append(queue: RunQueue, sequence: Sequence, token: int, logprob: TokenLogpr
         output.finish_reason = "error"
         output.error = "the model gave logits that are not finite"
     else:
-        sequence.tokens.append(token)
+        sequence.append(token)
         if logprob is not None:
             output.logprobs = [logprob]
         if token in group.stop_tokens:
@@ -186,7 +185,7 @@ def _select(queue: RunQueue, group: SequenceGroup, beams: BeamGroup) -> list[Out
         queue.rows.may_decode(sequence, sequence in beams.order)
         queue.shared_tails.pop(row, None)
         if sequence in beams.order:
-            queue.given[row] = sequence.tokens[-1]
+            queue.given[row] = int(sequence.tokens[-1])
             queue.expect_write(sequence)
     return []
 

@@ -193,7 +193,7 @@ def _is_control(company: Company) -> bool:
 
 def _length(group: SequenceGroup) -> int:
     """How far all sequences of `group` that go on have come, in tokens."""
-    return min(len(sequence.tokens) for sequence in group.in_cache)
+    return min(sequence.num_tokens for sequence in group.in_cache)
 
 
 def _groups_in(flight: Flight) -> Iterable[SequenceGroup]:

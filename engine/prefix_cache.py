@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 import xxhash
+
+from engine.row_tokens import as_blocks
 
 Digest = bytes
 """16 bytes that stand for a block's tokens and all tokens before them."""
@@ -24,20 +26,15 @@ class BlockHasher:
         self.block_size = block_size
         self._seed = seed
         self._fingerprint = fingerprint
-        self._pack = struct.Struct(f"<{block_size}i").pack
 
     def root(self, salt: str) -> Digest:
         """Where the chain of a tenant's requests starts."""
         return xxhash.xxh3_128_digest(self._fingerprint + b"\0" + salt.encode(), self._seed)
 
-    def pieces(self, tokens: Sequence[int], first_block: int = 0) -> list[bytes]:
-        """The token ids of each full block from `first_block` on, as bytes."""
-        return [self.piece(tokens, block) for block in range(first_block, len(tokens) // self.block_size)]
-
-    def piece(self, tokens: Sequence[int], block: int) -> bytes:
-        """The token ids of one block."""
-        begin = block * self.block_size
-        return self._pack(*tokens[begin : begin + self.block_size])
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """The token ids of each full block, as bytes."""
+        pieces: list[bytes] = as_blocks(np.array(tokens, np.int32), self.block_size).tolist()
+        return pieces
 
     def next(self, before: Digest, piece: bytes) -> Digest:
         return xxhash.xxh3_128_digest(before + piece, self._seed)

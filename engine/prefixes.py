@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from engine.prefix_cache import BlockHasher, Prefix
 
@@ -20,21 +20,18 @@ class Prefixes:
         self._hasher = hasher
         self._public: dict[tuple[Prefix | None, bytes], Prefix] = {}  # by what is before the block, and it
 
-    def extend(self, prefixes: list[Prefix], tokens: Sequence[int], num_blocks: int, salt: str) -> None:
-        """Add what follows `prefixes` in a request with this salt, up to `num_blocks` of `tokens`."""
-        before, known = prefixes[-1] if prefixes else None, len(prefixes)
-        while known < num_blocks:
-            piece = self._hasher.piece(tokens, known)
+    def extend(self, prefixes: list[Prefix], pieces: Iterable[bytes], salt: str) -> None:
+        """Add the blocks whose token ids are `pieces`: they follow `prefixes` in a request with this salt."""
+        before = prefixes[-1] if prefixes else None
+        for piece in pieces:
             if before is None or before.is_public:
                 public = self._public.get((before, piece))
                 if public is not None:
                     prefixes.append(before := public)
-                    known += 1
                     continue
                 before = self._root(salt, before)
             before = Prefix(before, piece, self._hasher.next(before.digest, piece))
             prefixes.append(before)
-            known += 1
 
     def publish(self, tokens: Sequence[int]) -> list[Prefix]:
         """Make the full blocks at the beginning of `tokens` public; their prefixes."""

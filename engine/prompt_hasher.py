@@ -15,14 +15,15 @@ class PromptHasher:
 
     def __init__(self, block_size: int, seed: int, pinned: Iterable[list[int]] = ()) -> None:
         self.block_size = block_size
-        self._prefixes = Prefixes(BlockHasher(block_size, seed))
+        self._hasher = BlockHasher(block_size, seed)
+        self._prefixes = Prefixes(self._hasher)
         for tokens in pinned:
             self._prefixes.publish(tokens)
 
     def digests(self, salt: str, tokens: Sequence[int]) -> list[Digest]:
         """Of the full blocks of a prompt."""
         prefixes: list[Prefix] = []
-        self._prefixes.extend(prefixes, tokens, len(tokens) // self.block_size, salt)
+        self._prefixes.extend(prefixes, self._hasher.pieces(tokens), salt)
         return [prefix.digest for prefix in prefixes]
 
     def parity(self) -> str:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from engine.plan import Int32
 from engine.request import MAX_SEQUENCES
-from engine.sequence import NO_ROW, Sequence
+from engine.row_tokens import RowTokens
+from engine.sequence import Sequence
 
 Index = NDArray[np.intp]
 """Rows, as numpy indexes with them; others it would convert each time."""
@@ -24,8 +25,8 @@ class Samples(msgspec.Struct, frozen=True):
     """Whom the S tokens that a step samples belong to."""
 
     rows: Int32  # [S]
+    row_index: Index  # [S] the same, to index with
     sequences: list[Sequence]
-    tokens: list[list[int]]  # of the sequences; a watched one may have others by now
     request_ids: list[int]
     indices: list[int]  # of the sequences in their groups
     watched: NDArray[np.bool_]  # [S] there is more to a token than the token
@@ -36,8 +37,10 @@ class Samples(msgspec.Struct, frozen=True):
 class Rows:
     """Columns over `size` rows. A row belongs to one sequence from admission until it ends or yields."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, max_tokens: int, block_size: int) -> None:
+        """`max_tokens`: most that a sequence may have, in blocks of `block_size`."""
         self.size = size
+        self.tokens = RowTokens(size, max_tokens, block_size)
         self.numbers = np.arange(size, dtype=np.int32)
         self.ones = np.ones(size, np.int32)
         self.sequences: list[Any] = [None] * size  # Sequence | None
@@ -49,7 +52,6 @@ class Rows:
         self._constrained = np.zeros(size, np.bool_)
         # What samples are booked by, as Python's own objects.
         self._sequence: NDArray[Any] = np.full(size, None, object)  # as in `sequences`
-        self._tokens: NDArray[Any] = np.full(size, None, object)  # its list
         self._request_id: NDArray[Any] = np.full(size, None, object)
         self._index: NDArray[Any] = np.full(size, None, object)  # of the sequence in its group
         self.numbers.flags.writeable = self.ones.flags.writeable = False
@@ -70,9 +72,8 @@ class Rows:
     def assign(self, sequence: Sequence) -> int:
         row = self._free.pop()
         group = sequence.group
-        sequence.row = row
+        sequence.sit(row, self.tokens)
         self.sequences[row] = self._sequence[row] = sequence
-        self._tokens[row] = sequence.tokens
         self._constrained[row] = sequence.constraint is not None
         self._request_id[row] = group.request.id
         self._index[row] = sequence.index
@@ -87,10 +88,10 @@ class Rows:
     def release(self, sequence: Sequence) -> None:
         row = sequence.row
         assert self.sequences[row] is sequence
-        self.sequences[row] = self._sequence[row] = self._tokens[row] = None
+        self.sequences[row] = self._sequence[row] = None
         self.may_decode(sequence, False)
         self.context[row] = 0
-        sequence.row = NO_ROW
+        sequence.leave()
         self._free.append(row)
 
     def watch(self, sequence: Sequence) -> None:
@@ -120,8 +121,8 @@ class Rows:
         if self._samples is None:
             self._samples = Samples(
                 rows.astype(np.int32),
+                rows,
                 self._sequence[rows].tolist(),
-                self._tokens[rows].tolist(),
                 self._request_id[rows].tolist(),
                 self._index[rows].tolist(),
                 self._watched[rows],

@@ -33,7 +33,8 @@ class RunQueue:
         hasher: BlockHasher | None,
         num_host_blocks: int,
     ) -> None:
-        self.rows = Rows(capacity.max_num_seqs)
+        longest = min(capacity.max_model_len, capacity.num_blocks * capacity.block_size + 1)
+        self.rows = Rows(capacity.max_num_seqs, longest, capacity.block_size)
         self.blocks = BlockManager(
             capacity.num_blocks, capacity.block_size, self.rows, hasher, num_host_blocks
         )
@@ -115,8 +116,6 @@ class RunQueue:
         """End one sequence, running or waiting; its group ends with its last sequence."""
         assert sequence.finish_reason is None
         sequence.finish_reason = reason
-        for flight in self.flights:
-            flight.watch(sequence)
         group = sequence.group
         if reason == "error":
             self.blocks.forget(sequence)
@@ -138,6 +137,8 @@ class RunQueue:
             self.ending_at[token] -= 1
 
     def _release(self, sequence: Sequence) -> None:
+        for flight in self.flights:
+            flight.watch(sequence)
         self.blocks.free(sequence)
         self.shared_tails.pop(sequence.row, None)
         self.masking.leave(sequence)
@@ -198,9 +199,21 @@ class RunQueue:
             assert self.rows.capacity[row] == len(sequence.table) * self.blocks.block_size
             context = int(self.rows.context[row])
             assert context <= min(self.rows.capacity[row], self.rows.limit[row])
+            self._check_tokens(sequence)
             # Beams step together: one that got its block may have to wait for the others'.
             allowed = self.blocks.blocks_for(max(context, 1)) + (sequence.group.beams is not None)
             assert len(sequence.table) <= allowed, "a block too many"
+        for row in range(self.rows.size):
+            assert self.rows.sequences[row] or not self.rows.tokens.length(row), "tokens of nobody"
         for group in self.waiting:
             assert all(not sequence.table and sequence.row == NO_ROW for sequence in group.live)
             assert group.swapped or not any(sequence.host_table for sequence in group.live)
+
+    def _check_tokens(self, sequence: Sequence) -> None:
+        """Assert that the row of `sequence` holds its tokens: all but those in flight."""
+        group, tokens = sequence.group, sequence.tokens
+        assert np.array_equal(tokens[: group.num_prompt], group.prompt), "another request's tokens"
+        if group.beams is None and group.forked and sequence not in group.prefill_queue:
+            in_flight = sum(sequence in flight.samples.sequences for flight in self.flights)
+            context = int(self.rows.context[sequence.row])
+            assert len(tokens) == context + 1 - in_flight, "a token too few or too many"

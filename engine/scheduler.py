@@ -181,8 +181,8 @@ class Scheduler:
             if not sequence.table:
                 self._find_start(sequence)
             # Were all tokens found, the last one is computed all the same, for its logits.
-            start = min(int(self.rows.context[row]), len(sequence.tokens) - 1)
-            end = min(len(sequence.tokens), start + draft.budget)
+            start = min(int(self.rows.context[row]), sequence.num_tokens - 1)
+            end = min(sequence.num_tokens, start + draft.budget)
             if start < self.rows.capacity[row] and not self.yielding.own(draft, sequence, start):
                 return
             if not self.yielding.back(draft, sequence, end):
@@ -191,7 +191,7 @@ class Scheduler:
                     return
             self.rows.context[row] = end
             draft.budget -= end - start
-            done = end == len(sequence.tokens)
+            done = end == sequence.num_tokens
             if done:
                 group.prefill_queue.pop(0)
             samples = self._fork(sequence) if done else []
@@ -271,8 +271,8 @@ class Scheduler:
         selecting = group.beams is not None and group.beams.pending
         for sequence in group.live:
             if sequence.host_table and sequence not in group.prefill_queue and not selecting:
-                assert len(sequence.tokens) == sequence.saved_context + 1
-                self.queue.given[sequence.row] = sequence.tokens[-1]
+                assert sequence.num_tokens == sequence.saved_context + 1
+                self.queue.given[sequence.row] = int(sequence.tokens[-1])
         self.queue.bring_back(group)
         for sequence in group.live:
             draft.brought.append((sequence, int(self.rows.context[sequence.row]) // self.blocks.block_size))
@@ -296,7 +296,7 @@ class Scheduler:
     def _find_start(self, sequence: Sequence) -> None:
         """Resuming a later sequence of a group: it shares the first one's prompt, and may find more."""
         first = sequence.group.in_cache[0]
-        most = (len(sequence.tokens) - 1) // self.blocks.block_size
+        most = (sequence.num_tokens - 1) // self.blocks.block_size
         found = Found(self._find(sequence).device[:most], [])
         shared = min(sequence.group.num_prompt // self.blocks.block_size, most)
         if first is not sequence and shared > len(found):
@@ -316,11 +316,11 @@ class Scheduler:
         shared = group.num_prompt // self.blocks.block_size
         most = group.num_prompt + group.request.params.max_tokens - 1
         return shared + sum(
-            self.blocks.blocks_for(min(len(sequence.tokens) + 1, most)) - shared for sequence in group.live
+            self.blocks.blocks_for(min(sequence.num_tokens + 1, most)) - shared for sequence in group.live
         )
 
     def _is_whole(self, sequence: Sequence, found: Found) -> bool:
-        return len(found) * self.blocks.block_size == len(sequence.tokens)
+        return len(found) * self.blocks.block_size == sequence.num_tokens
 
     def _blocks_to_find(self, group: SequenceGroup, found: Found) -> int:
         """Of `_blocks_to_resume`, how many must come from those available when `found` are shared.

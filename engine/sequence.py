@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from engine.plan import Int32
 from engine.prefix_cache import Prefix
 from engine.request import FinishReason, Request, TokenLogprob
+from engine.row_tokens import RowTokens, as_blocks
 
 if TYPE_CHECKING:
     from engine.beam_group import BeamGroup
@@ -21,6 +24,8 @@ class Sequence:
     """One line of tokens: the prompt and what was generated after it, known to the host."""
 
     __slots__ = (
+        "_lines",
+        "_own",
         "constraint",
         "finish_reason",
         "group",
@@ -34,13 +39,13 @@ class Sequence:
         "salt",
         "saved_context",
         "table",
-        "tokens",
     )
 
     def __init__(self, group: SequenceGroup, index: int) -> None:
         self.group = group
         self.index = index
-        self.tokens = list(group.request.prompt)
+        self._own = group.prompt  # its tokens while it is in no row: replaced, and never written to
+        self._lines: RowTokens | None = None  # which hold them while it is in one
         self.salt = group.request.cache_salt
         self.table: BlockTable = []
         self.prefixes: list[Prefix] = []  # of the full blocks of `tokens`, as far as they were needed
@@ -54,8 +59,49 @@ class Sequence:
         self.constraint: Constraint | None = None  # what all tokens that are known allow next
 
     @property
+    def tokens(self) -> Int32:
+        """[N] all that are known. A view of its row: not to be written to, nor kept until the row is."""
+        return self._own if self._lines is None else self._lines.of(self.row)
+
+    @tokens.setter
+    def tokens(self, tokens: Int32) -> None:
+        if self._lines is None:
+            self._own = tokens.copy()
+        else:
+            self._lines.put(self.row, tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._own) if self._lines is None else self._lines.length(self.row)
+
+    def append(self, token: int) -> None:
+        if self._lines is None:
+            self._own = np.append(self._own, np.int32(token))
+        else:
+            self._lines.append(self.row, token)
+
+    def sit(self, row: int, lines: RowTokens) -> None:
+        """Take `row`, in whose line steps write its tokens."""
+        lines.put(row, self._own)
+        self.row, self._lines = row, lines
+
+    def leave(self) -> None:
+        """Give up the row, which may be another's next; its tokens go along."""
+        assert self._lines is not None
+        self._own = self.tokens.copy()
+        self._lines.clear(self.row)
+        self.row, self._lines = NO_ROW, None
+
+    def pieces(self, block_size: int, first_block: int, end_block: int) -> list[bytes]:
+        """The token ids of full blocks first_block..end_block-1, as bytes."""
+        if self._lines is not None:
+            return self._lines.pieces(self.row, first_block, end_block)
+        pieces: list[bytes] = as_blocks(self._own, block_size)[first_block:end_block].tolist()
+        return pieces
+
+    @property
     def num_generated(self) -> int:
-        return len(self.tokens) - self.group.num_prompt
+        return self.num_tokens - self.group.num_prompt
 
     def next_mask(self) -> Int32:
         """Which tokens its grammar allows next: none that ends it before min_tokens, if others can follow."""
@@ -77,6 +123,7 @@ class SequenceGroup:
         "num_prompt",
         "order",
         "prefill_queue",
+        "prompt",
         "prompt_logprobs",
         "prompt_logprobs_asked",
         "queue_seconds",
@@ -91,6 +138,7 @@ class SequenceGroup:
         self.request = request
         self.order = order  # of arrival: the smaller one is served first and yields last
         self.num_prompt = len(request.prompt)
+        self.prompt: Int32 = np.array(request.prompt, np.int32)
         params = request.params
         eos = () if params.ignore_eos else eos_token_ids
         self.stop_tokens = frozenset(eos) | frozenset(params.stop_token_ids)

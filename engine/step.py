@@ -55,13 +55,14 @@ class Flight(msgspec.Struct):
     """A step that was handed out: whom its S samples and its prompt logprobs belong to."""
 
     samples: Samples
+    positions: Int32  # [S] that the sampled tokens take in their sequences
     watched: NDArray[np.bool_]  # [S] there is more to it than a token: it may be the last, has logprobs …
     prompt_logprobs: list[WantedPromptLogprobs]
     filled: list[tuple[Sequence, int]]  # sequences that filled blocks, and how many they have filled by then
     delivery: Delivery
 
     def watch(self, sequence: Sequence) -> None:
-        """`sequence` has ended: if it has a sample here, that is nobody's any more."""
+        """`sequence` leaves its row: if it has a sample here, that is not the row's any more."""
         if sequence in self.samples.sequences:
             self.watched[self.samples.sequences.index(sequence)] = True
 
@@ -90,7 +91,7 @@ class StepDraft(msgspec.Struct):
                 num_prompt=group.num_prompt,
                 stop_tokens=group.stop_tokens,
                 prompt=group.request.prompt if penalised else [],
-                output=sequence.tokens[group.num_prompt :] if penalised else [],
+                output=sequence.tokens[group.num_prompt :].tolist() if penalised else [],
                 num_candidates=group.beams.num_candidates if group.beams is not None else 0,
             )
         )
@@ -120,20 +121,21 @@ class StepDraft(msgspec.Struct):
         ones, each = rows.ones[: len(decodes)], rows.numbers[: len(decodes)]
         all_rows, lengths, sampling, sample_tokens = decodes, ones, decodes, each
         context_lens = positions = contexts
-        tokens: list[int] = []
+        chunks: list[Int32] = []
         asked: list[PromptLogprobs] = []
         wanted: list[WantedPromptLogprobs] = []
         if self.prefills:
-            ends: list[int] = []
+            first, ends = len(decodes), []  # place of a chunk's first token in the step; of each sampling one
             for prefill in self.prefills:
                 run = _prompt_logprobs(prefill)
                 if run is not None:
                     wanted.append(run)
                     k = run.group.request.params.prompt_logprobs or 0
-                    first = len(decodes) + len(tokens) + run.first_target - 1 - prefill.start
-                    asked.append(PromptLogprobs(first, np.array(run.targets, np.int32), k))
-                tokens += prefill.sequence.tokens[prefill.start : prefill.end]
-                ends += [len(decodes) + len(tokens) - 1] * len(prefill.samples)
+                    before = first + run.first_target - 1 - prefill.start
+                    asked.append(PromptLogprobs(before, np.array(run.targets, np.int32), k))
+                chunks.append(prefill.sequence.tokens[prefill.start : prefill.end])
+                first += len(chunks[-1])
+                ends += [first - 1] * len(prefill.samples)
             chunk_rows = [prefill.row for prefill in self.prefills]
             chunk_lengths = [prefill.end - prefill.start for prefill in self.prefills]
             last_rows = [sequence.row for prefill in self.prefills for sequence in prefill.samples]
@@ -151,7 +153,7 @@ class StepDraft(msgspec.Struct):
             num_decodes=len(decodes),
             query_lens=lengths,
             context_lens=context_lens,
-            prefill_tokens=_int32(tokens),
+            prefill_tokens=np.concatenate(chunks) if chunks else NOTHING,
             starts=tuple(self.starts),
             given_rows=_int32(list(given)),
             given_tokens=_int32(list(given.values())),
@@ -173,6 +175,7 @@ class StepDraft(msgspec.Struct):
         filled += [(prefill.sequence, prefill.end // block_size) for prefill in self.prefills]
         flight = Flight(
             samples=samples,
+            positions=positions,
             watched=samples.watched | (positions >= samples.limit),
             prompt_logprobs=wanted,
             filled=filled,

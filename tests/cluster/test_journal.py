@@ -17,14 +17,15 @@ PUBLIC = [1, 2]
 
 def chains() -> list[Prefix]:
     """Of a few prompts that part at different blocks; two of them begin with a public block."""
-    prefixes = Prefixes(BlockHasher(2, seed=0))
+    hasher = BlockHasher(2, seed=0)
+    prefixes = Prefixes(hasher)
     prefixes.publish(PUBLIC)
     every: dict[bytes, Prefix] = {}
     prompts = [[5, 5, 6, 6, 7, 7], [5, 5, 6, 6, 8, 8], [5, 5, 9, 9], [*PUBLIC, 3, 3, 4, 4], [*PUBLIC, 5, 5]]
     for salt in ("", "tenant"):
         for tokens in prompts:
             found: list[Prefix] = []
-            prefixes.extend(found, tokens, len(tokens) // 2, salt)
+            prefixes.extend(found, hasher.pieces(tokens), salt)
             every |= {prefix.digest: prefix for prefix in found}
     return list(every.values())
 

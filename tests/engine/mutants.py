@@ -238,7 +238,7 @@ MUTANTS = [
         "promised before it is planned",
         "block_manager",
         "end // self.block_size)\n        blocks =",
-        "min(len(sequence.table), len(sequence.tokens) // self.block_size))\n        blocks =",
+        "min(len(sequence.table), sequence.num_tokens // self.block_size))\n        blocks =",
     ),
     Mutant(
         "what was promised is published without its beginning",
@@ -347,7 +347,7 @@ MUTANTS = [
     Mutant(
         "room only for what the prompts share",
         "scheduler",
-        "self.blocks.blocks_for(min(len(sequence.tokens) + 1, most)) - shared for sequence",
+        "self.blocks.blocks_for(min(sequence.num_tokens + 1, most)) - shared for sequence",
         "0 for sequence",
     ),
     Mutant(
@@ -368,7 +368,7 @@ MUTANTS = [
         "        queue.flights.append(flight)\n",
         "        queue.flights.append(flight)\n"
         "        for sequence, full in flight.filled:\n"
-        "            known = len(sequence.tokens) // self.blocks.block_size\n"
+        "            known = sequence.num_tokens // self.blocks.block_size\n"
         "            self.blocks.publish(sequence, min(full, known))\n",
     ),
     Mutant(
@@ -405,7 +405,7 @@ MUTANTS = [
     Mutant(
         "what comes back goes on from a stale token",
         "scheduler",
-        "                self.queue.given[sequence.row] = sequence.tokens[-1]\n",
+        "                self.queue.given[sequence.row] = int(sequence.tokens[-1])\n",
         "                pass\n",
     ),
     Mutant(
@@ -489,6 +489,26 @@ MUTANTS = [
         "commit",
         "watched = watched | (ending > 0)",
         "watched = watched | (result.tokens == NOT_FINITE)",
+    ),
+    Mutant(
+        "a token at the wrong position",
+        "row_tokens",
+        "rows * self._row_size + positions]",
+        "rows * self._row_size + positions - 1]",
+    ),
+    Mutant("tokens that nobody counts", "row_tokens", "        self._last[rows] = positions\n", ""),
+    Mutant("a row that was left keeps its tokens", "sequence", "        self._lines.clear(self.row)\n", ""),
+    Mutant(
+        "a view of a row that others get is kept",
+        "sequence",
+        "        self._own = self.tokens.copy()\n",
+        "        self._own = self.tokens\n",
+    ),
+    Mutant(
+        "a step in flight writes to a row that its sequence has yielded",
+        "run_queue",
+        "            flight.watch(sequence)\n",
+        "            if sequence.finish_reason is not None:\n                flight.watch(sequence)\n",
     ),
     Mutant(
         "who ended in flight goes on",

@@ -16,7 +16,7 @@ class Tables:
     def __init__(
         self, num_blocks: int, block_size: int, *, hasher: BlockHasher | None = None, num_host_blocks: int = 0
     ) -> None:
-        self.rows = Rows(16)
+        self.rows = Rows(16, 1000, block_size)
         self.blocks = BlockManager(num_blocks, block_size, self.rows, hasher, num_host_blocks)
         self.sequences: list[Sequence] = []
 
@@ -31,7 +31,8 @@ class Tables:
 
     def write(self, sequence: Sequence, tokens: list[int]) -> None:
         """Compute the rest of the prompt, if it is not in the cache, and then `tokens`."""
-        sequence.tokens += tokens
+        for token in tokens:
+            sequence.append(token)
         for position in range(int(self.rows.context[sequence.row]), len(sequence.tokens)):
             self.blocks.grow(sequence, position + 1)
             if not self.blocks.is_writable(sequence, position):
@@ -39,7 +40,7 @@ class Tables:
             self.rows.context[sequence.row] = position + 1
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        child.tokens = list(parent.tokens)
+        child.tokens = parent.tokens
         self.blocks.fork(parent, child)
         self.rows.context[child.row] = self.rows.context[parent.row]
 

@@ -110,7 +110,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         hasher = kind(block_size, seed=1) if caching else None
         self.caching = caching
         self.size = block_size
-        self.rows = Rows(ROWS)
+        self.rows = Rows(ROWS, MAX_TOKENS, block_size)
         self.blocks = BlockManager(num_blocks, block_size, self.rows, hasher, num_host_blocks)
         self.memory = LateMemory(num_blocks, num_host_blocks, block_size)
         self.histories = Histories()
@@ -193,7 +193,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         row = sequence.row
         start = int(self.rows.context[row])
         if start == len(sequence.tokens):
-            sequence.tokens += [bits >> i & 1 for i in range(min(count, MAX_TOKENS - start))]
+            for i in range(min(count, MAX_TOKENS - start)):
+                sequence.append(bits >> i & 1)
         end = min(start + count, len(sequence.tokens))
         if start < self.rows.capacity[row] and not self.blocks.is_writable(sequence, start):
             free = self.blocks.pool.num_available
@@ -252,7 +253,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             part = None
         self.blocks.fork(parent, child, part)
         self.epochs[child] += 1
-        child.tokens = list(parent.tokens)
+        child.tokens = parent.tokens
         child.prefixes = list(parent.prefixes)
         self.rows.context[child.row] = context
         self.launched[child] = min(context, self.launched[parent])
@@ -429,7 +430,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     # -- what must hold --------------------------------------------------------------------------------
 
     def _histories(self, sequence: Sequence) -> list[int]:
-        return self.histories.of(sequence.group.request.cache_salt, sequence.tokens)
+        return self.histories.of(sequence.group.request.cache_salt, sequence.tokens.tolist())
 
     @invariant()
     def holds(self) -> None:

@@ -45,8 +45,8 @@ def common(a: list[int], b: list[int]) -> int:
 
 def found(core: EngineCore, request: Request, tokens: list[int]) -> int:
     """How many of `tokens`, of `request`, are in the prefix cache."""
-    (sequence, *_) = SequenceGroup(request, 0, EOS).sequences
-    sequence.tokens = tokens
+    known = Request(request.id, tokens, request.params, cache_salt=request.cache_salt)
+    (sequence, *_) = SequenceGroup(known, 0, EOS).sequences
     return len(core.scheduler.blocks.match(sequence)) * core.scheduler.blocks.block_size
 
 

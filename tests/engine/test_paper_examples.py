@@ -52,7 +52,6 @@ def test_beams_are_re_parented_by_reference_counts() -> None:
     tables.write(beams[0], [3])
     tables.write(beams[1], [3])
     tables.write(beams[2], [4])
-    beams[3].tokens = [0]
     tables.blocks.fork(beams[0], beams[3], 1)  # candidate 3 left the others after block 0
     tables.rows.context[beams[3].row] = 1
     tables.write(beams[3], [2, 2])

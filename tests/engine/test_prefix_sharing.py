@@ -130,7 +130,7 @@ def test_equal_chains_are_told_apart_by_any_token_and_by_their_tenant() -> None:
 
     def chain(tokens: list[int], salt: str = "") -> Prefix:
         prefixes: list[Prefix] = []
-        Prefixes(hasher).extend(prefixes, tokens, len(tokens), salt)
+        Prefixes(hasher).extend(prefixes, hasher.pieces(tokens), salt)
         return prefixes[-1]
 
     tokens = list(range(20))
