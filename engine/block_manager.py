@@ -21,8 +21,8 @@ class BlockManager:
     onwards. A block is written only by the one table that names it, and never once it is full.
 
     A full block can be found by content. From the plan in which a prefill fills it on it is promised: who
-    shares it computes in that step or a later one, and in each layer a step writes the keys and values of all
-    its tokens before any of them attends. A promise is taken back when no table names the block any more.
+    shares it computes in that step or a later one, and each layer of a step with prefills writes the keys and
+    values of all its tokens before any of them attends. A promise is taken back when no table names the block any more.
     Once a step of a table that names it was committed it is published: that outlives its tables, and the
     registry hears of it.
     """
