@@ -23,8 +23,8 @@ class BlockManager:
     A full block can be found by content. From the plan in which a prefill fills it on it is promised: who
     shares it computes in that step or a later one, and each layer of a step with prefills writes the keys and
     values of all its tokens before any of them attends. A promise is taken back when no table names the block
-    any more. Once a step of a table that names it was committed it is published: that outlives its tables, and
-    the registry hears of it.
+    any more. Once a step of a table that names it was committed it is published: that outlives its tables,
+    and the registry hears of it.
     """
 
     def __init__(
