@@ -37,7 +37,7 @@ class Step:
         device: torch.device,
     ) -> None:
         q_heads, kv_heads, head_dim, block_size, self.window, rotated, normed = shape
-        lengths = [1, 0, block_size, block_size + 1, 63, 64, 65, 66, 129, 130]
+        lengths = [1, 0, block_size, block_size + 1, 65, 66, 130]
         torch.manual_seed(0)
         self.paged = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
         self.slots = torch.full((len(lengths),), -1)
@@ -131,17 +131,17 @@ def test_the_operation_fuses_few_rows(full_device, device, dtype, monkeypatch):
 def test_rows_that_share_prefixes(device, dtype):
     step = Step((4, 2, 64, 16, 0, True, True), dtype, device)
     paged = step.paged
-    share_prefixes(paged, [[8, 9]], [64])
-    step.slots[8:10] = torch.tensor(
+    share_prefixes(paged, [[5, 6]], [64])
+    step.slots[5:7] = torch.tensor(
         [
             int(paged.block_tables[paged.rows[i], (length - 1) // 16]) * 16 + (length - 1) % 16
-            for i, length in ((8, 129), (9, 130))
+            for i, length in ((5, 66), (6, 130))
         ]
     )
     members = torch.full((1, rows_of_bundle(2)), -1, dtype=torch.int32, device=device)
-    members[0, :2] = torch.tensor([8, 9])
-    bundle_of = torch.full((10,), -1, dtype=torch.int32, device=device)
-    bundle_of[8:10] = 0
+    members[0, :2] = torch.tensor([5, 6])
+    bundle_of = torch.full((7,), -1, dtype=torch.int32, device=device)
+    bundle_of[5:7] = 0
     shared = SharedPrefixes(members, bundle_of, torch.tensor([64], dtype=torch.int32, device=device))
     for got, expected in zip(
         step.run(decode_new_tokens, shared), step.run(decode_new_tokens_reference), strict=True
