@@ -29,7 +29,7 @@ STREAM_ID = "X-Stream-Id: kept\r\n"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving("service.cli", "serve", "--stall-timeout", "2", "--max-num-seqs", str(RUNNING)) as server:
+    with serving("service.cli", "serve", "--stall-timeout", "3", "--max-num-seqs", str(RUNNING)) as server:
         yield server
 
 
@@ -77,7 +77,8 @@ def test_what_it_worked_on_ends_and_it_serves_again(server: Server) -> None:
     before = httpx.post(url, json=SHORT, timeout=SECONDS).json()["choices"]
     with connect(socket_url(server)) as client:
         streams = [started(server), started(server, STREAM_ID)]
-        client.send(json.dumps({"type": "response.create", "input": "hello", "max_output_tokens": 1500}))
+        endless = {"input": "hello", "max_output_tokens": 1500, "ignore_eos": True}
+        client.send(json.dumps({"type": "response.create", **endless}))
         events_until(client, "response.created")
         whole = [begin(server)]
         until(lambda: metric(server, 'quire_requests{state="running"}') == RUNNING, "they run")
