@@ -9,17 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 
 from loadtest.server_process import free_port
 from service.demo import MODEL_FOLDER
+from tests.waiting import SECONDS, until
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 60.0  # generous: other tests run on the same cores
 
 
 def make_model(folder: Path) -> Path:
@@ -30,13 +28,6 @@ def make_model(folder: Path) -> Path:
     config |= {"num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 4096}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not come true: {what}"
-        time.sleep(0.02)
 
 
 class Process:

@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from loadtest.redis_server import RedisServer
-from tests.cluster.processes import Process, make_model, until
+from tests.cluster.processes import Process, make_model
+from tests.waiting import until
 
 PREFIX_TOKENS = 2000
 KEYS = ("key-of-alice", "key-of-bob")

@@ -8,17 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from loadtest.server_process import free_port
+from tests.waiting import SECONDS, until
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 60
 
 
 @dataclass
@@ -49,13 +48,6 @@ class Server:
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{headers}"
         connection.sendall(f"{head}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
         return connection
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not come true: {what}"
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager

@@ -17,9 +17,10 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from tests.service.processes import SECONDS, Server, serving, until
+from tests.service.processes import Server, serving
 from tests.service.test_socket_server import ENDS
 from tests.service.test_socket_server import until as events_until
+from tests.waiting import SECONDS, until
 
 RUNNING, QUEUED = 4, 3
 LONG: dict[str, Any] = {"prompt": "A block is", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
