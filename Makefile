@@ -41,8 +41,9 @@ cluster-demo: setup
 # On a machine with a CUDA device. QUIRE_PYTHON is whichever Python has torch, triton and pytest there.
 QUIRE_PYTHON ?= $(RUN)python
 
+# One thread for each process: twelve that all take every core wait for each other for minutes.
 gpu-test:
-	$(QUIRE_PYTHON) -m pytest -n 12 --dist worksteal -q tests/kernels tests/models tests/engine
+	OMP_NUM_THREADS=1 $(QUIRE_PYTHON) -m pytest -n 12 --dist worksteal -q tests/kernels tests/models tests/engine
 
 gpu-bench:
 	$(QUIRE_PYTHON) -m loadtest.gpu_bench
