@@ -97,6 +97,10 @@ def _decode_kernel(
     first_key, first_tile, tiles, split_tiles, splits = tiles_and_splits(
         context_len, shared_len, window, max_splits, TILE
     )
+    if split >= tl.maximum(splits, 1):  # the first splits wait for all kernels ahead, the others need not
+        if BESIDE:
+            _end_after_the_kernel_ahead()
+        return
     table = block_tables + tl.load(rows + index).to(tl.int64) * table_stride
     begin = first_tile + split * split_tiles
     end = tl.minimum(begin + split_tiles, first_tile + tiles)
@@ -112,12 +116,12 @@ def _decode_kernel(
         q_weight, q_other_weight = load_weights(q_norm, dim, HEAD_DIM)
         k_weight, k_other_weight = load_weights(k_norm, dim, HEAD_DIM)
         cos, sin = load_angles(rope, tl.maximum(cached_len, 0), dim, HEAD_DIM)
-        block = tl.load(table + cached_len // BLOCK_SIZE, mask=split < splits, other=0).to(tl.int64)
+        block = tl.load(table + cached_len // BLOCK_SIZE, mask=splits > 0, other=0).to(tl.int64)
     if DEPENDENT:
         gdc_launch_dependents()
         if not BESIDE:
             gdc_wait()  # for q, K and V; what was read so far was there before those kernels began
-    if split >= splits:  # 0 where the context is empty
+    if splits == 0:  # the context is empty
         if BESIDE:
             _end_after_the_kernel_ahead()
         return

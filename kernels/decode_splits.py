@@ -13,6 +13,7 @@ from kernels.launch import dependent_launch
 from kernels.shared_prefix import PrefixWorkspace
 
 MAX_SPLITS = 64
+PART = 32  # dimensions of a head that a warp merges; others need not wait for each other then
 FULL_DEVICE = 256  # programs: about two on every multiprocessor, which is what their shared memory allows
 
 
@@ -60,9 +61,11 @@ def merge_splits(
 ) -> None:
     """What the splits of each row left in `workspace`, to the first B tokens of `out` [T, Hq, D]."""
     num_q_heads, head_dim = out.shape[1:]
-    _merge_kernel[num_q_heads, context_lens.shape[0]](
+    dim = triton.next_power_of_2(head_dim)
+    part = min(dim, PART)
+    _merge_kernel[num_q_heads, context_lens.shape[0], dim // part](
         out, workspace.partials, workspace.lse, context_lens, window, max_splits,
-        HEAD_DIM=head_dim, DIM=triton.next_power_of_2(head_dim), TILE=tile, SPLITS=MAX_SPLITS, num_warps=4,
+        HEAD_DIM=head_dim, PART=part, TILE=tile, SPLITS=triton.next_power_of_2(max_splits), num_warps=1,
         **dependent_launch(out.device),
     )  # fmt: skip
 
@@ -92,24 +95,24 @@ def _merge_kernel(
     window: tl.tensor,
     max_splits: tl.tensor,
     HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr,
+    PART: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
-    """Merge one head's split results by their log-sum-exps (base 2), where the row was split at all."""
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
+    """Merge PART dimensions of a head's split results by their log-sum-exps (base 2), if the row was split."""
     head = tl.program_id(0)
     index = tl.program_id(1)
     num_q_heads = tl.num_programs(0)
     context_len = tl.load(context_lens + index)
     _, _, _, _, splits = tiles_and_splits(context_len, 0, window, max_splits, TILE)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     if splits <= 1:
         return
     split = tl.arange(0, SPLITS)
-    dim = tl.arange(0, DIM)
+    dim = tl.program_id(2) * PART + tl.arange(0, PART)
     partial = (index.to(tl.int64) * max_splits + split) * num_q_heads + head
     split_lse = tl.load(lse + partial, mask=split < splits, other=float("-inf"))
     weights = tl.exp2(split_lse - tl.max(split_lse, 0))

@@ -23,7 +23,8 @@ MOST_WEIGHTS_OF_ONE = 1 << 23  # where one token alone was quicker than by kerne
 ROWS = 16  # outputs of a program, each a row of the weight
 WARPS = 8
 CHUNK = 64  # columns that a warp multiplies at a time
-AHEAD = 4  # chunks of the weight that a warp has asked for
+AHEAD = 6  # chunks that a warp has asked for, of the weight and, once it is there, of x
+AHEAD_GATED = 4  # of each of two weights
 
 
 @gluon.jit(do_not_specialize=["num_tokens"])
@@ -57,22 +58,35 @@ def _kernel(
 
     tiles: gl.tuple = ()
     up_tiles: gl.tuple = ()
+    norms: gl.tuple = ()
     for step in gl.static_range(AHEAD):
         tiles += (gl.load(w_place + step * CHUNK),)
         if GATED:
             up_tiles += (gl.load(up_place + step * CHUNK),)
+        if norm is not None:
+            norms += (gl.load(norm + (x_column + step * CHUNK)),)
+    RESULT: gl.constexpr = gl.SliceLayout(0, SUMS)
+    token = gl.arange(0, TOKENS, gl.SliceLayout(0, RESULT))[None, :]
+    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, RESULT))[:, None]
+    place = out + (token * OUTPUTS + row)
+    inside = (token < num_tokens) & (row < OUTPUTS)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()  # from here on what earlier kernels wrote may be read, and their inputs written
+    chunks: gl.tuple = ()  # of x, asked for at once: many answers take no longer than one
+    for step in gl.static_range(AHEAD):
+        chunks += (gl.load(x_place + step * CHUNK),)
+    if ADDED:
+        before = gl.load(place, mask=inside, other=0.0)
     acc = gl.zeros([WARPS, ROWS, TOKENS], gl.float32, SUMS)
     up_acc = gl.zeros([WARPS, ROWS, TOKENS], gl.float32, SUMS)
     squares = gl.zeros([WARPS, TOKENS], gl.float32, gl.SliceLayout(1, X))
     for step in gl.static_range(STEPS):
-        values = gl.load(x_place + step * CHUNK)
+        values = chunks[step]
         if norm is not None:
             exact = values.to(gl.float32)
             squares += gl.sum(exact * exact, 1)
-            values *= gl.load(norm + (x_column + step * CHUNK))
+            values *= norms[step]
         acc = mma_v2(tiles[step], values, acc)
         if GATED:
             up_acc = mma_v2(up_tiles[step], values, up_acc)
@@ -80,10 +94,10 @@ def _kernel(
             tiles += (gl.load(w_place + (step + AHEAD) * CHUNK),)
             if GATED:
                 up_tiles += (gl.load(up_place + (step + AHEAD) * CHUNK),)
+            if norm is not None:
+                norms += (gl.load(norm + (x_column + (step + AHEAD) * CHUNK)),)
+            chunks += (gl.load(x_place + (step + AHEAD) * CHUNK),)
 
-    RESULT: gl.constexpr = gl.SliceLayout(0, SUMS)
-    token = gl.arange(0, TOKENS, gl.SliceLayout(0, RESULT))[None, :]
-    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, RESULT))[:, None]
     dtype: gl.constexpr = out.dtype.element_ty
     result = gl.sum(acc, 0)
     up = gl.sum(up_acc, 0)
@@ -101,10 +115,8 @@ def _kernel(
         gate = result.to(gl.float32)
         silu = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32)
         result = (silu * up.to(dtype).to(gl.float32)).to(dtype)
-    place = out + (token * OUTPUTS + row)
-    inside = (token < num_tokens) & (row < OUTPUTS)
     if ADDED:
-        result = (gl.load(place, mask=inside, other=0.0).to(gl.float32) + result.to(gl.float32)).to(dtype)
+        result = (before.to(gl.float32) + result.to(gl.float32)).to(dtype)
     gl.store(place, result, mask=inside)
 
 
@@ -154,6 +166,6 @@ def linear_of_few(
     _kernel[(outputs // ROWS,)](
         out, x, weight, bias, norm, eps, tokens,
         OUTPUTS=outputs, COLUMNS=columns, TOKENS=8 if tokens <= 8 else 16, ROWS=ROWS, CHUNK=CHUNK,
-        AHEAD=min(AHEAD, columns // (warps * CHUNK)), GATED=gated, ADDED=added,
+        AHEAD=min(AHEAD_GATED if gated else AHEAD, columns // (warps * CHUNK)), GATED=gated, ADDED=added,
         num_warps=warps, **dependent_launch(x.device),
     )  # fmt: skip
