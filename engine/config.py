@@ -79,7 +79,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     bytes_per_block: int
     weight_bytes: int
-    body_weight_bytes: int  # read for every token: all but the embedding and the output head
+    num_layers: int
+    body_weight_bytes: int  # read for every token: all but embeddings and the output head
     head_weight_bytes: int  # read for every sampled token
     has_grammars: bool = False  # whether a request may say what its text must be
     num_pinned_blocks: int = 0  # of num_blocks: never evicted, so no request can have them to itself

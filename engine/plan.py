@@ -67,7 +67,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     swap_out: Int32  # [., 2] (device, host) blocks; reads what all earlier steps wrote
     swap_in: Int32  # [., 2] (host, device) blocks; both may take longer than the step
     sample_rows: Int32  # [S] device row that each sampled token belongs to
-    sample_tokens: Int32  # [S] index in 0..T-1 of the token whose logits it is drawn from
+    sample_tokens: Int32  # [S] index in 0..T-1 of the token whose logits it is drawn from, its row's newest
     sample_positions: Int32  # [S] position that the sampled token takes in its sequence
     prompt_logprobs: tuple[PromptLogprobs, ...]
     # [M] which of the S samples have a mask

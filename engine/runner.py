@@ -21,13 +21,13 @@ from engine.device_queue import (
 )
 from engine.kv_cache import KVCache
 from engine.logit_processor import LogitProcessor
-from engine.models.batch import ForwardBatch, PrefillBatch
+from engine.models.batch import ForwardBatch, Newest, PrefillBatch
 from engine.models.loader import Model
 from engine.plan import Int32, PromptLogprobs, StepPlan, empty_int32
 from engine.prefix_bundles import SMALLEST_BUNDLE, PrefixBundles
 from engine.row_state import RowState
 from engine.staging import ALIGNMENT, Staging, sent
-from engine.step_inputs import decode_inputs, idle_decode, idle_mixed, mixed_inputs
+from engine.step_inputs import decode_inputs, idle_decode, idle_mixed, mixed_inputs, newest_inputs
 from kernels.backend import Backend
 from kernels.decode_reference import DecodeGather
 from kernels.decode_splits import DecodeWorkspace
@@ -191,11 +191,21 @@ class ModelRunner:
         return logits, self._sample(logits, rows, context_lens)
 
     def _mixed(self, plan: StepPlan) -> _Sampled:
-        """Prefill chunks, with or without decodes beside them."""
-        sample_rows, sample_tokens, sample_positions, *rest = self.staging.upload(
+        """Prefill chunks, with or without decodes beside them.
+
+        Prompt log-probabilities take all tokens' hidden states, which no graph was recorded to give.
+        """
+        inputs, drawn_from, graphs = mixed_inputs(plan), plan.sample_tokens, self.mixed_graphs
+        if plan.prompt_logprobs:
+            graphs = None
+        else:
+            newest = newest_inputs(plan)
+            inputs += newest
+            drawn_from = np.searchsorted(newest[0], drawn_from).astype(np.int32)
+        sample_rows, sample_hidden, sample_positions, *rest = self.staging.upload(
             [
                 plan.sample_rows,
-                plan.sample_tokens,
+                drawn_from,
                 plan.sample_positions,
                 *self._moves(plan),
                 *(run.targets for run in plan.prompt_logprobs),
@@ -203,10 +213,9 @@ class ModelRunner:
         )
         moves = rest[: len(rest) - len(plan.prompt_logprobs)]
         self._move(moves)
-        inputs = mixed_inputs(plan)
-        ran = None if self.mixed_graphs is None else self.mixed_graphs.run(inputs, self.staging)
+        ran = None if graphs is None else graphs.run(inputs, self.staging)
         (hidden,) = ran or (self._forward(self.staging.upload(inputs), int(plan.query_lens.max())),)
-        logits = self.model.logits(hidden[sample_tokens])
+        logits = self.model.logits(hidden[sample_hidden])
         tokens = self._sample(logits, sample_rows, sample_positions)
         prompt_logprobs = tuple(
             self._prompt_logprobs(hidden, run, targets)
@@ -215,9 +224,9 @@ class ModelRunner:
         return _Sampled(logits, tokens, prompt_logprobs)
 
     def _forward(self, inputs: list[Tensor], max_query_len: int | None = None) -> Tensor:
-        """`mixed_inputs` on the device -> hidden [T, H]."""
-        given, token_rows, positions, *decodes, rows, contexts, query_starts = inputs
-        decode_rows, decode_contexts, decode_order = decodes
+        """`mixed_inputs` on the device -> hidden [T, H]; with `newest_inputs` after them [R, H]."""
+        given, token_rows, positions, decode_rows, decode_contexts, decode_order, *rest = inputs
+        rows, contexts, query_starts, *newest = rest
         tokens, positions, slots = self._places(given, token_rows, positions)
         batch = ForwardBatch(
             tokens=tokens,
@@ -229,6 +238,7 @@ class ModelRunner:
             decode_order=decode_order,
             prefill=PrefillBatch(rows, query_starts, contexts, max_query_len or len(given)),
             workspace=self.workspace,
+            newest=Newest(*newest) if newest else None,
         )
         return self.model.forward(batch, self.cache.layers)
 
@@ -271,14 +281,14 @@ class ModelRunner:
 
 
 def _staging_words(limits: Limits, rows: int, max_blocks: int) -> int:
-    """Most int32 words of a plan: 6 columns a row, 4 a token (targets included), and blocks' moves.
+    """Most int32 words of a plan: 13 columns a row, 4 a token (targets included), and blocks' moves.
 
     A step names new blocks for the tokens it computes, two a row to spare, and for each row that forks a
     whole table. Of rows that share prefixes it names those of a bundle to every four.
     """
     tokens = limits.max_num_batched_tokens
     words = (
-        (9 + LANES // SMALLEST_BUNDLE) * rows
+        (13 + LANES // SMALLEST_BUNDLE) * rows
         + 4 * tokens
         + 2 * (tokens + 2 * rows + rows * max_blocks)
         + 2 * rows

@@ -126,6 +126,7 @@ def start_engine(
 
     grammars = grammars_of(folder, model_config.vocab_size, model_config.eos_token_ids)
     matrix_bytes = model_config.vocab_size * model_config.embedding_size * dtype.itemsize
+    learned_positions = 0 if model_config.rope else model_config.max_position_embeddings
     info = EngineInfo(
         model=config.model,
         architecture=model_config.architecture,
@@ -142,7 +143,10 @@ def start_engine(
         max_num_batched_tokens=max_num_batched_tokens,
         bytes_per_block=block_bytes,
         weight_bytes=weight_bytes,
-        body_weight_bytes=weight_bytes - matrix_bytes * (1 if model_config.tie_word_embeddings else 2),
+        num_layers=model_config.num_layers,
+        body_weight_bytes=weight_bytes
+        - matrix_bytes * (1 if model_config.tie_word_embeddings else 2)
+        - learned_positions * model_config.hidden_size * dtype.itemsize,
         head_weight_bytes=matrix_bytes,
         has_grammars=grammars is not None,
     )
@@ -299,7 +303,7 @@ def _largest_step(limits: Limits, sampled: int) -> StepPlan:
         swap_out=empty_int32().reshape(0, 2),
         swap_in=empty_int32().reshape(0, 2),
         sample_rows=np.arange(sampled, dtype=np.int32),
-        sample_tokens=np.zeros(sampled, np.int32),
+        sample_tokens=np.full(sampled, lengths[0] - 1, np.int32),
         sample_positions=np.ones(sampled, np.int32),
         prompt_logprobs=(),
     )

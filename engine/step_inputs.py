@@ -18,7 +18,7 @@ def decode_inputs(plan: StepPlan, bundles: tuple[Int32, Int32]) -> list[Int32]:
 
     Those are members [N × R] and of each row its bundle [B], or both empty.
     """
-    return [plan.rows, plan.context_lens - 1, *_attending(plan), *bundles]
+    return [plan.rows, plan.context_lens - 1, *_attending(plan.rows, plan.context_lens), *bundles]
 
 
 def idle_decode(size: int, padding_row: int, bundle_width: int | None = None) -> list[Int32]:
@@ -41,7 +41,7 @@ def mixed_inputs(plan: StepPlan) -> list[Int32]:
     """T tokens, B decodes' first and then those of P prefill chunks.
 
     Token ids [T], -1 for the last one that the token's row sampled; their rows [T]; positions [T], -1 pads;
-    the three of `_attending`; chunks' rows [P]; context lengths [P], 0 pads; query starts [P + 1].
+    the decodes' three of `_attending`; chunks' rows [P]; context lengths [P], 0 pads; query starts [P + 1].
     """
     decodes = plan.num_decodes
     starts = np.cumsum(plan.query_lens, dtype=np.int32) - plan.query_lens
@@ -50,33 +50,41 @@ def mixed_inputs(plan: StepPlan) -> list[Int32]:
         np.concatenate([np.full(decodes, -1, np.int32), plan.prefill_tokens]),
         np.repeat(plan.rows, plan.query_lens),
         np.repeat(firsts - starts, plan.query_lens) + np.arange(plan.num_tokens, dtype=np.int32),
-        *_attending(plan),
+        *_attending(plan.rows[:decodes], plan.context_lens[:decodes]),
         plan.rows[decodes:],
         plan.context_lens[decodes:],
         np.append(starts[decodes:], np.int32(plan.num_tokens)),
     ]
 
 
+def newest_inputs(plan: StepPlan) -> list[Int32]:
+    """Of each row its newest token, an index in 0 ... T - 1 [R], rising, and the three of `_attending`."""
+    return [
+        np.cumsum(plan.query_lens, dtype=np.int32) - 1,
+        *_attending(plan.rows, plan.context_lens),
+    ]
+
+
 def idle_mixed(size: int, padding_row: int) -> list[Int32]:
-    """Of `size` tokens; in a padded step those that are left over are a chunk without context."""
-    decodes = min(size, padding_row)
+    """Of `size` tokens, with `newest_inputs`; those left over in a padded step have no context."""
+    rows = min(size, padding_row)
     chunks = min(max(size // TOKENS_A_CHUNK, 4), padding_row)
     return [
         np.zeros(size, np.int32),
         np.full(size, padding_row, np.int32),
         np.full(size, -1, np.int32),
-        *_attending_idly(decodes, padding_row),
+        *_attending_idly(rows, padding_row),
         np.full(chunks, padding_row, np.int32),
         np.zeros(chunks, np.int32),
         np.full(chunks + 1, size, np.int32),
+        np.zeros(rows, np.int32),
+        *_attending_idly(rows, padding_row),
     ]
 
 
-def _attending(plan: StepPlan) -> list[Int32]:
-    """Of the decodes: rows [B], context lengths [B] (this step's token counted; 0 pads), an order [B]."""
-    context_lens = plan.context_lens[: plan.num_decodes]
-    longest_first = np.argsort(-context_lens, kind="stable").astype(np.int32)
-    return [plan.rows[: plan.num_decodes], context_lens, longest_first]
+def _attending(rows: Int32, context_lens: Int32) -> list[Int32]:
+    """One query a row: rows [B], context lengths [B] (this step's tokens counted; 0 pads), an order [B]."""
+    return [rows, context_lens, np.argsort(-context_lens, kind="stable").astype(np.int32)]
 
 
 def _attending_idly(size: int, padding_row: int) -> list[Int32]:

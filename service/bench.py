@@ -156,14 +156,18 @@ def run_workload(core: EngineCore, info: EngineInfo, work: list[Work], ceilings:
 
 
 def _bound(stats: StepStats, info: EngineInfo, ceilings: Ceilings) -> float:
-    """Least seconds a step can take: weights and context read once, or its matrix products' arithmetic."""
+    """Least seconds a step can take: weights and context read once, or its matrix products' arithmetic.
+
+    The last layer owes a prompt's tokens no more than K and V, bar the newest; it is not counted for them.
+    """
     tokens = stats.prefill_tokens + stats.decode_tokens
     if not tokens:
         return 0.0
     context_bytes = stats.tokens_filled * info.bytes_per_block / info.block_size
     reading = (info.body_weight_bytes + info.head_weight_bytes + context_bytes) / ceilings.bandwidth
     dtype: torch.dtype = getattr(torch, info.dtype)
-    products = info.body_weight_bytes * tokens + info.head_weight_bytes * stats.decode_tokens
+    through_all = tokens - stats.prefill_tokens / info.num_layers
+    products = info.body_weight_bytes * through_all + info.head_weight_bytes * stats.decode_tokens
     return max(reading, 2 * products / dtype.itemsize / ceilings.flops)
 
 

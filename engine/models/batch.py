@@ -22,6 +22,19 @@ class PrefillBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest tokens of a step's R sequences; device tensors.
+
+    Each is one query, at position context_lens − 1, whether a decode's or the last of a prefill chunk.
+    """
+
+    tokens: Tensor  # [R] i32, index in 0 ... T - 1
+    rows: Tensor  # [R] i32
+    context_lens: Tensor  # [R] i32, cached tokens after this step; 0 pads
+    order: Tensor  # [R] i32, 0 ... R - 1 by falling context length
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """T tokens as device tensors: first the B decode tokens, one to a sequence, then the prefill tokens."""
 
@@ -35,3 +48,13 @@ class ForwardBatch:
     prefill: PrefillBatch | None
     workspace: DecodeWorkspace | DecodeGather | None = None  # what the decode kernel keeps between layers
     shared: SharedPrefixes | None = None  # by decodes
+    newest: Newest | None = None  # whose hidden states alone are wanted; None: all tokens' are
+
+    def newest_by_layer(self, layers: int) -> list[Newest | None]:
+        """Whose hidden states each layer owes to what follows it: to another layer all tokens'."""
+        return [None] * (layers - 1) + [self.newest]
+
+
+def of_newest(x: Tensor, newest: Newest | None) -> Tensor:
+    """x [T, ...] -> [R, ...], a copy; or x itself where all tokens are wanted."""
+    return x if newest is None else x.index_select(0, newest.tokens)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.kv_cache import LayerCache
-from engine.models.batch import ForwardBatch
+from engine.models.batch import ForwardBatch, Newest, of_newest
 from engine.models.layers import Attention, LayerNorm, Linear
 
 
@@ -23,12 +23,14 @@ class Block:
     activation: Callable[[Tensor], Tensor]
     down: Linear
 
-    def pre_norm(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        """x [T, H] -> [T, H], norms before attention and MLP."""
-        x = x + self.output(self.attention(self.qkv(self.attention_norm(x)), batch, cache))
+    def pre_norm(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, newest: Newest | None) -> Tensor:
+        """x [T, H] -> [T, H], or [R, H] of the newest tokens; norms before attention and MLP."""
+        attended = self.attention(self.qkv(self.attention_norm(x)), batch, cache, newest)
+        x = of_newest(x, newest) + self.output(attended)
         return x + self.down(self.activation(self.up(self.mlp_norm(x))))
 
-    def post_norm(self, x: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        """x [T, H] -> [T, H], norms after the residual additions."""
-        x = self.attention_norm(x + self.output(self.attention(self.qkv(x), batch, cache)))
+    def post_norm(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, newest: Newest | None) -> Tensor:
+        """x [T, H] -> [T, H], or [R, H] of the newest tokens; norms after the residual additions."""
+        attended = self.attention(self.qkv(x), batch, cache, newest)
+        x = self.attention_norm(of_newest(x, newest) + self.output(attended))
         return self.mlp_norm(x + self.down(self.activation(self.up(x))))

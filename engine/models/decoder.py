@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.kv_cache import LayerCache
-from engine.models.batch import ForwardBatch
+from engine.models.batch import ForwardBatch, Newest, of_newest
 from engine.models.config import ModelConfig
 from engine.models.layers import Attention, Linear
 from engine.models.rope import rope_table
@@ -72,29 +72,38 @@ class Decoder:
         )
 
     def forward(self, batch: ForwardBatch, cache: list[LayerCache]) -> Tensor:
-        """Compute the batch's tokens over the layers' caches -> hidden [T, H], final norm applied."""
+        """Compute the batch's tokens over the layers' caches -> hidden [T, H], final norm applied.
+
+        [R, H] of `batch.newest` where that is given: the last layer does no more than those need.
+        """
         residual = self.backend.embed(batch.tokens, self.embedding)
-        layers = list(zip(self.layers, self.norms_after, cache, strict=True))
+        newest_by_layer = batch.newest_by_layer(len(self.layers))
+        layers = list(zip(self.layers, self.norms_after, cache, newest_by_layer, strict=True))
         if len(residual) <= self.most_fused:
             return self._few_tokens(residual, batch, layers)
         add_rms_norm, silu_mul = self.backend.add_rms_norm, self.backend.silu_mul
         eps = self.config.norm_eps
         x = self.backend.rms_norm(residual, self.layers[0].input_norm, eps)
-        for layer, norm_after, layer_cache in layers:
-            x = layer.output(layer.attention(layer.qkv(x), batch, layer_cache))
+        for layer, norm_after, layer_cache, newest in layers:
+            x = layer.output(layer.attention(layer.qkv(x), batch, layer_cache, newest))
+            residual = of_newest(residual, newest)
             x, residual = add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = layer.down(silu_mul(layer.gate_up(x)))
             x, residual = add_rms_norm(x, residual, norm_after, eps)
         return x
 
     def _few_tokens(
-        self, residual: Tensor, batch: ForwardBatch, layers: list[tuple[_Layer, Tensor, LayerCache]]
+        self,
+        residual: Tensor,
+        batch: ForwardBatch,
+        layers: list[tuple[_Layer, Tensor, LayerCache, Newest | None]],
     ) -> Tensor:
         """The same layers in fewer kernels, which only few tokens are quicker by."""
         backend, eps = self.backend, self.config.norm_eps
-        for layer, _, layer_cache in layers:
+        for layer, _, layer_cache, newest in layers:
             qkv = backend.norm_linear(residual, layer.input_norm, eps, layer.qkv.weight, layer.qkv.bias)
-            attended = layer.attention(qkv, batch, layer_cache)
+            attended = layer.attention(qkv, batch, layer_cache, newest)
+            residual = of_newest(residual, newest)
             backend.add_linear(residual, attended, layer.output.weight, layer.output.bias)
             gate_up = layer.gate_up
             inner = backend.norm_silu_linear(residual, layer.mlp_norm, eps, gate_up.weight, gate_up.bias)

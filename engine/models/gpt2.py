@@ -51,10 +51,14 @@ class GPT2:
         )
 
     def forward(self, batch: ForwardBatch, cache: list[LayerCache]) -> Tensor:
-        """Compute the batch's tokens over the layers' caches -> hidden [T, H], final norm applied."""
+        """Compute the batch's tokens over the layers' caches -> hidden [T, H], final norm applied.
+
+        [R, H] of `batch.newest` where that is given: the last layer does no more than those need.
+        """
         x = F.embedding(batch.tokens, self.embedding) + F.embedding(batch.positions, self.positions)
-        for layer, layer_cache in zip(self.layers, cache, strict=True):
-            x = layer.pre_norm(x, batch, layer_cache)
+        newest_by_layer = batch.newest_by_layer(len(self.layers))
+        for layer, layer_cache, newest in zip(self.layers, cache, newest_by_layer, strict=True):
+            x = layer.pre_norm(x, batch, layer_cache, newest)
         return self.final_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kv_cache import LayerCache
-from engine.models.batch import ForwardBatch, PrefillBatch
+from engine.models.batch import ForwardBatch, Newest, PrefillBatch, of_newest
 from engine.models.config import Activation, ModelConfig
 from kernels.backend import Backend
 from kernels.new_heads import NewHeads
@@ -83,8 +83,13 @@ class Attention:
         self.scale = config.head_dim**-0.5
         self.window = window
 
-    def __call__(self, qkv: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        """qkv [T, (Hq + 2 Hkv) D] (q may be overwritten), this layer's cache -> [T, Hq D]."""
+    def __call__(self, qkv: Tensor, batch: ForwardBatch, cache: LayerCache, newest: Newest | None) -> Tensor:
+        """qkv [T, (Hq + 2 Hkv) D] (q may be overwritten), this layer's cache -> [T, Hq D].
+
+        With `newest`, all K and V go to the cache, but only those R tokens are attended for -> [R, Hq D].
+        """
+        if newest is not None:
+            return self._of_newest(qkv, batch, newest, cache)
         out = torch.empty(len(qkv), self.num_heads, self.head_dim, dtype=qkv.dtype, device=qkv.device)
         kv, kv_scales = cache
         if batch.prefill is None:
@@ -106,32 +111,14 @@ class Attention:
                 kv_scales,
             )
         else:
-            self._mixed(qkv, out, batch, batch.prefill, kv, kv_scales)
+            self._mixed(qkv, out, batch, batch.prefill, cache)
         return out.flatten(1)
 
     def _mixed(
-        self,
-        qkv: Tensor,
-        out: Tensor,
-        batch: ForwardBatch,
-        prefill: PrefillBatch,
-        kv: Tensor,
-        kv_scales: Tensor | None,
+        self, qkv: Tensor, out: Tensor, batch: ForwardBatch, prefill: PrefillBatch, cache: LayerCache
     ) -> None:
-        backend, heads = self.backend, self.heads
-        backend.qkv_to_cache(
-            qkv,
-            batch.positions,
-            batch.slots,
-            kv,
-            self.num_heads,
-            heads.rope,
-            heads.q_norm,
-            heads.k_norm,
-            heads.eps,
-            kv_scales,
-        )
-        q = qkv[:, : self.num_heads * self.head_dim].view(out.shape)
+        q, backend = self._to_cache(qkv, batch, cache), self.backend
+        kv, kv_scales = cache
         backend.prefill_attention(
             q,
             out,
@@ -160,3 +147,40 @@ class Attention:
                 kv_scales=kv_scales,
                 beside=len(prefill.rows) > 0,
             )
+
+    def _of_newest(self, qkv: Tensor, batch: ForwardBatch, newest: Newest, cache: LayerCache) -> Tensor:
+        q = of_newest(self._to_cache(qkv, batch, cache), newest)
+        out = torch.empty_like(q)
+        kv, kv_scales = cache
+        self.backend.decode_attention(
+            q,
+            out,
+            kv,
+            batch.block_tables,
+            newest.rows,
+            newest.context_lens,
+            newest.order,
+            self.scale,
+            self.window,
+            batch.workspace,
+            kv_scales=kv_scales,
+        )
+        return out.flatten(1)
+
+    def _to_cache(self, qkv: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """K and V of all tokens to the cache -> q [T, Hq, D], normalised and rotated: a view of qkv."""
+        kv, kv_scales = cache
+        heads = self.heads
+        self.backend.qkv_to_cache(
+            qkv,
+            batch.positions,
+            batch.slots,
+            kv,
+            self.num_heads,
+            heads.rope,
+            heads.q_norm,
+            heads.k_norm,
+            heads.eps,
+            kv_scales,
+        )
+        return qkv[:, : self.num_heads * self.head_dim].unflatten(1, (self.num_heads, self.head_dim))

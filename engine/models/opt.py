@@ -67,14 +67,18 @@ class OPT:
         )
 
     def forward(self, batch: ForwardBatch, cache: list[LayerCache]) -> Tensor:
-        """Compute the batch's tokens over the layers' caches -> hidden [T, H], final norm applied."""
+        """Compute the batch's tokens over the layers' caches -> hidden [T, H], final norm applied.
+
+        [R, H] of `batch.newest` where that is given: the last layer does no more than those need.
+        """
         x = F.embedding(batch.tokens, self.embedding)
         if self.project_in is not None:
             x = self.project_in(x)
         x = x + F.embedding(batch.positions, self.positions)
         run = Block.pre_norm if self.config.norm_before else Block.post_norm
-        for layer, layer_cache in zip(self.layers, cache, strict=True):
-            x = run(layer, x, batch, layer_cache)
+        newest_by_layer = batch.newest_by_layer(len(self.layers))
+        for layer, layer_cache, newest in zip(self.layers, cache, newest_by_layer, strict=True):
+            x = run(layer, x, batch, layer_cache, newest)
         return x if self.final_norm is None else self.final_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

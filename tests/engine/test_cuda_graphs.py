@@ -290,6 +290,7 @@ def test_an_engine_answers_the_same_before_while_and_after_graphs_are_captured(
 ) -> None:
     core = start(llama[0], StandIn().record)
     asked = [*requests(0, temperature=0.0, logprobs=1), *requests(7, temperature=0.8, logprobs=1)]
+    asked[5:5] = requests(14, temperature=0.0, logprobs=1, prompt_logprobs=1)[:3]
     total = core.runner.graphs_left
     assert total >= 10
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from engine.kv_cache import KVCache
-from engine.models.batch import ForwardBatch, PrefillBatch
+from engine.models.batch import ForwardBatch, Newest, PrefillBatch
 from engine.models.config import ModelConfig
 from engine.models.loader import Model
 
 BLOCK_SIZE = 16
+Query = tuple[int, list[int]]  # a row and its tokens of this step
 
 
 class PagedDriver:
@@ -44,48 +46,74 @@ class PagedDriver:
         self, decodes: dict[int, int], prefills: dict[int, list[int]], padding: int = 0
     ) -> dict[int, Tensor]:
         """Run {row: token} decodes and {row: tokens} chunks -> {row: logits [its tokens, V]}."""
-        queries = [(row, [token]) for row, token in decodes.items()]
-        queries += [(self.rows, [])] * padding + list(prefills.items())
+        queries = self._queries(decodes, prefills, padding)
+        logits = self._logits(self._batch(queries, len(decodes) + padding))
+        each = logits.split([len(ids) for _, ids in queries])
+        return {row: own for (row, _), own in zip(queries, each, strict=True) if row < self.rows}
+
+    def step_of_newest(
+        self, decodes: dict[int, int], prefills: dict[int, list[int]], padding: int = 0
+    ) -> dict[int, Tensor]:
+        """The same, for each row's newest token alone -> {row: logits [V]}."""
+        queries = self._queries(decodes, prefills, padding)
+        batch = self._batch(queries, len(decodes) + padding)
+        context_lens = self._context_lens(queries)
+        newest = Newest(
+            tokens=_int32([len(ids) for _, ids in queries]).cumsum(0, dtype=torch.int32) - 1,
+            rows=_int32([row for row, _ in queries]),
+            context_lens=context_lens,
+            order=context_lens.argsort(descending=True).int(),
+        )
+        logits = self._logits(replace(batch, newest=newest))
+        return {row: own for (row, _), own in zip(queries, logits, strict=True) if row < self.rows}
+
+    def _queries(self, decodes: dict[int, int], prefills: dict[int, list[int]], padding: int) -> list[Query]:
+        single = [(row, [token]) for row, token in decodes.items()] + [(self.rows, [0])] * padding
+        return [*single, *prefills.items()]
+
+    def _context_lens(self, queries: list[Query]) -> Tensor:
+        return _int32([0 if row == self.rows else self.lengths[row] for row, _ in queries])
+
+    def _logits(self, batch: ForwardBatch) -> Tensor:
+        with torch.inference_mode():
+            return self.model.logits(self.model.forward(batch, self.cache.layers))
+
+    def _batch(self, queries: list[Query], num_decodes: int) -> ForwardBatch:
+        """The first `num_decodes` have one token each, the rest are chunks. Lengths grow."""
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
-        starts: dict[int, int] = {}
+        starts: list[int] = []
         for row, ids in queries:
+            starts.append(len(tokens))
+            tokens += ids
             if row == self.rows:
-                tokens, positions, slots = [*tokens, 0], [*positions, 0], [*slots, -1]
+                positions, slots = [*positions, 0], [*slots, -1]
                 continue
-            starts[row] = len(tokens)
-            for token in ids:
-                position = self.lengths[row]
+            for position in range(self.lengths[row], self.lengths[row] + len(ids)):
                 block = int(self.block_tables[row, position // BLOCK_SIZE])
-                tokens.append(token)
                 positions.append(position)
                 slots.append(block * BLOCK_SIZE + position % BLOCK_SIZE)
-                self.lengths[row] += 1
+            self.lengths[row] += len(ids)
+        rows, context_lens = _int32([row for row, _ in queries]), self._context_lens(queries)
         prefill = None
-        if prefills:
-            lengths = [len(ids) for ids in prefills.values()]
+        if len(queries) > num_decodes:
             prefill = PrefillBatch(
-                rows=_int32(list(prefills)),
-                query_starts=_int32(
-                    [len(decodes) + padding + sum(lengths[:end]) for end in range(len(lengths) + 1)]
-                ),
-                context_lens=_int32([self.lengths[row] for row in prefills]),
-                max_query_len=max(lengths),
+                rows=rows[num_decodes:],
+                query_starts=_int32([*starts[num_decodes:], len(tokens)]),
+                context_lens=context_lens[num_decodes:],
+                max_query_len=max(len(ids) for _, ids in queries),
             )
-        batch = ForwardBatch(
+        return ForwardBatch(
             tokens=_int32(tokens),
             positions=_int32(positions),
             slots=torch.tensor(slots),
             block_tables=self.block_tables,
-            decode_rows=_int32([*decodes, *[self.rows] * padding]),
-            decode_context_lens=_int32([self.lengths[row] for row in decodes] + [0] * padding),
-            decode_order=_int32(list(range(len(decodes) + padding))),
+            decode_rows=rows[:num_decodes],
+            decode_context_lens=context_lens[:num_decodes],
+            decode_order=_int32(list(range(num_decodes))),
             prefill=prefill,
         )
-        with torch.inference_mode():
-            logits = self.model.logits(self.model.forward(batch, self.cache.layers))
-        return {row: logits[starts[row] : starts[row] + len(ids)] for row, ids in queries if row in starts}
 
     def generate(
         self, prompts: list[list[int]], steps: int, seed: int = 0
