@@ -100,7 +100,7 @@ def _merge_kernel(
     SPLITS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
-    """Merge PART dimensions of a head's split results by their log-sum-exps (base 2), if the row was split."""
+    """Merge PART dimensions of a head's split results by their log-sum-exps (base 2), if it was split."""
     head = tl.program_id(0)
     index = tl.program_id(1)
     num_q_heads = tl.num_programs(0)

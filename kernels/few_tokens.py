@@ -71,8 +71,11 @@ def _kernel(
     place = out + (token * OUTPUTS + row)
     inside = (token < num_tokens) & (row < OUTPUTS)
     if DEPENDENT:
-        gdc_launch_dependents()
+        if not GATED:
+            gdc_launch_dependents()
         gdc_wait()  # from here on what earlier kernels wrote may be read, and their inputs written
+        if GATED:  # sooner, the next weights would take the memory's time from these, the most of a layer
+            gdc_launch_dependents()
     chunks: gl.tuple = ()  # of x, asked for at once: many answers take no longer than one
     for step in gl.static_range(AHEAD):
         chunks += (gl.load(x_place + step * CHUNK),)

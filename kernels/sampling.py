@@ -68,7 +68,8 @@ def sample(
 
     positions [S] is where the token goes in its sequence. Among equals the lowest id wins. -inf is never
     chosen; a row with NaN, with +inf or with nothing finite gives -1. last_tokens [*] int32, by device row,
-    has the token then, too, or 0 for -1.
+    has the token then, too, or 0 for -1. Rows and the state are read before kernels ahead have ended: they
+    must be complete when the kernel just ahead begins.
     """
     samples, vocabulary = logits.shape
     tokens = torch.empty(samples, dtype=torch.int32, device=logits.device)
@@ -148,13 +149,13 @@ def _chunk_argmax_kernel(
     ON_GPU: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
     sample = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     row = tl.load(rows_ptr + sample)
     temperature = tl.load(temperature_ptr + row)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = token < VOCABULARY
     logits = tl.load(logits_ptr + sample * stride + token, inside, other=float("-inf")).to(tl.float32)
@@ -188,10 +189,11 @@ def _argmax_kernel(
     CHUNKS_PADDED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
+    sample = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + sample)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
-    sample = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, CHUNKS_PADDED)
     inside = chunk < CHUNKS
     scores = tl.load(best_ptr + sample * CHUNKS + chunk, inside, other=float("-inf"))
@@ -201,4 +203,4 @@ def _argmax_kernel(
     )
     token = tl.where(tl.abs(best) < float("inf"), tl.min(candidates), -1)
     tl.store(tokens_ptr + sample, token)
-    tl.store(last_tokens_ptr + tl.load(rows_ptr + sample), tl.maximum(token, 0))
+    tl.store(last_tokens_ptr + row, tl.maximum(token, 0))

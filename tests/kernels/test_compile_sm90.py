@@ -22,6 +22,7 @@ SPILLS_LIMIT = {
     "decode_64": 0,
     "decode_shared": 0,
     "decode_new": 0,
+    "decode_new_short": 12,
     "decode_beside": 0,
     "shared_prefix": 0,
     "decode_16_fp8": 0,
@@ -81,6 +82,11 @@ def compile_variants() -> dict[str, dict[str, int]]:
             four_warps,
         ),
         "decode_new": (decode._decode_kernel, new, four_warps | {"num_stages": decode.NEW_STAGES}),
+        "decode_new_short": (
+            decode._decode_kernel,
+            new,
+            four_warps | {"num_stages": decode.NEW_STAGES, "maxnreg": decode.NEW_REGISTERS},
+        ),
         "decode_beside": (
             decode._decode_kernel,
             decode_shape | alone | no_scales | {"BESIDE": True},
