@@ -6,17 +6,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import cycle
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.plan import Int32, Logprobs, StepResult
-from kernels.host_copy import copy_words
-
-RESULTS = 4  # steps whose tokens there is room for on the host; two are under way at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +44,9 @@ class DeviceResult:
     logprobs: DeviceLogprobs | None
     prompt_logprobs: tuple[DeviceLogprobs, ...]
 
-    def moved(self, tokens: Tensor, move: Callable[[Tensor], Tensor]) -> DeviceResult:
-        """The same with these `tokens`, and the rest as `move` gives it."""
+    def map(self, move: Callable[[Tensor], Tensor]) -> DeviceResult:
         return DeviceResult(
-            tokens,
+            move(self.tokens),
             self.logprob_samples,
             None if self.logprobs is None else self.logprobs.map(move),
             tuple(entry.map(move) for entry in self.prompt_logprobs),
@@ -104,19 +99,15 @@ def _let_go(error: BaseException | None) -> None:
 class CudaFlight:
     """Results on their way to pinned memory; one event says when they are there, one when all has moved."""
 
-    def __init__(self, result: DeviceResult, place: Tensor, transferred: torch.cuda.Event | None) -> None:
-        """Tokens go to the front of `place`, pinned memory that is this flight's until it is waited for."""
-        tokens = place[: len(result.tokens)]
-        copy_words(tokens, result.tokens)
-        self._result = result.moved(tokens, _to_pinned)
+    def __init__(self, result: DeviceResult, transferred: torch.cuda.Event | None) -> None:
+        self._result = result.map(_to_pinned)
         self._transferred = transferred
         self._done = torch.cuda.Event()
         self._done.record()
 
     def wait(self) -> StepResult:
         self._done.synchronize()
-        result = self._result.numpy()
-        return replace(result, tokens=result.tokens.copy())
+        return self._result.numpy()
 
     def has_moved(self, *, wait: bool = False) -> bool:
         if self._transferred is not None and wait:
@@ -135,11 +126,8 @@ class CudaQueue:
     waits for it, since the scheduler gives its blocks to nobody before it is done.
     """
 
-    def __init__(self, device: torch.device, most_samples: int) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
-        self._places = cycle(
-            [torch.empty(most_samples, dtype=torch.int32, pin_memory=True) for _ in range(RESULTS)]
-        )
         self._copy_stream = torch.cuda.Stream(device)
         self._gate = Gate()
 
@@ -162,7 +150,7 @@ class CudaQueue:
                 transferred = torch.cuda.Event()
                 transferred.record()
         with torch.cuda.stream(self.stream):
-            return CudaFlight(step(), next(self._places), transferred)
+            return CudaFlight(step(), transferred)
 
     def run(self, work: Callable[[], object]) -> None:
         """What is no step, where steps run; waits until the device has done it."""

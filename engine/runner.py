@@ -82,7 +82,7 @@ class ModelRunner:
         self.bundles: PrefixBundles | None = None
         if device.type == "cuda":
             self.workspace = DecodeWorkspace.allocate(rows, config.num_heads, config.head_dim, device)
-            self.queue = CudaQueue(device, rows)
+            self.queue = CudaQueue(device)
             width = rows_of_bundle(config.num_heads // config.num_kv_heads)
             self.bundles = PrefixBundles(rows, cache.block_size, width)
         self.decode_graphs: Graphs | None = None

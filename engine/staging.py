@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from engine.plan import Int32
-from kernels.host_copy import copy_words, copy_words_reference
 
 # Words. Triton compiles a kernel once more for each pattern of pointers that are 16-byte aligned or not.
 ALIGNMENT = 4
@@ -59,7 +58,6 @@ class Staging:
         self._host = [torch.empty(capacity, dtype=torch.int32, pin_memory=pinned) for _ in range(ROTATION)]
         self._views = [buffer.numpy() for buffer in self._host]
         self._device = device
-        self._copy = copy_words if pinned else copy_words_reference
         self._turn = 0
 
     def upload(self, arrays: list[Int32]) -> list[Tensor]:
@@ -70,7 +68,7 @@ class Staging:
         for array, begin in zip(arrays, begins, strict=False):
             view[begin : begin + array.size] = array.ravel()
         target = torch.empty(begins[-1], dtype=torch.int32, device=self._device)
-        self._copy(target, host[: begins[-1]])
+        target.copy_(host[: begins[-1]], non_blocking=True)
         return [target[begin : begin + array.size] for array, begin in zip(arrays, begins, strict=False)]
 
     def upload_into(self, inputs: PaddedInputs, arrays: list[Int32]) -> None:
@@ -81,4 +79,4 @@ class Staging:
         view[:words] = inputs.words
         for array, begin in zip(arrays, inputs.begins, strict=False):
             view[begin : begin + len(array)] = array
-        self._copy(inputs.buffer, host[:words])
+        inputs.buffer.copy_(host[:words], non_blocking=True)
