@@ -1,0 +1,55 @@
+"""The steps whose layers are timed: rows in blocks of their own, and the bytes they have to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.kv_cache import KVCache
+from engine.models.config import ModelConfig
+from engine.models.loader import load_model
+from kernels.backend import torch_backend
+from kernels.decode_reference import DecodeGather
+from loadtest.gpu_layer import BLOCK_SIZE, decode_batch, layer_bytes
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("context", [1, BLOCK_SIZE, 2 * BLOCK_SIZE + 3])
+def test_each_row_writes_its_newest_token_where_nobody_else_does(
+    model_folder: Callable[[str], Path], context: int
+) -> None:
+    folder, backend, rows = model_folder("qwen3"), torch_backend(), 3
+    config = ModelConfig.from_folder(folder)
+    model, _ = load_model(folder, config, backend, device=CPU, dtype=torch.float32, max_model_len=64)
+    batch = decode_batch(rows, context, BLOCK_SIZE, DecodeGather(), CPU)
+    blocks = batch.block_tables.numel()
+    cache = KVCache(config, blocks, BLOCK_SIZE, torch.float32, CPU, backend.copy_blocks)
+    cache.blocks.zero_()
+    with torch.inference_mode():
+        hidden = model.forward(batch, cache.layers)
+    assert hidden.shape == (rows, config.hidden_size) and hidden.isfinite().all()
+    assert sorted(batch.block_tables.flatten().tolist()) == list(range(blocks))
+    for layer in cache.layers:
+        written = layer.kv.abs().sum((1, 2, 4)).flatten().nonzero().flatten()
+        assert sorted(batch.slots.tolist()) == written.tolist()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama-tied-linear"])
+def test_a_layers_bytes_are_its_weights_and_its_rows_cache(
+    model_folder: Callable[[str], Path], name: str
+) -> None:
+    folder = model_folder(name)
+    config = ModelConfig.from_folder(folder)
+    _, total = load_model(folder, config, torch_backend(), device=CPU, dtype=torch.float32, max_model_len=64)
+    matrices = (1 if config.tie_word_embeddings else 2) * config.vocab_size * config.hidden_size
+    layers = total // 4 - matrices
+    vectors = 2 * config.hidden_size + (2 * config.head_dim if config.qk_norm else 0)  # norms
+    vectors += (config.num_heads + 2 * config.num_kv_heads) * config.head_dim if config.qkv_bias else 0
+    own = layer_bytes(config, 0, 0, 4) // 4
+    assert layers == config.num_layers * (own + vectors) + config.hidden_size
+    token = 2 * config.num_kv_heads * config.head_dim
+    assert layer_bytes(config, 5, 7, 2) == (own + 35 * token) * 2
