@@ -26,9 +26,10 @@ STAGES = 4
 # Of new heads. As much shared memory as more take is not free before the kernel ahead has ended on a
 # multiprocessor: 25.2 against 22.9 µs a layer of one token of Qwen3-0.6B on an H100.
 NEW_STAGES = 2
-# And so many registers are free earlier, too, where splits are short: 21.5 against 21.9 µs.
+# And so many registers are free sooner, too, which helps where there is room for many splits of a row: 21.5
+# against 21.9 µs. Normed heads of up to 128 dimensions fit them, while others would go through memory.
 NEW_REGISTERS = 128
-SHORT_SPLITS = 8  # or more of each row
+MANY_SPLITS = 8
 HEADROOM = tl.constexpr(12)  # log2 of how far a prefix may outweigh a key that fp16 holds in full
 
 
@@ -100,7 +101,7 @@ def _decode_kernel(
     first_key, first_tile, tiles, split_tiles, splits = tiles_and_splits(
         context_len, shared_len, window, max_splits, TILE
     )
-    if split >= tl.maximum(splits, 1):  # the first splits wait for all kernels ahead, the others need not
+    if split >= tl.maximum(splits, 1):  # a row's first split waits for the kernels ahead, so this need not
         if BESIDE:
             _end_after_the_kernel_ahead()
         return
@@ -300,6 +301,7 @@ def decode_attention(
         )
     launch = dependent_launch(q.device)
     heads = (None, None, None, 0.0) if new is None else (new.rope, new.q_norm, new.k_norm, new.eps)
+    soon = new is not None and new.q_norm is not None and dim <= 128 and max_splits >= MANY_SPLITS
     _decode_kernel[num_kv_heads, batch, max_splits](
         out, workspace.partials, workspace.lse, q, kv, block_tables, rows, context_lens, order,
         *prefixes, scale * LOG2_E, window,
@@ -308,7 +310,7 @@ def decode_attention(
         HEAD_DIM=head_dim, DIM=dim, TILE=tile, NEW=new is not None,
         BESIDE=beside and launch["DEPENDENT"], num_warps=4,
         num_stages=STAGES if new is None else NEW_STAGES,
-        maxnreg=NEW_REGISTERS if new is not None and max_splits >= SHORT_SPLITS else None, **launch,
+        maxnreg=NEW_REGISTERS if soon else None, **launch,
     )  # fmt: skip
     if max_splits > 1:
         merge_splits(out, context_lens, window, max_splits, tile, workspace)

@@ -13,7 +13,7 @@ from kernels.launch import dependent_launch
 from kernels.shared_prefix import PrefixWorkspace
 
 MAX_SPLITS = 64
-PART = 32  # dimensions of a head that a warp merges; others need not wait for each other then
+PART = 32  # dimensions of a head that a warp merges: the warps of a head need not wait for each other
 FULL_DEVICE = 256  # programs: about two on every multiprocessor, which is what their shared memory allows
 
 

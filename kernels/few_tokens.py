@@ -23,8 +23,8 @@ MOST_WEIGHTS_OF_ONE = 1 << 23  # where one token alone was quicker than by kerne
 ROWS = 16  # outputs of a program, each a row of the weight
 WARPS = 8
 CHUNK = 64  # columns that a warp multiplies at a time
-AHEAD = 6  # chunks that a warp has asked for, of the weight and, once it is there, of x
-AHEAD_GATED = 4  # of each of two weights
+AHEAD = 4  # chunks that a warp has asked for, of each weight and, once it is there, of x
+AHEAD_ADDED = 6  # of the output and down projections, which have no norm and no second weight to hold
 
 
 @gluon.jit(do_not_specialize=["num_tokens"])
@@ -140,6 +140,11 @@ def few_tokens_suit_wide(x: Tensor, weight: Tensor) -> bool:
     return _takes(x, weight) and 1 <= len(x) <= MOST_TOKENS_OF_WIDE and weight.is_contiguous()
 
 
+def chunks_ahead(columns: int, warps: int, *, added: bool) -> int:
+    """AHEAD of a kernel in which each of `warps` takes its part of the columns."""
+    return min(AHEAD_ADDED if added else AHEAD, columns // (warps * CHUNK))
+
+
 def _takes(x: Tensor, weight: Tensor) -> bool:
     outputs, columns = weight.shape
     fits = columns % (WARPS * CHUNK) == 0 and outputs % (2 * ROWS) == 0
@@ -169,6 +174,6 @@ def linear_of_few(
     _kernel[(outputs // ROWS,)](
         out, x, weight, bias, norm, eps, tokens,
         OUTPUTS=outputs, COLUMNS=columns, TOKENS=8 if tokens <= 8 else 16, ROWS=ROWS, CHUNK=CHUNK,
-        AHEAD=min(AHEAD_GATED if gated else AHEAD, columns // (warps * CHUNK)), GATED=gated, ADDED=added,
-        num_warps=warps, **dependent_launch(x.device),
+        AHEAD=chunks_ahead(columns, warps, added=added), GATED=gated, ADDED=added, num_warps=warps,
+        **dependent_launch(x.device),
     )  # fmt: skip

@@ -37,6 +37,9 @@ SPILLS_LIMIT = {
     "few_tokens_norm": 0,
     "few_tokens_gated": 0,
     "few_tokens_add": 0,
+    "few_tokens_norm_wide": 0,
+    "few_tokens_gated_wide": 16,
+    "few_tokens_add_wide": 0,
     "qkv_to_cache_fp8": 0,
     "gemv_add": 0,
     "gemv_gate_up": 0,
@@ -46,6 +49,8 @@ SPILLS_LIMIT = {
     "chunk_argmax": 0,
     "argmax": 0,
 }
+# Loads before a kernel waits: of what was there before the kernel ahead began, and of nothing else.
+READS_EARLY = {"argmax": 1, "chunk_argmax": 2, "merge": 1, "thresholds": 0, "embed": 0}
 WRITES_EARLY = {"decode_beside"}  # what no kernel ahead touches; all others wait before they write
 
 
@@ -214,7 +219,7 @@ def compile_hopper_variants() -> dict[str, dict[str, int]]:
 
 
 def compile_few_tokens_variants() -> dict[str, dict[str, int]]:
-    """The same of the fused linear layers of a few tokens, with Qwen3-0.6B's widths."""
+    """The same of the fused linear layers of a few tokens, with the widths of Qwen3-0.6B and -1.7B."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -222,15 +227,22 @@ def compile_few_tokens_variants() -> dict[str, dict[str, int]]:
     from kernels import few_tokens
 
     kernel = few_tokens._kernel
-    both = {"TOKENS": 16, "ROWS": 16, "CHUNK": 64, "AHEAD": 4, "DEPENDENT": True, "bias": None}
-    normed = both | {"COLUMNS": 1024, "ADDED": False}
-    variants: dict[str, tuple[dict[str, object], int]] = {
-        "norm": (normed | {"OUTPUTS": 4096, "GATED": False}, 4),
-        "gated": (normed | {"OUTPUTS": 3072, "GATED": True}, 4),
-        "add": (both | {"OUTPUTS": 1024, "COLUMNS": 3072, "GATED": False, "ADDED": True, "norm": None}, 8),
+    both: dict[str, object] = {"TOKENS": 16, "ROWS": few_tokens.ROWS, "CHUNK": few_tokens.CHUNK}
+    both |= {"DEPENDENT": True, "bias": None}
+    # (outputs, columns, GATED, ADDED, warps)
+    layers = {
+        "norm": (4096, 1024, False, False, 4),
+        "gated": (3072, 1024, True, False, 4),
+        "add": (1024, 3072, False, True, 8),
+        "norm_wide": (4096, 2048, False, False, 4),
+        "gated_wide": (6144, 2048, True, False, 4),
+        "add_wide": (2048, 6144, False, True, 8),
     }
     found = {}
-    for name, (constants, warps) in variants.items():
+    for name, (outputs, columns, gated, added, warps) in layers.items():
+        ahead = few_tokens.chunks_ahead(columns, warps, added=added)
+        constants = both | {"OUTPUTS": outputs, "COLUMNS": columns, "GATED": gated, "ADDED": added}
+        constants |= {"AHEAD": ahead} | ({"norm": None} if added else {})
         signature = {
             argument: "constexpr"
             if argument in constants
@@ -264,6 +276,7 @@ def described(compiled: Any) -> dict[str, int]:
         "waits": first("griddepcontrol.wait"),
         "lets_go": first("griddepcontrol.launch_dependents"),
         "writes": first("st.global"),
+        "reads_early": sum("ld.global" in line for line in lines[: first("griddepcontrol.wait")]),
     }
 
 
@@ -311,6 +324,10 @@ def test_kernels_wait_before_they_write(found: dict[str, dict[str, int]]) -> Non
         launched_dependently = "prefill" not in name
         assert (variant["waits"] >= 0) == launched_dependently, name
         assert (0 <= variant["writes"] < variant["waits"]) == (name in WRITES_EARLY), name
+
+
+def test_kernels_read_no_results_before_they_wait(found: dict[str, dict[str, int]]) -> None:
+    assert {name: found[name]["reads_early"] for name in READS_EARLY} == READS_EARLY
 
 
 def test_the_first_layer_begins_when_what_is_known_of_tokens_is_there(
