@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from engine.kv_cache import FP8
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.layers import LayerNorm, Linear
 from engine.models.loader import Model, load_model
 from kernels.backend import torch_backend
 from tests.models.paged_driver import PagedDriver
 from tests.models.tiny_models import MODELS
+from tests.models.watched import Watched
 
 ROWS = 6
 MAX_LEN = 100
@@ -79,18 +78,6 @@ def test_newest_tokens_get_what_they_get_among_all(
         for row, logits in got.items():
             torch.testing.assert_close(logits, expected[row][-1], atol=1e-4, rtol=0)
         assert torch.equal(newest.cache.blocks, all_tokens.cache.blocks), "keys and values are all tokens'"
-
-
-class Watched:
-    """Notes of how many tokens a part of a layer is computed."""
-
-    def __init__(self, part: Linear | LayerNorm) -> None:
-        self.part = part
-        self.counts: list[int] = []
-
-    def __call__(self, x: Tensor) -> Tensor:
-        self.counts.append(len(x))
-        return self.part(x)
 
 
 PARTS = {True: ("output", "gate_up", "down"), False: ("output", "mlp_norm", "up", "down")}

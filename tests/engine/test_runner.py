@@ -1,0 +1,60 @@
+"""What the steps that a runner is given ask of the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import LlamaForCausalLM
+
+from engine.config import EngineConfig
+from engine.device_queue import CudaFlight, ThreadFlight
+from engine.models.decoder import Decoder
+from engine.plan import StepPlan
+from engine.request import Request, SamplingParams
+from engine.runner import ModelRunner
+from engine.startup import start_engine
+from tests.models.watched import Watched
+
+
+@pytest.mark.parametrize("prompt_logprobs", [None, 1])
+def test_the_last_layer_computes_all_tokens_only_where_a_prompts_logprobs_are_wanted(
+    llama: tuple[Path, LlamaForCausalLM], prompt_logprobs: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, _ = start_engine(
+        EngineConfig(
+            model=str(llama[0]),
+            device="cpu",
+            max_num_seqs=4,
+            max_num_batched_tokens=16,
+            num_gpu_blocks_override=40,
+        )
+    )
+    runner = core.runner
+    assert isinstance(runner, ModelRunner) and isinstance(runner.model, Decoder)
+    runner.model.most_fused = 0  # few tokens would go past the layers' own products
+    *before, last = runner.model.layers
+    watched = Watched(last.output)
+    runner.model.layers = [*before, replace(last, output=watched)]
+    plans: list[StepPlan] = []
+    launch = runner.launch
+
+    def note(plan: StepPlan) -> CudaFlight | ThreadFlight:
+        plans.append(plan)
+        return launch(plan)
+
+    monkeypatch.setattr(runner, "launch", note)
+    core.add(Request(0, [5, 6, 7], SamplingParams(max_tokens=12, ignore_eos=True)))
+    core.step()
+    asked = SamplingParams(max_tokens=3, ignore_eos=True, prompt_logprobs=prompt_logprobs)
+    core.add(Request(1, [9] * 40, asked))  # in chunks, most of which sample nothing
+    while core.has_work:
+        core.step()
+
+    assert watched.counts == [
+        plan.num_tokens if plan.prompt_logprobs else len(plan.rows) for plan in plans if len(plan.rows)
+    ]
+    mixed = [plan for plan in plans if 0 < plan.num_decodes < len(plan.rows) < plan.num_tokens]
+    assert len(mixed) >= 3
+    assert all(bool(plan.prompt_logprobs) == (prompt_logprobs is not None) for plan in mixed)
