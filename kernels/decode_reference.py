@@ -2,52 +2,98 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from kernels.decode_splits import DecodeWorkspace
 from kernels.fp8 import read_cache
 from kernels.shared_prefix import SharedPrefixes
 
+WORTH_A_PART = 2**17  # so many floats of padding take longer to read than the operations of one more part
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """N rows of a batch that attend together, padded to the longest context among them."""
+
+    members: torch.Tensor | slice  # where the N are in the batch; a slice if they are all of it
+    longest: int
+    index: tuple[torch.Tensor, ...]  # kv[index] is [N, 2, Hkv, blocks, block_size, D]
+    hidden: torch.Tensor | None  # [N, 1, 1, longest]; None: every row sees all of it
+
 
 class DecodeGather:
     """What all layers of a step share in plain torch: which slots each row reads, and which of them it sees.
 
-    Made once and passed as the workspace; it is computed anew when other context lengths come.
+    Made once and passed as the workspace; it is computed anew when other rows or context lengths come.
     """
 
     def __init__(self) -> None:
-        self._key: tuple[torch.Tensor, torch.Tensor, int, int] | None = None
-        self.longest = 0  # context of the batch
-        self.index: tuple[torch.Tensor, ...]  # kv[index] is [B, 2, Hkv, blocks, block_size, D]
-        self.hidden: torch.Tensor | None  # [B, longest]; None: every row sees all of it
-        self.some_empty = False  # a row sees nothing
+        self._key: tuple[torch.Tensor, torch.Tensor, torch.Size, int] | None = None
+        self._parts: list[_Part] = []
 
-    def prepare(
+    def parts(
         self,
         block_tables: torch.Tensor,
         rows: torch.Tensor,
         context_lens: torch.Tensor,
         kv_shape: torch.Size,
         window: int,
-    ) -> None:
-        key, (num_kv_heads, block_size) = self._key, kv_shape[2:4]
-        if key is not None and key[0] is rows and key[1] is context_lens and key[2:] == (block_size, window):
-            return
-        self._key = (rows, context_lens, block_size, window)
-        self.longest = int(context_lens.max()) if len(context_lens) else 0
-        if self.longest == 0:
-            return
-        position = torch.arange(self.longest, device=rows.device)
-        ends = context_lens[:, None]
-        seen = position < ends
-        tables = block_tables[rows, : -(-self.longest // block_size)].long()
-        blocks = tables.masked_fill(~seen[:, ::block_size], 0)  # what follows a row's own may be anything
-        parts_and_heads = torch.arange(2 * num_kv_heads, device=rows.device).view(2, num_kv_heads, 1)
-        self.index = (blocks[:, None, None], parts_and_heads // num_kv_heads, parts_and_heads % num_kv_heads)
-        if window:
-            seen = seen & (position >= ends - window)
-        self.hidden = None if bool(seen.all()) else ~seen
-        self.some_empty = bool((context_lens == 0).any())
+    ) -> list[_Part]:
+        """Every row that has a context is in one of them."""
+        key = self._key
+        if key is None or key[0] is not rows or key[1] is not context_lens or key[2:] != (kv_shape, window):
+            self._key = (rows, context_lens, kv_shape, window)
+            lens = context_lens.tolist()
+            self._parts = []
+            for indices in _of_like_length(lens, 2 * kv_shape[2] * kv_shape[4]):
+                members: torch.Tensor | slice = slice(len(lens))  # which copies nothing
+                if len(indices) < len(lens):
+                    members = torch.tensor(indices, device=rows.device)
+                longest = lens[indices[0]]
+                tables = block_tables[rows[members], : -(-longest // kv_shape[3])]
+                self._parts.append(_part(members, longest, tables, context_lens[members], kv_shape, window))
+        return self._parts
+
+
+def _of_like_length(context_lens: list[int], floats: int) -> list[list[int]]:
+    """The rows that have a context, by falling length; a new part begins where padding the rest is dear.
+
+    `floats` is how many a token's keys and values are.
+    """
+    falling = sorted(range(len(context_lens)), key=context_lens.__getitem__, reverse=True)
+    falling = falling[: len(falling) - context_lens.count(0)]
+    parts: list[list[int]] = []
+    longest = 0
+    for done, row in enumerate(falling):
+        padding = (longest - context_lens[row]) * (len(falling) - done)
+        if not parts or padding * floats > WORTH_A_PART:
+            parts.append([])
+            longest = context_lens[row]
+        parts[-1].append(row)
+    return parts
+
+
+def _part(
+    members: torch.Tensor | slice,
+    longest: int,
+    tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    kv_shape: torch.Size,
+    window: int,
+) -> _Part:
+    num_kv_heads, block_size = kv_shape[2:4]
+    position = torch.arange(longest, device=tables.device)
+    ends = context_lens[:, None]
+    seen = position < ends
+    blocks = tables.long().masked_fill_(~seen[:, ::block_size], 0)  # what follows a row's own may be anything
+    parts_and_heads = torch.arange(2 * num_kv_heads, device=tables.device).view(2, num_kv_heads, 1)
+    index = (blocks[:, None, None], parts_and_heads // num_kv_heads, parts_and_heads % num_kv_heads)
+    if window:
+        seen = seen & (position >= ends - window)
+    hidden = None if bool(seen.all()) else ~seen[:, None, None]
+    return _Part(members, longest, index, hidden)
 
 
 def decode_attention_reference(
@@ -69,25 +115,18 @@ def decode_attention_reference(
 
     A DecodeGather as the workspace saves the layers of a step some work.
     """
-    batch, (num_q_heads, head_dim) = rows.shape[0], q.shape[1:]
     gather = workspace if isinstance(workspace, DecodeGather) else DecodeGather()
-    gather.prepare(block_tables, rows, context_lens, kv.shape, window)
-    if gather.longest == 0:
-        return
-    k, v = read_cache(kv, kv_scales, gather.index).flatten(3, 4)[:, :, :, : gather.longest].unbind(1)
-
-    # Grouped query heads are the matmul's M side, so K and V are never repeated.
-    grouped = q[:batch].reshape(batch, kv.shape[2], -1, head_dim).float() * scale
-    scores = grouped @ k.mT
-    if gather.hidden is None:
-        attended = scores.softmax(-1) @ v
-    else:
-        weights = scores.masked_fill_(gather.hidden[:, None, None], float("-inf")).softmax(-1)
-        # Unused slots may hold NaN, and 0 · NaN is NaN.
-        attended = weights @ v.masked_fill(gather.hidden[:, None, :, None], 0.0)
-    attended = attended.view(batch, num_q_heads, head_dim)
-    if gather.some_empty:
-        with_context = context_lens > 0
-        out[:batch][with_context] = attended[with_context].to(out.dtype)
-    else:
-        out[:batch] = attended
+    num_kv_heads, (num_q_heads, head_dim) = kv.shape[2], q.shape[1:]
+    group = num_q_heads // num_kv_heads
+    for part in gather.parts(block_tables, rows, context_lens, kv.shape, window):
+        k, v = read_cache(kv, kv_scales, part.index).flatten(3, 4).narrow(3, 0, part.longest).unbind(1)
+        # Grouped query heads are the matmul's M side, so K and V are never repeated.
+        grouped = q[part.members].reshape(-1, num_kv_heads, group, head_dim).float() * scale
+        scores = grouped @ k.mT
+        if part.hidden is None:
+            attended = scores.softmax(-1) @ v
+        else:
+            weights = scores.masked_fill_(part.hidden, float("-inf")).softmax(-1)
+            # Unused slots may hold NaN, and 0 · NaN is NaN.
+            attended = weights @ v.masked_fill(part.hidden.mT, 0.0)
+        out[part.members] = attended.view(-1, num_q_heads, head_dim).to(out.dtype)

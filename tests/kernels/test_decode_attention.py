@@ -4,11 +4,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from paged import TOLERANCE, Paged, attend_exactly, fused_queries, make_paged
 
 from kernels.decode_attention import decode_attention
-from kernels.decode_reference import decode_attention_reference
+from kernels.decode_reference import WORTH_A_PART, DecodeGather, decode_attention_reference
 from kernels.decode_splits import DecodeWorkspace, plan_splits
+from kernels.fp8 import quantize
 from kernels.shared_prefix import PrefixWorkspace
 
 # (q heads, kv heads, head dim, block size, window): groups of 1, 2, 4, 7 and 8, every block size
@@ -100,6 +103,80 @@ def test_reference(
         any_order(len(lengths), device), head_dim**-0.5, window,
     )  # fmt: skip
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
+
+
+@st.composite
+def mixed_lengths(draw: st.DrawFn) -> list[int]:
+    """Some alike and some far apart: enough for several parts, in any order, and rows without a context."""
+    alike = st.tuples(st.sampled_from([1, 40, 130, 700]), st.integers(1, 6), st.integers(0, 2**32))
+    lengths = [0] * draw(st.integers(0, 2))
+    for longest, count, seed in draw(st.lists(alike, min_size=1, max_size=3)):
+        lengths += torch.randint(
+            1, longest + 1, (count,), generator=torch.Generator().manual_seed(seed)
+        ).tolist()
+    return draw(st.permutations(lengths))
+
+
+@given(
+    lengths=st.lists(mixed_lengths(), min_size=2, max_size=2),
+    window=st.sampled_from([0, 50]),
+    fp8=st.booleans(),
+)
+def test_the_references_rows_attend_as_they_would_alone(
+    lengths: list[list[int]], window: int, fp8: bool
+) -> None:
+    """Two batches in turn by one gather, as in the layers of a step that wants its newest tokens alone."""
+    torch.manual_seed(0)
+    heads, kv_heads, head_dim, block_size = 4, 2, 64, 16
+    gather = DecodeGather()
+    batches = []
+    for each in lengths:
+        paged = make_paged(each, kv_heads, head_dim, block_size, torch.float32, torch.device("cpu"))
+        q = fused_queries(len(each) + BEYOND, heads, head_dim, torch.float32)
+        kv, kv_scales = paged.kv, None
+        if fp8:
+            kv, scales = quantize(kv)
+            kv_scales = scales.permute(0, 2, 3, 1).contiguous()
+        alone = torch.full(q.shape, UNTOUCHED)
+        first = torch.zeros(1, dtype=torch.int32)
+        for row in range(len(each)):
+            decode_attention_reference(
+                q[row : row + 1], alone[row : row + 1], kv, paged.block_tables, paged.rows[row : row + 1],
+                paged.context_lens[row : row + 1], first, head_dim**-0.5, window, kv_scales=kv_scales,
+            )  # fmt: skip
+        if not fp8:
+            torch.testing.assert_close(alone.double(), expected(q, paged, window), atol=1e-5, rtol=0)
+        order = any_order(len(each), kv.device)
+        batches.append((q, kv, kv_scales, paged, order, alone))
+    for q, kv, kv_scales, paged, order, alone in [batches[0], *batches, batches[0]]:
+        out = torch.full(q.shape, UNTOUCHED)
+        decode_attention_reference(
+            q, out, kv, paged.block_tables, paged.rows, paged.context_lens, order, head_dim**-0.5, window,
+            gather, kv_scales=kv_scales,
+        )  # fmt: skip
+        torch.testing.assert_close(out, alone, atol=1e-5, rtol=0)
+
+
+@given(lengths=mixed_lengths(), heads=st.integers(1, 32))
+def test_the_reference_pads_little_and_no_part_for_nothing(lengths: list[int], heads: int) -> None:
+    """However long the longest context is, what a row costs is its own, but for a part's launch or so."""
+    paged = make_paged(lengths, 1, 2, 16, torch.float32, torch.device("cpu"))
+    kv_shape = torch.Size((1, 2, heads, 16, 64))
+    parts = DecodeGather().parts(paged.block_tables, paged.rows, paged.context_lens, kv_shape, 0)
+    floats = 2 * heads * 64
+    left = sum(length > 0 for length in lengths)
+    longer = 0
+    for part in parts:
+        own = paged.context_lens[part.members]
+        assert part.longest == own.max()
+        assert longer == 0 or (longer - part.longest) * left * floats > WORTH_A_PART
+        assert all(
+            (part.longest - length) * (left - done) * floats <= WORTH_A_PART
+            for done, length in enumerate(own.sort(descending=True).values.tolist())
+        )
+        left -= len(own)
+        longer = part.longest
+    assert left == 0
 
 
 @pytest.mark.parametrize("attention", [decode_attention, decode_attention_reference])
