@@ -22,6 +22,10 @@ def empty_int32() -> Int32:
     return np.empty(0, np.int32)
 
 
+def empty_pairs() -> Int32:
+    return np.empty((0, 2), np.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class RowStart:
     """A device row is (re)assigned to a sequence: its sampling state, laid down before the forward."""
@@ -57,19 +61,27 @@ class StepPlan(msgspec.Struct, frozen=True):
     query_lens: Int32  # [R] tokens computed in this step
     context_lens: Int32  # [R] tokens in the cache once this step is done
     prefill_tokens: Int32  # [T - num_decodes]
-    starts: tuple[RowStart, ...]
-    given_rows: Int32  # [G] rows that decode on from a token which the host knows better than the device
-    given_tokens: Int32  # [G]
-    table_rows: Int32  # [K] block_table[table_rows, table_columns] = table_blocks, before the forward
-    table_columns: Int32  # [K]
-    table_blocks: Int32  # [K]
-    copies: Int32  # [C, 2] (source, destination) blocks, before the forward
-    swap_out: Int32  # [., 2] (device, host) blocks; reads what all earlier steps wrote
-    swap_in: Int32  # [., 2] (host, device) blocks; both may take longer than the step
-    sample_rows: Int32  # [S] device row that each sampled token belongs to
-    sample_tokens: Int32  # [S] index in 0..T-1 of the token whose logits it is drawn from, its row's newest
-    sample_positions: Int32  # [S] position that the sampled token takes in its sequence
-    prompt_logprobs: tuple[PromptLogprobs, ...]
+    starts: tuple[RowStart, ...] = ()
+    # [G] rows that decode on from a token which the host knows better than the device
+    given_rows: Int32 = msgspec.field(default_factory=empty_int32)
+    given_tokens: Int32 = msgspec.field(default_factory=empty_int32)  # [G]
+    # [K] block_table[table_rows, table_columns] = table_blocks, before the forward
+    table_rows: Int32 = msgspec.field(default_factory=empty_int32)
+    table_columns: Int32 = msgspec.field(default_factory=empty_int32)  # [K]
+    table_blocks: Int32 = msgspec.field(default_factory=empty_int32)  # [K]
+    # [C, 2] (source, destination) blocks, before the forward
+    copies: Int32 = msgspec.field(default_factory=empty_pairs)
+    # [., 2] (device, host) blocks; reads what all earlier steps wrote
+    swap_out: Int32 = msgspec.field(default_factory=empty_pairs)
+    # [., 2] (host, device) blocks; both may take longer than the step
+    swap_in: Int32 = msgspec.field(default_factory=empty_pairs)
+    # [S] device row that each sampled token belongs to
+    sample_rows: Int32 = msgspec.field(default_factory=empty_int32)
+    # [S] index in 0..T-1 of the token whose logits it is drawn from, its row's newest
+    sample_tokens: Int32 = msgspec.field(default_factory=empty_int32)
+    # [S] position that the sampled token takes in its sequence
+    sample_positions: Int32 = msgspec.field(default_factory=empty_int32)
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     # [M] which of the S samples have a mask
     masked_samples: Int32 = msgspec.field(default_factory=empty_int32)
     # [M, ceil(V / 32)], see Constraint

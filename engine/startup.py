@@ -26,7 +26,7 @@ from engine.kv_cache import FP8, KVCache, bytes_per_block
 from engine.models.config import ModelConfig
 from engine.models.hub import resolve_model
 from engine.models.loader import load_model
-from engine.plan import RowStart, StepPlan, empty_int32
+from engine.plan import RowStart, StepPlan
 from engine.preemption import PreemptionPolicy
 from engine.prefix_cache import BlockHasher
 from engine.recorder import Recorder
@@ -294,16 +294,7 @@ def _largest_step(limits: Limits, sampled: int) -> StepPlan:
         context_lens=query_lens,
         prefill_tokens=np.zeros(sum(lengths), np.int32),
         starts=tuple(RowStart(row, 0, params, 1, frozenset(), [], [], 0) for row in range(sampled)),
-        given_rows=empty_int32(),
-        given_tokens=empty_int32(),
-        table_rows=empty_int32(),
-        table_columns=empty_int32(),
-        table_blocks=empty_int32(),
-        copies=empty_int32().reshape(0, 2),
-        swap_out=empty_int32().reshape(0, 2),
-        swap_in=empty_int32().reshape(0, 2),
         sample_rows=np.arange(sampled, dtype=np.int32),
         sample_tokens=np.full(sampled, lengths[0] - 1, np.int32),
         sample_positions=np.ones(sampled, np.int32),
-        prompt_logprobs=(),
     )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cuda_graphs import mixed_sizes
-from engine.plan import StepPlan, empty_int32
+from engine.plan import StepPlan
 from engine.staging import PaddedInputs, Staging
 from engine.step_inputs import idle_mixed, mixed_inputs, newest_inputs
 
@@ -25,26 +25,12 @@ def plans(draw: st.DrawFn) -> StepPlan:
     chunks = [draw(st.integers(1, longest)) for _ in rows[decodes:]]
     lengths = np.array([1] * decodes + chunks, np.int32)
     cached = [draw(st.integers(0, 60)) for _ in rows]
-    empty = empty_int32()
     return StepPlan(
         rows=np.array(rows, np.int32),
         num_decodes=decodes,
         query_lens=lengths,
         context_lens=lengths + np.array(cached, np.int32),
         prefill_tokens=np.arange(sum(chunks), dtype=np.int32),
-        starts=(),
-        given_rows=empty,
-        given_tokens=empty,
-        table_rows=empty,
-        table_columns=empty,
-        table_blocks=empty,
-        copies=empty.reshape(0, 2),
-        swap_out=empty.reshape(0, 2),
-        swap_in=empty.reshape(0, 2),
-        sample_rows=empty,
-        sample_tokens=empty,
-        sample_positions=empty,
-        prompt_logprobs=(),
     )
 
 

@@ -189,26 +189,15 @@ class Device(Runner, InFlight):
 
 def make_plan(prefills: list[tuple[int, int]], decodes: list[int]) -> StepPlan:
     """(query, context) of each prefill, and the context of each decode."""
-    empty = empty_int32()
     return StepPlan(
         rows=np.arange(len(decodes) + len(prefills), dtype=np.int32),
         num_decodes=len(decodes),
         query_lens=np.array([1] * len(decodes) + [query for query, _ in prefills], np.int32),
         context_lens=np.array(decodes + [context for _, context in prefills], np.int32),
         prefill_tokens=np.zeros(sum(query for query, _ in prefills), np.int32),
-        starts=(),
-        given_rows=empty,
-        given_tokens=empty,
-        table_rows=empty,
-        table_columns=empty,
-        table_blocks=empty,
         copies=np.zeros((2, 2), np.int32),
         swap_out=np.zeros((3, 2), np.int32),
         swap_in=np.zeros((1, 2), np.int32),
-        sample_rows=empty,
-        sample_tokens=empty,
-        sample_positions=empty,
-        prompt_logprobs=(),
     )
 
 

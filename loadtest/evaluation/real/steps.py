@@ -69,7 +69,6 @@ def _time(runner: ModelRunner, plan: StepPlan) -> list[StepRecord]:
 def table_plan(rows: int, blocks: int) -> StepPlan:
     """Computes nothing: so many rows begin, with so many blocks each that are theirs alone."""
     empty = empty_int32()
-    pairs = empty.reshape(0, 2)
     params = SamplingParams(temperature=1.0)
     return StepPlan(
         rows=empty,
@@ -78,18 +77,9 @@ def table_plan(rows: int, blocks: int) -> StepPlan:
         context_lens=empty,
         prefill_tokens=empty,
         starts=tuple(RowStart(row, 0, params, 1, frozenset(), [], [], 0) for row in range(rows)),
-        given_rows=empty,
-        given_tokens=empty,
         table_rows=np.repeat(_range(rows), blocks),
         table_columns=np.tile(_range(blocks), rows),
         table_blocks=_range(rows * blocks),
-        copies=pairs,
-        swap_out=pairs,
-        swap_in=pairs,
-        sample_rows=empty,
-        sample_tokens=empty,
-        sample_positions=empty,
-        prompt_logprobs=(),
     )
 
 
