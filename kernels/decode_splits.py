@@ -41,9 +41,9 @@ class DecodeWorkspace:
         )
 
 
-def leaves_idle(batch: int, num_kv_heads: int) -> bool:
-    """Whether so many rows leave the device room for two splits of each, or more."""
-    return 2 * batch * num_kv_heads <= FULL_DEVICE
+def runs_at_once(batch: int, num_kv_heads: int) -> bool:
+    """Whether so many rows have room on the device at the same time."""
+    return batch * num_kv_heads <= FULL_DEVICE
 
 
 def plan_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:

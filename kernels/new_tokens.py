@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kernels.decode_attention import decode_attention
 from kernels.decode_reference import DecodeGather, decode_attention_reference
-from kernels.decode_splits import DecodeWorkspace, leaves_idle
+from kernels.decode_splits import DecodeWorkspace, runs_at_once
 from kernels.new_heads import NewHeads
 from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
 from kernels.shared_prefix import SharedPrefixes
@@ -36,7 +36,7 @@ def decode_new_tokens(
     what it does.
     """
     q = _queries(qkv, out)
-    if shared is None and kv_scales is None and leaves_idle(len(rows), kv.shape[2]):
+    if shared is None and kv_scales is None and runs_at_once(len(rows), kv.shape[2]):
         decode_attention(
             q, out, kv, block_tables, rows, context_lens, order, scale, window, workspace, new=heads
         )

@@ -22,6 +22,8 @@ SPILLS_LIMIT = {
     "decode_64": 0,
     "decode_shared": 0,
     "decode_new": 0,
+    "decode_new_whole": 0,
+    "decode_full": 0,
     "decode_new_short": 12,
     "decode_beside": 0,
     "shared_prefix": 0,
@@ -72,6 +74,7 @@ def compile_variants() -> dict[str, dict[str, int]]:
     prefill_16 = shape | {"BLOCK_M": 128, "BLOCK_SIZE": 16}
     no_scales: dict[str, object] = {"kv_scales": None}
     decode_shape = shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 16, "BESIDE": False}
+    decode_shape |= {"FIRST": False, "EARLY": decode.EARLY}
     new = decode_shape | alone | no_scales | {"NEW": True}
     decode_shape |= {"NEW": False} | dict.fromkeys(("rope", "q_norm", "k_norm"))
     eight_warps = {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
@@ -87,14 +90,20 @@ def compile_variants() -> dict[str, dict[str, int]]:
             four_warps,
         ),
         "decode_new": (decode._decode_kernel, new, four_warps | {"num_stages": decode.NEW_STAGES}),
+        "decode_new_whole": (decode._decode_kernel, new, four_warps),
+        "decode_full": (
+            decode._decode_kernel,
+            decode_shape | alone | no_scales | {"EARLY": 1},
+            four_warps | {"num_stages": decode.FULL_STAGES},
+        ),
         "decode_new_short": (
             decode._decode_kernel,
-            new,
+            new | {"FIRST": True, "EARLY": 0},
             four_warps | {"num_stages": decode.NEW_STAGES, "maxnreg": decode.NEW_REGISTERS},
         ),
         "decode_beside": (
             decode._decode_kernel,
-            decode_shape | alone | no_scales | {"BESIDE": True},
+            decode_shape | alone | no_scales | {"BESIDE": True, "EARLY": 0},
             four_warps,
         ),
         "decode_16_fp8": (

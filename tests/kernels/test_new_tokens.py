@@ -24,7 +24,7 @@ SHAPES = [
     (4, 2, 64, 32, 20, False, False),
     (2, 1, 64, 16, 64, True, True),
 ]
-SPLITS = [[None, 1], [3], [8], [2, None], [1, 3], [8], [2]]
+SPLITS = [[None, 1], [3, 16], [8], [2, None], [1, 3], [16], [2]]
 
 
 class Step:
