@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.activation import silu_mul, silu_mul_reference
 from kernels.block_copy import copy_blocks, copy_blocks_reference
 from kernels.decode_attention import decode_attention
 from kernels.decode_reference import decode_attention_reference
@@ -22,6 +21,14 @@ from kernels.fused_linear import (
     norm_linear_reference,
     norm_silu_linear,
     norm_silu_linear_reference,
+)
+from kernels.linear import (
+    Linear,
+    linear,
+    linear_parts,
+    linear_reference,
+    silu_linear,
+    silu_linear_reference,
     wide_linear,
 )
 from kernels.logprobs import logprobs, logprobs_reference
@@ -46,7 +53,9 @@ class Backend:
     qkv_to_cache: Callable[..., None]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-    silu_mul: Callable[[Tensor], Tensor]
+    linear: Callable[[Tensor, Linear], Tensor]
+    silu_linear: Callable[[Tensor, Linear], Tensor]
+    linear_parts: Callable[[Tensor, Linear], Tensor]
     most_fused_tokens: Callable[[int, tuple[int, ...], int, torch.dtype], int]
     norm_linear: Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
     norm_silu_linear: Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
@@ -70,7 +79,9 @@ def torch_backend() -> Backend:
         qkv_to_cache=qkv_to_cache_reference,
         rms_norm=rms_norm_reference,
         add_rms_norm=add_rms_norm_reference,
-        silu_mul=silu_mul_reference,
+        linear=linear_reference,
+        silu_linear=silu_linear_reference,
+        linear_parts=linear_reference,
         most_fused_tokens=lambda hidden_size, inner_sizes, qkv_size, dtype: 1,
         norm_linear=norm_linear_reference,
         norm_silu_linear=norm_silu_linear_reference,
@@ -95,7 +106,9 @@ def triton_backend() -> Backend:
         qkv_to_cache=qkv_to_cache,
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
-        silu_mul=silu_mul,
+        linear=linear,
+        silu_linear=silu_linear,
+        linear_parts=linear_parts,
         most_fused_tokens=most_fused_tokens,
         norm_linear=norm_linear,
         norm_silu_linear=norm_silu_linear,

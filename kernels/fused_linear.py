@@ -14,7 +14,6 @@ from kernels.few_tokens import (
     MOST_TOKENS,
     few_tokens_fit,
     few_tokens_suit_one,
-    few_tokens_suit_wide,
     linear_of_few,
 )
 from kernels.gemv import linear_of_one
@@ -29,19 +28,6 @@ def most_fused_tokens(
     `inner_sizes` are other widths that they take in, `qkv_size` is one that only comes out of them.
     """
     return MOST_TOKENS if few_tokens_fit(hidden_size, inner_sizes, qkv_size, dtype) else 1
-
-
-def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x [T, K] times weight [N, K] -> [T, N], for an N as wide as a vocabulary; of many tokens by cuBLAS."""
-    if len(x) == 1:
-        launch = linear_of_one
-    elif few_tokens_suit_wide(x, weight):
-        launch = linear_of_few
-    else:
-        return F.linear(x, weight)
-    out = torch.empty(len(x), weight.shape[0], dtype=x.dtype, device=x.device)
-    launch(out, x, weight, None, None, 0.0, gated=False, added=False)
-    return out
 
 
 def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:

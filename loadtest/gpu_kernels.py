@@ -18,7 +18,8 @@ from torch import Tensor
 
 from kernels.activation import silu_mul
 from kernels.block_copy import copy_blocks
-from kernels.fused_linear import add_linear, norm_linear, norm_silu_linear, wide_linear
+from kernels.fused_linear import add_linear, norm_linear, norm_silu_linear
+from kernels.linear import wide_linear
 from kernels.norm import add_rms_norm, rms_norm
 from kernels.qkv_cache import qkv_to_cache
 from kernels.sampling import SamplingState, sample

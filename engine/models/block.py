@@ -9,7 +9,8 @@ from torch import Tensor
 
 from engine.kv_cache import LayerCache
 from engine.models.batch import ForwardBatch, Newest, of_newest
-from engine.models.layers import Attention, LayerNorm, Linear
+from engine.models.layers import Attention, LayerNorm
+from kernels.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)

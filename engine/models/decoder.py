@@ -9,10 +9,11 @@ from torch import Tensor
 from engine.kv_cache import LayerCache
 from engine.models.batch import ForwardBatch, Newest, of_newest
 from engine.models.config import ModelConfig
-from engine.models.layers import Attention, Linear
+from engine.models.layers import Attention
 from engine.models.rope import rope_table
 from engine.models.weights import Weights
 from kernels.backend import Backend
+from kernels.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +82,14 @@ class Decoder:
         layers = list(zip(self.layers, self.norms_after, cache, newest_by_layer, strict=True))
         if len(residual) <= self.most_fused:
             return self._few_tokens(residual, batch, layers)
-        add_rms_norm, silu_mul = self.backend.add_rms_norm, self.backend.silu_mul
-        eps = self.config.norm_eps
-        x = self.backend.rms_norm(residual, self.layers[0].input_norm, eps)
+        backend, eps = self.backend, self.config.norm_eps
+        x = backend.rms_norm(residual, self.layers[0].input_norm, eps)
         for layer, norm_after, layer_cache, newest in layers:
-            x = layer.output(layer.attention(layer.qkv(x), batch, layer_cache, newest))
-            residual = of_newest(residual, newest)
-            x, residual = add_rms_norm(x, residual, layer.mlp_norm, eps)
-            x = layer.down(silu_mul(layer.gate_up(x)))
-            x, residual = add_rms_norm(x, residual, norm_after, eps)
+            attended = layer.attention(backend.linear(x, layer.qkv), batch, layer_cache, newest)
+            parts = backend.linear_parts(attended, layer.output)
+            x, residual = backend.add_rms_norm(parts, of_newest(residual, newest), layer.mlp_norm, eps)
+            parts = backend.linear_parts(backend.silu_linear(x, layer.gate_up), layer.down)
+            x, residual = backend.add_rms_norm(parts, residual, norm_after, eps)
         return x
 
     def _few_tokens(

@@ -9,9 +9,10 @@ from engine.kv_cache import LayerCache
 from engine.models.batch import ForwardBatch
 from engine.models.block import Block
 from engine.models.config import ModelConfig
-from engine.models.layers import ACTIVATIONS, Attention, Linear
+from engine.models.layers import ACTIVATIONS, Attention
 from engine.models.weights import Weights
 from kernels.backend import Backend
+from kernels.linear import Linear
 
 
 class GPT2:

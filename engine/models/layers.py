@@ -18,27 +18,6 @@ from engine.models.config import Activation, ModelConfig
 from kernels.backend import Backend
 from kernels.new_heads import NewHeads
 
-MOST_TOKENS_OF_LT = 384  # beyond, cuBLASLt is no better at long sums, and up to 15 % worse
-
-
-class Linear:
-    """weight [out, in], bias [out] or None: x [T, in] -> [T, out]."""
-
-    __slots__ = ("_few_added", "bias", "weight")
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight = weight
-        self.bias = bias
-        self._few_added = bias
-        outputs, inputs = weight.shape
-        if bias is None and weight.is_cuda and inputs > 2 * outputs:
-            # torch asks cuBLASLt instead of cuBLAS when it adds a bias, and that divides long sums of few
-            # tokens better: 45 against 53 µs at 128 tokens, 14336 -> 4096 on an H100.
-            self._few_added = torch.zeros(outputs, dtype=weight.dtype, device=weight.device)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self._few_added if len(x) <= MOST_TOKENS_OF_LT else self.bias)
-
 
 class LayerNorm:
     """weight and bias [H], or None: x [T, H] -> [T, H]."""

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from engine.models.layers import LayerNorm, Linear
+from engine.models.layers import LayerNorm
+from kernels.linear import Linear
 
 
 class Weights:

@@ -36,6 +36,11 @@ SPILLS_LIMIT = {
     "hopper_prefill_16": 0,
     "hopper_prefill_16_short": 0,
     "hopper_prefill_64": 0,
+    "hopper_linear_64": 0,
+    "hopper_linear_128": 0,
+    "hopper_linear_gated_64": 0,
+    "hopper_linear_gated_128": 0,
+    "hopper_linear_parts_64": 0,
     "few_tokens_norm": 0,
     "few_tokens_gated": 0,
     "few_tokens_add": 0,
@@ -53,6 +58,14 @@ SPILLS_LIMIT = {
 }
 # Loads before a kernel waits: of what was there before the kernel ahead began, and of nothing else.
 READS_EARLY = {"argmax": 1, "chunk_argmax": 2, "merge": 1, "thresholds": 0, "embed": 0}
+# What the copy engine is asked for as early: a box for each stage of weights, two of a gate and an up.
+COPIES_EARLY = {
+    "hopper_linear_64": 6,
+    "hopper_linear_128": 4,
+    "hopper_linear_gated_64": 8,
+    "hopper_linear_gated_128": 6,
+    "hopper_linear_parts_64": 6,
+}
 WRITES_EARLY = {"decode_beside"}  # what no kernel ahead touches; all others wait before they write
 
 
@@ -271,6 +284,56 @@ def compile_few_tokens_variants() -> dict[str, dict[str, int]]:
     return found
 
 
+def compile_hopper_linear_variants() -> dict[str, dict[str, int]]:
+    """The same of the linear layers in Gluon, with the widths of Llama-3.1-8B."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from kernels import hopper_linear
+
+    kernel = hopper_linear._kernel
+    layout = gl.NVMMASharedLayout(128, 16, rank=2)
+    # (tokens, outputs, columns, gated, divided)
+    layers = {
+        "64": (64, 6144, 4096, False, False),
+        "128": (128, 6144, 4096, False, False),
+        "gated_64": (64, 28672, 4096, True, False),
+        "gated_128": (128, 28672, 4096, True, False),
+        "parts_64": (64, 4096, 14336, False, True),
+    }
+    found = {}
+    for name, (count, outputs, columns, gated, divided) in layers.items():
+        tiles = hopper_linear.tiling(count, outputs, columns, gated=gated, divided=divided)
+        assert tiles is not None
+        constants: dict[str, object] = {"TOKENS": tiles.tokens, "ROWS": tiles.rows, "CHUNK": tiles.chunk}
+        constants |= {"STAGES": tiles.stages, "GATED": gated}
+        constants |= {"bias": None} if gated or divided else {}
+        types = {
+            "out": "*fp32" if divided else "*bf16",
+            "x_source": f"tensordesc<bf16[{tiles.tokens}, {tiles.chunk}],{layout!r}>",
+            "w_source": f"tensordesc<bf16[{tiles.rows >> gated}, {tiles.chunk}],{layout!r}>",
+            "bias": "*bf16",
+        }
+        signature = {
+            argument: "constexpr" if argument in constants else types.get(argument, "i32")
+            for argument in kernel.arg_names
+        }
+        values = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
+        aligned = {
+            (kernel.arg_names.index(argument),): [["tt.divisibility", 16]]
+            for argument in ("out", "outputs", "columns")
+        }
+        compiled = triton.compile(
+            GluonASTSource(kernel, signature, values, aligned),
+            target=GPUTarget("cuda", 90, 32),
+            options={"num_warps": hopper_linear.warps_of(tiles)},
+        )
+        found[f"hopper_linear_{name}"] = described(compiled)
+    return found
+
+
 def described(compiled: Any) -> dict[str, int]:
     """Places in the PTX are lines, and -1 stands for never."""
     ptx = compiled.asm["ptx"]
@@ -286,6 +349,7 @@ def described(compiled: Any) -> dict[str, int]:
         "lets_go": first("griddepcontrol.launch_dependents"),
         "writes": first("st.global"),
         "reads_early": sum("ld.global" in line for line in lines[: first("griddepcontrol.wait")]),
+        "copies_early": sum("cp.async.bulk" in line for line in lines[: first("griddepcontrol.wait")]),
     }
 
 
@@ -337,6 +401,7 @@ def test_kernels_wait_before_they_write(found: dict[str, dict[str, int]]) -> Non
 
 def test_kernels_read_no_results_before_they_wait(found: dict[str, dict[str, int]]) -> None:
     assert {name: found[name]["reads_early"] for name in READS_EARLY} == READS_EARLY
+    assert {name: found[name]["copies_early"] for name in COPIES_EARLY} == COPIES_EARLY
 
 
 def test_the_first_layer_begins_when_what_is_known_of_tokens_is_there(
@@ -347,4 +412,5 @@ def test_the_first_layer_begins_when_what_is_known_of_tokens_is_there(
 
 
 if __name__ == "__main__":
-    print(json.dumps(compile_variants() | compile_hopper_variants() | compile_few_tokens_variants()))
+    both = compile_hopper_variants() | compile_hopper_linear_variants()
+    print(json.dumps(compile_variants() | both | compile_few_tokens_variants()))

@@ -12,8 +12,8 @@ from kernels.fused_linear import (
     norm_linear_reference,
     norm_silu_linear,
     norm_silu_linear_reference,
-    wide_linear,
 )
+from kernels.linear import wide_linear
 
 # (columns, outputs): one chunk, a ragged one, several, several and ragged; odd outputs
 SHAPES = [(64, 8), (100, 7), (3072, 5), (2500, 3)]
@@ -141,7 +141,7 @@ def test_what_is_not_of_few_is_refused(tokens, columns, outputs, device):
 
 @pytest.mark.parametrize(
     ("tokens", "columns", "outputs"),
-    [(1, 100, 7), (1, 3072, 96), (2, 1024, 96), (8, 512, 64), (9, 512, 64), (3, 100, 7)],
+    [(1, 100, 7), (1, 3072, 96), (2, 1024, 96), (8, 512, 64), (9, 512, 64), (3, 100, 7), (40, 1024, 16512)],
 )
 def test_wide_linear(tokens, columns, outputs, dtype, device):
     x, _, weight, _ = draw_few(tokens, columns, outputs, dtype, device)

@@ -55,6 +55,23 @@ def test_add_rms_norm_updates_the_residual_in_place(shape, device, dtype):
     assert torch.equal(expected, rms_norm_reference(expected_sum, weight, 1e-6))
 
 
+@pytest.mark.parametrize("parts", [1, 2, 5])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_add_rms_norm_sums_parts_before_it_rounds(parts, shape, device, dtype):
+    x = torch.randn(parts, *shape, device=device)
+    residual, weight = (
+        torch.randn(shape, device=device).to(dtype),
+        torch.randn(shape[1], device=device).to(dtype),
+    )
+    expected_sum = x.double().sum(0).to(dtype) + residual
+    for function in (add_rms_norm, add_rms_norm_reference):
+        y, total = function(x, residual.clone(), weight, 1e-6)
+        assert y.dtype == total.dtype == dtype
+        # fp32 sums may be rounded to the neighbour of what the exact one is rounded to
+        torch.testing.assert_close(total, expected_sum, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+        assert_close(y, rms_norm_reference(total, weight, 1e-6))
+
+
 def test_large_half_precision_values_do_not_overflow(device):
     x = torch.full((1, 256), 60000.0, device=device, dtype=torch.float16)
     weight = torch.ones(256, device=device, dtype=torch.float16)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.models.layers import LayerNorm, Linear
+from engine.models.layers import LayerNorm
+from kernels.linear import Linear
 
 
 class Watched:

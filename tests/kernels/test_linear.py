@@ -1,0 +1,127 @@
+"""A model's linear layers against fp64: on a GPU by the kernels for so many tokens, elsewhere by torch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.hopper_linear import CHUNK, ITEMSIZE, tiling
+from kernels.linear import (
+    Linear,
+    linear,
+    linear_parts,
+    linear_reference,
+    silu_linear,
+    silu_linear_reference,
+)
+from kernels.norm import add_rms_norm
+
+SHARED_MEMORY_LIMIT = 227 * 1024
+TOLERANCE = {
+    torch.float32: 1e-4,
+    torch.float16: 4e-3,
+    torch.bfloat16: 3e-2,
+}  # of sums of order one, over 8192
+# (tokens, columns, outputs): one tile, several and ragged ones, of two sizes; widths that no tile divides
+SHAPES = [
+    (1, 256, 128),
+    (17, 1024, 256),
+    (64, 384, 128),
+    (65, 1024, 256),
+    (100, 640, 128),
+    (129, 1024, 256),
+    (256, 512, 128),
+    (257, 512, 128),
+    (40, 1000, 100),
+]
+WIDE_SHAPES = [(3, 4096, 4096), (64, 8192, 4096), (65, 4096, 8192), (128, 4096, 4096), (129, 4096, 4096)]
+
+
+@pytest.fixture(params=SHAPES + WIDE_SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+def shape(request, device):
+    tokens, columns, outputs = request.param
+    if device.type == "cpu" and request.param in WIDE_SHAPES:
+        return tokens, columns // 64, outputs // 64  # no kernel of ours is behind these on a CPU
+    return request.param
+
+
+def draw(shape, dtype, device, *, biased):
+    """x [tokens, columns] and a layer [outputs, columns]."""
+    tokens, columns, outputs = shape
+    generator = torch.Generator(device).manual_seed(0)
+    x, weight, bias = (
+        torch.randn(size, generator=generator, device=device)
+        for size in ((tokens, columns), (outputs, columns), (outputs,))
+    )
+    return x.to(dtype), Linear((weight * columns**-0.5).to(dtype), bias.to(dtype) if biased else None)
+
+
+def exact(x, layer):
+    bias = None if layer.bias is None else layer.bias.double()
+    return F.linear(x.double(), layer.weight.double(), bias)
+
+
+def assert_near(result, expected, dtype):
+    assert result.dtype == dtype
+    torch.testing.assert_close(result.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("function", [linear, linear_reference])
+def test_linear(function, shape, biased, dtype, device):
+    x, layer = draw(shape, dtype, device, biased=biased)
+    assert_near(function(x, layer), exact(x, layer), dtype)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("function", [silu_linear, silu_linear_reference])
+def test_silu_linear(function, shape, biased, dtype, device):
+    x, layer = draw(shape, dtype, device, biased=biased)
+    gate, up = exact(x, layer).chunk(2, dim=1)
+    assert_near(function(x, layer), F.silu(gate) * up, dtype)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_parts_are_summed_with_the_residual(shape, biased, dtype, device):
+    x, layer = draw(shape, dtype, device, biased=biased)
+    parts = linear_parts(x, layer)
+    assert parts.dtype == (dtype if parts.dim() == 2 else torch.float32)
+    expected = exact(x, layer)
+    residual = torch.randn(expected.shape, device=device).to(dtype)
+    expected += residual.double()
+    norm = torch.rand(expected.shape[1], device=device).to(dtype)
+    normed, residual = add_rms_norm(parts, residual, norm, 1e-6)
+    assert_near(residual, expected, dtype)
+    assert_near(normed, F.rms_norm(expected, expected.shape[1:], norm.double(), 1e-6), dtype)
+
+
+def test_a_tokens_results_are_its_own(dtype, device):
+    """To the last bit within a size of tile, which is more than cuBLAS promises."""
+    x, layer = draw((64, 1024, 256), dtype, device, biased=False)
+    ours = device.type == "cuda" and dtype != torch.float32
+    for function in (linear, silu_linear, linear_parts):
+        together, alone = function(x, layer), function(x[:1].contiguous(), layer)
+        tolerance = 0.0 if ours else TOLERANCE[dtype]
+        torch.testing.assert_close(together[..., :1, :], alone, rtol=tolerance, atol=tolerance)
+
+
+@given(
+    st.integers(1, 512),
+    st.integers(1, 64).map(lambda n: n * 32),
+    st.integers(1, 300).map(lambda n: n * 64),
+    st.sampled_from([(True, False), (False, True), (False, False)]),
+)
+def test_tiles_cover_a_product_and_fit_shared_memory(count, outputs, columns, kind):
+    gated, divided = kind
+    tiles = tiling(count, outputs, columns, gated=gated, divided=divided)
+    if tiles is None:
+        assert count > 64 or count < 17 or outputs % 32 or columns % CHUNK
+        return
+    assert outputs % tiles.rows == 0
+    assert columns % tiles.chunk == 0
+    assert 1 <= tiles.splits <= (4 if divided else 1)
+    assert tiles.stages > 1
+    used = tiles.stages * (tiles.tokens + tiles.rows) * tiles.chunk * ITEMSIZE
+    written = tiles.tokens * tiles.rows * ITEMSIZE  # on the way to a layout that is written well
+    assert used + written < SHARED_MEMORY_LIMIT
