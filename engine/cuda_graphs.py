@@ -88,12 +88,12 @@ class Graphs:
         self.sizes = [Size(function, inputs, device) for inputs in idle]
         self._lengths = [size.inputs.lengths[0] for size in self.sizes]
 
-    def run(self, inputs: list[Int32], staging: Staging) -> Results | None:
-        """At the first size that holds `inputs`, padded; None if none does."""
+    def load(self, inputs: list[Int32], staging: Staging) -> Size | None:
+        """The first size that holds `inputs`, with them uploaded and padded; None if none does."""
         for size in self.sizes[bisect_left(self._lengths, len(inputs[0])) :]:
             if size.inputs.hold(inputs):
                 staging.upload_into(size.inputs, inputs)
-                return size.run()
+                return size
         return None
 
 

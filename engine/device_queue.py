@@ -99,14 +99,20 @@ def _let_go(error: BaseException | None) -> None:
 class CudaFlight:
     """Results on their way to pinned memory; one event says when they are there, one when all has moved."""
 
-    def __init__(self, result: DeviceResult, transferred: torch.cuda.Event | None) -> None:
-        self._result = result.map(_to_pinned)
+    def __init__(
+        self, result: DeviceResult, stream: torch.cuda.Stream, transferred: torch.cuda.Event | None
+    ) -> None:
+        """They go on `stream`, beside what the current one computes next."""
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            self._result = result.map(_to_pinned)
+            self.arrived = torch.cuda.Event()
+            self.arrived.record()
+        self._source = result  # whose memory nobody else is to have before
         self._transferred = transferred
-        self._done = torch.cuda.Event()
-        self._done.record()
 
     def wait(self) -> StepResult:
-        self._done.synchronize()
+        self.arrived.synchronize()
         return self._result.numpy()
 
     def has_moved(self, *, wait: bool = False) -> bool:
@@ -120,7 +126,7 @@ def _to_pinned(tensor: Tensor) -> Tensor:
 
 
 class CudaQueue:
-    """Steps are enqueued on one stream of the device, and transfers between the tiers on another.
+    """Steps are enqueued on one stream of the device, transfers between the tiers and results on others.
 
     A transfer starts when all earlier steps are done and runs beside its own step and the next ones: none
     waits for it, since the scheduler gives its blocks to nobody before it is done.
@@ -129,6 +135,8 @@ class CudaQueue:
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
         self._copy_stream = torch.cuda.Stream(device)
+        self._result_stream = torch.cuda.Stream(device)
+        self._last: CudaFlight | None = None
         self._gate = Gate()
 
     def submit(self, step: Callable[[], DeviceResult], transfer: Transfer | None) -> CudaFlight:
@@ -150,7 +158,13 @@ class CudaQueue:
                 transferred = torch.cuda.Event()
                 transferred.record()
         with torch.cuda.stream(self.stream):
-            return CudaFlight(step(), transferred)
+            self._last = CudaFlight(step(), self._result_stream, transferred)
+        return self._last
+
+    def keep_results(self) -> None:
+        """Within a step: compute no further before the last one's results have left where they were."""
+        if self._last is not None:
+            self.stream.wait_event(self._last.arrived)
 
     def run(self, work: Callable[[], object]) -> None:
         """What is no step, where steps run; waits until the device has done it."""
@@ -190,6 +204,9 @@ class ThreadQueue:
         """Wait until nothing is under way, and compute steps again."""
         self._worker.submit(lambda: None).result()
         self._gate.open = True
+
+    def keep_results(self) -> None:
+        """Here they are the flight's own."""
 
     def run(self, work: Callable[[], object]) -> None:
         """As CudaQueue does."""

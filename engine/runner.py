@@ -155,14 +155,17 @@ class ModelRunner:
         )
 
     def _decode_only(self, plan: StepPlan) -> _Sampled:
-        if len(plan.table_rows) or len(plan.copies):
-            self._move(self.staging.upload(self._moves(plan)))
+        moves = self.staging.upload(self._moves(plan)) if len(plan.table_rows) or len(plan.copies) else []
         bundles = (empty_int32(), empty_int32())
         if self.bundles is not None:
             bundles = self.bundles.of(plan.rows, plan.context_lens)
         inputs = decode_inputs(plan, bundles)
-        ran = None if self.decode_graphs is None else self.decode_graphs.run(inputs, self.staging)
-        logits, tokens = ran or self._decode(self.staging.upload(inputs))
+        size = None if self.decode_graphs is None else self.decode_graphs.load(inputs, self.staging)
+        uploaded = self.staging.upload(inputs) if size is None else []
+        if moves:
+            self._move(moves)
+        self.queue.keep_results()
+        logits, tokens = self._decode(uploaded) if size is None else size.run()
         batch = len(plan.rows)
         return _Sampled(logits[:batch], tokens[:batch], ())
 
@@ -212,9 +215,14 @@ class ModelRunner:
             ]
         )
         moves = rest[: len(rest) - len(plan.prompt_logprobs)]
+        size = None if graphs is None else graphs.load(inputs, self.staging)
+        uploaded = self.staging.upload(inputs) if size is None else []
         self._move(moves)
-        ran = None if graphs is None else graphs.run(inputs, self.staging)
-        (hidden,) = ran or (self._forward(self.staging.upload(inputs), int(plan.query_lens.max())),)
+        self.queue.keep_results()
+        if size is None:
+            hidden = self._forward(uploaded, int(plan.query_lens.max()))
+        else:
+            (hidden,) = size.run()
         logits = self.model.logits(hidden[sample_hidden])
         tokens = self._sample(logits, sample_rows, sample_positions)
         prompt_logprobs = tuple(

@@ -6,6 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from kernels.launch import dependent_launch
 
 BLOCK = 256  # tokens of a program
 
@@ -28,9 +31,11 @@ def token_places(
     tokens, places = (torch.empty(count, dtype=torch.int32, device=rows.device) for _ in range(2))
     slots = torch.empty(count, dtype=torch.int64, device=rows.device)
     # Not launched dependently: the kernels of the layers read its results before kernels ahead have ended.
+    # The one behind it may begin, since that is the embedding's, which waits before it lets others begin.
     _token_places_kernel[(triton.cdiv(count, BLOCK),)](
         given, rows, positions, last_tokens, block_tables, tokens, places, slots,
-        count, block_tables.stride(0), block_size, BLOCK, num_warps=4,
+        count, block_tables.stride(0), block_size, BLOCK,
+        DEPENDENTS=dependent_launch(rows.device)["DEPENDENT"], num_warps=4,
     )  # fmt: skip
     return tokens, places, slots
 
@@ -66,7 +71,10 @@ def _token_places_kernel(
     table_stride: tl.tensor,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENTS: tl.constexpr,
 ) -> None:
+    if DEPENDENTS:
+        gdc_launch_dependents()
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < count
     row = tl.load(rows_ptr + token, inside, other=0)

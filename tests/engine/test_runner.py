@@ -58,3 +58,28 @@ def test_the_last_layer_computes_all_tokens_only_where_a_prompts_logprobs_are_wa
     mixed = [plan for plan in plans if 0 < plan.num_decodes < len(plan.rows) < plan.num_tokens]
     assert len(mixed) >= 3
     assert all(bool(plan.prompt_logprobs) == (prompt_logprobs is not None) for plan in mixed)
+
+
+def test_no_step_computes_before_the_last_ones_results_are_kept(
+    llama: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a graph gives lies where the next one writes."""
+    core, _ = start_engine(
+        EngineConfig(model=str(llama[0]), device="cpu", max_num_seqs=4, num_gpu_blocks_override=40)
+    )
+    runner = core.runner
+    assert isinstance(runner, ModelRunner)
+    called: list[str] = []
+    forward, upload = runner.model.forward, runner.staging.upload
+    monkeypatch.setattr(runner.queue, "keep_results", lambda: called.append("kept"))
+    monkeypatch.setattr(runner.model, "forward", lambda *batch: called.append("forward") or forward(*batch))
+    monkeypatch.setattr(runner.staging, "upload", lambda arrays: called.append("upload") or upload(arrays))
+    core.add(Request(0, [5, 6, 7], SamplingParams(max_tokens=4, ignore_eos=True)))
+    core.step()
+    core.add(Request(1, [9] * 20, SamplingParams(max_tokens=4, ignore_eos=True)))
+    while core.has_work:
+        core.step()
+    steps = "".join({"kept": "k", "forward": "f", "upload": "u"}[name] for name in called).split("f")
+    assert len(steps) > 5
+    assert all(step.endswith("uk") and "k" not in step[:-1] for step in steps[:-1])
+    assert "f" not in steps[-1]
