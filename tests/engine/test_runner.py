@@ -9,6 +9,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from engine.config import EngineConfig
+from engine.cuda_graphs import Size
 from engine.device_queue import CudaFlight, ThreadFlight
 from engine.models.decoder import Decoder
 from engine.plan import StepPlan
@@ -60,26 +61,34 @@ def test_the_last_layer_computes_all_tokens_only_where_a_prompts_logprobs_are_wa
     assert all(bool(plan.prompt_logprobs) == (prompt_logprobs is not None) for plan in mixed)
 
 
+@pytest.mark.parametrize("graphs", [False, True])
 def test_no_step_computes_before_the_last_ones_results_are_kept(
-    llama: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+    llama: tuple[Path, LlamaForCausalLM], graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a graph gives lies where the next one writes."""
+    """What a graph gives lies where the next one writes, and uploads need not wait for it to leave."""
     core, _ = start_engine(
         EngineConfig(model=str(llama[0]), device="cpu", max_num_seqs=4, num_gpu_blocks_override=40)
     )
     runner = core.runner
     assert isinstance(runner, ModelRunner)
+    if graphs:
+        runner.add_graphs(lambda run: run, lambda done, total: None)
     called: list[str] = []
-    forward, upload = runner.model.forward, runner.staging.upload
-    monkeypatch.setattr(runner.queue, "keep_results", lambda: called.append("kept"))
-    monkeypatch.setattr(runner.model, "forward", lambda *batch: called.append("forward") or forward(*batch))
-    monkeypatch.setattr(runner.staging, "upload", lambda arrays: called.append("upload") or upload(arrays))
+
+    def noted(owner: object, name: str, letter: str) -> None:
+        function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given: called.append(letter) or function(*given))
+
+    noted(runner.queue, "keep_results", "k")
+    noted(runner.staging, "upload", "u")
+    noted(runner.staging, "upload_into", "u")
+    noted(*((Size, "run") if graphs else (runner.model, "forward")), "c")  # computes
     core.add(Request(0, [5, 6, 7], SamplingParams(max_tokens=4, ignore_eos=True)))
     core.step()
     core.add(Request(1, [9] * 20, SamplingParams(max_tokens=4, ignore_eos=True)))
     while core.has_work:
         core.step()
-    steps = "".join({"kept": "k", "forward": "f", "upload": "u"}[name] for name in called).split("f")
-    assert len(steps) > 5
-    assert all(step.endswith("uk") and "k" not in step[:-1] for step in steps[:-1])
-    assert "f" not in steps[-1]
+    *before_each, after = "".join(called).split("c")
+    assert len(before_each) > 4
+    assert all(step.endswith("uk") and step.count("k") == 1 for step in before_each)
+    assert "k" not in after

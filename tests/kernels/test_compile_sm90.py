@@ -23,6 +23,8 @@ SPILLS_LIMIT = {
     "decode_shared": 0,
     "decode_new": 0,
     "decode_new_whole": 0,
+    "decode_new_splits": 0,
+    "decode_new_plain": 0,
     "decode_full": 0,
     "decode_new_short": 12,
     "decode_beside": 0,
@@ -41,6 +43,9 @@ SPILLS_LIMIT = {
     "hopper_linear_gated_64": 0,
     "hopper_linear_gated_128": 0,
     "hopper_linear_parts_64": 0,
+    "hopper_linear_narrow_64": 0,
+    "hopper_linear_narrow_gated_256": 0,
+    "hopper_linear_narrow_parts_64": 0,
     "few_tokens_norm": 0,
     "few_tokens_gated": 0,
     "few_tokens_add": 0,
@@ -65,6 +70,9 @@ COPIES_EARLY = {
     "hopper_linear_gated_64": 8,
     "hopper_linear_gated_128": 6,
     "hopper_linear_parts_64": 6,
+    "hopper_linear_narrow_64": 4,
+    "hopper_linear_narrow_gated_256": 12,
+    "hopper_linear_narrow_parts_64": 4,
 }
 WRITES_EARLY = {"decode_beside"}  # what no kernel ahead touches; all others wait before they write
 
@@ -104,6 +112,16 @@ def compile_variants() -> dict[str, dict[str, int]]:
         ),
         "decode_new": (decode._decode_kernel, new, four_warps | {"num_stages": decode.NEW_STAGES}),
         "decode_new_whole": (decode._decode_kernel, new, four_warps),
+        "decode_new_splits": (
+            decode._decode_kernel,
+            new,
+            four_warps | {"num_stages": decode.NEW_STAGES, "maxnreg": decode.NEW_REGISTERS},
+        ),
+        "decode_new_plain": (
+            decode._decode_kernel,
+            new | {"FIRST": True, "EARLY": 0, "q_norm": None, "k_norm": None},
+            four_warps | {"num_stages": decode.NEW_STAGES},
+        ),
         "decode_full": (
             decode._decode_kernel,
             decode_shape | alone | no_scales | {"EARLY": 1},
@@ -285,7 +303,7 @@ def compile_few_tokens_variants() -> dict[str, dict[str, int]]:
 
 
 def compile_hopper_linear_variants() -> dict[str, dict[str, int]]:
-    """The same of the linear layers in Gluon, with the widths of Llama-3.1-8B."""
+    """The same of the linear layers in Gluon, with the widths of Llama-3.1-8B, and of Qwen3-0.6B (narrow)."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon import language as gl
@@ -302,6 +320,9 @@ def compile_hopper_linear_variants() -> dict[str, dict[str, int]]:
         "gated_64": (64, 28672, 4096, True, False),
         "gated_128": (128, 28672, 4096, True, False),
         "parts_64": (64, 4096, 14336, False, True),
+        "narrow_64": (64, 4096, 1024, False, False),
+        "narrow_gated_256": (256, 6144, 1024, True, False),
+        "narrow_parts_64": (64, 1024, 3072, False, True),
     }
     found = {}
     for name, (count, outputs, columns, gated, divided) in layers.items():
