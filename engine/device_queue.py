@@ -102,7 +102,7 @@ class CudaFlight:
     def __init__(
         self, result: DeviceResult, stream: torch.cuda.Stream, transferred: torch.cuda.Event | None
     ) -> None:
-        """They go on `stream`, beside what the current one computes next."""
+        """They go on `stream`, beside what the current one does until `CudaQueue.keep_results`."""
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
             self._result = result.map(_to_pinned)

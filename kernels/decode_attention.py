@@ -34,16 +34,16 @@ from kernels.tile import (
 STAGES = 4
 FULL_STAGES = 3  # of so many programs that a third on each multiprocessor helps more than a fourth stage
 MANY_PROGRAMS = 768
-# Of new heads. As much shared memory as more take is not free before the kernel ahead has ended on a
-# multiprocessor: 25.2 against 22.9 µs a layer of one token of Qwen3-0.6B on an H100.
+# Of new heads in rows that are split. As much shared memory as more take is not free before the kernel ahead
+# has ended on a multiprocessor: 25.2 against 22.9 µs a layer of one token of Qwen3-0.6B on an H100.
 NEW_STAGES = 2
 # And so many registers are free sooner, too, which helps where there is room for many splits of a row: 21.5
 # against 21.9 µs. Normed heads of up to 128 dimensions fit them, while others would go through memory.
 NEW_REGISTERS = 128
 MANY_SPLITS = 8
 # With so many splits the first tile is a large part of what a program reads: it goes to registers while the
-# projection runs, 21.3 against 22.6 µs. With fewer the L2 cache is asked for the first two, and the loop is
-# as deep as it can be: 28.3 against 29.7 µs of 8 rows.
+# projection runs, 21.3 against 22.6 µs. With fewer the L2 cache is asked for the first two, and all tiles go
+# through the loop: 28.3 against 29.7 µs of 8 rows.
 FIRST_SPLITS = 16
 EARLY = 2
 HEADROOM = tl.constexpr(12)  # log2 of how far a prefix may outweigh a key that fp16 holds in full

@@ -161,7 +161,7 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
     least, most = (17, 64 if divided else 128) if wide else (1, 256)
     if not least <= count <= most or columns % CHUNK:
         return None
-    large = count > 64 if wide else gated and count > 128
+    large = (count > 64) if wide else (gated and count > 128)
     tokens, chunk = 128 if large else 64, CHUNK // 2 if large and not wide else CHUNK
     times = triton.cdiv(count, tokens)
     fitting = [rows for rows in (32, 64, 128) if outputs % rows == 0 and not (divided and rows == 128)]

@@ -31,7 +31,8 @@ def token_places(
     tokens, places = (torch.empty(count, dtype=torch.int32, device=rows.device) for _ in range(2))
     slots = torch.empty(count, dtype=torch.int64, device=rows.device)
     # Not launched dependently: the kernels of the layers read its results before kernels ahead have ended.
-    # The one behind it may begin, since that is the embedding's, which waits before it lets others begin.
+    # The one behind it may begin: it waits before it lets others begin, as the embedding's does, or is not
+    # launched dependently either, as torch's are and those of shared prefixes.
     _token_places_kernel[(triton.cdiv(count, BLOCK),)](
         given, rows, positions, last_tokens, block_tables, tokens, places, slots,
         count, block_tables.stride(0), block_size, BLOCK,

@@ -1,4 +1,4 @@
-"""What the architectures share: linear layers, layer norm, activations, attention over the paged cache.
+"""What the architectures share: layer norm, activations, attention over the paged cache.
 
 Plain objects over plain tensors: at one token a step is bound by how fast Python launches kernels.
 """
