@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,6 @@ WRITES_EARLY = {"decode_beside"}  # what no kernel ahead touches; all others wai
 
 def compile_variants() -> dict[str, dict[str, int]]:
     """Shared memory and spilled bytes of each variant: bf16 (the cache fp8), head dim 128, groups of 4."""
-    import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from kernels import decode_attention as decode
@@ -204,32 +203,16 @@ def compile_variants() -> dict[str, dict[str, int]]:
     found = {}
     for name, (kernel, constants, options) in variants.items():
         kv = "*fp8e4nv" if name.endswith("fp8") else "*bf16"
-        pointers |= {"kv": kv, "kv_ptr": kv}
-        signature = {
-            argument: "constexpr"
-            if argument in constants
-            else pointers.get(argument, "fp32" if argument in ("scale_log2", "eps") else "i32")
-            for argument in kernel.arg_names
-        }
+        types = pointers | {"kv": kv, "kv_ptr": kv, "scale_log2": "fp32", "eps": "fp32"}
         # Pointers and strides are multiples of 16, as the launcher finds them when serving.
-        aligned = {
-            (i,): [["tt.divisibility", 16]]
-            for i, argument in enumerate(kernel.arg_names)
-            if argument not in constants and (argument in pointers or argument.endswith("_stride"))
-        }
-        compiled = triton.compile(
-            ASTSource(kernel, signature, constants, aligned),
-            target=GPUTarget("cuda", 90, 32),
-            options=options,
-        )
-        found[name] = described(compiled)
+        aligned = {name for name, kind in types.items() if kind[0] == "*"}
+        aligned |= {name for name in kernel.arg_names if name.endswith("_stride")}
+        found[name] = compiled(ASTSource, kernel, constants, types, aligned, options)
     return found
 
 
 def compile_hopper_variants() -> dict[str, dict[str, int]]:
     """The same of prefill attention in Gluon."""
-    import triton
-    from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -247,21 +230,14 @@ def compile_hopper_variants() -> dict[str, dict[str, int]]:
             "kv_source": f"tensordesc<bf16[{block_size}, 64],{boxes!r}>",
             "scale_log2": "fp32",
         }
-        signature = {
-            argument: "constexpr" if argument in constants else types.get(argument, "i32")
-            for argument in kernel.arg_names
-        }
-        values = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
-        source = GluonASTSource(kernel, signature, values)
-        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-        found[f"hopper_prefill_{name}"] = described(compiled)
+        found[f"hopper_prefill_{name}"] = compiled(
+            GluonASTSource, kernel, constants, types, (), {"num_warps": 4}
+        )
     return found
 
 
 def compile_few_tokens_variants() -> dict[str, dict[str, int]]:
     """The same of the fused linear layers of a few tokens, with the widths of Qwen3-0.6B and -1.7B."""
-    import triton
-    from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
 
     from kernels import few_tokens
@@ -269,6 +245,8 @@ def compile_few_tokens_variants() -> dict[str, dict[str, int]]:
     kernel = few_tokens._kernel
     both: dict[str, object] = {"TOKENS": 16, "ROWS": few_tokens.ROWS, "CHUNK": few_tokens.CHUNK}
     both |= {"DEPENDENT": True, "bias": None}
+    pointers = dict.fromkeys(("out", "x", "weight", "norm"), "*bf16")
+    types = pointers | {"eps": "fp32"}
     # (outputs, columns, GATED, ADDED, warps)
     layers = {
         "norm": (4096, 1024, False, False, 4),
@@ -283,29 +261,14 @@ def compile_few_tokens_variants() -> dict[str, dict[str, int]]:
         ahead = few_tokens.chunks_ahead(columns, warps, added=added)
         constants = both | {"OUTPUTS": outputs, "COLUMNS": columns, "GATED": gated, "ADDED": added}
         constants |= {"AHEAD": ahead} | ({"norm": None} if added else {})
-        signature = {
-            argument: "constexpr"
-            if argument in constants
-            else {"num_tokens": "i32", "eps": "fp32"}.get(argument, "*bf16")
-            for argument in kernel.arg_names
-        }
-        places = {argument: (i,) for i, argument in enumerate(kernel.arg_names)}
-        values = {places[argument]: value for argument, value in constants.items()}
-        aligned = {
-            places[argument]: [["tt.divisibility", 16]]
-            for argument, kind in signature.items()
-            if kind == "*bf16"
-        }
-        source = GluonASTSource(kernel, signature, values, aligned)
-        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
-        found[f"few_tokens_{name}"] = described(compiled)
+        found[f"few_tokens_{name}"] = compiled(
+            GluonASTSource, kernel, constants, types, pointers, {"num_warps": warps}
+        )
     return found
 
 
 def compile_hopper_linear_variants() -> dict[str, dict[str, int]]:
     """The same of the linear layers in Gluon, with the widths of Llama-3.1-8B, and of Qwen3-0.6B (narrow)."""
-    import triton
-    from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -337,34 +300,45 @@ def compile_hopper_linear_variants() -> dict[str, dict[str, int]]:
             "w_source": f"tensordesc<bf16[{tiles.rows >> gated}, {tiles.chunk}],{layout!r}>",
             "bias": "*bf16",
         }
-        signature = {
-            argument: "constexpr" if argument in constants else types.get(argument, "i32")
-            for argument in kernel.arg_names
-        }
-        values = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
-        aligned = {
-            (kernel.arg_names.index(argument),): [["tt.divisibility", 16]]
-            for argument in ("out", "outputs", "columns")
-        }
-        compiled = triton.compile(
-            GluonASTSource(kernel, signature, values, aligned),
-            target=GPUTarget("cuda", 90, 32),
-            options={"num_warps": hopper_linear.warps_of(tiles)},
-        )
-        found[f"hopper_linear_{name}"] = described(compiled)
+        aligned, options = ("out", "outputs", "columns"), {"num_warps": hopper_linear.warps_of(tiles)}
+        found[f"hopper_linear_{name}"] = compiled(GluonASTSource, kernel, constants, types, aligned, options)
     return found
 
 
-def described(compiled: Any) -> dict[str, int]:
-    """Places in the PTX are lines, and -1 stands for never."""
-    ptx = compiled.asm["ptx"]
+def compiled(
+    source: Any,
+    kernel: Any,
+    constants: Mapping[str, object],
+    types: Mapping[str, str],
+    aligned: Iterable[str],
+    options: Mapping[str, object],
+) -> dict[str, int]:
+    """What `kernel` is once compiled. `types` of arguments, i32 if left out; `aligned` are multiples of 16.
+
+    Places in the PTX are lines, and -1 stands for never.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    multiples = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(names)
+        if name in aligned and name not in constants
+    }
+    result = triton.compile(
+        source(kernel, signature, values, multiples), target=GPUTarget("cuda", 90, 32), options=dict(options)
+    )
+    ptx = result.asm["ptx"]
     lines = ptx.splitlines()
 
     def first(instruction: str) -> int:
         return next((i for i, line in enumerate(lines) if instruction in line), -1)
 
     return {
-        "shared": compiled.metadata.shared,
+        "shared": result.metadata.shared,
         "spills": spilled_bytes(ptx),
         "waits": first("griddepcontrol.wait"),
         "lets_go": first("griddepcontrol.launch_dependents"),
