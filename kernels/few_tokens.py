@@ -17,7 +17,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.launch import dependent_launch
 
 MOST_TOKENS = 16
-MOST_TOKENS_OF_WIDE = 8
 MOST_COLUMNS = 2048  # of a layer's input: all programs read all of it, and beyond so much cuBLAS is quicker
 MOST_WEIGHTS_OF_ONE = 1 << 23  # where one token alone was quicker than by kernels.gemv
 ROWS = 16  # outputs of a program, each a row of the weight
@@ -132,23 +131,14 @@ def few_tokens_fit(hidden_size: int, inner_sizes: tuple[int, ...], qkv_size: int
 
 def few_tokens_suit_one(x: Tensor, weight: Tensor) -> bool:
     """Whether even one token, x [1, K], is quicker here than by `kernels.gemv`."""
-    return _takes(x, weight) and weight.numel() <= MOST_WEIGHTS_OF_ONE
-
-
-def few_tokens_suit_wide(x: Tensor, weight: Tensor) -> bool:
-    """Whether x [T, K] times a weight [N, K] of a vocabulary is quicker here than by cuBLAS."""
-    return _takes(x, weight) and 1 <= len(x) <= MOST_TOKENS_OF_WIDE and weight.is_contiguous()
+    outputs, columns = weight.shape
+    fits = columns % (WARPS * CHUNK) == 0 and outputs % (2 * ROWS) == 0
+    return fits and x.is_cuda and x.dtype == torch.bfloat16 and weight.numel() <= MOST_WEIGHTS_OF_ONE
 
 
 def chunks_ahead(columns: int, warps: int, *, added: bool) -> int:
     """AHEAD of a kernel in which each of `warps` takes its part of the columns."""
     return min(AHEAD_ADDED if added else AHEAD, columns // (warps * CHUNK))
-
-
-def _takes(x: Tensor, weight: Tensor) -> bool:
-    outputs, columns = weight.shape
-    fits = columns % (WARPS * CHUNK) == 0 and outputs % (2 * ROWS) == 0
-    return fits and x.is_cuda and x.dtype == torch.bfloat16
 
 
 def linear_of_few(

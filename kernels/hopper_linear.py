@@ -30,6 +30,7 @@ ITEMSIZE = 2
 SHARED = 192 * 1024  # bytes of stages, as many as leave a program the multiprocessor for itself
 FULL = 128  # programs: about one on every multiprocessor
 BUSY = 96  # programs below which smaller tiles are quicker
+WARPGROUP = gl.constexpr(64)  # rows of a tile that the tensor cores multiply at least
 CHUNK = 128  # columns: what a row gives at a time
 MOST_SPLITS = 4
 
@@ -56,11 +57,15 @@ def _kernel(
     num_tokens: gl.tensor, outputs: gl.tensor, columns: gl.tensor, splits: gl.tensor,
     TOKENS: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr,
 ) -> None:  # fmt: skip
-    """TOKENS tokens times ROWS rows of the weight; an `out` in fp32 is of parts of the sums."""
+    """TOKENS tokens times ROWS rows of the weight; an `out` in fp32 is of parts of the sums.
+
+    The tensor cores' first operand has 64 rows or more: fewer tokens are the second one.
+    """
     WARPS: gl.constexpr = gl.num_warps()
+    FEW: gl.constexpr = TOKENS < WARPGROUP
     SHARED_TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, ROWS, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, TOKENS if FEW else ROWS, 16])
     BYTES: gl.constexpr = (TOKENS + ROWS) * CHUNK * 2
     OUT_ROWS: gl.constexpr = ROWS // 2 if GATED else ROWS
     first_token = gl.program_id(0) * TOKENS  # who reads the same weights runs at the same time
@@ -91,11 +96,14 @@ def _kernel(
             x_source, place, full.index(stage), x_tiles.index(stage), pred=stage < chunks
         )
 
-    acc = gl.zeros([TOKENS, ROWS], gl.float32, SUMS)
+    acc = gl.zeros([ROWS, TOKENS] if FEW else [TOKENS, ROWS], gl.float32, SUMS)
     for step in range(chunks):
         now = step % STAGES
         mbarrier.wait(full.index(now), step // STAGES & 1)
-        acc = warpgroup_mma(x_tiles.index(now), w_tiles.index(now).permute((1, 0)), acc, is_async=True)
+        if FEW:
+            acc = warpgroup_mma(w_tiles.index(now), x_tiles.index(now).permute((1, 0)), acc, is_async=True)
+        else:
+            acc = warpgroup_mma(x_tiles.index(now), w_tiles.index(now).permute((1, 0)), acc, is_async=True)
         acc = warpgroup_mma_wait(1, deps=(acc,))
         # The product before this one is done: its stage is filled again.
         ahead = step - 1 + STAGES
@@ -111,30 +119,31 @@ def _kernel(
         )
     acc = warpgroup_mma_wait(0, deps=(acc,))
 
-    if out.dtype.element_ty == gl.float32:
-        row = first_row + gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
-        token = first_token + gl.arange(0, TOKENS, gl.SliceLayout(1, SUMS))
-        place = (split * num_tokens + token).to(gl.int64) * outputs
-        gl.store(out + place[:, None] + row[None, :], acc, mask=(token < num_tokens)[:, None])
+    PARTS: gl.constexpr = out.dtype.element_ty == gl.float32
+    if bias is not None:
+        row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1 if FEW else 0, SUMS))
+        added = gl.load(bias + row).to(gl.float32)
+        acc += added[:, None] if FEW else added[None, :]
+    if FEW:
+        acc = acc.permute((1, 0))
+    if PARTS:
+        result = acc
+    elif GATED:  # rounded where the unfused layers round
+        gate, up = gl.split(acc.reshape([TOKENS, 2, OUT_ROWS]).permute((0, 2, 1)))
+        gate = gate.to(dtype).to(gl.float32)
+        silu = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32)
+        result = (silu * up.to(dtype).to(gl.float32)).to(dtype)
     else:
-        if GATED:  # rounded where the unfused layers round
-            gate, up = gl.split(acc.reshape([TOKENS, 2, OUT_ROWS]).permute((0, 2, 1)))
-            gate = gate.to(dtype).to(gl.float32)
-            silu = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32)
-            result = (silu * up.to(dtype).to(gl.float32)).to(dtype)
-        else:
-            if bias is not None:
-                row = first_row + gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
-                acc += gl.load(bias + row).to(gl.float32)[None, :]
-            result = acc.to(dtype)
-        # A token's results next to each other, to be written 16 bytes at a time.
-        LINE: gl.constexpr = OUT_ROWS // 8
-        WRITTEN: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LINE, LINE], [WARPS, 1], [1, 0])
-        row = first_row + gl.arange(0, OUT_ROWS, gl.SliceLayout(0, WRITTEN))
-        token = first_token + gl.arange(0, TOKENS, gl.SliceLayout(1, WRITTEN))
-        place = token.to(gl.int64) * outputs
-        result = gl.convert_layout(result, WRITTEN)
-        gl.store(out + place[:, None] + row[None, :], result, mask=(token < num_tokens)[:, None])
+        result = acc.to(dtype)
+    # A token's results next to each other, to be written 16 bytes at a time.
+    HELD: gl.constexpr = 4 if PARTS else 8
+    LINE: gl.constexpr = min(OUT_ROWS // HELD, 32)
+    WRITTEN: gl.constexpr = gl.BlockedLayout([1, HELD], [32 // LINE, LINE], [WARPS, 1], [1, 0])
+    row = first_row + gl.arange(0, OUT_ROWS, gl.SliceLayout(0, WRITTEN))
+    token = first_token + gl.arange(0, TOKENS, gl.SliceLayout(1, WRITTEN))
+    place = (split * num_tokens + token).to(gl.int64) * outputs
+    result = gl.convert_layout(result, WRITTEN)
+    gl.store(out + place[:, None] + row[None, :], result, mask=(token < num_tokens)[:, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,19 +167,21 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
     projection, `divided` what may be parts of sums.
     """
     wide = outputs * columns >= WIDE
-    least, most = (17, 64 if divided else 128) if wide else (1, 256)
-    if not least <= count <= most or columns % CHUNK:
+    if not 1 <= count <= ((64 if divided else 128) if wide else 256) or columns % CHUNK:
         return None
     large = (count > 64) if wide else (gated and count > 128)
     tokens, chunk = 128 if large else 64, CHUNK // 2 if large and not wide else CHUNK
+    most = 64 if divided else 128
+    if wide and not (gated and outputs % most):  # fewer tokens leave room for more weights on their way
+        tokens = min(tokens, max(triton.next_power_of_2(count), 16))
+    least = most if tokens < 64 and gated else 64 if wide else 32  # a warp has both a gate and its up
     times = triton.cdiv(count, tokens)
-    fitting = [rows for rows in (32, 64, 128) if outputs % rows == 0 and not (divided and rows == 128)]
-    if not fitting:
-        return None
     most_splits = MOST_SPLITS if divided else 1
-    rows = max(
-        [rows for rows in fitting if outputs // rows * times * most_splits >= BUSY], default=fitting[0]
-    )
+    fitting = [rows for rows in (32, 64, 128) if least <= rows <= most and outputs % rows == 0]
+    busy = [rows for rows in fitting if outputs // rows * times * most_splits >= BUSY]
+    if not fitting or (wide and large and 128 not in busy):
+        return None
+    rows = max(busy, default=fitting[0])
     splits = min(max(FULL // (outputs // rows * times), 1), most_splits)
     stages = SHARED // ((tokens + rows) * chunk * ITEMSIZE) if wide or large else 4
     return Tiling(tokens, rows, chunk, stages, splits)
@@ -178,7 +189,7 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
 
 def warps_of(tiles: Tiling) -> int:
     """A warpgroup of four for every 64 tokens."""
-    return tiles.tokens // 16
+    return max(tiles.tokens // 16, 4)
 
 
 def suits_hopper_linear(x: Tensor, weight: Tensor) -> bool:

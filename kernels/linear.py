@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.activation import silu_mul, silu_mul_reference
-from kernels.few_tokens import few_tokens_suit_wide, linear_of_few
 from kernels.gemv import linear_of_one
 from kernels.hopper_linear import (
     Tiling,
@@ -60,15 +59,11 @@ def linear_parts(x: Tensor, layer: Linear) -> Tensor:
 
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x [T, K] times weight [N, K] -> [T, N], for an N as wide as a vocabulary."""
-    if len(x) == 1:
-        launch = linear_of_one
-    elif few_tokens_suit_wide(x, weight):
-        launch = linear_of_few
-    else:
+    if len(x) > 1:
         tiles = _tiles(x, weight)
         return F.linear(x, weight) if tiles is None else hopper_linear(x, weight, None, tiles)
     out = torch.empty(len(x), weight.shape[0], dtype=x.dtype, device=x.device)
-    launch(out, x, weight, None, None, 0.0, gated=False, added=False)
+    linear_of_one(out, x, weight, None, None, 0.0, gated=False, added=False)
     return out
 
 
