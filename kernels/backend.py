@@ -32,7 +32,12 @@ from kernels.linear import (
     wide_linear,
 )
 from kernels.logprobs import logprobs, logprobs_reference
-from kernels.new_tokens import decode_new_tokens, decode_new_tokens_reference
+from kernels.new_tokens import (
+    add_decoded,
+    add_decoded_reference,
+    decode_new_tokens,
+    decode_new_tokens_reference,
+)
 from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
@@ -49,6 +54,7 @@ class Backend:
     embed: Callable[[Tensor, Tensor], Tensor]
     decode_attention: Callable[..., None]
     decode_new_tokens: Callable[..., None]
+    add_decoded: Callable[..., None]
     prefill_attention: Callable[..., None]
     qkv_to_cache: Callable[..., None]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -75,6 +81,7 @@ def torch_backend() -> Backend:
         embed=F.embedding,
         decode_attention=decode_attention_reference,
         decode_new_tokens=decode_new_tokens_reference,
+        add_decoded=add_decoded_reference,
         prefill_attention=prefill_attention_reference,
         qkv_to_cache=qkv_to_cache_reference,
         rms_norm=rms_norm_reference,
@@ -102,6 +109,7 @@ def triton_backend() -> Backend:
         embed=embed,
         decode_attention=decode_attention,
         decode_new_tokens=decode_new_tokens,
+        add_decoded=add_decoded,
         prefill_attention=prefill_attention,
         qkv_to_cache=qkv_to_cache,
         rms_norm=rms_norm,

@@ -7,7 +7,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.decode_splits import DecodeWorkspace, merge_splits, plan_splits, tiles_and_splits
+from kernels.decode_splits import (
+    DecodeWorkspace,
+    Merge,
+    merge_splits,
+    plan_splits,
+    tiles_and_splits,
+)
 from kernels.fp8 import (
     as_exact,
     attend_paired,
@@ -17,6 +23,7 @@ from kernels.fp8 import (
     split_dims,
     words,
 )
+from kernels.hopper_decode import hopper_decode, suits_hopper_decode
 from kernels.launch import dependent_launch
 from kernels.new_heads import NewHeads, load_angles, load_weights, normed_and_rotated, other_half
 from kernels.shared_prefix import MAX_SPANS, SharedPrefixes, prefix_attention, spans_of
@@ -34,15 +41,13 @@ from kernels.tile import (
 STAGES = 4
 FULL_STAGES = 3  # of so many programs that a third on each multiprocessor helps more than a fourth stage
 MANY_PROGRAMS = 768
-# Of new heads in rows that are split. As much shared memory as more take is not free before the kernel ahead
-# has ended on a multiprocessor: 25.2 against 22.9 µs a layer of one token of Qwen3-0.6B on an H100.
-NEW_STAGES = 2
-# And so many registers are free sooner, too, which helps where there is room for many splits of a row: 21.5
-# against 21.9 µs. Normed heads of up to 128 dimensions fit them, while others would go through memory.
-NEW_REGISTERS = 128
-MANY_SPLITS = 8
+# With these a program takes less than 48 KiB of shared memory. One that takes more is given another division
+# of L1 cache and shared memory than kernels with little of it, and a multiprocessor changes that only once it
+# is idle: this kernel would not begin before the one ahead has ended, 22.1 against 19.5 µs a layer of one
+# token of Qwen3-0.6B on an H100.
+SMALL_STAGES = 2
 # With so many splits the first tile is a large part of what a program reads: it goes to registers while the
-# projection runs, 21.3 against 22.6 µs. With fewer the L2 cache is asked for the first two, and all tiles go
+# projection runs, 18.3 against 19.5 µs. With fewer the L2 cache is asked for the first two, and all tiles go
 # through the loop: 28.3 against 29.7 µs of 8 rows.
 FIRST_SPLITS = 16
 EARLY = 2
@@ -245,7 +250,7 @@ def _decode_kernel(
         acc = tl.interleave(even, odd)
 
     acc = acc / total[:, None]  # every split saw a key
-    if splits <= 1:
+    if max_splits == 1:
         offset = (index.to(tl.int64) * num_q_heads + q_head)[:, None] * HEAD_DIM + dim[None, :]
         tl.store(out + offset, acc.to(out.dtype.element_ty), mask=q_mask)
     else:
@@ -272,6 +277,9 @@ def decode_attention(
     kv_scales: torch.Tensor | None = None,
     new: NewHeads | None = None,
     beside: bool = False,
+    known: bool = False,
+    small: bool = False,
+    merge: Merge = merge_splits,
 ) -> None:
     """Attention of each row's newest token to its context, to the first B tokens of `out` [T, Hq, D].
 
@@ -281,9 +289,10 @@ def decode_attention(
     falling context length: a long row that starts last keeps the device waiting. These four are read before
     kernels ahead have ended: they must be complete when the kernel just ahead begins. `window` limits
     attention to that many newest keys, 0 means all. Grid and launches depend on shapes only, so CUDA graphs
-    may capture it. `max_splits` overrides `plan_splits`. What the rows `shared` with others is read once for
-    all of them (read as early; no use with a window). kv_scales [blocks, Hkv, block_size, 2] are those of an
-    fp8 kv, and with them q must fit fp16 (see `kernels.fp8`).
+    may capture it. `max_splits` overrides `plan_splits`. Where rows are split, the results are left in the
+    workspace, and `merge` makes of them what becomes of `out`. What the rows `shared` with others is read
+    once for all of them (read as early; no use with a window). kv_scales [blocks, Hkv, block_size, 2] are
+    those of an fp8 kv, and with them q must fit fp16 (see `kernels.fp8`).
 
     With `new`, a token's query heads are followed by its Hkv heads of k and of v, all as the projection gave
     them: they are normalised and rotated here, and K and V written to the cache. What that held is read as
@@ -292,6 +301,12 @@ def decode_attention(
     With `beside`, the kernel just ahead must be one that began only when all before it had ended (no
     dependent launch), and must leave q, K, V and `out`'s first B tokens alone, as prefill attention of the
     same step: the two run side by side. Not together with `shared` or `new`.
+
+    With `known`, the cache held all but the rows' newest tokens before the kernel just ahead began, and is
+    read as early.
+
+    With `small`, programs of split rows take no more shared memory than kernels that use it for little else
+    than to exchange sums: behind one of these they begin sooner.
     """
     check_attention_inputs(q, out, kv)
     check_kv_scales(kv, kv_scales)
@@ -327,13 +342,20 @@ def decode_attention(
             f"{batch} rows × {max_splits} splits × {num_q_heads} heads exceed the workspace's "
             f"{workspace.lse.numel()} partial results; allocate it for the largest batch"
         )
+    if not small and shared is None and kv_scales is None and suits_hopper_decode(q, kv, batch):
+        hopper_decode(
+            q, out, kv, block_tables, rows, context_lens, order, scale, window, workspace, max_splits, new,
+            beside, known,
+        )  # fmt: skip
+        if max_splits > 1:
+            merge(out, context_lens, window, max_splits, tile, workspace)
+        return
     launch = dependent_launch(q.device)
     heads = (None, None, None, 0.0) if new is None else (new.rope, new.q_norm, new.k_norm, new.eps)
-    soon = new is not None and new.q_norm is not None and dim <= 128 and max_splits >= MANY_SPLITS
     first = new is not None and max_splits >= FIRST_SPLITS
     early, stages = 0 if first or beside else EARLY, STAGES
-    if new is not None and max_splits > 1:
-        stages = NEW_STAGES
+    if first or (small and max_splits > 1):
+        stages = SMALL_STAGES
     elif not beside and num_kv_heads * batch >= MANY_PROGRAMS:
         early, stages = 1, FULL_STAGES
     _decode_kernel[num_kv_heads, batch, max_splits](
@@ -342,8 +364,7 @@ def decode_attention(
         q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(kv_scales), *heads,
         GROUP=group, BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim, DIM=dim, TILE=tile, NEW=new is not None, FIRST=first, EARLY=early,
-        BESIDE=beside and launch["DEPENDENT"], num_warps=4, num_stages=stages,
-        maxnreg=NEW_REGISTERS if soon else None, **launch,
+        BESIDE=beside and launch["DEPENDENT"], num_warps=4, num_stages=stages, **launch,
     )  # fmt: skip
     if max_splits > 1:
-        merge_splits(out, context_lens, window, max_splits, tile, workspace)
+        merge(out, context_lens, window, max_splits, tile, workspace)

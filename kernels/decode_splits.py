@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,12 @@ from kernels.shared_prefix import PrefixWorkspace
 
 MAX_SPLITS = 64
 PART = 32  # dimensions of a head that a warp merges: the warps of a head need not wait for each other
+MAX_SMALL_SPLITS = 32
 FULL_DEVICE = 256  # programs: about two on every multiprocessor, which is what their shared memory allows
+
+
+# What takes (out, context_lens, window, max_splits, tile, workspace) once decode attention has split rows.
+Merge = Callable[[torch.Tensor, torch.Tensor, int, int, int, "DecodeWorkspace"], None]
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class DecodeWorkspace:
         cls, max_batch: int, num_q_heads: int, head_dim: int, device: torch.device | str
     ) -> DecodeWorkspace:
         """Enough for every batch up to `max_batch`; only what leaves the device idle is split."""
-        count = min(max_batch * MAX_SPLITS, FULL_DEVICE)
+        count = min(max_batch * MAX_SPLITS, 2 * FULL_DEVICE)
         return cls(
             torch.empty(count, num_q_heads, head_dim, dtype=torch.float32, device=device),
             torch.empty(count, num_q_heads, dtype=torch.float32, device=device),
@@ -49,6 +55,12 @@ def runs_at_once(batch: int, num_kv_heads: int) -> bool:
 def plan_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
     """How many splits of each row fill the device, from what is known without looking at the lengths."""
     return max(min(FULL_DEVICE // (batch * num_kv_heads), MAX_SPLITS, max_tiles), 1)
+
+
+def plan_small_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
+    """The same of programs that take little shared memory: twice as many, where those make four of a row."""
+    splits = min(2 * FULL_DEVICE // (batch * num_kv_heads), MAX_SMALL_SPLITS, max_tiles)
+    return splits if splits >= 4 else plan_splits(batch, num_kv_heads, max_tiles)
 
 
 def merge_splits(
@@ -100,7 +112,7 @@ def _merge_kernel(
     SPLITS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
-    """Merge PART dimensions of a head's split results by their log-sum-exps (base 2), if it was split."""
+    """Merge PART dimensions of a head's split results by their log-sum-exps (base 2)."""
     head = tl.program_id(0)
     index = tl.program_id(1)
     num_q_heads = tl.num_programs(0)
@@ -109,7 +121,7 @@ def _merge_kernel(
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
-    if splits <= 1:
+    if splits == 0:  # the context is empty
         return
     split = tl.arange(0, SPLITS)
     dim = tl.program_id(2) * PART + tl.arange(0, PART)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
+import triton
 from torch import Tensor
 
 from kernels.decode_attention import decode_attention
 from kernels.decode_reference import DecodeGather, decode_attention_reference
-from kernels.decode_splits import DecodeWorkspace, runs_at_once
+from kernels.decode_splits import DecodeWorkspace, merge_splits, plan_small_splits, runs_at_once
+from kernels.fused_linear import add_linear, add_linear_reference
 from kernels.new_heads import NewHeads
 from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
 from kernels.shared_prefix import SharedPrefixes
+from kernels.split_output import add_split_output, suits_split_output
+from kernels.tile import tile_keys
 
 
 def decode_new_tokens(
@@ -46,8 +53,52 @@ def decode_new_tokens(
     )
     decode_attention(
         q, out, kv, block_tables, rows, context_lens, order, scale, window, workspace,
-        shared=shared, kv_scales=kv_scales,
+        shared=shared, kv_scales=kv_scales, known=True,
     )  # fmt: skip
+
+
+def add_decoded(
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    qkv: Tensor,
+    out: Tensor,
+    kv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    block_tables: Tensor,
+    rows: Tensor,
+    context_lens: Tensor,
+    order: Tensor,
+    heads: NewHeads,
+    scale: float,
+    window: int,
+    workspace: DecodeWorkspace,
+    shared: SharedPrefixes | None,
+    kv_scales: Tensor | None,
+) -> None:
+    """residual [B, N] += what `decode_new_tokens` gives times weight [N, Hq D], plus bias [N] or None.
+
+    In place, and `out` is overwritten. For layers whose other products are those of `kernels.fused_linear`.
+    """
+    (num_heads, head_dim), (num_kv_heads, block_size) = out.shape[1:], kv.shape[2:4]
+    if shared is not None or kv_scales is not None or not runs_at_once(len(rows), num_kv_heads):
+        decode_new_tokens(
+            qkv, out, kv, positions, slots, block_tables, rows, context_lens, order, heads, scale, window,
+            workspace, shared, kv_scales,
+        )  # fmt: skip
+        add_linear(residual, out.flatten(1), weight, bias)
+        return
+    tile = tile_keys(triton.next_power_of_2(head_dim), qkv.element_size())
+    splits = plan_small_splits(len(rows), num_kv_heads, triton.cdiv(block_tables.shape[1] * block_size, tile))
+    added = splits > 1 and suits_split_output(residual, weight, num_heads)
+    merge = partial(add_split_output, residual, weight, bias) if added else merge_splits
+    decode_attention(
+        _queries(qkv, out), out, kv, block_tables, rows, context_lens, order, scale, window, workspace,
+        splits, new=heads, small=True, merge=merge,
+    )  # fmt: skip
+    if not added:
+        add_linear(residual, out.flatten(1), weight, bias)
 
 
 def decode_new_tokens_reference(
@@ -75,6 +126,14 @@ def decode_new_tokens_reference(
         _queries(qkv, out), out, kv, block_tables, rows, context_lens, order, scale, window, workspace,
         kv_scales=kv_scales,
     )  # fmt: skip
+
+
+def add_decoded_reference(
+    residual: Tensor, weight: Tensor, bias: Tensor | None, qkv: Tensor, out: Tensor, *decoding: Any
+) -> None:
+    """The same as `add_decoded` in plain torch."""
+    decode_new_tokens_reference(qkv, out, *decoding)
+    add_linear_reference(residual, out.flatten(1), weight, bias)
 
 
 def _queries(qkv: Tensor, out: Tensor) -> Tensor:

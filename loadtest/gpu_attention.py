@@ -149,7 +149,7 @@ class CaseInputs:
         common = (self.q, self.out, self.kv, self.block_tables, self.rows[index])
         if self.case.is_decode:
             rest = (self.context_lens, self.order, SCALE, 0, self.workspace)
-            decode_attention(*common, *rest, kv_scales=self.kv_scales)
+            decode_attention(*common, *rest, kv_scales=self.kv_scales, known=True)
         else:
             longest = max(self.case.query_lens)
             prefill_attention(

@@ -102,9 +102,7 @@ class Decoder:
         backend, eps = self.backend, self.config.norm_eps
         for layer, _, layer_cache, newest in layers:
             qkv = backend.norm_linear(residual, layer.input_norm, eps, layer.qkv.weight, layer.qkv.bias)
-            attended = layer.attention(qkv, batch, layer_cache, newest)
-            residual = of_newest(residual, newest)
-            backend.add_linear(residual, attended, layer.output.weight, layer.output.bias)
+            residual = layer.attention.add(residual, layer.output, qkv, batch, layer_cache, newest)
             gate_up = layer.gate_up
             inner = backend.norm_silu_linear(residual, layer.mlp_norm, eps, gate_up.weight, gate_up.bias)
             backend.add_linear(residual, inner, layer.down.weight, layer.down.bias)

@@ -16,6 +16,7 @@ from engine.kv_cache import LayerCache
 from engine.models.batch import ForwardBatch, Newest, PrefillBatch, of_newest
 from engine.models.config import Activation, ModelConfig
 from kernels.backend import Backend
+from kernels.linear import Linear
 from kernels.new_heads import NewHeads
 
 
@@ -69,29 +70,60 @@ class Attention:
         """
         if newest is not None:
             return self._of_newest(qkv, batch, newest, cache)
-        out = torch.empty(len(qkv), self.num_heads, self.head_dim, dtype=qkv.dtype, device=qkv.device)
-        kv, kv_scales = cache
+        out = self._out(qkv)
         if batch.prefill is None:
-            self.backend.decode_new_tokens(
-                qkv,
-                out,
-                kv,
-                batch.positions,
-                batch.slots,
-                batch.block_tables,
-                batch.decode_rows,
-                batch.decode_context_lens,
-                batch.decode_order,
-                self.heads,
-                self.scale,
-                self.window,
-                batch.workspace,
-                batch.shared,
-                kv_scales,
-            )
+            self.backend.decode_new_tokens(*self._decoding(qkv, out, batch, cache))
         else:
             self._mixed(qkv, out, batch, batch.prefill, cache)
         return out.flatten(1)
+
+    def add(
+        self,
+        residual: Tensor,
+        output: Linear,
+        qkv: Tensor,
+        batch: ForwardBatch,
+        cache: LayerCache,
+        newest: Newest | None,
+    ) -> Tensor:
+        """residual [T, H] plus `output` of what a call gives; with `newest`, those R tokens' [R, H].
+
+        The residual may be changed in place.
+        """
+        if batch.prefill is None and newest is None:
+            decoding = self._decoding(qkv, self._out(qkv), batch, cache)
+            self.backend.add_decoded(residual, output.weight, output.bias, *decoding)
+            return residual
+        attended = self(qkv, batch, cache, newest)
+        residual = of_newest(residual, newest)
+        self.backend.add_linear(residual, attended, output.weight, output.bias)
+        return residual
+
+    def _out(self, qkv: Tensor) -> Tensor:
+        return torch.empty(len(qkv), self.num_heads, self.head_dim, dtype=qkv.dtype, device=qkv.device)
+
+    def _decoding(
+        self, qkv: Tensor, out: Tensor, batch: ForwardBatch, cache: LayerCache
+    ) -> tuple[object, ...]:
+        """What `decode_new_tokens` takes."""
+        kv, kv_scales = cache
+        return (
+            qkv,
+            out,
+            kv,
+            batch.positions,
+            batch.slots,
+            batch.block_tables,
+            batch.decode_rows,
+            batch.decode_context_lens,
+            batch.decode_order,
+            self.heads,
+            self.scale,
+            self.window,
+            batch.workspace,
+            batch.shared,
+            kv_scales,
+        )
 
     def _mixed(
         self, qkv: Tensor, out: Tensor, batch: ForwardBatch, prefill: PrefillBatch, cache: LayerCache

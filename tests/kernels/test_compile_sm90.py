@@ -24,10 +24,9 @@ SPILLS_LIMIT = {
     "decode_shared": 0,
     "decode_new": 0,
     "decode_new_whole": 0,
-    "decode_new_splits": 0,
     "decode_new_plain": 0,
     "decode_full": 0,
-    "decode_new_short": 12,
+    "decode_new_short": 0,
     "decode_beside": 0,
     "shared_prefix": 0,
     "decode_16_fp8": 0,
@@ -39,10 +38,19 @@ SPILLS_LIMIT = {
     "hopper_prefill_16": 0,
     "hopper_prefill_16_short": 0,
     "hopper_prefill_64": 0,
+    "hopper_decode": 0,
+    "hopper_decode_known": 0,
+    "hopper_decode_beside": 0,
+    "hopper_decode_new": 0,
+    "hopper_decode_new_plain": 0,
+    "hopper_linear_16": 0,
     "hopper_linear_64": 0,
     "hopper_linear_128": 0,
+    "hopper_linear_gated_16": 0,
+    "hopper_linear_gated_32": 0,
     "hopper_linear_gated_64": 0,
     "hopper_linear_gated_128": 0,
+    "hopper_linear_parts_32": 0,
     "hopper_linear_parts_64": 0,
     "hopper_linear_narrow_64": 0,
     "hopper_linear_narrow_gated_256": 0,
@@ -58,24 +66,36 @@ SPILLS_LIMIT = {
     "gemv_gate_up": 0,
     "embed": 0,
     "merge": 0,
+    "split_output": 0,
     "thresholds": 0,
     "chunk_argmax": 0,
     "argmax": 0,
 }
 # Loads before a kernel waits: of what was there before the kernel ahead began, and of nothing else.
-READS_EARLY = {"argmax": 1, "chunk_argmax": 2, "merge": 1, "thresholds": 0, "embed": 0}
-# What the copy engine is asked for as early: a box for each stage of weights, two of a gate and an up.
+READS_EARLY = {"argmax": 1, "chunk_argmax": 2, "merge": 1, "split_output": 9, "thresholds": 0, "embed": 0}
+# What is copied to shared memory as early: by the copy engine a box for each stage of weights, two of a gate
+# and an up; or by each thread 16 bytes of 8 keys and 8 values for each stage, if the cache held them by then.
 COPIES_EARLY = {
+    "hopper_decode": 0,
+    "hopper_decode_known": 32,
+    "hopper_decode_new": 32,
+    "hopper_linear_16": 9,
     "hopper_linear_64": 6,
-    "hopper_linear_128": 4,
+    "hopper_linear_128": 3,
+    "hopper_linear_gated_16": 10,
+    "hopper_linear_gated_32": 8,
     "hopper_linear_gated_64": 8,
     "hopper_linear_gated_128": 6,
+    "hopper_linear_parts_32": 8,
     "hopper_linear_parts_64": 6,
     "hopper_linear_narrow_64": 4,
     "hopper_linear_narrow_gated_256": 12,
     "hopper_linear_narrow_parts_64": 4,
 }
-WRITES_EARLY = {"decode_beside"}  # what no kernel ahead touches; all others wait before they write
+WRITES_EARLY = {
+    "decode_beside",
+    "hopper_decode_beside",
+}  # what no kernel ahead touches; all others wait before they write
 
 
 def compile_variants() -> dict[str, dict[str, int]]:
@@ -109,17 +129,12 @@ def compile_variants() -> dict[str, dict[str, int]]:
             decode_shape | no_scales,
             four_warps,
         ),
-        "decode_new": (decode._decode_kernel, new, four_warps | {"num_stages": decode.NEW_STAGES}),
+        "decode_new": (decode._decode_kernel, new, four_warps | {"num_stages": decode.SMALL_STAGES}),
         "decode_new_whole": (decode._decode_kernel, new, four_warps),
-        "decode_new_splits": (
-            decode._decode_kernel,
-            new,
-            four_warps | {"num_stages": decode.NEW_STAGES, "maxnreg": decode.NEW_REGISTERS},
-        ),
         "decode_new_plain": (
             decode._decode_kernel,
             new | {"FIRST": True, "EARLY": 0, "q_norm": None, "k_norm": None},
-            four_warps | {"num_stages": decode.NEW_STAGES},
+            four_warps | {"num_stages": decode.SMALL_STAGES},
         ),
         "decode_full": (
             decode._decode_kernel,
@@ -129,7 +144,7 @@ def compile_variants() -> dict[str, dict[str, int]]:
         "decode_new_short": (
             decode._decode_kernel,
             new | {"FIRST": True, "EARLY": 0},
-            four_warps | {"num_stages": decode.NEW_STAGES, "maxnreg": decode.NEW_REGISTERS},
+            four_warps | {"num_stages": decode.SMALL_STAGES},
         ),
         "decode_beside": (
             decode._decode_kernel,
@@ -236,11 +251,40 @@ def compile_hopper_variants() -> dict[str, dict[str, int]]:
     return found
 
 
+def compile_hopper_decode_variants() -> dict[str, dict[str, int]]:
+    """The same of decode attention in Gluon."""
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from kernels import hopper_decode
+
+    pointers = dict.fromkeys(("out", "q", "kv", "q_norm", "k_norm"), "*bf16")
+    pointers |= dict.fromkeys(("partials", "lse", "rope"), "*fp32")
+    pointers |= dict.fromkeys(("block_tables", "rows", "context_lens", "order"), "*i32")
+    types = pointers | {"scale_log2": "fp32", "eps": "fp32"}
+    strides = ("q_stride", "table_stride", "block_stride", "part_stride", "head_stride")
+    heads = dict.fromkeys(("rope", "q_norm", "k_norm"))
+    both = {"GROUP": 4, "DIM": 128, "TILE": hopper_decode.TILE, "STAGES": hopper_decode.STAGES}
+    both |= {"BLOCK_SIZE": 16, "NEW": False, "BESIDE": False}
+    variants = {
+        "": both | heads | {"READY": 0},
+        "_known": both | heads | {"READY": 1},
+        "_beside": both | heads | {"READY": 2, "BESIDE": True},
+        "_new": both | {"NEW": True, "READY": 2},
+        "_new_plain": both | {"NEW": True, "READY": 2, "q_norm": None, "k_norm": None, "BLOCK_SIZE": 64},
+    }
+    return {
+        f"hopper_decode{name}": compiled(
+            GluonASTSource, hopper_decode._kernel, constants, types, (*pointers, *strides), {"num_warps": 4}
+        )
+        for name, constants in variants.items()
+    }
+
+
 def compile_few_tokens_variants() -> dict[str, dict[str, int]]:
     """The same of the fused linear layers of a few tokens, with the widths of Qwen3-0.6B and -1.7B."""
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from kernels import few_tokens
+    from kernels import few_tokens, split_output
 
     kernel = few_tokens._kernel
     both: dict[str, object] = {"TOKENS": 16, "ROWS": few_tokens.ROWS, "CHUNK": few_tokens.CHUNK}
@@ -264,6 +308,13 @@ def compile_few_tokens_variants() -> dict[str, dict[str, int]]:
         found[f"few_tokens_{name}"] = compiled(
             GluonASTSource, kernel, constants, types, pointers, {"num_warps": warps}
         )
+    output: dict[str, object] = {"HEADS": 16, "HEAD_DIM": 128, "TILE": 64, "bias": None, "DEPENDENT": True}
+    output |= {"ROWS": split_output.ROWS, "ROUND": split_output.ROUND}
+    pointers = {"residual": "*bf16", "weight": "*bf16", "partials": "*fp32", "lse": "*fp32"}
+    pointers |= {"context_lens": "*i32"}
+    found["split_output"] = compiled(
+        GluonASTSource, split_output._kernel, output, pointers, pointers, {"num_warps": 8}
+    )
     return found
 
 
@@ -278,10 +329,14 @@ def compile_hopper_linear_variants() -> dict[str, dict[str, int]]:
     layout = gl.NVMMASharedLayout(128, 16, rank=2)
     # (tokens, outputs, columns, gated, divided)
     layers = {
+        "16": (16, 6144, 4096, False, False),
         "64": (64, 6144, 4096, False, False),
-        "128": (128, 6144, 4096, False, False),
+        "128": (128, 128256, 4096, False, False),
+        "gated_16": (16, 28672, 4096, True, False),
+        "gated_32": (32, 28672, 4096, True, False),
         "gated_64": (64, 28672, 4096, True, False),
         "gated_128": (128, 28672, 4096, True, False),
+        "parts_32": (32, 4096, 14336, False, True),
         "parts_64": (64, 4096, 14336, False, True),
         "narrow_64": (64, 4096, 1024, False, False),
         "narrow_gated_256": (256, 6144, 1024, True, False),
@@ -342,10 +397,33 @@ def compiled(
         "spills": spilled_bytes(ptx),
         "waits": first("griddepcontrol.wait"),
         "lets_go": first("griddepcontrol.launch_dependents"),
-        "writes": first("st.global"),
+        "writes_early": writes_unwaited(lines),
         "reads_early": sum("ld.global" in line for line in lines[: first("griddepcontrol.wait")]),
-        "copies_early": sum("cp.async.bulk" in line for line in lines[: first("griddepcontrol.wait")]),
+        "copies_early": sum(
+            bool(re.search(r"cp\.async\.(bulk|cg)", line)) for line in lines[: first("griddepcontrol.wait")]
+        ),
     }
+
+
+def writes_unwaited(lines: list[str]) -> bool:
+    """Whether some way through the PTX comes to a write before it has come to a wait."""
+    places = {line.split(":")[0]: i for i, line in enumerate(lines) if line.startswith("$L")}
+    ways, gone = [0], set()
+    while ways:
+        place = ways.pop()
+        while place < len(lines) and place not in gone:
+            gone.add(place)
+            line = lines[place]
+            if "st.global" in line:
+                return True
+            if "griddepcontrol.wait" in line or re.search(r"^\s*ret;", line):
+                break
+            if branch := re.search(r"bra(?:\.uni)?\s+(\$L\w+);", line):
+                ways.append(places[branch[1]])
+                if not line.strip().startswith("@"):
+                    break
+            place += 1
+    return False
 
 
 def spilled_bytes(ptx: str) -> int:
@@ -391,7 +469,7 @@ def test_kernels_wait_before_they_write(found: dict[str, dict[str, int]]) -> Non
     for name, variant in found.items():
         launched_dependently = "prefill" not in name
         assert (variant["waits"] >= 0) == launched_dependently, name
-        assert (0 <= variant["writes"] < variant["waits"]) == (name in WRITES_EARLY), name
+        assert variant["writes_early"] == (name in WRITES_EARLY or not launched_dependently), name
 
 
 def test_kernels_read_no_results_before_they_wait(found: dict[str, dict[str, int]]) -> None:
@@ -407,5 +485,5 @@ def test_the_first_layer_begins_when_what_is_known_of_tokens_is_there(
 
 
 if __name__ == "__main__":
-    both = compile_hopper_variants() | compile_hopper_linear_variants()
+    both = compile_hopper_variants() | compile_hopper_linear_variants() | compile_hopper_decode_variants()
     print(json.dumps(compile_variants() | both | compile_few_tokens_variants()))

@@ -10,7 +10,7 @@ from paged import TOLERANCE, Paged, attend_exactly, fused_queries, make_paged
 
 from kernels.decode_attention import decode_attention
 from kernels.decode_reference import WORTH_A_PART, DecodeGather, decode_attention_reference
-from kernels.decode_splits import DecodeWorkspace, plan_splits
+from kernels.decode_splits import DecodeWorkspace, plan_small_splits, plan_splits
 from kernels.fp8 import quantize
 from kernels.shared_prefix import PrefixWorkspace
 
@@ -198,9 +198,10 @@ def test_the_workspace_holds_every_plan(max_batch: int) -> None:
     for batch in {1, (max_batch + 1) // 2, max_batch}:
         for kv_heads in (1, 2, 8, 32):
             for max_tiles in (1, 7, 64, 4096):
-                splits = plan_splits(batch, kv_heads, max_tiles)
-                assert 1 <= splits <= max_tiles
-                assert splits == 1 or splits * batch <= capacity
+                for plan in (plan_splits, plan_small_splits):
+                    splits = plan(batch, kv_heads, max_tiles)
+                    assert 1 <= splits <= max_tiles
+                    assert splits == 1 or splits * batch <= capacity
 
 
 def test_small_workspace_is_refused(device: torch.device) -> None:

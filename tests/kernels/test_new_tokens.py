@@ -9,7 +9,12 @@ from kernels.decode_attention import decode_attention
 from kernels.decode_splits import DecodeWorkspace
 from kernels.fp8 import DTYPE
 from kernels.new_heads import NewHeads
-from kernels.new_tokens import decode_new_tokens, decode_new_tokens_reference
+from kernels.new_tokens import (
+    add_decoded,
+    add_decoded_reference,
+    decode_new_tokens,
+    decode_new_tokens_reference,
+)
 from kernels.shared_prefix import SharedPrefixes, rows_of_bundle
 
 EPS = 1e-6
@@ -115,10 +120,11 @@ def test_it_writes_what_the_cache_kernel_writes_and_nothing_else(device, dtype):
     assert_alike(kv, expected, dtype)
 
 
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[6]])
 @pytest.mark.parametrize("full_device", [0, 1 << 10])
-def test_the_operation_fuses_few_rows(full_device, device, dtype, monkeypatch):
+def test_the_operation_fuses_few_rows(full_device, shape, device, dtype, monkeypatch):
     monkeypatch.setattr(decode_splits, "FULL_DEVICE", full_device)
-    step = Step(SHAPES[0], dtype, device)
+    step = Step(shape, dtype, device)
     expected, got = step.run(decode_new_tokens_reference), step.run(decode_new_tokens)
     for one, other in zip(got, expected, strict=True):
         assert_alike(one, other, dtype)
@@ -126,6 +132,81 @@ def test_the_operation_fuses_few_rows(full_device, device, dtype, monkeypatch):
     assert torch.equal(step.last_qkv, step.qkv) == (full_device > 0)  # only the pair rewrites q
     if full_device:
         assert torch.equal(got[0], fused)
+
+
+# (tokens' context lengths, q heads, kv heads, head dim, window, outputs): projections that merge splits
+# themselves, of one round of them, several and ragged ones, and such as do not
+OUTPUT_SHAPES = [
+    ([1], 4, 2, 64, 0, 64),
+    ([700], 8, 4, 128, 0, 24),
+    ([130, 0], 8, 2, 64, 0, 64),
+    ([65, 1500], 16, 8, 128, 100, 64),
+    ([300, 1500], 16, 8, 128, 0, 64),
+    ([300, 64, 70], 16, 8, 128, 0, 64),
+    ([300], 3, 1, 64, 0, 40),
+    ([300], 4, 2, 64, 0, 30),
+]
+
+
+class Output:
+    """Decodes of some lengths, and the projection of what they attend to, added to a residual."""
+
+    def __init__(self, shape, dtype, device, *, biased: bool) -> None:
+        lengths, heads, kv_heads, head_dim, self.window, outputs = shape
+        if device.type == "cpu" or dtype == torch.float32:  # several tokens are for tensor cores
+            lengths = lengths[:1]
+        torch.manual_seed(0)
+        count = len(lengths)
+        self.paged = make_paged(lengths, kv_heads, head_dim, 16, dtype, device)
+        self.qkv = torch.randn(count, (heads + 2 * kv_heads) * head_dim).to(device, dtype)
+        self.residual = torch.randn(count, outputs).to(device, dtype)
+        columns = heads * head_dim
+        self.weight = (torch.randn(outputs, columns) * columns**-0.5).to(device, dtype)
+        self.bias = torch.randn(outputs).to(device, dtype) if biased else None
+        self.heads = NewHeads(None, None, None, EPS)
+        self.out_shape = (count, heads, head_dim)
+        self.positions = self.paged.context_lens.clamp(min=1) - 1
+        self.slots = torch.tensor(
+            [
+                int(self.paged.block_tables[self.paged.rows[i], (length - 1) // 16]) * 16 + (length - 1) % 16
+                if length
+                else -1
+                for i, length in enumerate(lengths)
+            ]
+        ).to(device)
+        self.workspace = DecodeWorkspace.allocate(count, heads, head_dim, device)
+        self.workspace.partials.fill_(torch.nan)
+
+    def run(self, function, rows: slice = slice(None)) -> torch.Tensor:
+        """By `add_decoded` or its reference, of some rows -> residual."""
+        paged, residual = self.paged, self.residual[rows].clone()
+        out = torch.zeros(self.out_shape, dtype=self.qkv.dtype, device=self.qkv.device)[rows]
+        order = torch.arange(len(residual), dtype=torch.int32, device=residual.device)
+        function(
+            residual, self.weight, self.bias, self.qkv[rows].clone(), out, paged.kv.clone(),
+            self.positions[rows], self.slots[rows], paged.block_tables, paged.rows[rows],
+            paged.context_lens[rows], order, self.heads, self.out_shape[2] ** -0.5, self.window,
+            self.workspace, None, None,
+        )  # fmt: skip
+        return residual
+
+
+@pytest.mark.parametrize("shape", OUTPUT_SHAPES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_add_decoded(shape, biased, dtype, device):
+    step = Output(shape, dtype, device, biased=biased)
+    expected, got = step.run(add_decoded_reference), step.run(add_decoded)
+    there = step.paged.context_lens > 0  # nobody looks at the others
+    assert_alike(got[there], expected[there], dtype)
+    assert torch.isfinite(got).all()
+
+
+def test_a_tokens_result_is_its_own(device, dtype):
+    step = Output(OUTPUT_SHAPES[4], dtype, device, biased=True)
+    together = step.run(add_decoded)
+    for row in range(len(together)):
+        alone = step.run(add_decoded, slice(row, row + 1))
+        assert torch.equal(together[row : row + 1], alone)
 
 
 def test_rows_that_share_prefixes(device, dtype):

@@ -1,0 +1,290 @@
+"""Decode attention for Hopper: keys on their way before the kernel ahead has ended, warps that work apart.
+
+In Gluon, Triton's lower level. Of each tile every warp has keys of its own, with a softmax of their own, so
+that no warp waits for another one's numbers; in the end the warps' results are merged. Stages of shared
+memory are filled by asynchronous copies, the first ones before the kernel ahead has ended.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.decode_splits import DecodeWorkspace
+from kernels.new_heads import NewHeads
+from kernels.tile import LOG2_E, LOWEST
+
+WARPS = gl.constexpr(4)
+LANES = gl.constexpr(16)  # query heads of a product, and one row of them is the newest key
+MOST_PROGRAMS = 1024  # more by `kernels.decode_attention`, three to a multiprocessor, are as quick or quicker
+TILE = 64  # keys
+# A stage is filled again as soon as it has been read. Of 256 rows of 1,024 keys 2, 3, 4 stages bring 3.00,
+# 2.96, 2.89 TB/s on an H100.
+STAGES = 2
+
+
+@gluon.jit
+def _end_after_the_kernel_ahead() -> None:
+    """As in `kernels.decode_attention`."""
+    ends = gl.program_id(0) == gl.num_programs(0) - 1
+    ends &= gl.program_id(1) == gl.num_programs(1) - 1
+    if ends & (gl.program_id(2) == gl.num_programs(2) - 1):
+        gdc_wait()
+
+
+@gluon.jit
+def _find_keys(
+    table: gl.tensor, tile: gl.tensor, last_key: gl.tensor, block_stride: gl.tensor, TILES: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, DIM: gl.constexpr,
+) -> gl.tensor:  # fmt: skip
+    """Where in the cache each warp's first key of a tile is; past the context any place of it will do."""
+    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, TILES)))
+    key = gl.minimum(tile * TILE + warp * (TILE // WARPS), last_key // 16 * 16)
+    block = gl.load(table + key // BLOCK_SIZE).to(gl.int64)
+    return block * block_stride + key % BLOCK_SIZE * DIM
+
+
+@gluon.jit
+def _ask_for_tile(
+    kv: gl.tensor, keys: gl.shared_memory_descriptor, values: gl.shared_memory_descriptor, first: gl.tensor,
+    part_stride: gl.tensor, TILES: gl.constexpr, KEYS: gl.constexpr, DIM: gl.constexpr,
+) -> None:  # fmt: skip
+    """Have K and V [WARPS, KEYS, DIM] of a tile copied to shared memory, each warp its own keys'."""
+    key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, TILES)))
+    dim = gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(1, TILES)))
+    place = kv + (first[:, None, None] + (key * DIM)[None, :, None] + dim[None, None, :])
+    async_copy.async_copy_global_to_shared(keys, place)
+    async_copy.async_copy_global_to_shared(values, place + part_stride)
+
+
+@gluon.jit(do_not_specialize=["window"])
+def _kernel(
+    out: gl.tensor, partials: gl.tensor, lse: gl.tensor, q: gl.tensor, kv: gl.tensor,
+    block_tables: gl.tensor, rows: gl.tensor, context_lens: gl.tensor, order: gl.tensor,
+    scale_log2: gl.tensor, window: gl.tensor, q_stride: gl.tensor, table_stride: gl.tensor,
+    block_stride: gl.tensor, part_stride: gl.tensor, head_stride: gl.tensor,
+    rope: gl.tensor, q_norm: gl.tensor, k_norm: gl.tensor, eps: gl.tensor,
+    GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
+    STAGES: gl.constexpr, NEW: gl.constexpr, READY: gl.constexpr, BESIDE: gl.constexpr,
+) -> None:  # fmt: skip
+    """As `kernels.decode_attention._decode_kernel`: one split of a row's context for one kv head.
+
+    READY: before the kernel ahead began the cache held nothing that is read here (0), all but the newest
+    token (1) or all (2).
+    """
+    KEYS: gl.constexpr = TILE // WARPS
+    kv_head = gl.program_id(0)
+    split = gl.program_id(2)
+    max_splits = gl.num_programs(2)
+    index = gl.load(order + gl.program_id(1))
+    context_len = gl.load(context_lens + index)
+    first_key = gl.where(window > 0, gl.maximum(context_len - window, 0), 0)
+    first_tile = first_key // TILE
+    tiles = gl.cdiv(context_len, TILE) - first_tile
+    split_tiles = gl.maximum(gl.cdiv(tiles, max_splits), 1)
+    splits = gl.cdiv(tiles, split_tiles)
+    if split >= gl.maximum(splits, 1):  # a row's first split waits for the kernels ahead, so this need not
+        if BESIDE:
+            _end_after_the_kernel_ahead()
+        return
+    begin = first_tile + split * split_tiles
+    count = gl.minimum(split_tiles, first_tile + tiles - begin)
+    last_key = context_len - 1
+    cached_len = last_key if NEW else context_len
+    table = block_tables + gl.load(rows + index).to(gl.int64) * table_stride
+    kv += kv_head * head_stride
+
+    dtype: gl.constexpr = out.dtype.element_ty
+    SHARED: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
+    TILES: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 256 // DIM, DIM // 8], [WARPS, 1, 1], [2, 1, 0])
+    keys = gl.allocate_shared_memory(dtype, [STAGES, WARPS, KEYS, DIM], SHARED)
+    values = gl.allocate_shared_memory(dtype, [STAGES, WARPS, KEYS, DIM], SHARED)
+    found: gl.tuple = ()
+    for stage in gl.static_range(STAGES):
+        found += (_find_keys(table, begin + stage, last_key, block_stride, TILES, BLOCK_SIZE, TILE, DIM),)
+    # Tiles that may be read before the kernel ahead has ended; copies that a mask left out would write zeros.
+    old = gl.minimum(count, last_key // TILE - begin) if READY == 1 else count
+    if READY > 0:
+        for stage in gl.static_range(STAGES):
+            if stage < old:
+                _ask_for_tile(
+                    kv, keys.index(stage), values.index(stage), found[stage], part_stride, TILES, KEYS,
+                    DIM,
+                )  # fmt: skip
+            async_copy.commit_group()
+
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
+    ROW: gl.constexpr = gl.SliceLayout(2, SCORES)
+    # A thread has all warps' shares of its elements, to add them up without the others.
+    MERGED: gl.constexpr = gl.BlockedLayout(
+        [WARPS, 1, 8], [1, 256 // DIM, DIM // 8], [1, WARPS, 1], [2, 1, 0]
+    )
+    LOADED: gl.constexpr = gl.SliceLayout(0, MERGED)
+    lane = gl.arange(0, LANES, gl.SliceLayout(1, LOADED))
+    dim = gl.arange(0, DIM, gl.SliceLayout(0, LOADED))
+    num_kv_heads = gl.num_programs(0)
+    head = gl.where(lane < GROUP, kv_head * GROUP + lane, num_kv_heads * GROUP + kv_head)
+    other = gl.where(dim < DIM // 2, dim + DIM // 2, dim - DIM // 2)
+    if NEW:
+        if q_norm is not None:
+            is_q = (lane < GROUP)[:, None]
+            weight = gl.where(is_q, gl.load(q_norm + dim)[None, :], gl.load(k_norm + dim)[None, :])
+            q_other = gl.load(q_norm + other)[None, :]
+            other_weight = gl.where(is_q, q_other, gl.load(k_norm + other)[None, :])
+        if rope is not None:
+            angle = rope + gl.maximum(cached_len, 0).to(gl.int64) * DIM + gl.minimum(dim, other)
+            cos = gl.load(angle)[None, :]
+            sin = gl.load(angle + DIM // 2)
+            sin = gl.where(dim < DIM // 2, -sin, sin)[None, :]
+        block = gl.load(table + cached_len // BLOCK_SIZE).to(gl.int64)
+    gdc_launch_dependents()
+    if not BESIDE:
+        gdc_wait()  # from here on what earlier kernels wrote may be read, and their inputs written
+    if splits == 0:  # the context is empty
+        if BESIDE:
+            _end_after_the_kernel_ahead()
+        return
+    if READY < 2:
+        for stage in gl.static_range(STAGES):
+            if (READY == 0 or stage >= old) and stage < count:
+                _ask_for_tile(
+                    kv, keys.index(stage), values.index(stage), found[stage], part_stride, TILES, KEYS,
+                    DIM,
+                )  # fmt: skip
+            async_copy.commit_group()
+
+    token = q + index.to(gl.int64) * q_stride
+    inside = (lane <= GROUP if NEW else lane < GROUP)[:, None]
+    heads = gl.load(token + head[:, None] * DIM + dim[None, :], mask=inside, other=0.0)
+    last = split == splits - 1
+    peak = gl.full([WARPS, LANES], LOWEST, gl.float32, ROW)
+    total = gl.zeros([WARPS, LANES], gl.float32, ROW)
+    acc = gl.zeros([WARPS, LANES, DIM], gl.float32, SCORES)
+    if NEW:
+        heads_other = gl.load(token + head[:, None] * DIM + other[None, :], mask=inside, other=0.0)
+        v_place = token + ((GROUP + 1) * num_kv_heads + kv_head) * DIM
+        new_v = gl.load(v_place + dim)
+        if q_norm is not None:  # rounded where `kernels.qkv_cache` rounds
+            wide = heads.to(gl.float32)
+            norm = gl.rsqrt(gl.sum(wide * wide, 1) / DIM + eps)[:, None]
+            heads = ((wide * norm).to(dtype).to(gl.float32) * weight.to(gl.float32)).to(dtype)
+            heads_other = (heads_other.to(gl.float32) * norm).to(dtype).to(gl.float32)
+            heads_other = (heads_other * other_weight.to(gl.float32)).to(dtype)
+        if rope is not None:
+            heads = (heads.to(gl.float32) * cos + heads_other.to(gl.float32) * sin).to(dtype)
+        new_k = gl.sum(gl.where((lane == GROUP)[:, None], heads.to(gl.float32), 0.0), 0)
+        if last:
+            slot = kv + (block * block_stride + cached_len % BLOCK_SIZE * DIM) + dim
+            gl.store(slot, new_k.to(dtype))
+            gl.store(slot + part_stride, new_v)
+            score = gl.sum(heads.to(gl.float32) * new_k[None, :], 1) * scale_log2
+            score = gl.convert_layout(score, gl.SliceLayout(0, ROW))[None, :]
+            v_row = gl.convert_layout(new_v.to(gl.float32), gl.SliceLayout(0, gl.SliceLayout(1, SCORES)))
+            warp = gl.arange(0, WARPS, gl.SliceLayout(1, ROW))[:, None]
+            peak = gl.where(warp == 0, score, peak)
+            total = gl.where(warp == 0, 1.0, total)
+            acc += gl.where((warp == 0)[:, :, None], v_row[None, None, :], 0.0)
+    QUERIES: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
+    spread, _ = gl.broadcast(heads[None, :, :], gl.zeros([WARPS, LANES, DIM], dtype, MERGED))
+    queries = gl.convert_layout(spread, QUERIES)
+
+    K: gl.constexpr = gl.DotOperandLayout(1, SCORES, 2)
+    warp = gl.arange(0, WARPS, gl.SliceLayout(1, ROW))[:, None, None]
+    key = warp * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(1, SCORES)))[None, None, :]
+    v_warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, K)))[:, None, None]
+    v_key = v_warp * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, K)))[None, :, None]
+    ahead = _find_keys(table, begin + STAGES, last_key, block_stride, TILES, BLOCK_SIZE, TILE, DIM)
+    for step in range(count):
+        now = step % STAGES
+        tile_key = (begin + step) * TILE
+        async_copy.wait_group(STAGES - 1)
+        k = keys.index(now).permute((0, 2, 1)).load(K)
+        scores = mma_v2(queries, k, gl.zeros([WARPS, LANES, KEYS], gl.float32, SCORES))
+        v = values.index(now).load(K)
+        if step + STAGES < count:
+            _ask_for_tile(kv, keys.index(now), values.index(now), ahead, part_stride, TILES, KEYS, DIM)
+        async_copy.commit_group()
+        ahead = _find_keys(
+            table, begin + step + 1 + STAGES, last_key, block_stride, TILES, BLOCK_SIZE, TILE, DIM
+        )
+        seen = (tile_key + key >= first_key) & (tile_key + key < cached_len)
+        scores = gl.where(seen, scores * scale_log2, float("-inf"))
+        new_peak = gl.maximum(peak, gl.max(scores, 2))
+        weights = gl.exp2(scores - new_peak[:, :, None])
+        decay = gl.exp2(peak - new_peak)
+        total = total * decay + gl.sum(weights, 2)
+        peak = new_peak
+        if tile_key + TILE > cached_len:  # what is there may be NaN, and NaN times zero is too
+            v = gl.where(tile_key + v_key < cached_len, v, 0.0)
+        acc = mma_v2(gl.convert_layout(weights.to(dtype), QUERIES), v, acc * decay[:, :, None])
+
+    peak = gl.convert_layout(peak, gl.SliceLayout(2, MERGED))
+    total = gl.convert_layout(total, gl.SliceLayout(2, MERGED))
+    highest = gl.max(peak, 0)
+    share = gl.exp2(peak - highest[None, :])
+    whole = gl.sum(total * share, 0)
+    result = gl.sum(gl.convert_layout(acc, MERGED) * share[:, :, None], 0)
+    result /= gl.convert_layout(whole, gl.SliceLayout(1, LOADED))[:, None]
+    q_head = kv_head * GROUP + lane
+    held = (lane < GROUP)[:, None]
+    if max_splits == 1:
+        place = (index.to(gl.int64) * num_kv_heads * GROUP + q_head)[:, None] * DIM + dim[None, :]
+        gl.store(out + place, result.to(dtype), mask=held)
+    else:
+        partial = (index.to(gl.int64) * max_splits + split) * num_kv_heads * GROUP + q_head
+        gl.store(partials + partial[:, None] * DIM + dim[None, :], result, mask=held)
+        found_lse = gl.convert_layout(highest + gl.log2(whole), gl.SliceLayout(1, LOADED))
+        gl.store(lse + partial, found_lse, mask=lane < GROUP)
+    if BESIDE:
+        _end_after_the_kernel_ahead()
+
+
+def suits_hopper_decode(q: Tensor, kv: Tensor, batch: int) -> bool:
+    """Whether `hopper_decode` takes q [T, Hq, D] and kv [blocks, 2, Hkv, block_size, D], and is worth it.
+
+    It wants Hopper's dependent launches, 16-bit numbers of one type, heads of 64 or 128 in groups of fewer
+    than 16, and not too many rows.
+    """
+    return (
+        q.is_cuda
+        and batch * kv.shape[2] <= MOST_PROGRAMS
+        and torch.cuda.get_device_capability(q.device)[0] == 9
+        and q.dtype == kv.dtype
+        and q.element_size() == 2
+        and q.shape[2] in (64, 128)
+        and kv.stride(3) == q.shape[2]
+        and q.shape[1] // kv.shape[2] < LANES.value
+    )
+
+
+def hopper_decode(
+    q: Tensor,
+    out: Tensor,
+    kv: Tensor,
+    block_tables: Tensor,
+    rows: Tensor,
+    context_lens: Tensor,
+    order: Tensor,
+    scale: float,
+    window: int,
+    workspace: DecodeWorkspace,
+    max_splits: int,
+    new: NewHeads | None,
+    beside: bool,
+    known: bool,
+) -> None:
+    """`kernels.decode_attention.decode_attention` of what `suits_hopper_decode`, splits not merged."""
+    num_q_heads, head_dim = q.shape[1:]
+    num_kv_heads, block_size = kv.shape[2:4]
+    heads = (None, None, None, 0.0) if new is None else (new.rope, new.q_norm, new.k_norm, new.eps)
+    _kernel[num_kv_heads, rows.shape[0], max_splits](
+        out, workspace.partials, workspace.lse, q, kv, block_tables, rows, context_lens, order,
+        scale * LOG2_E, window, q.stride(0), block_tables.stride(0), *kv.stride()[:3], *heads,
+        GROUP=num_q_heads // num_kv_heads, BLOCK_SIZE=block_size, DIM=head_dim, TILE=TILE, STAGES=STAGES,
+        NEW=new is not None, READY=2 if beside or new is not None else int(known), BESIDE=beside,
+        num_warps=WARPS.value, launch_pdl=True,
+    )  # fmt: skip
