@@ -41,10 +41,10 @@ from kernels.tile import (
 STAGES = 4
 FULL_STAGES = 3  # of so many programs that a third on each multiprocessor helps more than a fourth stage
 MANY_PROGRAMS = 768
-# With these a program takes less than 48 KiB of shared memory. One that takes more is given another division
-# of L1 cache and shared memory than kernels with little of it, and a multiprocessor changes that only once it
-# is idle: this kernel would not begin before the one ahead has ended, 22.1 against 19.5 µs a layer of one
-# token of Qwen3-0.6B on an H100.
+# With these a program takes less than 48 KiB of shared memory, if heads are of 128 in 16 bits. One that takes
+# more is given another division of L1 cache and shared memory than kernels with little of it, and a
+# multiprocessor changes that only once it is idle: this kernel would not begin before the one ahead has
+# ended, 22.1 against 19.5 µs a layer of one token of Qwen3-0.6B on an H100.
 SMALL_STAGES = 2
 # With so many splits the first tile is a large part of what a program reads: it goes to registers while the
 # projection runs, 18.3 against 19.5 µs. With fewer the L2 cache is asked for the first two, and all tiles go
@@ -306,7 +306,8 @@ def decode_attention(
     read as early.
 
     With `small`, programs of split rows take no more shared memory than kernels that use it for little else
-    than to exchange sums: behind one of these they begin sooner.
+    than to exchange sums: behind one of these they begin sooner. Otherwise up to so many rows are attended to
+    by `kernels.hopper_decode` where that can be.
     """
     check_attention_inputs(q, out, kv)
     check_kv_scales(kv, kv_scales)
@@ -343,28 +344,27 @@ def decode_attention(
             f"{workspace.lse.numel()} partial results; allocate it for the largest batch"
         )
     if not small and shared is None and kv_scales is None and suits_hopper_decode(q, kv, batch):
+        ready = 2 if beside or new is not None else int(known)
         hopper_decode(
             q, out, kv, block_tables, rows, context_lens, order, scale, window, workspace, max_splits, new,
-            beside, known,
+            ready, beside,
         )  # fmt: skip
-        if max_splits > 1:
-            merge(out, context_lens, window, max_splits, tile, workspace)
-        return
-    launch = dependent_launch(q.device)
-    heads = (None, None, None, 0.0) if new is None else (new.rope, new.q_norm, new.k_norm, new.eps)
-    first = new is not None and max_splits >= FIRST_SPLITS
-    early, stages = 0 if first or beside else EARLY, STAGES
-    if first or (small and max_splits > 1):
-        stages = SMALL_STAGES
-    elif not beside and num_kv_heads * batch >= MANY_PROGRAMS:
-        early, stages = 1, FULL_STAGES
-    _decode_kernel[num_kv_heads, batch, max_splits](
-        out, workspace.partials, workspace.lse, q, kv, block_tables, rows, context_lens, order,
-        *prefixes, scale * LOG2_E, window,
-        q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(kv_scales), *heads,
-        GROUP=group, BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_SIZE=block_size,
-        HEAD_DIM=head_dim, DIM=dim, TILE=tile, NEW=new is not None, FIRST=first, EARLY=early,
-        BESIDE=beside and launch["DEPENDENT"], num_warps=4, num_stages=stages, **launch,
-    )  # fmt: skip
+    else:
+        launch = dependent_launch(q.device)
+        heads = (None, None, None, 0.0) if new is None else (new.rope, new.q_norm, new.k_norm, new.eps)
+        first = new is not None and max_splits >= FIRST_SPLITS
+        early, stages = 0 if first or beside else EARLY, STAGES
+        if first or (small and max_splits > 1):
+            stages = SMALL_STAGES
+        elif not beside and num_kv_heads * batch >= MANY_PROGRAMS:
+            early, stages = 1, FULL_STAGES
+        _decode_kernel[num_kv_heads, batch, max_splits](
+            out, workspace.partials, workspace.lse, q, kv, block_tables, rows, context_lens, order,
+            *prefixes, scale * LOG2_E, window,
+            q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(kv_scales), *heads,
+            GROUP=group, BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_SIZE=block_size,
+            HEAD_DIM=head_dim, DIM=dim, TILE=tile, NEW=new is not None, FIRST=first, EARLY=early,
+            BESIDE=beside and launch["DEPENDENT"], num_warps=4, num_stages=stages, **launch,
+        )  # fmt: skip
     if max_splits > 1:
         merge(out, context_lens, window, max_splits, tile, workspace)

@@ -15,8 +15,8 @@ from kernels.shared_prefix import PrefixWorkspace
 
 MAX_SPLITS = 64
 PART = 32  # dimensions of a head that a warp merges: the warps of a head need not wait for each other
-MAX_SMALL_SPLITS = 32
-FULL_DEVICE = 256  # programs: about two on every multiprocessor, which is what their shared memory allows
+MAX_SMALL_SPLITS = 32  # as far as measured
+FULL_DEVICE = 256  # programs: about two on every multiprocessor
 
 
 # What takes (out, context_lens, window, max_splits, tile, workspace) once decode attention has split rows.
@@ -58,9 +58,9 @@ def plan_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
 
 
 def plan_small_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
-    """The same of programs that take little shared memory: twice as many, where those make four of a row."""
+    """The same of programs that take little shared memory: twice as many, if those make four of a row."""
     splits = min(2 * FULL_DEVICE // (batch * num_kv_heads), MAX_SMALL_SPLITS, max_tiles)
-    return splits if splits >= 4 else plan_splits(batch, num_kv_heads, max_tiles)
+    return max(splits if splits >= 4 else 1, plan_splits(batch, num_kv_heads, max_tiles))
 
 
 def merge_splits(

@@ -1,8 +1,8 @@
-"""Decode attention for Hopper: keys on their way before the kernel ahead has ended, warps that work apart.
+"""Decode attention for Hopper: each warp has keys of its own, the first on their way before their turn.
 
-In Gluon, Triton's lower level. Of each tile every warp has keys of its own, with a softmax of their own, so
-that no warp waits for another one's numbers; in the end the warps' results are merged. Stages of shared
-memory are filled by asynchronous copies, the first ones before the kernel ahead has ended.
+In Gluon, Triton's lower level. Of each tile every warp attends to a part of the keys, with a softmax of its
+own, so that no numbers go from warp to warp until all are merged in the end. Stages of shared memory are
+filled by asynchronous copies, the first ones before the kernel ahead has ended.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _kernel(
     table = block_tables + gl.load(rows + index).to(gl.int64) * table_stride
     kv += kv_head * head_stride
 
-    dtype: gl.constexpr = out.dtype.element_ty
+    dtype: gl.constexpr = kv.dtype.element_ty
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
     TILES: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 256 // DIM, DIM // 8], [WARPS, 1, 1], [2, 1, 0])
     keys = gl.allocate_shared_memory(dtype, [STAGES, WARPS, KEYS, DIM], SHARED)
@@ -233,7 +233,7 @@ def _kernel(
     held = (lane < GROUP)[:, None]
     if max_splits == 1:
         place = (index.to(gl.int64) * num_kv_heads * GROUP + q_head)[:, None] * DIM + dim[None, :]
-        gl.store(out + place, result.to(dtype), mask=held)
+        gl.store(out + place, result.to(out.dtype.element_ty), mask=held)
     else:
         partial = (index.to(gl.int64) * max_splits + split) * num_kv_heads * GROUP + q_head
         gl.store(partials + partial[:, None] * DIM + dim[None, :], result, mask=held)
@@ -274,10 +274,13 @@ def hopper_decode(
     workspace: DecodeWorkspace,
     max_splits: int,
     new: NewHeads | None,
+    ready: int,
     beside: bool,
-    known: bool,
 ) -> None:
-    """`kernels.decode_attention.decode_attention` of what `suits_hopper_decode`, splits not merged."""
+    """`kernels.decode_attention.decode_attention` of what `suits_hopper_decode`, splits not merged.
+
+    `ready` is 1 with `known`, 2 with `new` or `beside`, else 0: see READY.
+    """
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = kv.shape[2:4]
     heads = (None, None, None, 0.0) if new is None else (new.rope, new.q_norm, new.k_norm, new.eps)
@@ -285,6 +288,6 @@ def hopper_decode(
         out, workspace.partials, workspace.lse, q, kv, block_tables, rows, context_lens, order,
         scale * LOG2_E, window, q.stride(0), block_tables.stride(0), *kv.stride()[:3], *heads,
         GROUP=num_q_heads // num_kv_heads, BLOCK_SIZE=block_size, DIM=head_dim, TILE=TILE, STAGES=STAGES,
-        NEW=new is not None, READY=2 if beside or new is not None else int(known), BESIDE=beside,
+        NEW=new is not None, READY=ready, BESIDE=beside,
         num_warps=WARPS.value, launch_pdl=True,
     )  # fmt: skip

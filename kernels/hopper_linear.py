@@ -188,7 +188,7 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
 
 
 def warps_of(tiles: Tiling) -> int:
-    """A warpgroup of four for every 64 tokens."""
+    """A warpgroup of four for every 64 tokens, and one for fewer."""
     return max(tiles.tokens // 16, 4)
 
 

@@ -59,7 +59,7 @@ def linear_parts(x: Tensor, layer: Linear) -> Tensor:
 
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x [T, K] times weight [N, K] -> [T, N], for an N as wide as a vocabulary."""
-    if len(x) > 1:
+    if len(x) != 1:
         tiles = _tiles(x, weight)
         return F.linear(x, weight) if tiles is None else hopper_linear(x, weight, None, tiles)
     out = torch.empty(len(x), weight.shape[0], dtype=x.dtype, device=x.device)

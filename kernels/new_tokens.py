@@ -15,7 +15,7 @@ from kernels.fused_linear import add_linear, add_linear_reference
 from kernels.new_heads import NewHeads
 from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
 from kernels.shared_prefix import SharedPrefixes
-from kernels.split_output import add_split_output, suits_split_output
+from kernels.split_output import MOST_SPLITS, add_split_output, suits_split_output
 from kernels.tile import tile_keys
 
 
@@ -95,7 +95,7 @@ def add_decoded(
     merge = partial(add_split_output, residual, weight, bias) if added else merge_splits
     decode_attention(
         _queries(qkv, out), out, kv, block_tables, rows, context_lens, order, scale, window, workspace,
-        splits, new=heads, small=True, merge=merge,
+        min(splits, MOST_SPLITS) if added else splits, new=heads, small=splits > 1, merge=merge,
     )  # fmt: skip
     if not added:
         add_linear(residual, out.flatten(1), weight, bias)

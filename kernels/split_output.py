@@ -17,6 +17,7 @@ from kernels.decode_splits import DecodeWorkspace
 from kernels.launch import dependent_launch
 
 MOST_TOKENS = 2
+MOST_SPLITS = 32  # of a row; with more their merging would take longer than fewer of them
 MOST_WEIGHTS = 1 << 23  # beyond, there are so many programs that they read as much of splits as of weights
 ROWS = 8  # outputs of a program
 HELD = gl.constexpr(8)  # columns of a thread
@@ -56,7 +57,7 @@ def add_split_output(
     """residual [T, N] += attention's result times weight [N, Hq D], plus bias [N] or None; in place.
 
     The result is what `kernels.decode_splits.merge_splits` would write to `out` [T, Hq, D], which here only
-    says how many heads there are. To a row without context nothing is added.
+    says how many heads there are. To a row without context nothing is added. Best of few splits: MOST_SPLITS.
     """
     (tokens, outputs), (heads, head_dim) = residual.shape, out.shape[1:]
     _kernel[outputs // ROWS, tokens](

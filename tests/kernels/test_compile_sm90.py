@@ -44,6 +44,7 @@ SPILLS_LIMIT = {
     "hopper_decode_new": 0,
     "hopper_decode_new_plain": 0,
     "hopper_linear_16": 0,
+    "hopper_linear_head_16": 0,
     "hopper_linear_64": 0,
     "hopper_linear_128": 0,
     "hopper_linear_gated_16": 0,
@@ -72,7 +73,21 @@ SPILLS_LIMIT = {
     "argmax": 0,
 }
 # Loads before a kernel waits: of what was there before the kernel ahead began, and of nothing else.
-READS_EARLY = {"argmax": 1, "chunk_argmax": 2, "merge": 1, "split_output": 9, "thresholds": 0, "embed": 0}
+READS_EARLY = {
+    "argmax": 1,
+    "chunk_argmax": 2,
+    "merge": 1,
+    "split_output": 9,
+    "hopper_decode": 5,
+    "hopper_decode_known": 5,
+    "hopper_decode_new": 14,
+    "thresholds": 0,
+    "embed": 0,
+}
+LITTLE_SHARED_MEMORY = (
+    48 * 1024
+)  # bytes: with more a program has another division of L1 cache and shared memory
+LITTLE = ("decode_new", "decode_new_plain", "decode_new_short")
 # What is copied to shared memory as early: by the copy engine a box for each stage of weights, two of a gate
 # and an up; or by each thread 16 bytes of 8 keys and 8 values for each stage, if the cache held them by then.
 COPIES_EARLY = {
@@ -80,6 +95,7 @@ COPIES_EARLY = {
     "hopper_decode_known": 32,
     "hopper_decode_new": 32,
     "hopper_linear_16": 9,
+    "hopper_linear_head_16": 5,
     "hopper_linear_64": 6,
     "hopper_linear_128": 3,
     "hopper_linear_gated_16": 10,
@@ -330,6 +346,7 @@ def compile_hopper_linear_variants() -> dict[str, dict[str, int]]:
     # (tokens, outputs, columns, gated, divided)
     layers = {
         "16": (16, 6144, 4096, False, False),
+        "head_16": (16, 128256, 4096, False, False),
         "64": (64, 6144, 4096, False, False),
         "128": (128, 128256, 4096, False, False),
         "gated_16": (16, 28672, 4096, True, False),
@@ -414,7 +431,7 @@ def writes_unwaited(lines: list[str]) -> bool:
         while place < len(lines) and place not in gone:
             gone.add(place)
             line = lines[place]
-            if "st.global" in line:
+            if re.search(r"\b(st|red|atom)\.global|cp\.async\.bulk.*global\.shared", line):
                 return True
             if "griddepcontrol.wait" in line or re.search(r"^\s*ret;", line):
                 break
@@ -461,7 +478,7 @@ def test_serving_variants_fit(found: dict[str, dict[str, int]]) -> None:
     assert found.keys() == SPILLS_LIMIT.keys()
     for name, variant in found.items():
         assert variant["spills"] <= SPILLS_LIMIT[name], name
-        assert variant["shared"] <= SHARED_MEMORY_LIMIT, name
+        assert variant["shared"] <= (LITTLE_SHARED_MEMORY if name in LITTLE else SHARED_MEMORY_LIMIT), name
 
 
 def test_kernels_wait_before_they_write(found: dict[str, dict[str, int]]) -> None:

@@ -83,6 +83,38 @@ def test_kernel(
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
 
 
+# Of many tiles, so that stages are filled again and again, and of large groups: (shape, splits).
+LONG_SHAPES = [
+    ((4, 1, 128, 16, 0), 1),
+    ((15, 1, 128, 32, 0), 2),
+    ((16, 1, 64, 16, 0), 1),
+    ((4, 2, 64, 64, 400), 3),
+]
+
+
+@pytest.mark.parametrize(("shape", "splits"), LONG_SHAPES)
+@pytest.mark.parametrize("known", [False, True])
+def test_long_contexts(
+    shape: tuple[int, int, int, int, int],
+    splits: int,
+    known: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    heads, kv_heads, head_dim, block_size, window = shape
+    torch.manual_seed(0)
+    lengths = [453, 384, 64, 700, 321]
+    paged = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
+    q = fused_queries(len(lengths) + BEYOND, heads, head_dim, dtype).to(device)
+    out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
+    workspace = poisoned_workspace(len(lengths), heads, head_dim, device)
+    decode_attention(
+        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens,
+        any_order(len(lengths), device), head_dim**-0.5, window, workspace, splits, known=known,
+    )  # fmt: skip
+    torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size", "window"), SHAPES)
 def test_reference(
     heads: int,

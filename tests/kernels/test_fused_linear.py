@@ -141,7 +141,16 @@ def test_what_is_not_of_few_is_refused(tokens, columns, outputs, device):
 
 @pytest.mark.parametrize(
     ("tokens", "columns", "outputs"),
-    [(1, 100, 7), (1, 3072, 96), (2, 1024, 96), (8, 512, 64), (9, 512, 64), (3, 100, 7), (40, 1024, 16512)],
+    [
+        (0, 512, 64),
+        (1, 100, 7),
+        (1, 3072, 96),
+        (2, 1024, 96),
+        (3, 100, 7),
+        (8, 1024, 16512),
+        (20, 1024, 16512),
+        (40, 1024, 16512),
+    ],
 )
 def test_wide_linear(tokens, columns, outputs, dtype, device):
     x, _, weight, _ = draw_few(tokens, columns, outputs, dtype, device)

@@ -28,8 +28,10 @@ SHAPES = [
     (8, 1, 64, 16, 1, True, False),
     (4, 2, 64, 32, 20, False, False),
     (2, 1, 64, 16, 64, True, True),
+    (15, 1, 128, 16, 0, True, True),
+    (1, 1, 128, 32, 0, True, True),
 ]
-SPLITS = [[None, 1], [3, 16], [8], [2, None], [1, 3], [16], [2]]
+SPLITS = [[None, 1], [3, 16], [8], [2, None], [1, 3], [16], [2], [1], [2]]
 
 
 class Step:
@@ -42,7 +44,7 @@ class Step:
         device: torch.device,
     ) -> None:
         q_heads, kv_heads, head_dim, block_size, self.window, rotated, normed = shape
-        lengths = [1, 0, block_size, block_size + 1, 65, 66, 130]
+        lengths = [1, 0, block_size, block_size + 1, 65, 66, 130, 453]
         torch.manual_seed(0)
         self.paged = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
         self.slots = torch.full((len(lengths),), -1)
@@ -59,7 +61,7 @@ class Step:
         self.qkv = rows.to(device, dtype)[:, :width]
         self.out = torch.full((len(lengths), q_heads, head_dim), UNTOUCHED, dtype=dtype, device=device)
         self.positions = self.paged.context_lens.clamp(min=1) - 1
-        rope = torch.rand(200, head_dim, device=device) * 2 - 1 if rotated else None
+        rope = torch.rand(500, head_dim, device=device) * 2 - 1 if rotated else None
         q_norm, k_norm = torch.randn(2, head_dim).to(device, dtype) if normed else (None, None)
         self.heads = NewHeads(rope, q_norm, k_norm, EPS)
         self.order = torch.randperm(len(lengths)).int().to(device)
@@ -142,6 +144,7 @@ OUTPUT_SHAPES = [
     ([130, 0], 8, 2, 64, 0, 64),
     ([65, 1500], 16, 8, 128, 100, 64),
     ([300, 1500], 16, 8, 128, 0, 64),
+    ([1, 700], 8, 4, 128, 0, 64),
     ([300, 64, 70], 16, 8, 128, 0, 64),
     ([300], 3, 1, 64, 0, 40),
     ([300], 4, 2, 64, 0, 30),
@@ -176,6 +179,7 @@ class Output:
         ).to(device)
         self.workspace = DecodeWorkspace.allocate(count, heads, head_dim, device)
         self.workspace.partials.fill_(torch.nan)
+        self.workspace.lse.fill_(torch.nan)
 
     def run(self, function, rows: slice = slice(None)) -> torch.Tensor:
         """By `add_decoded` or its reference, of some rows -> residual."""
@@ -221,7 +225,7 @@ def test_rows_that_share_prefixes(device, dtype):
     )
     members = torch.full((1, rows_of_bundle(2)), -1, dtype=torch.int32, device=device)
     members[0, :2] = torch.tensor([5, 6])
-    bundle_of = torch.full((7,), -1, dtype=torch.int32, device=device)
+    bundle_of = torch.full((8,), -1, dtype=torch.int32, device=device)
     bundle_of[5:7] = 0
     shared = SharedPrefixes(members, bundle_of, torch.tensor([64], dtype=torch.int32, device=device))
     for got, expected in zip(
