@@ -56,7 +56,9 @@ def shape(request, device):
     if device.type == "cpu":  # no tiles of ours there, and each token takes its time in the interpreter
         wide = request.param in WIDE_SHAPES
         return (
-            (min(tokens, 20), columns // 64, outputs // 64) if wide else (min(tokens, 20), columns, outputs)
+            (min(tokens, 20), columns // 64, outputs // 128 * 2)
+            if wide
+            else (min(tokens, 20), columns, outputs)
         )
     return request.param
 
