@@ -29,12 +29,10 @@ from engine.row_state import RowState
 from engine.staging import ALIGNMENT, Staging, sent
 from engine.step_inputs import decode_inputs, idle_decode, idle_mixed, mixed_inputs, newest_inputs
 from kernels.backend import Backend
-from kernels.compiling import only_compiled
 from kernels.decode_reference import DecodeGather
 from kernels.decode_splits import DecodeWorkspace
 from kernels.shared_prefix import LANES, SharedPrefixes, rows_of_bundle, shared_lens
 
-MOST_TOKENS_TO_COMPILE = 512  # steps of more take no kernels that smaller ones do not, and long
 LOGPROB_SLICE = 256  # rows of logits that are held at once while prompt logprobs are computed
 
 
@@ -107,9 +105,6 @@ class ModelRunner:
         sizes = [*decode.sizes, *mixed.sizes]
         for done, size in enumerate(sizes):
             on_progress(done, len(sizes))
-            if size.inputs.lengths[0] <= MOST_TOKENS_TO_COMPILE:
-                with only_compiled():
-                    self.queue.run(torch.inference_mode()(size.warm_up))
             self.queue.run(torch.inference_mode()(size.warm_up))
         on_progress(len(sizes), len(sizes))
         self.decode_graphs, self.mixed_graphs = decode, mixed
