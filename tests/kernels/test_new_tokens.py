@@ -16,9 +16,11 @@ from kernels.new_tokens import (
     decode_new_tokens_reference,
 )
 from kernels.shared_prefix import SharedPrefixes, rows_of_bundle
+from kernels.split_output import MOST_TOKENS
 
 EPS = 1e-6
 UNTOUCHED = 7.0
+LONG = 453 if torch.cuda.is_available() else 140  # the interpreter takes its time for each tile of 64
 # (q heads, kv heads, head dim, block size, window, rotated, normed)
 SHAPES = [
     (2, 2, 64, 16, 0, True, True),
@@ -44,7 +46,7 @@ class Step:
         device: torch.device,
     ) -> None:
         q_heads, kv_heads, head_dim, block_size, self.window, rotated, normed = shape
-        lengths = [1, 0, block_size, block_size + 1, 65, 66, 130, 453]
+        lengths = [1, 0, block_size, block_size + 1, 65, 66, 130, LONG]
         torch.manual_seed(0)
         self.paged = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
         self.slots = torch.full((len(lengths),), -1)
@@ -140,7 +142,7 @@ def test_the_operation_fuses_few_rows(full_device, shape, device, dtype, monkeyp
 # themselves, of one round of them, several and ragged ones, and such as do not
 OUTPUT_SHAPES = [
     ([1], 4, 2, 64, 0, 64),
-    ([700], 8, 4, 128, 0, 24),
+    ([LONG], 8, 4, 128, 0, 24),
     ([130, 0], 8, 2, 64, 0, 64),
     ([65, 1500], 16, 8, 128, 100, 64),
     ([300, 1500], 16, 8, 128, 0, 64),
@@ -203,14 +205,9 @@ def test_add_decoded(shape, biased, dtype, device):
     there = step.paged.context_lens > 0  # nobody looks at the others
     assert_alike(got[there], expected[there], dtype)
     assert torch.isfinite(got).all()
-
-
-def test_a_tokens_result_is_its_own(device, dtype):
-    step = Output(OUTPUT_SHAPES[4], dtype, device, biased=True)
-    together = step.run(add_decoded)
-    for row in range(len(together)):
-        alone = step.run(add_decoded, slice(row, row + 1))
-        assert torch.equal(together[row : row + 1], alone)
+    if 1 < len(got) <= MOST_TOKENS:  # who merges for each token by itself gives it what it has alone
+        for row in range(len(got)):
+            assert torch.equal(got[row : row + 1], step.run(add_decoded, slice(row, row + 1)))
 
 
 def test_rows_that_share_prefixes(device, dtype):
