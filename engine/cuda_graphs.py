@@ -51,9 +51,9 @@ class Size:
     def __init__(
         self, function: Callable[[list[Tensor]], Results], idle: list[Int32], device: torch.device
     ) -> None:
-        self.inputs = PaddedInputs(idle, device)
+        self.inputs = inputs = PaddedInputs(idle, device)
         self.misses = 0  # runs before it was recorded
-        self._run: Run = lambda: function(self.inputs.split())
+        self._run: Run = lambda: function(inputs.split())
         self._recorded = False
 
     def warm_up(self) -> None:

@@ -218,6 +218,7 @@ def main() -> None:
     configure_logging()
     for told in (signal.SIGINT, signal.SIGTERM):  # which reach a whole group: the parent decides, and drains
         signal.signal(told, signal.SIG_IGN)
+    gc.disable()  # until it is first idle: what a start makes by the hundred thousand is no garbage
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         connection.setblocking(True)
         code = run_engine(connection)

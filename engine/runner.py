@@ -89,8 +89,8 @@ class ModelRunner:
         self.mixed_graphs: Graphs | None = None
         self.captures: Captures | None = None
 
-    def add_graphs(self, record: Record, on_progress: Callable[[int, int], None]) -> None:
-        """Run steps of every size that is worth a graph, so that all is compiled; `capture` records them.
+    def warm_up(self, on_progress: Callable[[int, int], None]) -> tuple[Graphs, Graphs]:
+        """Run steps of every size that is worth a graph, so that all is compiled and loaded: the sizes.
 
         Those are decode steps of every batch size, and mixed steps of up to so many tokens.
         """
@@ -102,13 +102,17 @@ class ModelRunner:
         decode = Graphs("decode", self._decode, idle, self.device)
         idle = [idle_mixed(size, rows) for size in mixed_sizes(tokens)]
         mixed = Graphs("mixed", lambda inputs: (self._forward(inputs),), idle, self.device)
-        sizes = [*decode.sizes, *mixed.sizes]
+        sizes = [*mixed.sizes, *decode.sizes]  # what takes longest to compile is asked for first
         for done, size in enumerate(sizes):
             on_progress(done, len(sizes))
             self.queue.run(torch.inference_mode()(size.warm_up))
         on_progress(len(sizes), len(sizes))
-        self.decode_graphs, self.mixed_graphs = decode, mixed
-        self.captures = Captures([decode, mixed], record)
+        return decode, mixed
+
+    def add_graphs(self, record: Record, on_progress: Callable[[int, int], None]) -> None:
+        """Warm up, and have `capture` record the sizes that there are."""
+        self.decode_graphs, self.mixed_graphs = self.warm_up(on_progress)
+        self.captures = Captures([self.decode_graphs, self.mixed_graphs], record)
 
     @property
     def graphs_left(self) -> int:

@@ -5,7 +5,6 @@ CUDA graphs are no part of it: the engine captures them between its first steps.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import secrets
 import time
@@ -26,14 +25,16 @@ from engine.kv_cache import FP8, KVCache, bytes_per_block
 from engine.models.config import ModelConfig
 from engine.models.hub import resolve_model
 from engine.models.loader import load_model
-from engine.plan import RowStart, StepPlan
+from engine.plan import StepPlan
 from engine.preemption import PreemptionPolicy
 from engine.prefix_cache import BlockHasher
 from engine.recorder import Recorder
-from engine.request import SamplingParams
+from engine.rehearsal import rehearse
 from engine.runner import Limits, ModelRunner
 from engine.scheduler import Scheduler
+from engine.trial_steps import largest_step, rare_step
 from kernels.backend import torch_backend, triton_backend
+from kernels.compiling import compiling_beside
 
 CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
 CPU_BATCHED_TOKENS = 2048
@@ -48,7 +49,7 @@ QUICK_SECONDS = 0.1
 FIRST_FP8_CAPABILITY = (8, 9)  # Ada; Triton has no e4m3 before
 GRAPH_RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
 
-Phase = Literal["download", "weights", "memory", "warm-up", "ready"]
+Phase = Literal["download", "weights", "kernels", "memory", "warm-up", "ready"]
 
 
 class _Reporter:
@@ -88,21 +89,25 @@ def start_engine(
     kv_dtype = _kv_dtype(config, dtype, device)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     backend = triton_backend() if device.type == "cuda" else torch_backend()
-    model, weight_bytes = load_model(
-        folder,
-        model_config,
-        backend,
-        device=device,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        load_format=config.load_format,
-        seed=config.seed,
-        on_progress=report.phase("weights", "B"),
-    )
     max_num_batched_tokens = config.max_num_batched_tokens or max(
         _default_batched_tokens(device), config.max_num_seqs
     )
     limits = Limits(config.max_num_seqs, max_num_batched_tokens, max_model_len)
+    with_graphs = device.type == "cuda" and not config.enforce_eager
+    with compiling_beside(report.phase("kernels", "kernels")):
+        if with_graphs:
+            rehearse(model_config, backend, limits, config.block_size, kv_dtype, device, dtype)
+        model, weight_bytes = load_model(
+            folder,
+            model_config,
+            backend,
+            device=device,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            load_format=config.load_format,
+            seed=config.seed,
+            on_progress=report.phase("weights", "B"),
+        )
     one_block = KVCache(model_config, 1, config.block_size, kv_dtype, device, backend.copy_blocks)
     runner = ModelRunner(model, backend, one_block, limits, device)
 
@@ -118,8 +123,8 @@ def start_engine(
 
     warm_up = report.phase("warm-up", "step sizes")
     warm_up(0, 1)
-    runner.launch(_rare_step(num_blocks, model_config.vocab_size)).wait()
-    if isinstance(runner.queue, CudaQueue) and not config.enforce_eager:
+    runner.launch(rare_step(num_blocks, model_config.vocab_size)).wait()
+    if with_graphs and isinstance(runner.queue, CudaQueue):
         runner.add_graphs(Recorder(runner.queue.stream).record, warm_up)
     else:
         warm_up(1, 1)
@@ -208,7 +213,7 @@ def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int)
         free, total = torch.cuda.mem_get_info(runner.device)
         torch.cuda.reset_peak_memory_stats(runner.device)
         before = torch.cuda.memory_allocated(runner.device)
-        runner.launch(_largest_step(runner.limits, runner.limits.max_num_seqs)).wait()
+        runner.launch(largest_step(runner.limits, runner.limits.max_num_seqs)).wait()
         activations = torch.cuda.max_memory_allocated(runner.device) - before
         torch.cuda.empty_cache()
         budget = int(total * config.gpu_memory_utilization) - (total - free)
@@ -226,30 +231,13 @@ def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int)
     return min(spare // block_bytes, most)
 
 
-def _rare_step(num_blocks: int, vocab_size: int) -> StepPlan:
-    """A step that takes what the largest does not: a short chunk, a copied block, processed logits.
-
-    Its kernels are compiled here, and not while the first request that needs them waits.
-    """
-    step = _largest_step(Limits(1, 1, 1), sampled=1)
-    (start,) = step.starts
-    params = SamplingParams(grammar="any text", logit_bias={0: 0.0}, logprobs=1)
-    return msgspec.structs.replace(
-        step,
-        starts=(dataclasses.replace(start, params=params),),
-        copies=np.array([[0, num_blocks - 1]], np.int32),
-        masked_samples=np.zeros(1, np.int32),
-        masks=np.full((1, -(-vocab_size // 32)), -1, np.int32),
-    )
-
-
 def measure_costs(runner: ModelRunner, num_blocks: int) -> PreemptionPolicy:
     """Time one transfer of a few blocks and one prefill: what a preemption costs either way."""
     assert runner.cache.host is not None
     count = min(TIMED_BLOCKS, num_blocks, len(runner.cache.host))
     blocks = np.arange(count, dtype=np.int32)
     pairs = np.stack([blocks, blocks], axis=1)
-    nothing = _largest_step(Limits(1, 1, 1), sampled=1)
+    nothing = largest_step(Limits(1, 1, 1), sampled=1)
     transfer = msgspec.structs.replace(nothing, swap_out=pairs)
     seconds = [_best_seconds(runner, plan) for plan in (transfer, nothing)]
     return PreemptionPolicy(
@@ -263,7 +251,7 @@ def _prefill_seconds(runner: ModelRunner) -> float:
     most = min(runner.limits.max_num_batched_tokens, runner.limits.max_model_len)
     for count in TIMED_TOKENS[runner.device.type]:
         tokens = min(count, most)
-        seconds = _best_seconds(runner, _largest_step(Limits(1, tokens, tokens), sampled=1))
+        seconds = _best_seconds(runner, largest_step(Limits(1, tokens, tokens), sampled=1))
         if tokens == most or seconds > QUICK_SECONDS:
             break
     return seconds / tokens
@@ -278,23 +266,3 @@ def _best_seconds(runner: ModelRunner, plan: StepPlan) -> float:
         flight.has_moved(wait=True)
         times.append(time.perf_counter() - begin)
     return min(times)
-
-
-def _largest_step(limits: Limits, sampled: int) -> StepPlan:
-    """A step that prefills as many tokens as a step may and samples `sampled` rows, all in block 0."""
-    lengths: list[int] = []
-    while sum(lengths) < limits.max_num_batched_tokens and len(lengths) < limits.max_num_seqs:
-        lengths.append(min(limits.max_model_len, limits.max_num_batched_tokens - sum(lengths)))
-    query_lens = np.array(lengths, np.int32)
-    params = SamplingParams(temperature=1.0, top_p=0.9, top_k=50)
-    return StepPlan(
-        rows=np.arange(len(lengths), dtype=np.int32),
-        num_decodes=0,
-        query_lens=query_lens,
-        context_lens=query_lens,
-        prefill_tokens=np.zeros(sum(lengths), np.int32),
-        starts=tuple(RowStart(row, 0, params, 1, frozenset(), [], [], 0) for row in range(sampled)),
-        sample_rows=np.arange(sampled, dtype=np.int32),
-        sample_tokens=np.full(sampled, lengths[0] - 1, np.int32),
-        sample_positions=np.ones(sampled, np.int32),
-    )

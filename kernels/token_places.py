@@ -33,7 +33,7 @@ def token_places(
     # Not launched dependently: the kernels of the layers read its results before kernels ahead have ended.
     # The one behind it may begin: it waits before it lets others begin, as the embedding's does, or is not
     # launched dependently either, as torch's are and those of shared prefixes.
-    _token_places_kernel[(triton.cdiv(count, BLOCK),)](
+    token_places_kernel[(triton.cdiv(count, BLOCK),)](
         given, rows, positions, last_tokens, block_tables, tokens, places, slots,
         count, block_tables.stride(0), block_size, BLOCK,
         DEPENDENTS=dependent_launch(rows.device)["DEPENDENT"], num_warps=4,
@@ -59,7 +59,7 @@ def token_places_reference(
 
 
 @triton.jit(do_not_specialize=["count"])
-def _token_places_kernel(
+def token_places_kernel(
     given_ptr: tl.tensor,
     rows_ptr: tl.tensor,
     positions_ptr: tl.tensor,

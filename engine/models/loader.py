@@ -34,6 +34,17 @@ _SINGLE_FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
+def build_model(config: ModelConfig, backend: Backend, weights: Weights, max_model_len: int) -> Model:
+    """The model with parameters that nothing was written to. Raises ValueError if it has fewer positions."""
+    if max_model_len > config.max_position_embeddings:
+        raise ValueError(
+            f"--max-model-len ({max_model_len}) is more than the model's max_position_embeddings "
+            f"({config.max_position_embeddings})"
+        )
+    with torch.no_grad():
+        return _MODELS[config.architecture](config, backend, weights, max_model_len)
+
+
 def load_model(
     folder: str | Path,
     config: ModelConfig,
@@ -51,15 +62,10 @@ def load_model(
     `dummy` reads no files: normal noise, the same for a seed on a kind of device. Raises ValueError for a
     folder without safetensors, and for missing, unknown, mis-shaped or quantised tensors, by name.
     """
-    if max_model_len > config.max_position_embeddings:
-        raise ValueError(
-            f"--max-model-len ({max_model_len}) is more than the model's max_position_embeddings "
-            f"({config.max_position_embeddings})"
-        )
     report = on_progress or (lambda done, total: None)
     weights = Weights(torch.device(device), dtype)
+    model = build_model(config, backend, weights, max_model_len)
     with torch.no_grad():
-        model = _MODELS[config.architecture](config, backend, weights, max_model_len)
         total = weights.num_bytes
         report(0, total)
         if load_format == "dummy":

@@ -5,6 +5,7 @@ import { element } from "./dom.js";
 const NAMES = {
   download: "Downloading the model",
   weights: "Loading the weights",
+  kernels: "Compiling kernels",
   memory: "Setting up KV memory",
   "warm-up": "Warming up",
 };

@@ -1,0 +1,43 @@
+"""All kinds of steps gone through without weights, so that kernels are compiled while those are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from engine.kv_cache import KVCache
+from engine.models.config import ModelConfig
+from engine.models.loader import build_model
+from engine.models.weights import Weights
+from engine.runner import Limits, ModelRunner
+from engine.trial_steps import largest_step, rare_step
+from kernels.backend import Backend
+from kernels.compiling import only_compiled
+
+
+def rehearse(
+    config: ModelConfig,
+    backend: Backend,
+    limits: Limits,
+    block_size: int,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Ask for the kernels of all steps that a start runs; within `compiling_beside` other threads compile.
+
+    By a layer of each kind, and the last one: it takes a second, and memory that is free again afterwards.
+    """
+    windows = (*dict.fromkeys(config.windows), config.windows[-1])
+    config = replace(config, num_layers=len(windows), windows=windows)
+    model = build_model(config, backend, Weights(device, dtype), limits.max_model_len)
+    cache = KVCache(config, 1, block_size, kv_dtype, device, backend.copy_blocks)
+    runner = ModelRunner(model, backend, cache, limits, device)
+    with only_compiled():
+        runner.launch(largest_step(limits, limits.max_num_seqs)).wait()
+        runner.warm_up(lambda done, total: None)
+        runner.launch(rare_step(1, config.vocab_size)).wait()
+    del runner, cache, model
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,99 @@
+"""A rehearsal against the warm-up that it is for."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.config import EngineConfig
+from engine.models.config import ModelConfig
+from engine.models.loader import Model, build_model
+from engine.rehearsal import rehearse
+from engine.runner import Limits, ModelRunner
+from engine.startup import start_engine
+from kernels.backend import Backend, torch_backend
+from kernels.linear import Linear
+from tests.models.tiny_models import MODELS
+
+LIMITS = Limits(max_num_seqs=12, max_num_batched_tokens=48, max_model_len=64)
+
+
+def described(value: Any) -> Any:
+    """What a compiler may tell apart of an argument, and what a kernel's grid comes from."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype
+    if isinstance(value, Linear):
+        return described(value.weight), described(value.bias)
+    return value if isinstance(value, int | float | bool | None) else type(value)
+
+
+def watched(calls: set[Any]) -> Backend:
+    """Torch's backend, which notes what is asked of it."""
+
+    def watch(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any, **options: Any) -> Any:
+            calls.add((name, *map(described, (*arguments, *options.values()))))
+            return function(*arguments, **options)
+
+        return called
+
+    backend = torch_backend()
+    names = [field.name for field in fields(backend) if field.name != "name"]
+    return replace(backend, **{name: watch(name, getattr(backend, name)) for name in names})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_asks_for_all_that_the_step_sizes_take(
+    name: str, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model_folder(name)
+    config = ModelConfig.from_folder(folder)
+    device, dtype = torch.device("cpu"), torch.float32
+    rehearsed: set[Any] = set()
+    rehearse(config, watched(rehearsed), LIMITS, 16, dtype, device, dtype)
+    taken: set[Any] = set()
+    monkeypatch.setattr("engine.startup.torch_backend", lambda: watched(taken))
+    core, _ = start_engine(
+        EngineConfig(
+            model=str(folder),
+            device="cpu",
+            dtype="float32",
+            max_num_seqs=LIMITS.max_num_seqs,
+            max_num_batched_tokens=LIMITS.max_num_batched_tokens,
+            max_model_len=LIMITS.max_model_len,
+            num_gpu_blocks_override=1,
+        )
+    )
+    assert isinstance(core.runner, ModelRunner)
+    taken.clear()
+    core.runner.warm_up(lambda done, total: None)
+    assert taken
+    assert rehearsed >= taken
+
+
+def test_its_model_is_gone_afterwards(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a collection of garbage, before which there is none at a start."""
+    config, models = ModelConfig.from_folder(model_folder(next(iter(MODELS)))), []
+
+    def build(*arguments: Any) -> Model:
+        model = build_model(*arguments)
+        models.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr("engine.rehearsal.build_model", build)
+    gc.disable()
+    try:
+        rehearse(config, torch_backend(), LIMITS, 16, torch.float32, torch.device("cpu"), torch.float32)
+        assert [model() for model in models] == [None]
+    finally:
+        gc.enable()
