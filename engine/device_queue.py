@@ -134,6 +134,7 @@ class CudaQueue:
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
+        self.stream.wait_stream(torch.cuda.current_stream(device))  # which writes what steps begin with
         self._copy_stream = torch.cuda.Stream(device)
         self._result_stream = torch.cuda.Stream(device)
         self._last: CudaFlight | None = None

@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import LlamaForCausalLM
 
 from engine.config import EngineConfig
 from engine.cuda_graphs import Size
-from engine.device_queue import CudaFlight, ThreadFlight
+from engine.device_queue import CudaFlight, CudaQueue, DeviceResult, ThreadFlight, ThreadQueue
 from engine.models.decoder import Decoder
-from engine.plan import StepPlan
+from engine.plan import StepPlan, empty_int32
 from engine.request import Request, SamplingParams
 from engine.runner import ModelRunner
 from engine.startup import start_engine
@@ -92,3 +93,15 @@ def test_no_step_computes_before_the_last_ones_results_are_kept(
     assert len(before_each) > 4
     assert all(step.endswith("uk") and step.count("k") == 1 for step in before_each)
     assert "k" not in after
+
+
+def test_steps_see_what_was_written_before_their_queue_was_there() -> None:
+    """Weights and block tables, for instance, though the device may be far from having written them."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    value = torch.zeros(3, dtype=torch.int32, device=device)
+    if device.type == "cuda":
+        torch.cuda._sleep(1 << 28)  # about a tenth of a second
+    value.fill_(7)
+    queue = CudaQueue(device) if device.type == "cuda" else ThreadQueue()
+    flight = queue.submit(lambda: DeviceResult(value.clone(), empty_int32(), None, ()), None)
+    assert flight.wait().tokens.tolist() == [7, 7, 7]
