@@ -9,7 +9,7 @@ import pytest
 from tests.engine.nightly import NIGHTLY
 from tests.engine.simulation import simulate
 
-SEEDS = 2000 if NIGHTLY else 200  # of a chunk
+SEEDS = 2000 if NIGHTLY else 150  # of a chunk
 
 
 def test_nobody_waits_for_a_transfer_of_no_blocks() -> None:

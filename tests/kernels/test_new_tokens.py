@@ -199,8 +199,15 @@ class Output:
         return residual
 
 
-@pytest.mark.parametrize("shape", OUTPUT_SHAPES)
-@pytest.mark.parametrize("biased", [False, True])
+# In the interpreter every other one has a bias.
+@pytest.mark.parametrize(
+    ("shape", "biased"),
+    [
+        (shape, biased)
+        for i, shape in enumerate(OUTPUT_SHAPES)
+        for biased in ((False, True) if torch.cuda.is_available() else (i % 2 == 1,))
+    ],
+)
 def test_add_decoded(shape, biased, dtype, device):
     step = Output(shape, dtype, device, biased=biased)
     expected, got = step.run(add_decoded_reference), step.run(add_decoded)

@@ -25,6 +25,16 @@ FIRST_STEPS, REST = README.split("## The API in one page")
 TOUR, FURTHER = REST.split("## Structured output and tools")
 PORT = "8000"  # the one that the README names
 SECONDS = 60
+# Of `python -m MODULE ...` each, in one process: they import the same for seconds.
+HELP_OF_ALL = """
+import json, runpy, sys
+for module, *arguments in json.loads(sys.argv[1]):
+    sys.argv = [module, *arguments, "--help"]
+    try:
+        runpy.run_module(module, run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, (module, arguments)
+"""
 
 
 def block(language: str, word: str, text: str = FIRST_STEPS) -> str:
@@ -201,6 +211,6 @@ def test_flags_that_are_named_exist() -> None:
     commands = [["service.cli", name] for name in ("serve", "generate", "bench", "route")]
     commands += [["loadtest", name] for name in ("run", "sweep", "compare", "record", "figures", "simulate")]
     commands += [["loadtest.cluster_demo"]]
-    known = "".join(run([sys.executable, "-m", *command, "--help"]) for command in commands)
+    known = run([sys.executable, "-c", HELP_OF_ALL, json.dumps(commands)])
     for flag in set(re.findall(r"`(--[a-z-]+)", README)):
         assert re.search(rf"{flag}\b(?!-)", known), flag
