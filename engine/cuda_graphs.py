@@ -53,6 +53,7 @@ class Size:
     ) -> None:
         self.inputs = inputs = PaddedInputs(idle, device)
         self.misses = 0  # runs before it was recorded
+        # Without `self`: a cycle would be there, and hold a model, until garbage is collected.
         self._run: Run = lambda: function(inputs.split())
         self._recorded = False
 

@@ -87,9 +87,14 @@ class KVCache:
 
 
 def _pin_while(owner: object, memory: Tensor) -> None:
-    """Keep `memory`, and keep it in place, while its `owner` is there. Raises RuntimeError if CUDA cannot."""
+    """Keep `memory`, and keep it in place, while its `owner` is there. Raises ValueError if CUDA cannot."""
     cudart: Any = torch.cuda.cudart()
-    torch.cuda.check_error(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    error = cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+    if error != cudart.cudaError.success:
+        raise ValueError(
+            f"CUDA cannot pin {memory.nbytes / 2**30:.1f} GiB of host memory for KV blocks ({error}); "
+            "lower --swap-space, or give 0 for none"
+        )
 
     def unpin(memory: Tensor) -> None:
         torch.cuda.synchronize()

@@ -148,6 +148,7 @@ def run_engine(connection: socket.socket) -> int:
             from engine.publisher import start_publisher
 
             publisher = start_publisher(start.registry, start.config, info, core, start.pinned)
+        _collect_garbage_when_idle()
         connection.sendall(encode_frame(StepFrame(StepOutputs(), core.stats)))
         connection.sendall(encode_frame(ReadyFrame(info)))
         _serve(connection, reader, core, frames, publisher)
@@ -173,7 +174,6 @@ def _serve(
     publisher: Publisher | None,
 ) -> None:
     decoder = msgspec.msgpack.Decoder(CommandFrame)
-    _collect_garbage_when_idle()
     steps, reported = 0, float("-inf")
     while True:
         idle = not core.has_work and not frames
@@ -208,17 +208,17 @@ def _serve(
 
 
 def _collect_garbage_when_idle() -> None:
-    """A full collection over the model's objects takes milliseconds: never in the middle of a step."""
+    """From here on; a full collection over the model's objects takes milliseconds, so it is the last one."""
+    gc.disable()
     gc.collect()
     gc.freeze()
-    gc.disable()
 
 
 def main() -> None:
     configure_logging()
     for told in (signal.SIGINT, signal.SIGTERM):  # which reach a whole group: the parent decides, and drains
         signal.signal(told, signal.SIG_IGN)
-    gc.disable()  # until it is first idle: what a start makes by the hundred thousand is no garbage
+    gc.disable()  # what imports make by the hundred thousand is no garbage
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         connection.setblocking(True)
         code = run_engine(connection)

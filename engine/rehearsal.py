@@ -11,7 +11,7 @@ from engine.models.config import ModelConfig
 from engine.models.loader import build_model
 from engine.models.weights import Weights
 from engine.runner import Limits, ModelRunner
-from engine.trial_steps import largest_step, rare_step
+from engine.trial_steps import rare_step
 from kernels.backend import Backend
 from kernels.compiling import only_compiled
 
@@ -35,7 +35,6 @@ def rehearse(
     cache = KVCache(config, 1, block_size, kv_dtype, device, backend.copy_blocks)
     runner = ModelRunner(model, backend, cache, limits, device)
     with only_compiled():
-        runner.launch(largest_step(limits, limits.max_num_seqs)).wait()
         runner.warm_up(lambda done, total: None)
         runner.launch(rare_step(1, config.vocab_size)).wait()
     del runner, cache, model

@@ -90,9 +90,9 @@ class ModelRunner:
         self.captures: Captures | None = None
 
     def warm_up(self, on_progress: Callable[[int, int], None]) -> tuple[Graphs, Graphs]:
-        """Run steps of every size that is worth a graph, so that all is compiled and loaded: the sizes.
+        """Run steps of every size that is worth a graph, so that all is compiled and loaded.
 
-        Those are decode steps of every batch size, and mixed steps of up to so many tokens.
+        -> the sizes: decode steps of every batch size, and mixed steps of up to so many tokens.
         """
         rows, tokens = self.limits.max_num_seqs, self.limits.max_num_batched_tokens
         idle = [idle_decode(size, rows) for size in decode_sizes(rows)]
@@ -102,7 +102,9 @@ class ModelRunner:
         decode = Graphs("decode", self._decode, idle, self.device)
         idle = [idle_mixed(size, rows) for size in mixed_sizes(tokens)]
         mixed = Graphs("mixed", lambda inputs: (self._forward(inputs),), idle, self.device)
-        sizes = [*mixed.sizes, *decode.sizes]  # what takes longest to compile is asked for first
+        # What takes longest to compile is asked for early: kernels of many tokens. Before it one decode: its
+        # `token_places` is launched even where all else is only compiled, and should not have to wait.
+        sizes = [*decode.sizes[:1], *reversed(mixed.sizes), *decode.sizes[1:]]
         for done, size in enumerate(sizes):
             on_progress(done, len(sizes))
             self.queue.run(torch.inference_mode()(size.warm_up))

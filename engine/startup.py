@@ -1,4 +1,4 @@
-"""From an EngineConfig to an engine that can step: weights, KV memory, warm-up.
+"""From an EngineConfig to an engine that can step: kernels, weights, KV memory, warm-up.
 
 CUDA graphs are no part of it: the engine captures them between its first steps.
 """
@@ -9,6 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Literal
 
 import msgspec
@@ -94,8 +95,10 @@ def start_engine(
     )
     limits = Limits(config.max_num_seqs, max_num_batched_tokens, max_model_len)
     with_graphs = device.type == "cuda" and not config.enforce_eager
-    with compiling_beside(report.phase("kernels", "kernels")):
+    kernels = report.phase("kernels", "kernels")
+    with compiling_beside(kernels) if with_graphs else nullcontext():
         if with_graphs:
+            kernels(0, 1)
             rehearse(model_config, backend, limits, config.block_size, kv_dtype, device, dtype)
         model, weight_bytes = load_model(
             folder,

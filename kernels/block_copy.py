@@ -29,11 +29,11 @@ def copy_blocks_reference(cache: Tensor, pairs: Tensor) -> None:
 
 @triton.jit
 def _copy_blocks_kernel(
-    words_ptr: tl.tensor, pairs_ptr: tl.tensor, BLOCK_WORDS: tl.constexpr, WORDS: tl.constexpr
+    words_ptr: tl.tensor, pairs_ptr: tl.tensor, block_words: tl.tensor, WORDS: tl.constexpr
 ) -> None:
     pair = pairs_ptr + tl.program_id(0) * 2
-    source = tl.load(pair).to(tl.int64) * BLOCK_WORDS
-    destination = tl.load(pair + 1).to(tl.int64) * BLOCK_WORDS
+    source = tl.load(pair).to(tl.int64) * block_words
+    destination = tl.load(pair + 1).to(tl.int64) * block_words
     word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
-    inside = word < BLOCK_WORDS
+    inside = word < block_words
     tl.store(words_ptr + destination + word, tl.load(words_ptr + source + word, inside), inside)

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from triton import AsyncCompileMode, FutureKernel
 from triton.runtime import JITFunction
 
 from kernels.token_places import token_places_kernel
 
+MOST_THREADS = 16  # each compiler takes memory, and a container may have fewer processors than it sees
+
 
 class _Compilers(ThreadPoolExecutor):
-    """As many threads as there are processors."""
+    """Threads that compile, for the current device where there is one."""
 
     def __init__(self) -> None:
-        super().__init__(len(os.sched_getaffinity(0)))
+        device = torch.cuda.current_device() if torch.cuda.is_available() else None
+        super().__init__(
+            min(len(os.sched_getaffinity(0)), MOST_THREADS),
+            initializer=None if device is None else lambda: torch.cuda.set_device(device),
+        )
 
     def submit(self, compiled: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
-        """A kernel, loaded, and with what launches it: Triton 3.6 has a C compiler make that of each."""
+        """Compile, and load at once: Triton 3.6 then has a C compiler make what launches the kernel."""
 
         def ready() -> Any:
             kernel = compiled(*arguments, **options)
-            kernel.run  # noqa: B018, to read it makes both
+            kernel.run  # noqa: B018, to read it loads
             return kernel
 
         return super().submit(ready)
@@ -33,28 +41,31 @@ class _Compilers(ThreadPoolExecutor):
 
 @contextmanager
 def compiling_beside(on_progress: Callable[[int, int], None]) -> Iterator[None]:
-    """Kernels that are asked for within are compiled and loaded by as many threads as there are processors.
+    """Kernels that are asked for within are compiled and loaded by threads beside.
 
     Who launches one waits for that one. All are there at the end, where `on_progress` gets how many of how
-    many. Raises what a compiler raised.
+    many. Raises what a compiler raised, unless something else has been.
     """
-    with _Compilers() as pool, AsyncCompileMode(pool) as mode:
+    with _Compilers() as pool, AsyncCompileMode(pool, ignore_errors=True) as mode:
         yield
-        for done, _ in enumerate(as_completed(mode.raw_futures), 1):
+        for done, future in enumerate(as_completed(mode.raw_futures), 1):
+            future.result()
             on_progress(done, len(mode.raw_futures))
 
 
 @contextmanager
 def only_compiled() -> Iterator[None]:
-    """Kernels launched within do not run, and what they were to write is left as it was.
+    """Kernels that this thread launches within do not run, and what they were to write is left as it was.
 
     But for `token_places`: its results are indices to torch's own kernels, which check them. Triton's
     interpreter has nothing to compile, and runs them all.
     """
-    run = JITFunction.run
+    run, thread = JITFunction.run, threading.get_ident()
 
     def compile_alone(kernel: JITFunction[Any], *arguments: Any, **options: Any) -> Any:
-        found = run(kernel, *arguments, **options | {"warmup": kernel is not token_places_kernel})
+        if threading.get_ident() != thread or kernel is token_places_kernel:
+            return run(kernel, *arguments, **options)
+        found = run(kernel, *arguments, **options | {"warmup": True})
         if isinstance(found, FutureKernel) and found.future.done():
             found.result()  # now Triton finds it at once
         return found

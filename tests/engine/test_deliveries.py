@@ -103,3 +103,15 @@ def test_blocks_that_follow_each_other_are_copied_together(model_folder: Callabl
         for source, destination in runs:
             device[destination] = host[source]
         assert torch.equal(cache.blocks, device) and torch.equal(cache.host, host)
+
+
+def test_host_blocks_are_pinned_while_the_cache_is_there(model_folder: Callable[[str], Path]) -> None:
+    config = ModelConfig.from_folder(model_folder("qwen3"))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cache = KVCache(config, 5, 16, torch.float32, device, copy_blocks_reference)
+    cache.add_host_tier(3)
+    host = cache.host
+    assert host is not None and len(host) == 3
+    assert host.is_pinned() == (device.type == "cuda")
+    del cache
+    assert not host.is_pinned()

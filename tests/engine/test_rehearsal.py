@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from torch import Tensor
 
 from engine.config import EngineConfig
@@ -19,7 +21,8 @@ from engine.models.loader import Model, build_model
 from engine.rehearsal import rehearse
 from engine.runner import Limits, ModelRunner
 from engine.startup import start_engine
-from kernels.backend import Backend, torch_backend
+from kernels.backend import Backend, torch_backend, triton_backend
+from kernels.compiling import compiling_beside
 from kernels.linear import Linear
 from tests.models.tiny_models import MODELS
 
@@ -79,6 +82,34 @@ def test_it_asks_for_all_that_the_step_sizes_take(
     assert rehearsed >= taken
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_start_compiles_nothing_after_it(
+    dtype: str, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU nothing is compiled at all."""
+    events: list[str] = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda **told: events.append("compiled")
+    )
+    for module in [module for name, module in sys.modules.items() if name.startswith("kernels.")]:
+        for kernel in vars(module).values():
+            if isinstance(kernel, triton.runtime.JITFunction):
+                kernel.device_caches.clear()
+    start_engine(
+        EngineConfig(
+            model=str(model_folder("qwen3")),
+            dtype=dtype,
+            max_num_seqs=40,
+            max_num_batched_tokens=3000,
+            max_model_len=100,
+            num_gpu_blocks_override=30,
+        ),
+        lambda progress: events.append(progress.phase),
+    )
+    assert "compiled" not in events[events.index("memory") :]
+    assert ("compiled" in events) == torch.cuda.is_available()
+
+
 def test_its_model_is_gone_afterwards(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,8 +123,13 @@ def test_its_model_is_gone_afterwards(
 
     monkeypatch.setattr("engine.rehearsal.build_model", build)
     gc.disable()
+    on_gpu = torch.cuda.is_available()
+    device, backend = (
+        (torch.device("cuda"), triton_backend()) if on_gpu else (torch.device("cpu"), torch_backend())
+    )
     try:
-        rehearse(config, torch_backend(), LIMITS, 16, torch.float32, torch.device("cpu"), torch.float32)
+        with compiling_beside(lambda done, total: None):
+            rehearse(config, backend, LIMITS, 16, torch.float32, device, torch.float32)
         assert [model() for model in models] == [None]
     finally:
         gc.enable()

@@ -2,25 +2,44 @@
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from kernels.compiling import compiling_beside, only_compiled
 from kernels.norm import add_rms_norm, add_rms_norm_reference
 from kernels.token_places import token_places, token_places_reference
 
 
+@triton.jit
+def _filled(out, VALUE: tl.constexpr) -> None:
+    tl.store(out + tl.arange(0, 16), tl.full((16,), VALUE, tl.float32))
+
+
+@triton.jit
+def _impossible(out, SIZE: tl.constexpr) -> None:
+    tl.store(out + tl.arange(0, SIZE), 1.0)  # of no power of two
+
+
 def test_what_is_only_compiled_writes_nothing_and_runs_later(device):
-    x, residual, weight = torch.randn(3, 40, 72, device=device).unbind()
-    before, steps = residual.clone(), []
+    out, steps = torch.zeros(16, device=device), []
     with compiling_beside(lambda done, total: steps.append((done, total))), only_compiled():
-        add_rms_norm(x, residual, weight[0], 1e-6)
-    if device.type == "cuda":
-        assert torch.equal(residual, before)
-    assert all(step == (done, len(steps)) for done, step in enumerate(steps, 1))
-    residual.copy_(before)
-    got, added = add_rms_norm(x, residual, weight[0], 1e-6)
-    expected, sums = add_rms_norm_reference(x, before, weight[0], 1e-6)
-    torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(added, sums)
+        _filled[(1,)](out, 3)
+        _filled[(1,)](out, 3)
+    compiled = device.type == "cuda"
+    assert steps == [(1, 1)] * compiled
+    assert (out == 0).all() == compiled
+    _filled[(1,)](out, 3)
+    assert (out == 3).all()
+
+
+def test_what_cannot_be_compiled_is_raised_and_harms_nobody(device):
+    out = torch.zeros(16, device=device)
+    with pytest.raises(Exception), compiling_beside(lambda done, total: None), only_compiled():  # noqa: B017
+        _impossible[(1,)](out, 12)
+    with compiling_beside(lambda done, total: None), only_compiled():
+        _filled[(1,)](out, 4)
+    _filled[(1,)](out, 4)
+    assert (out == 4).all()
 
 
 def test_what_becomes_an_index_is_there(device):
