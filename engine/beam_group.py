@@ -29,6 +29,7 @@ class BeamGroup:
         self.group = group
         self.num_candidates = min(self.search.candidates_per_beam, vocab_size)
         self.order = group.sequences[:1]
+        self.unused = group.sequences[1:]  # of which no beam goes on
         self.pending = False  # candidates are in flight, or wait for those of other beams
         shape = (params.beam_width, self.num_candidates)
         self._tokens, self._logprobs = np.empty(shape, np.int32), np.empty(shape, np.float32)  # as in `order`
@@ -78,7 +79,7 @@ class BeamGroup:
             order.append(child)
         for child, token in zip(order, step.tokens, strict=True):
             child.append(token)
-        self.order = order
+        self.order, self.unused = order, unused
         self._missing = {beam.index: place for place, beam in enumerate(order)}
 
     def outputs(self) -> list[Output]:

@@ -178,15 +178,16 @@ def _select(queue: RunQueue, group: SequenceGroup, beams: BeamGroup) -> list[Out
         return _end_beams(queue, group, beams.outputs(), "stop")
     beams.reparent(step, queue.blocks, queue.rows)
     group.forked = True
-    for sequence in group.sequences:
-        row = sequence.row
-        if row == NO_ROW:
-            continue
-        queue.rows.may_decode(sequence, sequence in beams.order)
-        queue.shared_tails.pop(row, None)
-        if sequence in beams.order:
-            queue.given[row] = int(sequence.tokens[-1])
+    for sequence, token in zip(beams.order, step.tokens, strict=True):
+        if sequence.row != NO_ROW:
+            queue.rows.may_decode(sequence, True)
+            queue.given[sequence.row] = token
+            queue.shared_tails.pop(sequence.row, None)
             queue.expect_write(sequence)
+    for sequence in beams.unused:
+        if sequence.row != NO_ROW:
+            queue.rows.may_decode(sequence, False)
+            queue.shared_tails.pop(sequence.row, None)
     return []
 
 

@@ -46,8 +46,8 @@ class RowTokens:
         self._last[row] = -1
 
     def append(self, row: int, token: int) -> None:
-        self._last[row] += 1
-        self.of(row)[-1] = token
+        self._last[row] = last = self._last.item(row) + 1
+        self._tokens[row * self._row_size + last] = token
 
     def write(self, rows: NDArray[np.intp], positions: Int32, tokens: Int32) -> None:
         """`tokens` [S] come next in the lines of `rows` [S], at `positions` [S] there."""

@@ -153,7 +153,7 @@ class RunQueue:
 
     def expect_write(self, sequence: Sequence) -> None:
         """If the block that `sequence` writes into next is not its own, it needs a copy first."""
-        context = int(self.rows.context[sequence.row])
+        context = self.rows.context.item(sequence.row)
         if context % self.blocks.block_size and not self.blocks.is_writable(sequence, context):
             self.shared_tails[sequence.row] = sequence
 
