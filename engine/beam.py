@@ -18,6 +18,7 @@ EarlyStopping = bool | Literal["never"]
 
 # Up to here length ** penalty of any length that a request may ask for (2**24) fits a float32.
 MAX_LENGTH_PENALTY = 5.0
+NOT_A_NUMBER = "the log-probabilities of a beam are NaN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class BeamSearch:
         self.early_stopping = early_stopping
         self.min_tokens = min_tokens
         self.done = False
-        self._totals = np.zeros((1, 1), np.float32)  # [live beams, 1] cumulative log-probability
+        self._totals = [0.0]  # of each live beam, the cumulative log-probability: a float32
         self._steps: list[BeamStep] = []  # tokens are read back along the parents, once, at the end
         self._finished: list[_Finished] = []  # best first, at most width
 
@@ -110,17 +111,13 @@ class BeamSearch:
         step, K at least `candidates_per_beam` or the vocabulary. Equal totals go to the lower beam, then to
         the earlier candidate. Raises FloatingPointError if there is a NaN.
         """
-        if self.done or len(top_logprobs) != len(self._totals):
-            expected = "no more" if self.done else str(len(self._totals))
-            raise ValueError(f"candidates of {expected} beams expected, got those of {len(top_logprobs)}")
-        all_totals = (top_logprobs + self._totals).ravel()
-        if math.isnan(all_totals.max()):
-            raise FloatingPointError("the log-probabilities of a beam are NaN")
-        best = _best_first(all_totals, (1 + len(self.stop_tokens)) * self.width)
-        totals: list[float] = all_totals[best].tolist()
-        tokens: list[int] = top_tokens.ravel()[best].tolist()
-        parents: list[int] = (best // top_tokens.shape[1]).tolist()
+        (step,) = advance_all([self], top_tokens[None], top_logprobs[None])
+        if step is None:
+            raise FloatingPointError(NOT_A_NUMBER)
+        return step
 
+    def _choose(self, totals: list[float], tokens: list[int], parents: list[int]) -> BeamStep:
+        """Among the best candidates of all beams, best first."""
         length = len(self._steps) + 1
         stops = [token in self.stop_tokens for token in tokens]
         too_early = length <= self.min_tokens
@@ -137,7 +134,7 @@ class BeamSearch:
         if not live or self._is_over(totals[live[0]], length):
             self.done = True
             return BeamStep([], [])
-        self._totals = all_totals[best[live]].reshape(-1, 1)
+        self._totals = [totals[i] for i in live]
         step = BeamStep([parents[i] for i in live], [tokens[i] for i in live])
         self._steps.append(step)
         return step
@@ -181,10 +178,45 @@ class BeamSearch:
         )
 
 
+def advance_all(
+    searches: list[BeamSearch], top_tokens: NDArray[np.int32], top_logprobs: NDArray[np.float32]
+) -> list[BeamStep | None]:
+    """`BeamSearch.advance` of N searches at once: [N, B, K] int32 and fp32; None where there is a NaN.
+
+    Width and the numbers of stop tokens and of live beams are the same for all. Raises ValueError if one is
+    over, or has not B live beams.
+    """
+    live = top_logprobs.shape[1]
+    for search in searches:
+        if search.done or live != len(search._totals):
+            expected = "no more" if search.done else str(len(search._totals))
+            raise ValueError(f"candidates of {expected} beams expected, got those of {live}")
+    count = (1 + len(searches[0].stop_tokens)) * searches[0].width
+    before = np.array([search._totals for search in searches], np.float32)
+    totals = (top_logprobs + before[:, :, None]).reshape(len(searches), -1)
+    invalid = np.isnan(totals.max(axis=1))
+    totals[invalid] = 0.0  # as many are found among them then as in other rows
+    best = _best_first(totals, count)
+    return [
+        None if nan else search._choose(*chosen)
+        for search, nan, *chosen in zip(
+            searches,
+            invalid.tolist(),
+            np.take_along_axis(totals, best, axis=1).tolist(),
+            np.take_along_axis(top_tokens.reshape(len(searches), -1), best, axis=1).tolist(),
+            (best // top_tokens.shape[2]).tolist(),
+            strict=True,
+        )
+    ]
+
+
 def _best_first(totals: NDArray[np.float32], count: int) -> NDArray[np.intp]:
-    """Indices of the `count` greatest (all, if there are fewer), greatest first, equal ones in order."""
-    if len(totals) <= max(count, 256):  # where sorting all is quicker than parting the best from the rest
-        return (-totals).argsort(kind="stable")[:count]
-    at_least = np.partition(totals, -count)[-count]
-    candidates = np.flatnonzero(totals >= at_least)
-    return candidates[(-totals[candidates]).argsort(kind="stable")[:count]]
+    """In each row the indices of the `count` greatest (or all), greatest first, equal ones in order."""
+    if totals.shape[1] <= max(count, 256):  # where sorting all is quicker than parting the best from the rest
+        return (-totals).argsort(axis=1, kind="stable")[:, :count]
+    at_least = np.partition(totals, -count, axis=1)[:, -count]
+    best = np.empty((len(totals), count), np.intp)
+    for row, least, places in zip(totals, at_least, best, strict=True):
+        candidates = np.flatnonzero(row >= least)
+        places[:] = candidates[(-row[candidates]).argsort(kind="stable")[:count]]
+    return best

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.beam import BeamSearch, BeamStep, Hypothesis
+from engine.beam import BeamSearch, BeamStep, Hypothesis, advance_all
 from engine.block_manager import BlockManager
 from engine.plan import Logprobs
 from engine.request import FinishReason, Output
@@ -29,7 +29,6 @@ class BeamGroup:
         self.group = group
         self.num_candidates = min(self.search.candidates_per_beam, vocab_size)
         self.order = group.sequences[:1]
-        self.unused = group.sequences[1:]  # of which no beam goes on
         self.pending = False  # candidates are in flight, or wait for those of other beams
         shape = (params.beam_width, self.num_candidates)
         self._tokens, self._logprobs = np.empty(shape, np.int32), np.empty(shape, np.float32)  # as in `order`
@@ -44,15 +43,16 @@ class BeamGroup:
         self._logprobs[place] = logprobs.top_logprobs[i, : self.num_candidates]
         return not self._missing
 
-    def advance(self) -> BeamStep:
-        """One selection. Raises FloatingPointError if a candidate is NaN."""
-        self.pending = False
-        beams = len(self.order)
-        return self.search.advance(self._tokens[:beams], self._logprobs[:beams])
+    @property
+    def likeness(self) -> tuple[int, int, int, int]:
+        """What groups have in common that may advance together."""
+        search = self.search
+        return search.width, len(search.stop_tokens), len(self.order), self.num_candidates
 
-    def reparent(self, step: BeamStep, blocks: BlockManager, rows: Rows) -> None:
+    def reparent(self, step: BeamStep, blocks: BlockManager, rows: Rows) -> list[Sequence]:
         """Each chosen beam continues its parent: the first child in the parent's row, others by a fork.
 
+        -> the sequences that no beam goes on in.
         Tables are re-parented by reference counts alone; the next write copies at most one block a beam
         (section 4.4, Fig. 9). Of a group that yielded meanwhile it is the tables in host memory.
         """
@@ -79,8 +79,9 @@ class BeamGroup:
             order.append(child)
         for child, token in zip(order, step.tokens, strict=True):
             child.append(token)
-        self.order, self.unused = order, unused
+        self.order = order
         self._missing = {beam.index: place for place, beam in enumerate(order)}
+        return unused
 
     def outputs(self) -> list[Output]:
         """What the finished search gives: one output a hypothesis, best first."""
@@ -102,3 +103,15 @@ class BeamGroup:
             stop_token=hypothesis.stop_token,
             cumulative_logprob=hypothesis.cumulative_logprob,
         )
+
+
+def advance_together(groups: list[BeamGroup]) -> list[BeamStep | None]:
+    """One selection for each of these, which are alike and have all candidates; None where one is NaN."""
+    for beams in groups:
+        beams.pending = False
+    live = len(groups[0].order)
+    return advance_all(
+        [beams.search for beams in groups],
+        np.stack([beams._tokens[:live] for beams in groups]),
+        np.stack([beams._logprobs[:live] for beams in groups]),
+    )

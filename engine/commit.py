@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.beam_group import BeamGroup
+from engine.beam import NOT_A_NUMBER, BeamStep
+from engine.beam_group import BeamGroup, advance_together
 from engine.grammar import find_masks
 from engine.outputs import collect_prompt_logprobs, sampled_logprobs
 from engine.plan import NOT_FINITE, StepResult
@@ -74,6 +76,7 @@ def _look_at(queue: RunQueue, flight: Flight, result: StepResult, samples: list[
     logprobs = sampled_logprobs(flight.samples.sequences, result)
     outputs: list[Output] = []
     constrained: list[tuple[Sequence, Output]] = []
+    complete: defaultdict[tuple[int, ...], list[BeamGroup]] = defaultdict(list)
     candidates = {sample: at for at, sample in enumerate(result.logprob_samples.tolist())}
     for i in samples:
         sequence = flight.samples.sequences[i]
@@ -86,7 +89,10 @@ def _look_at(queue: RunQueue, flight: Flight, result: StepResult, samples: list[
             if sequence.constraint is not None and output.finish_reason is None:
                 constrained.append((sequence, output))
         elif result.logprobs is not None and beams.collect(sequence, result.logprobs, candidates[i]):
-            outputs += _select(queue, sequence.group, beams)
+            complete[beams.likeness].append(beams)
+    for alike in complete.values():
+        for beams, step in zip(alike, advance_together(alike), strict=True):
+            outputs += _go_on(queue, beams, step)
     _constrain(queue, constrained)
     return outputs
 
@@ -167,16 +173,15 @@ def _arrive(queue: RunQueue, group: SequenceGroup) -> None:
                 queue.rows.may_decode(sequence, True)
 
 
-def _select(queue: RunQueue, group: SequenceGroup, beams: BeamGroup) -> list[Output]:
-    """All beams of `group` have their candidates: choose those that go on, or end the search."""
-    try:
-        step = beams.advance()
-    except FloatingPointError as error:
-        outputs = [beams.ending(i, "error", str(error)) for i in range(group.request.params.n)]
+def _go_on(queue: RunQueue, beams: BeamGroup, step: BeamStep | None) -> list[Output]:
+    """Have the chosen beams go on, or end the search; None: a candidate was NaN."""
+    group = beams.group
+    if step is None:
+        outputs = [beams.ending(i, "error", NOT_A_NUMBER) for i in range(group.request.params.n)]
         return _end_beams(queue, group, outputs, "error")
     if beams.search.done:
         return _end_beams(queue, group, beams.outputs(), "stop")
-    beams.reparent(step, queue.blocks, queue.rows)
+    unused = beams.reparent(step, queue.blocks, queue.rows)
     group.forked = True
     for sequence, token in zip(beams.order, step.tokens, strict=True):
         if sequence.row != NO_ROW:
@@ -184,7 +189,7 @@ def _select(queue: RunQueue, group: SequenceGroup, beams: BeamGroup) -> list[Out
             queue.given[sequence.row] = token
             queue.shared_tails.pop(sequence.row, None)
             queue.expect_write(sequence)
-    for sequence in beams.unused:
+    for sequence in unused:
         if sequence.row != NO_ROW:
             queue.rows.may_decode(sequence, False)
             queue.shared_tails.pop(sequence.row, None)

@@ -92,8 +92,8 @@ def _pin_while(owner: object, memory: Tensor) -> None:
     error = cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
     if error != cudart.cudaError.success:
         raise ValueError(
-            f"CUDA cannot pin {memory.nbytes / 2**30:.1f} GiB of host memory for KV blocks ({error}); "
-            "lower --swap-space, or give 0 for none"
+            f"CUDA cannot pin {memory.nbytes / 2**30:.1f} GiB of host memory for KV blocks: "
+            f"{cudart.cudaGetErrorString(error)}; lower --swap-space, or give 0 for none"
         )
 
     def unpin(memory: Tensor) -> None:

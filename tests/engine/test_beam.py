@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from engine.beam import BeamSearch, EarlyStopping, Hypothesis
+from engine.beam import BeamSearch, EarlyStopping, Hypothesis, advance_all
 
 Float32 = NDArray[np.float32]
 
@@ -329,6 +329,40 @@ def test_impossible_tokens_are_never_chosen() -> None:
     assert step.tokens == [5, 6]
     search.advance(*candidates({5: 0.0, 6: -math.inf}, {5: 0.0, 6: -math.inf}))
     assert [hypothesis.tokens for hypothesis in search.result()] == [[5, 5], [6, 5]]
+
+
+@pytest.mark.parametrize(("width", "stops"), [(1, 0), (4, 2), (6, 0), (20, 3)])
+def test_searches_advance_together_as_each_would_alone(width: int, stops: int) -> None:
+    """Equal totals and -inf among them; one that meets a NaN is left out and harms no other."""
+    rng, stop_tokens = np.random.default_rng(width), frozenset(range(stops))
+    pairs = [[BeamSearch(width, 1, 3 + i, stop_tokens, min_tokens=i % 4) for _ in range(2)] for i in range(9)]
+    spoilt = 4
+    for step in range(7):
+        alike: dict[int, list[int]] = {}
+        for i, (one, _) in enumerate(pairs):
+            if not one.done and not (i == spoilt and step > 3):
+                alike.setdefault(len(one._totals), []).append(i)
+        for live, members in alike.items():
+            shape = (len(members), live, width + stops)
+            tokens = rng.permuted(
+                np.broadcast_to(np.arange(30 + 2 * width), (*shape[:2], 30 + 2 * width)), axis=2
+            )
+            tokens = tokens[:, :, : shape[2]].astype(np.int32)
+            logprobs = -np.sort(rng.integers(1, 9, shape), axis=2).astype(np.float32)
+            logprobs[rng.random(shape) < 0.05] = -np.inf
+            if step == 3 and spoilt in members:
+                logprobs[members.index(spoilt), -1, 0] = np.nan
+            together = advance_all([pairs[i][0] for i in members], tokens, logprobs)
+            for i, got, own_tokens, own_logprobs in zip(members, together, tokens, logprobs, strict=True):
+                if step == 3 and i == spoilt:
+                    assert got is None
+                    with pytest.raises(FloatingPointError):
+                        pairs[i][1].advance(own_tokens, own_logprobs)
+                else:
+                    assert got == pairs[i][1].advance(own_tokens, own_logprobs)
+        for one, other in pairs:
+            assert (one.done, one._totals, one._finished) == (other.done, other._totals, other._finished)
+    assert 3 <= sum(one.done for one, _ in pairs) < len(pairs)
 
 
 def test_equal_totals_go_to_the_lower_beam_then_the_earlier_candidate() -> None:

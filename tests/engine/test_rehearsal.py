@@ -21,6 +21,7 @@ from engine.models.loader import Model, build_model
 from engine.rehearsal import rehearse
 from engine.runner import Limits, ModelRunner
 from engine.startup import start_engine
+from engine.trial_steps import largest_step
 from kernels.backend import Backend, torch_backend, triton_backend
 from kernels.compiling import compiling_beside
 from kernels.linear import Linear
@@ -95,7 +96,7 @@ def test_a_start_compiles_nothing_after_it(
         for kernel in vars(module).values():
             if isinstance(kernel, triton.runtime.JITFunction):
                 kernel.device_caches.clear()
-    start_engine(
+    core, _ = start_engine(
         EngineConfig(
             model=str(model_folder("qwen3")),
             dtype=dtype,
@@ -106,6 +107,7 @@ def test_a_start_compiles_nothing_after_it(
         ),
         lambda progress: events.append(progress.phase),
     )
+    core.runner.launch(largest_step(Limits(40, 3000, 100), 40)).wait()  # which measures a GPU's memory
     assert "compiled" not in events[events.index("memory") :]
     assert ("compiled" in events) == torch.cuda.is_available()
 
