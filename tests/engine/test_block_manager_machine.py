@@ -33,7 +33,7 @@ from tests.engine.nightly import NIGHTLY
 ROWS = 6
 # `nightly` looks elsewhere every time.
 SETTINGS = settings(
-    max_examples=12_500 if NIGHTLY else 1000,
+    max_examples=12_500 if NIGHTLY else 800,
     stateful_step_count=15,
     derandomize=not NIGHTLY,
     deadline=None,
