@@ -1,4 +1,4 @@
-"""How long random tests look: HYPOTHESIS_PROFILE=nightly makes it ten times as long."""
+"""How long random tests look: HYPOTHESIS_PROFILE=nightly makes it more than ten times as long."""
 
 from __future__ import annotations
 
