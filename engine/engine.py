@@ -44,6 +44,7 @@ class RequestStream:
         self._engine = engine
         self._unfinished = set(range(request.params.n))
         self._outputs: list[Output] = []
+        self._latest: Output | None = None  # the last of them, if its sequence's next token may join it
         self._listener: Callable[[list[Output]], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -65,7 +66,7 @@ class RequestStream:
                 await self._waiter
             finally:
                 self._waiter = None
-        outputs, self._outputs = self._outputs, []
+        outputs, self._outputs, self._latest = self._outputs, [], None
         return outputs
 
     def abort(self) -> None:
@@ -76,13 +77,23 @@ class RequestStream:
         if not self._outputs and self._listener is not None:
             self._engine._tell_soon(self)
         self._outputs.append(output)
+        self._latest = None
         if output.finish_reason is not None:
             self._unfinished.discard(output.index)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def _push_token(self, index: int, token: int) -> None:
+        """One that a sequence goes on with; it joins what has come for that and is not taken yet."""
+        if self._latest is not None and self._latest.index == index:
+            self._latest.tokens.append(token)
+        else:
+            output = Output(self.request_id, index, [token])
+            self._push(output)
+            self._latest = output
+
     def _tell(self) -> None:
-        outputs, self._outputs = self._outputs, []
+        outputs, self._outputs, self._latest = self._outputs, [], None
         if self._listener is not None and outputs:
             self._listener(outputs)
 
@@ -224,8 +235,14 @@ class AsyncEngine:
             case StepFrame(outputs, stats):
                 self._last_step = time.monotonic()
                 self._unanswered = False
-                for output in outputs:
-                    stream = self._streams.get(output.request_id)
+                streams = self._streams
+                columns = zip(outputs.request_ids, outputs.indices, outputs.tokens, strict=True)
+                for request_id, index, token in columns:
+                    stream = streams.get(request_id)
+                    if stream is not None:
+                        stream._push_token(index, token)
+                for output in outputs.others:
+                    stream = streams.get(output.request_id)
                     if stream is not None:
                         stream._push(output)
                         if not stream._unfinished:
@@ -259,6 +276,7 @@ class AsyncEngine:
         self._streams.clear()
 
     def _abort(self, stream: RequestStream) -> None:
+        stream._listener = None  # which has the stream: garbage that only a collector would find
         if stream.request_id in self._streams:
             self._send(Abort(stream.request_id))
             del self._streams[stream.request_id]

@@ -87,7 +87,7 @@ class GenerationResponse(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = Connection(scope, receive, send, self._state.config)
+        connection = Connection(scope, send, self._state.config)
         self._state.generations.add(connection)
         error = None
         try:
@@ -130,6 +130,7 @@ class _Stream:
         self._limit = state.config.max_backlog_bytes
         self._pending: dict[int, Choice] = {}  # choices that have something to send
         self._write: Coroutine[Any, Any, None] | None = None  # the one that is held up
+        self._ended = False  # the last one has begun
         self._failure: Exception | None = None
         self._wake = asyncio.Event()  # there is something to wait for, to raise or to finish
 
@@ -138,11 +139,10 @@ class _Stream:
         connection.keep_alive()
         self._generation.listen(self._arrive)
         try:
-            while not self._generation.finished or self._pending or self._write is not None:
+            while not self._ended or self._write is not None:
                 await self._wake.wait()
                 self._wake.clear()
                 await self._catch_up()
-            await connection.finish(self._events.end())
         finally:
             self._generation.listen(_ignore)
             if self._write is not None:
@@ -164,7 +164,10 @@ class _Stream:
 
     def _send(self, choices: Iterable[Choice]) -> None:
         data = b"".join([self._events.chunk(choice) for choice in choices])
-        if data:
+        if self._generation.finished:
+            self._ended = True
+            self._write = self._connection.finish_now(data + self._events.end())
+        elif data:
             self._generation.backlog = 0
             self._write = self._connection.write_now(data)
 
@@ -174,8 +177,9 @@ class _Stream:
         while self._write is not None:
             await self._write
             self._write = None
-            pending, self._pending = self._pending, {}
-            self._send(pending.values())
+            if not self._ended:
+                pending, self._pending = self._pending, {}
+                self._send(pending.values())
 
 
 def _ignore() -> None:

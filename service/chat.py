@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
+from msgspec import UNSET, json
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,6 +25,8 @@ from service.tools.use import ToolUse
 
 if TYPE_CHECKING:
     from service.tokenizer import Tokenizer
+
+_decoder = json.Decoder(ChatRequest)
 
 
 def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> ChatLogprobs:
@@ -84,7 +86,7 @@ def _message(choice: Choice) -> ReplyMessage:
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
     engine, tokenizer, info = state.serving()
-    body = await decode(request, ChatRequest)
+    body = await decode(request, _decoder)
     model = state.check_model(body.model)
     check_sampling(body, info)
     state.admit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -71,7 +71,9 @@ class ChunkEncoder:
         self._token_ids = generation.options.token_ids
         self._include_usage = include_usage
         self._logprobs = logprobs
-        head = _encode({"object": style.object, **asdict(identity)})[:-1]
+        head = _encode(
+            {"object": style.object, "id": identity.id, "created": identity.created, "model": identity.model}
+        )[:-1]
         self._head = b"data: " + head + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._plain_tail = style.after + b',"logprobs":null,"finish_reason":null}' + self._tail

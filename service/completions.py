@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, json, structs
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,6 +26,8 @@ from service.replies import CompletionChoice, CompletionLogprobs, CompletionRepl
 from service.state import ServerState
 
 DEFAULT_MAX_TOKENS = 16
+
+_decoder = json.Decoder(CompletionRequest)
 
 
 def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> CompletionLogprobs:
@@ -54,7 +56,7 @@ STYLE = ChunkStyle("text_completion", b'"text":', b'"text":', b"", logprobs_of)
 
 async def completions(state: ServerState, request: Request) -> Response:
     engine, tokenizer, info = state.serving()
-    body = await decode(request, CompletionRequest)
+    body = await decode(request, _decoder)
     model = state.check_model(body.model)
     check_sampling(body, info)
     state.admit(len(body.prompts))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope, Send
 
 from service.config import ServiceConfig
 from service.eager import start_eagerly
@@ -31,58 +31,53 @@ class Connection(Interruptible):
 
     When the client leaves, or `interrupt` is called, the block is left by cancellation, which this turns
     into ClientGone or the given error. An own response instead of sse-starlette's: that one runs a
-    generator and four tasks for each stream; here a chunk is one call of `send`, and one timer a second
-    does the keep-alive comments and notices a client that stopped reading.
+    generator and four tasks for each stream; here a chunk is one call of `send`, one timer a second
+    does the keep-alive comments and notices a client that stopped reading, and that it has left is told
+    by the server's protocol (service.http_protocol), as no task waits for ASGI's word of it.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, config: ServiceConfig) -> None:
+    def __init__(self, scope: Scope, send: Send, config: ServiceConfig) -> None:
         super().__init__()
-        self._scope = scope
-        self._receive = receive
+        self._abort: Callable[[], None] = scope["state"]["abort"]
+        self._gone: asyncio.Future[None] = scope["state"]["gone"]
         self._send = send
         self._config = config
         self._tick_seconds = min(_TICK, config.keep_alive / 2, config.send_timeout / 2)
         self._loop = asyncio.get_running_loop()
-        self._watcher: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._comment: asyncio.Task[None] | None = None
         self._sending_since: float | None = None
         self._last_write = self._loop.time()
         self.started = False  # the headers are out
+        self._finished = False  # and all of the body
 
     async def __aenter__(self) -> Connection:
         self.begin()
-        self._watcher = self._loop.create_task(self._watch())
+        self._gone.add_done_callback(self._leave)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         reason = self.end(error)
+        self._gone.remove_done_callback(self._leave)
         if self._timer is not None:
             self._timer.cancel()
         if isinstance(reason or error, ClientGone):
             await self._abort_transport()
-        self._stop_watching()
+        if self._comment is not None:
+            self._comment.cancel()
         if reason is not None:
             raise reason from None
 
-    def _stop_watching(self) -> None:
-        for helper in (self._watcher, self._comment):
-            if helper is not None:
-                helper.cancel()
-
     async def _abort_transport(self) -> None:
         """A plain close would wait for ever for the client to read what is buffered."""
-        abort: Callable[[], None] | None = self._scope.get("state", {}).get("abort")
-        if abort is not None and self._watcher is not None:
-            abort()
-            await asyncio.wait([self._watcher], timeout=1)  # until the server, too, knows that it is gone
+        self._abort()
+        await asyncio.wait([self._gone], timeout=1)  # until the server, too, knows that it is gone
 
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.interrupt(ClientGone("the client closed the connection"))
+    def _leave(self, _: asyncio.Future[None]) -> None:
+        if not self._finished:
+            self.interrupt(ClientGone("the client closed the connection"))
 
     def keep_alive(self) -> None:
         """From now on this is a stream: comments go out when it is idle, and a stalled client is cut."""
@@ -101,15 +96,27 @@ class Connection(Interruptible):
         """As `write`, without a task; what a slow client leaves of it is to be awaited."""
         return start_eagerly(self.write(data))
 
+    def finish_now(self, data: bytes) -> Coroutine[Any, Any, None] | None:
+        """As `finish`, without a task; what a slow client leaves of it is to be awaited."""
+        return start_eagerly(self.finish(data))
+
     async def write(self, data: bytes) -> None:
         """A piece of the event stream; the headers go first."""
+        await self._write(data, more=True)
+
+    async def finish(self, data: bytes = b"") -> None:
+        """The last piece."""
+        await self._write(data, more=False)
+        self._finished = True
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
         if self._comment is not None:
             await self._comment
             self._comment = None
         self._sending_since = self._last_write = self._loop.time()
         if not self.started:
             await self._start()
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self._sending_since = None
 
     async def _start(self) -> None:
@@ -121,15 +128,6 @@ class Connection(Interruptible):
         if not self.started:
             await self._start()
         await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
-        self._sending_since = None
-
-    async def finish(self, data: bytes = b"") -> None:
-        """The last piece."""
-        if self._comment is not None:
-            await self._comment
-            self._comment = None
-        self._sending_since = self._loop.time()
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
         self._sending_since = None
 
     async def finish_late(self, data: bytes) -> None:

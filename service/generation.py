@@ -164,7 +164,10 @@ class Generation:
                 end.set_exception(error)
 
         self.listen(take_in)
-        await end
+        try:
+            await end
+        finally:
+            self._listener = None
 
     def take(self) -> list[Choice]:
         """Takes in the outputs that have come. Returns the choices that they were for."""

@@ -47,7 +47,7 @@ class _StartupStream(Response):
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = Connection(scope, receive, send, self._state.config)
+        connection = Connection(scope, send, self._state.config)
         self._state.streams.add(connection)
         error = None
         try:

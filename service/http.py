@@ -33,14 +33,14 @@ def error_response(error: ApiError) -> Response:
     return Response(error.body(), error.status, error.headers, "application/json")
 
 
-async def decode(request: Request, kind: type[T]) -> T:
-    """The request's body as `kind`. Raises ApiError 400 whose `param` is the field at fault, or 413."""
+async def decode(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
+    """The request's body. Raises ApiError 400 whose `param` is the field at fault, or 413."""
     body = await request.body()
     if body.count(b",") > _MAX_COMMAS:
         raise ApiError(
             413, f"the body has more than {_MAX_COMMAS} commas, so more values than a prompt may have tokens"
         )
-    return parse(body, msgspec.json.Decoder(kind))
+    return parse(body, decoder)
 
 
 def parse(data: bytes | str, decoder: msgspec.json.Decoder[T]) -> T:

@@ -1,4 +1,7 @@
-"""uvicorn's HTTP protocol with limits on headers, which it has none of, and a way to drop a connection."""
+"""uvicorn's HTTP protocol with limits on headers, a way to drop a connection, and word of when it is lost.
+
+Apps find the last two in `scope["state"]`: `abort()`, and the future `gone`.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._header_timer: asyncio.TimerHandle | None = None
         self._in_headers = True
+        self._gone = self.loop.create_future()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -50,6 +54,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        self._gone.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         if self._in_headers:
@@ -64,6 +69,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._in_headers = False
         self.scope["state"]["abort"] = self.transport.abort
+        self.scope["state"]["gone"] = self._gone
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

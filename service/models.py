@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec import json
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,6 +12,9 @@ from service.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from service.rendering import render
 from service.replies import DetokenizeReply, Model, ModelList, TokenizeReply
 from service.state import ServerState
+
+_to_tokenize = json.Decoder(TokenizeRequest)
+_to_detokenize = json.Decoder(DetokenizeRequest)
 
 
 def _model(state: ServerState, name: str) -> Model:
@@ -28,7 +32,7 @@ async def get_model(state: ServerState, request: Request) -> Response:
 
 async def tokenize(state: ServerState, request: Request) -> Response:
     _, tokenizer, info = state.serving()
-    body = await decode(request, TokenizeRequest)
+    body = await decode(request, _to_tokenize)
     model = state.check_model(body.model)
     if body.messages is None:
         text, add_special_tokens = body.prompt or "", True
@@ -55,7 +59,7 @@ async def tokenize(state: ServerState, request: Request) -> Response:
 
 async def detokenize(state: ServerState, request: Request) -> Response:
     _, tokenizer, info = state.serving()
-    body = await decode(request, DetokenizeRequest)
+    body = await decode(request, _to_detokenize)
     state.check_model(body.model)
     check_token_ids(body.tokens, info.vocab_size, "tokens")
     return JsonResponse(DetokenizeReply(tokenizer.decode(body.tokens, skip_special_tokens=False)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -66,6 +67,10 @@ class QuireServer(OrderlyServer):
         state.tokenizer = await loop.run_in_executor(state.pool, self._load_tokenizer)
         for late in ("service.exposition", "llguidance"):
             await loop.run_in_executor(state.pool, import_module, late)
+        # Requests leave no garbage but what a collector finds at once. What is there now stays: looking
+        # through it again and again would hold up all streams for tens of milliseconds.
+        gc.collect()
+        gc.freeze()
 
     def _begin_drain(self) -> None:
         if self.state.engine is not None:

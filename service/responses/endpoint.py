@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec import json
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,10 +15,12 @@ from service.responses.replies import ResponseReply
 from service.responses.response import begin
 from service.state import ServerState
 
+_decoder = json.Decoder(ResponseRequest)
+
 
 async def responses(state: ServerState, request: Request) -> Response:
     state.serving()
-    body = await decode(request, ResponseRequest)
+    body = await decode(request, _decoder)
     if body.previous_response_id is not None:
         raise bad_value(
             "previous_response_id",

@@ -41,7 +41,7 @@ class RecordedResponse(Response):
         self._number = number
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = Connection(scope, receive, send, self._config)
+        connection = Connection(scope, send, self._config)
         try:
             async with connection:
                 connection.keep_alive()

@@ -65,7 +65,7 @@ class _Exchange:
             await send(message)
 
         scope, receive = self._request.scope, self._request.receive
-        connection = Connection(scope, receive, send_with_route, self._state.config)
+        connection = Connection(scope, send_with_route, self._state.config)
         self._state.generations.add(connection)
         reply = None
         try:

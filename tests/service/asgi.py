@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from starlette.types import ASGIApp
 
@@ -58,14 +59,21 @@ class Exchange(AsgiClient):
             server=("127.0.0.1", 8000),
             client=("127.0.0.1", 9999),
         )
+        self.scope["state"]["abort"] = self.leave
         parts = body if isinstance(body, list) else [body]
         for at, part in enumerate(parts):
             more = at < len(parts) - 1 or not whole
             self._incoming.put_nowait({"type": "http.request", "body": part, "more_body": more})
 
+    def start(self) -> Self:
+        self.scope["state"]["gone"] = self._gone = asyncio.get_running_loop().create_future()
+        return super().start()
+
     def leave(self) -> None:
-        self.left = True
-        self._incoming.put_nowait({"type": "http.disconnect"})
+        if not self.left:
+            self.left = True
+            self._incoming.put_nowait({"type": "http.disconnect"})
+            self._gone.set_result(None)
 
     @property
     def body(self) -> bytes:

@@ -382,7 +382,6 @@ async def test_forgotten_events(tokenizer: Tokenizer) -> None:
 async def test_a_reader_that_is_too_slow_is_cut(tokenizer: Tokenizer) -> None:
     service = make_manual(tokenizer, max_stream_bytes=2000)
     running = begin(service, prompt="abc", max_tokens=60)
-    running.scope["state"]["abort"] = running.leave
     await service.engine.until_added(1)
     running.readable.clear()
     for _ in range(60):

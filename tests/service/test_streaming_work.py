@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from engine.config import EngineConfig
+from engine.engine import AsyncEngine
 from service import chunks
+from service.app import create_app
+from service.config import ServiceConfig
+from service.demo import MODEL_FOLDER
 from service.eager import start_eagerly
+from service.generation import Generation
+from service.state import ServerState
 from service.tokenizer import Tokenizer
-from tests.service.asgi import Exchange
+from tests.service.asgi import Exchange, post
 from tests.service.conftest import Service
 
 pytestmark = pytest.mark.anyio
@@ -119,6 +128,38 @@ async def test_more_tokens_are_more_sends_and_nothing_else(
     assert long.sends - short.sends == STREAMS * (LONG - SHORT)
     assert (long.turns, long.tasks, long.encodings) == (short.turns, short.tasks, short.encodings)
     assert short.turns <= 4 * STREAMS
+    assert short.sends == STREAMS * (1 + SHORT)  # the headers; what ends the stream goes with its last token
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_leaves_nothing_to_the_garbage_collector(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[Generation]] = []
+
+    class Watched(Generation):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr("service.completions.Generation", Watched)
+    engine = AsyncEngine(EngineConfig(model=MODEL_FOLDER), program=("loadtest.token_source", "0", "4"))
+    await engine.start()
+    state = ServerState(ServiceConfig(served_model_names=("none",)))
+    state.set_engine(engine)
+    state.tokenizer = Tokenizer.from_folder(MODEL_FOLDER)
+    async for _ in engine.watch_progress():
+        pass
+    gc.disable()
+    try:
+        for prompt in ("abc", ["abc", "def"]):
+            body = {"prompt": prompt, "max_tokens": 20, "stream": stream}
+            reply = await post(create_app(state), "/v1/completions", body)
+            assert reply.status == 200
+        assert [reference() for reference in made] == [None, None]
+    finally:
+        gc.enable()
+        await engine.stop()
 
 
 async def test_what_piles_up_is_one_chunk(make_service: Callable[..., Service]) -> None:

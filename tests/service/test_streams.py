@@ -170,7 +170,6 @@ async def test_slow_reader_gets_merged_deltas(manual: Service) -> None:
 async def test_reader_that_stalls_is_cut(make_service: Callable[..., Service]) -> None:
     service = make_service(auto=False, send_timeout=0.05)
     running = await started(service, ENDLESS | {"stream": True})
-    running.scope["state"]["abort"] = running.leave
     running.readable.clear()
     service.engine.step()
     assert running.task is not None
