@@ -21,11 +21,12 @@ Record = Callable[[Run], Run]  # what it gives does the same again, and quicker
 # Padding costs what tokens do, so there are many sizes; but those are left out for which cuBLAS takes longer
 # than for the next one, on an H100 up to half as long again: a layer of Llama-3.1-8B's products takes 434 µs
 # of 448 tokens and 296 of 496.
-MIXED_SIZES = (
+TUNED_SIZES = (
     *(16, 32, 64, 96, 128, 160, 192, 224, 256, 272, 304, 336, 384, 432, 496, 544, 592, 640, 688, 720, 768),
     *(896, 960, 1024, 1152, 1280, 1408, 1536, 1792, 1920, 2048),
 )
-MAX_MIXED_TOKENS = MIXED_SIZES[-1]  # from there on computing a step takes longer than launching it
+LAUNCH_SECONDS = 1.1e-3  # that a slow host takes to launch a layer; a quick one takes 0.3 ms
+FLOPS_PER_SECOND = 600e12  # at which an H100 computes it
 
 
 def decode_sizes(max_batch: int) -> list[int]:
@@ -39,10 +40,16 @@ def sharing_sizes(max_batch: int) -> list[int]:
     return sorted({*range(32, max_batch, 32), max_batch} if max_batch >= 32 else ())
 
 
-def mixed_sizes(max_tokens: int) -> list[int]:
-    """Token counts of mixed steps worth a graph, a full step's among them if it is worth one."""
-    most = min(max_tokens, MAX_MIXED_TOKENS)
-    return [*(size for size in MIXED_SIZES if size < most), most]
+def mixed_sizes(max_tokens: int, layer_weights: int) -> list[int]:
+    """Token counts of mixed steps worth a graph, a full step's among them if it is worth one.
+
+    That are those whose layers, of so many weights each, may take longer to launch than to compute. Past the
+    tuned ones they are multiples of 264, which leave few multiprocessors of an H100 idle at the end.
+    """
+    launch_bound = int(LAUNCH_SECONDS * FLOPS_PER_SECOND / (2 * layer_weights))
+    most = min(max_tokens, max(launch_bound, TUNED_SIZES[-1]))
+    sizes = (*TUNED_SIZES, *range(2112, 4224, 264), *range(4224, 8448, 528), *range(8448, most, 2112))
+    return [*(size for size in sizes if size < most), most]
 
 
 class Size:

@@ -35,7 +35,7 @@ def rehearse(
     cache = KVCache(config, 1, block_size, kv_dtype, device, backend.copy_blocks)
     runner = ModelRunner(model, backend, cache, limits, device)
     with only_compiled():
-        runner.warm_up(lambda done, total: None)
+        runner.warm_up()
         runner.launch(rare_step(1, config.vocab_size)).wait()
     del runner, cache, model
     if device.type == "cuda":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -89,31 +88,33 @@ class ModelRunner:
         self.mixed_graphs: Graphs | None = None
         self.captures: Captures | None = None
 
-    def warm_up(self, on_progress: Callable[[int, int], None]) -> tuple[Graphs, Graphs]:
-        """Run steps of every size that is worth a graph, so that all is compiled and loaded.
+    @property
+    def mixed_sizes(self) -> list[int]:
+        """Token counts of the mixed steps that are worth a graph."""
+        return mixed_sizes(self.limits.max_num_batched_tokens, self.model.config.layer_weights)
 
-        -> the sizes: decode steps of every batch size, and mixed steps of up to so many tokens.
-        """
-        rows, tokens = self.limits.max_num_seqs, self.limits.max_num_batched_tokens
+    def _step_sizes(self) -> tuple[Graphs, Graphs]:
+        """All that are worth a graph: decode steps by batch, and mixed ones by tokens."""
+        rows = self.limits.max_num_seqs
         idle = [idle_decode(size, rows) for size in decode_sizes(rows)]
         if self.bundles is not None:
             idle += [idle_decode(size, rows, self.bundles.width) for size in sharing_sizes(rows)]
         idle.sort(key=lambda inputs: len(inputs[0]))
         decode = Graphs("decode", self._decode, idle, self.device)
-        idle = [idle_mixed(size, rows) for size in mixed_sizes(tokens)]
-        mixed = Graphs("mixed", lambda inputs: (self._forward(inputs),), idle, self.device)
+        idle = [idle_mixed(size, rows) for size in self.mixed_sizes]
+        return decode, Graphs("mixed", lambda inputs: (self._forward(inputs),), idle, self.device)
+
+    def warm_up(self) -> None:
+        """Run steps of every size that is worth a graph, so that all is compiled and loaded."""
+        decode, mixed = self._step_sizes()
         # What takes longest to compile is asked for early: kernels of many tokens. Before it one decode: its
         # `token_places` is launched even where all else is only compiled, and should not have to wait.
-        sizes = [*decode.sizes[:1], *reversed(mixed.sizes), *decode.sizes[1:]]
-        for done, size in enumerate(sizes):
-            on_progress(done, len(sizes))
+        for size in (*decode.sizes[:1], *reversed(mixed.sizes), *decode.sizes[1:]):
             self.queue.run(torch.inference_mode()(size.warm_up))
-        on_progress(len(sizes), len(sizes))
-        return decode, mixed
 
-    def add_graphs(self, record: Record, on_progress: Callable[[int, int], None]) -> None:
-        """Warm up, and have `capture` record the sizes that there are."""
-        self.decode_graphs, self.mixed_graphs = self.warm_up(on_progress)
+    def add_graphs(self, record: Record) -> None:
+        """Have `capture` record all sizes, whose kernels a `warm_up` must have loaded."""
+        self.decode_graphs, self.mixed_graphs = self._step_sizes()
         self.captures = Captures([self.decode_graphs, self.mixed_graphs], record)
 
     @property

@@ -18,7 +18,6 @@ import torch
 
 from engine.config import EngineConfig, EngineInfo, Progress
 from engine.core import EngineCore
-from engine.cuda_graphs import MAX_MIXED_TOKENS
 from engine.deployment import hash_seed
 from engine.device_queue import CudaQueue
 from engine.grammar import grammars_of
@@ -45,10 +44,10 @@ BATCHED_TOKENS_PER_MULTIPROCESSOR = 64
 TIMED_BLOCKS = 64  # moved to time the link to host memory
 # Prefilled to time a recompute; on a GPU so many that launching them takes no longer than computing them, on
 # a CPU more only while fewer are quick: it may take 20 ms for each token of a small model in bfloat16.
-TIMED_TOKENS = {"cuda": (MAX_MIXED_TOKENS,), "cpu": (8, 64, 512)}
+TIMED_TOKENS = {"cuda": (2048,), "cpu": (8, 64, 512)}
 QUICK_SECONDS = 0.1
 FIRST_FP8_CAPABILITY = (8, 9)  # Ada; Triton has no e4m3 before
-GRAPH_RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
+RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
 
 Phase = Literal["download", "weights", "kernels", "memory", "warm-up", "ready"]
 
@@ -128,9 +127,8 @@ def start_engine(
     warm_up(0, 1)
     runner.launch(rare_step(num_blocks, model_config.vocab_size)).wait()
     if with_graphs and isinstance(runner.queue, CudaQueue):
-        runner.add_graphs(Recorder(runner.queue.stream).record, warm_up)
-    else:
-        warm_up(1, 1)
+        runner.add_graphs(Recorder(runner.queue.stream).record)
+    warm_up(1, 1)
 
     grammars = grammars_of(folder, model_config.vocab_size, model_config.eos_token_ids)
     matrix_bytes = model_config.vocab_size * model_config.embedding_size * dtype.itemsize
@@ -218,9 +216,11 @@ def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int)
         before = torch.cuda.memory_allocated(runner.device)
         runner.launch(largest_step(runner.limits, runner.limits.max_num_seqs)).wait()
         activations = torch.cuda.max_memory_allocated(runner.device) - before
+        if not config.enforce_eager:  # a graph's are its own, which all share
+            activations += activations * runner.mixed_sizes[-1] // runner.limits.max_num_batched_tokens
         torch.cuda.empty_cache()
         budget = int(total * config.gpu_memory_utilization) - (total - free)
-        spare = budget - activations - GRAPH_RESERVE_BYTES
+        spare = budget - activations - RESERVE_BYTES
         hint = "raise --gpu-memory-utilization, or lower --max-num-batched-tokens or --max-num-seqs"
     else:
         spare = min(CPU_CACHE_BYTES, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)

@@ -70,10 +70,7 @@ def decode_batch(
 
 def layer_bytes(config: ModelConfig, rows: int, context: int, itemsize: int) -> int:
     """Weights of a layer and what it reads of the rows' cache."""
-    hidden, head_dim = config.hidden_size, config.head_dim
-    projections = (2 * config.num_heads + 2 * config.num_kv_heads) * head_dim * hidden
-    weights = projections + 3 * hidden * config.intermediate_size
-    return (weights + rows * context * 2 * config.num_kv_heads * head_dim) * itemsize
+    return (config.layer_weights + rows * context * 2 * config.num_kv_heads * config.head_dim) * itemsize
 
 
 def measure(

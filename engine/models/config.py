@@ -55,6 +55,13 @@ class ModelConfig:
     final_norm: bool = True
     norm_affine: bool = True  # layer norms have weight and bias
 
+    @property
+    def layer_weights(self) -> int:
+        """Elements of a layer's matrices."""
+        projections = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
+        matrices = 3 if self.activation == "silu" else 2
+        return projections + matrices * self.hidden_size * self.intermediate_size
+
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelConfig:
         """Read config.json, and the eos ids of generation_config.json where that names any.

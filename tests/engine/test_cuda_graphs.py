@@ -27,7 +27,7 @@ from transformers import LlamaForCausalLM
 from engine import core as core_module
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.cuda_graphs import MAX_MIXED_TOKENS, Captures, Graphs, Record, Results, Run, mixed_sizes
+from engine.cuda_graphs import TUNED_SIZES, Captures, Graphs, Record, Results, Run, mixed_sizes
 from engine.plan import Int32, StepPlan
 from engine.process import CommandFrame, FrameReader, StepFrame, _serve, encode_frame
 from engine.request import Output, Request, SamplingParams
@@ -279,7 +279,7 @@ def start(folder: Path, record: Record) -> EngineCore:
     )
     if not ON_GPU:
         assert isinstance(core.runner, ModelRunner)
-        core.runner.add_graphs(record, lambda done, total: None)
+        core.runner.add_graphs(record)
     return core
 
 
@@ -346,7 +346,16 @@ def test_an_engine_goes_on_when_there_is_no_memory_for_graphs(
     assert answers(core, asked) == before
 
 
-@pytest.mark.parametrize("max_tokens", [1, 16, 100, 512, 2048, 8448])
-def test_a_full_step_has_a_size_of_its_own_if_it_is_worth_a_graph(max_tokens: int) -> None:
-    sizes = mixed_sizes(max_tokens)
-    assert sizes == sorted(set(sizes)) and sizes[-1] == min(max_tokens, MAX_MIXED_TOKENS)
+@pytest.mark.parametrize("max_tokens", [1, 16, 100, 512, 2048, 2100, 8448, 100_000])
+@pytest.mark.parametrize("layer_weights", [1000, 15_700_000, 50_000_000, 218_000_000])
+def test_a_full_step_has_a_size_of_its_own_if_it_is_worth_a_graph(
+    max_tokens: int, layer_weights: int
+) -> None:
+    sizes = mixed_sizes(max_tokens, layer_weights)
+    assert sizes == sorted(set(sizes))
+    most = sizes[-1]
+    assert most == max_tokens or TUNED_SIZES[-1] <= most < max_tokens
+    seconds = 2 * layer_weights * most / 600e12
+    assert most <= TUNED_SIZES[-1] or seconds <= 1.1e-3
+    assert most == max_tokens or 2 * layer_weights * (most + 1) / 600e12 > 1.1e-3
+    assert all(above <= 1.26 * below for below, above in pairwise(sizes) if below >= TUNED_SIZES[-1])

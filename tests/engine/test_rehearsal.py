@@ -78,7 +78,7 @@ def test_it_asks_for_all_that_the_step_sizes_take(
     )
     assert isinstance(core.runner, ModelRunner)
     taken.clear()
-    core.runner.warm_up(lambda done, total: None)
+    core.runner.warm_up()
     assert taken
     assert rehearsed >= taken
 

@@ -73,7 +73,7 @@ def test_no_step_computes_before_the_last_ones_results_are_kept(
     runner = core.runner
     assert isinstance(runner, ModelRunner)
     if graphs:
-        runner.add_graphs(lambda run: run, lambda done, total: None)
+        runner.add_graphs(lambda run: run)
     called: list[str] = []
 
     def noted(owner: object, name: str, letter: str) -> None:
