@@ -140,8 +140,8 @@ def serve(connection: socket.socket, source: TokenSource, seconds: float) -> Non
             source.handle(decoder.decode(frame))
         frames = []
         due = max(due + seconds, time.monotonic())
-        while time.monotonic() < due:
-            time.sleep(due - time.monotonic())
+        while (left := due - time.monotonic()) > 0:
+            time.sleep(left)
         connection.sendall(encode_frame(source.step()))
 
 
