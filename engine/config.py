@@ -98,7 +98,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_request_tokens(self) -> int:
         """Longest prompt + output that one sequence can hold: the model's limit or the whole KV cache."""
-        return min(self.max_model_len, self.capacity.num_blocks * self.block_size)
+        return min(self.max_model_len, (self.num_blocks - self.num_pinned_blocks) * self.block_size)
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):

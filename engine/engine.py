@@ -12,10 +12,11 @@ from typing import Literal
 
 import msgspec
 
+from engine.admission import Capacity
 from engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
 from engine.process import (
     LENGTH,
-    CommandFrame,
+    Command,
     EngineFrame,
     FatalFrame,
     ProgressFrame,
@@ -124,12 +125,12 @@ class AsyncEngine:
         self.state: Literal["loading", "ready", "dead"] = "loading"
         self.error: str | None = None
         self.info: EngineInfo | None = None
+        self._capacity: Capacity  # of `info`
         self.progress: list[Progress] = []
         self.on_stats: Callable[[StepStats], None] | None = None
         self.on_registry: Callable[[RegistryReport], None] | None = None
         self._streams: dict[int, RequestStream] = {}
         self._next_id = 0
-        self._outbox: list[Request | Abort | Drain] = []
         self._told: list[RequestStream] = []  # whose listeners are to be called in this turn of the loop
         self._turn_began = 0.0  # by the loop's clock, when there were any
         self._changed = asyncio.Event()
@@ -162,7 +163,7 @@ class AsyncEngine:
         if self.state != "ready" or self.info is None:
             raise EngineDeadError(self.error or "the engine is still loading")
         request = Request(self._next_id, prompt, params, time.monotonic(), cache_salt)
-        self.info.capacity.check(request)
+        self._capacity.check(request)
         self._next_id += 1
         self._send(request)
         stream = self._streams[request.id] = RequestStream(self, request)
@@ -253,6 +254,7 @@ class AsyncEngine:
                 self.progress.append(progress)
             case ReadyFrame(info):
                 self.info = info
+                self._capacity = info.capacity
                 self.state = "ready"
             case RegistryFrame(report):
                 if self.on_registry is not None:
@@ -294,16 +296,10 @@ class AsyncEngine:
         for stream in streams:
             stream._tell()
 
-    def _send(self, command: Request | Abort | Drain) -> None:
-        """Commands of one turn of the loop travel in one frame."""
+    def _send(self, command: Command) -> None:
+        """At once, so that the engine has it a turn earlier; uvloop sends as one what a turn writes."""
+        assert self._writer is not None
         if not self._has_work:
             self._last_step = time.monotonic()
         self._unanswered = True
-        if not self._outbox:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._outbox.append(command)
-
-    def _flush(self) -> None:
-        assert self._writer is not None
-        self._writer.write(encode_frame(CommandFrame(self._outbox)))
-        self._outbox = []
+        self._writer.write(encode_frame(command))

@@ -1,4 +1,4 @@
-"""The engine in a process of its own: one frame of commands in, one frame of outputs out, per step.
+"""The engine in a process of its own: a frame for each command in, and one of outputs out for each step.
 
 `python -m engine.process FD` speaks length-prefixed msgpack over the inherited socket FD. The parent ends it
 by closing the socket.
@@ -45,12 +45,6 @@ class StartFrame(msgspec.Struct, array_like=True):
     asked_at: float | None = None  # time.monotonic() of when the engine was asked for
 
 
-class CommandFrame(msgspec.Struct, array_like=True):
-    """Front end to engine."""
-
-    commands: list[Request | Abort | Drain]
-
-
 class ProgressFrame(msgspec.Struct, array_like=True, tag="progress"):
     progress: Progress
 
@@ -74,12 +68,13 @@ class FatalFrame(msgspec.Struct, array_like=True, tag="fatal"):
     error: str
 
 
+Command = Request | Abort | Drain
 EngineFrame = ProgressFrame | ReadyFrame | StepFrame | RegistryFrame | FatalFrame
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode_frame(frame: StartFrame | CommandFrame | EngineFrame) -> bytes:
+def encode_frame(frame: StartFrame | Command | EngineFrame) -> bytes:
     """The frame's bytes with their length before them."""
     buffer = bytearray(LENGTH.size)
     _encoder.encode_into(frame, buffer, LENGTH.size)
@@ -173,7 +168,7 @@ def _serve(
     frames: list[bytes],
     publisher: Publisher | None,
 ) -> None:
-    decoder = msgspec.msgpack.Decoder(CommandFrame)
+    decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
     steps, reported = 0, float("-inf")
     while True:
         idle = not core.has_work and not frames
@@ -189,11 +184,11 @@ def _serve(
             continue
         refusals: list[Output] = []
         for frame in frames:
-            for command in decoder.decode(frame).commands:
-                if not isinstance(command, Drain):
-                    refusals += core.handle(command)
-                elif publisher is not None:
-                    publisher.drain()
+            command = decoder.decode(frame)
+            if not isinstance(command, Drain):
+                refusals += core.handle(command)
+            elif publisher is not None:
+                publisher.drain()
         frames = []
         outputs = core.step()
         outputs.others += refusals

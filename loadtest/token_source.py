@@ -20,7 +20,7 @@ import msgspec
 
 from engine.config import EngineConfig, EngineInfo, Progress, StepStats
 from engine.process import (
-    CommandFrame,
+    Command,
     FrameReader,
     ProgressFrame,
     ReadyFrame,
@@ -78,12 +78,11 @@ class TokenSource:
     def has_work(self) -> bool:
         return bool(self._running or self._waiting)
 
-    def handle(self, frame: CommandFrame) -> None:
-        for command in frame.commands:
-            if isinstance(command, Request):
-                self._waiting.append(command)
-            elif isinstance(command, Abort) and self._running.pop(command.id, None) is None:
-                self._waiting = deque(each for each in self._waiting if each.id != command.id)
+    def handle(self, command: Command) -> None:
+        if isinstance(command, Request):
+            self._waiting.append(command)
+        elif isinstance(command, Abort) and self._running.pop(command.id, None) is None:
+            self._waiting = deque(each for each in self._waiting if each.id != command.id)
 
     def step(self) -> StepFrame:
         """One token each. First and last ones are told as outputs of their own, as an engine does."""
@@ -132,7 +131,7 @@ def serve(connection: socket.socket, source: TokenSource, seconds: float) -> Non
     ready = Progress(phase="ready", done=1, total=1, unit="engine", seconds=0.0)
     connection.sendall(encode_frame(ReadyFrame(engine_info(config, source._sequences))))
     connection.sendall(encode_frame(ProgressFrame(ready)))
-    decoder = msgspec.msgpack.Decoder(CommandFrame)
+    decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
     due = time.monotonic()
     while True:
         frames += reader.read(wait=not source.has_work)

@@ -52,15 +52,18 @@ def answer(
 
     Takes over the generation. Raises ApiError if the header cannot be obeyed.
     """
-    stream_id = request.headers.get("x-stream-id")
+    headers = dict(request.scope["headers"])
+    stream_id = headers.get(b"x-stream-id")
     try:
-        if "last-event-id" in request.headers:
+        if b"last-event-id" in headers:
             raise bad_value("last-event-id", "Last-Event-ID belongs to GET /v1/streams/{id}")
         if stream_id is None:
             return GenerationResponse(state, generation, reply=reply, events=events)
         if events is None:
             raise bad_value("x-stream-id", "X-Stream-Id may only be given with stream: true")
-        recording = state.recordings.start(request.state.tenant, stream_id, generation, events)
+        recording = state.recordings.start(
+            request.state.tenant, stream_id.decode("latin-1"), generation, events
+        )
     except ApiError:
         generation.close()
         raise

@@ -29,7 +29,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.cuda_graphs import TUNED_SIZES, Captures, Graphs, Record, Results, Run, mixed_sizes
 from engine.plan import Int32, StepPlan
-from engine.process import CommandFrame, FrameReader, StepFrame, _serve, encode_frame
+from engine.process import FrameReader, StepFrame, _serve, encode_frame
 from engine.request import Output, Request, SamplingParams
 from engine.runner import ModelRunner
 from engine.staging import PaddedInputs, Staging
@@ -222,7 +222,7 @@ def test_a_serving_engine_captures_when_idle_and_says_when_it_is_done() -> None:
             (idle_frame,) = frames.read(wait=True)
             assert decoder.decode(idle_frame).stats.graphs_left == runner.graphs == 0
             assert [missed for _, missed in runner.captures] == [False] * 30
-            ours.sendall(encode_frame(CommandFrame([request])))
+            ours.sendall(encode_frame(request))
             outputs: list[Output] = []
             while not any(output.finish_reason for output in outputs):
                 for frame in frames.read(wait=True):
