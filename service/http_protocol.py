@@ -22,7 +22,7 @@ _FULL = (
 )
 
 
-def bounded_protocol(config: ServiceConfig) -> type[asyncio.Protocol]:
+def bounded_protocol(config: ServiceConfig) -> type[BoundedHttpProtocol]:
     """For uvicorn's `http` setting. One connection too many gets a 503 and is closed."""
 
     class Bounded(BoundedHttpProtocol):

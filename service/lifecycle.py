@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
+from functools import partial
 from types import FrameType
 from typing import Protocol
 
@@ -20,6 +22,7 @@ from service.websocket_protocol import OrderlyWebSocketProtocol
 log = logging.getLogger("quire.service")
 
 POLL_SECONDS = 0.1
+LISTENERS = 16  # of each address; uvloop takes one new connection from each in a turn of the loop
 
 
 class Work(Protocol):
@@ -40,6 +43,7 @@ class OrderlyServer(uvicorn.Server):
         work: Work,
     ) -> None:
         self._service_config = config
+        self._protocol = bounded_protocol(config)
         self._work = work
         self._stop = asyncio.Event()
         self._now = asyncio.Event()
@@ -52,7 +56,7 @@ class OrderlyServer(uvicorn.Server):
                 host=config.host,
                 port=config.port,
                 loop="auto",  # uvloop, where there is one
-                http=bounded_protocol(config),
+                http=self._protocol,
                 ws=OrderlyWebSocketProtocol,
                 ws_max_size=config.max_frame_bytes,
                 ws_per_message_deflate=False,  # it would cost more than an event of a few bytes
@@ -87,7 +91,26 @@ class OrderlyServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
+        await self._listen_more(self._loop)
         self._life = self._loop.create_task(self._live())
+
+    async def _listen_more(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Copies of the listening sockets, which share their queues.
+
+        Of 256 clients that come at once the last would else wait for 256 turns of a loop that is busy.
+        """
+        protocol = partial(
+            self._protocol,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        for listener in [listener for server in self.servers for listener in server.sockets]:
+            for _ in range(LISTENERS - 1):
+                copy = socket.socket(fileno=os.dup(listener.fileno()))
+                self.servers.append(
+                    await loop.create_server(protocol, sock=copy, backlog=self.config.backlog)
+                )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.stop_soon()

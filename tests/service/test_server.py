@@ -20,6 +20,7 @@ import pytest
 
 from service.config import ServiceConfig
 from service.engine_client import Engine
+from service.lifecycle import LISTENERS
 from service.server import serve
 from service.tokenizer import Tokenizer
 from tests.service.fake_engine import FakeEngine, make_info
@@ -168,6 +169,31 @@ def closed(connection: socket.socket) -> bytes:
         while part := connection.recv(65536):
             data += part
     return data
+
+
+def test_many_clients_that_come_at_once_wait_for_few_turns_of_the_loop(
+    make_live: Callable[..., Live],
+) -> None:
+    live = make_live()
+    loop, connections = live.server._loop, live.server.server_state.connections
+    assert loop is not None
+    come, taken, turns = threading.Event(), threading.Event(), 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if len(connections) < 4 * LISTENERS:
+            loop.call_soon(turn)
+        else:
+            taken.set()
+
+    loop.call_soon_threadsafe(lambda: (come.wait(10), turn()))
+    with contextlib.ExitStack() as stack:
+        for _ in range(4 * LISTENERS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=10))
+        come.set()
+        assert taken.wait(10)
+    assert turns < 10
 
 
 def test_headers_have_limits(make_live: Callable[..., Live]) -> None:
