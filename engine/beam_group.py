@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.beam import BeamSearch, BeamStep, Hypothesis, advance_all
 from engine.block_manager import BlockManager
@@ -10,6 +11,10 @@ from engine.plan import Logprobs
 from engine.request import FinishReason, Output
 from engine.rows import Rows
 from engine.sequence import NO_ROW, Sequence, SequenceGroup
+
+NO_LOGPROBS = Logprobs(
+    np.empty(0, np.float32), np.empty(0, np.int32), np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
+)
 
 
 class BeamGroup:
@@ -30,8 +35,7 @@ class BeamGroup:
         self.num_candidates = min(self.search.candidates_per_beam, vocab_size)
         self.order = group.sequences[:1]
         self.pending = False  # candidates are in flight, or wait for those of other beams
-        shape = (params.beam_width, self.num_candidates)
-        self._tokens, self._logprobs = np.empty(shape, np.int32), np.empty(shape, np.float32)  # as in `order`
+        self._candidates: list[tuple[Logprobs, int]] = [(NO_LOGPROBS, 0)]  # as in `order`; of which row
         self._missing = {group.sequences[0].index: 0}  # beams without candidates -> place in `order`
 
     def collect(self, sequence: Sequence, logprobs: Logprobs, i: int) -> bool:
@@ -39,8 +43,7 @@ class BeamGroup:
         place = self._missing.pop(sequence.index, None)
         if place is None:  # it yielded while others' were missing, and was computed again
             return False
-        self._tokens[place] = logprobs.top_tokens[i, : self.num_candidates]
-        self._logprobs[place] = logprobs.top_logprobs[i, : self.num_candidates]
+        self._candidates[place] = logprobs, i
         return not self._missing
 
     @property
@@ -52,18 +55,12 @@ class BeamGroup:
     def reparent(self, step: BeamStep, blocks: BlockManager, rows: Rows) -> list[Sequence]:
         """Each chosen beam continues its parent: the first child in the parent's row, others by a fork.
 
-        -> the sequences that no beam goes on in.
+        -> the sequences that no beam goes on in. Those in `order` have yet to take their tokens.
         Tables are re-parented by reference counts alone; the next write copies at most one block a beam
         (section 4.4, Fig. 9). Of a group that yielded meanwhile it is the tables in host memory.
         """
         parents = [self.order[parent] for parent in step.parents]
         unused = [sequence for sequence in self.group.sequences if sequence not in parents]
-        for sequence in unused:
-            if sequence.row == NO_ROW:
-                blocks.host.drop(sequence)
-            else:
-                blocks.free(sequence)
-                rows.context[sequence.row] = 0
         order: list[Sequence] = []
         for parent in parents:
             child = parent if parent not in order else unused.pop(0)
@@ -71,16 +68,21 @@ class BeamGroup:
                 child.tokens = parent.tokens
                 child.prefixes = list(parent.prefixes)
                 if parent.row == NO_ROW:
+                    blocks.host.drop(child)
                     blocks.host.fork(parent, child)
                 else:
                     blocks.fork(parent, child)
-                    child.published = parent.published
                     rows.context[child.row] = rows.context[parent.row]
             order.append(child)
-        for child, token in zip(order, step.tokens, strict=True):
-            child.append(token)
+        for sequence in unused:
+            if sequence.row == NO_ROW:
+                blocks.host.drop(sequence)
+            else:
+                blocks.free(sequence)
+                rows.context[sequence.row] = 0
         self.order = order
         self._missing = {beam.index: place for place, beam in enumerate(order)}
+        self._candidates = [(NO_LOGPROBS, 0)] * len(order)
         return unused
 
     def outputs(self) -> list[Output]:
@@ -109,9 +111,20 @@ def advance_together(groups: list[BeamGroup]) -> list[BeamStep | None]:
     """One selection for each of these, which are alike and have all candidates; None where one is NaN."""
     for beams in groups:
         beams.pending = False
-    live = len(groups[0].order)
-    return advance_all(
-        [beams.search for beams in groups],
-        np.stack([beams._tokens[:live] for beams in groups]),
-        np.stack([beams._logprobs[:live] for beams in groups]),
-    )
+    shape = len(groups), len(groups[0].order), groups[0].num_candidates
+    tokens, logprobs = _gathered([each for beams in groups for each in beams._candidates], shape[2])
+    searches = [beams.search for beams in groups]
+    return advance_all(searches, tokens.reshape(shape), logprobs.reshape(shape))
+
+
+def _gathered(
+    candidates: list[tuple[Logprobs, int]], count: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """[N, count] tokens and log-probabilities, of one step, or of several where some groups had to wait."""
+    rows = [row for _, row in candidates]
+    sources = {id(source): source for source, _ in candidates}
+    if len(sources) == 1:
+        (source,) = sources.values()
+        return source.top_tokens[rows, :count], source.top_logprobs[rows, :count]
+    tokens = np.stack([source.top_tokens[row, :count] for source, row in candidates])
+    return tokens, np.stack([source.top_logprobs[row, :count] for source, row in candidates])

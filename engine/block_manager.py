@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, zip_longest
 
 from engine.block_pool import BlockPool, OutOfBlocks
 from engine.host_tier import HostTier
@@ -78,13 +78,28 @@ class BlockManager:
         self._rows.capacity[rows] += self.block_size
 
     def fork(self, parent: Sequence, child: Sequence, num_blocks: int | None = None) -> None:
-        """`child`, which has none, shares the first `num_blocks` (all by default) of `parent`'s blocks."""
-        assert not child.table
-        child.table = parent.table[:num_blocks]
+        """`child` shares the first `num_blocks` (all by default) of `parent`'s blocks, and has no others.
+
+        What it shares already stays untouched: of beams that is nearly all, at each step.
+        """
+        before, child.table = child.table, parent.table[:num_blocks]
         child.num_found = parent.num_found
-        for block in child.table:
-            self.pool.share(block)
-        self._tell(child)
+        child.published = min(parent.published, len(child.table))
+        given_back: list[int] = []
+        for logical, (old, new) in enumerate(zip_longest(before, child.table)):
+            if old == new:
+                continue
+            if new is None:
+                self.moves.entries.pop((child.row, logical), None)
+            else:
+                self.pool.share(new)
+                self.moves.entries[child.row, logical] = new
+            if old is not None:
+                given_back.append(old)
+        self._rows.capacity[child.row] = len(child.table) * self.block_size
+        if given_back:
+            self._give_back(given_back)
+            self._undo_copies(child.row)
 
     def is_writable(self, sequence: Sequence, position: int) -> bool:
         """Whether the block of `position` is this table's alone and not findable by others."""
@@ -106,13 +121,21 @@ class BlockManager:
         self.copies_on_write += 1
 
     def free(self, sequence: Sequence) -> None:
-        """Give every block back, last first, so that what is cached is evicted children before parents."""
+        """Give every block back."""
         table, sequence.table = sequence.table, []
-        self.pool.release(*reversed(table))
-        self._take_back(table)
+        self._give_back(table)
         sequence.published = 0
         self._rows.capacity[sequence.row] = 0
-        for source in self.moves.leave(sequence.row, len(table)):
+        self.moves.leave(sequence.row, len(table))
+        self._undo_copies(sequence.row)
+
+    def _give_back(self, blocks: list[int]) -> None:
+        """One table less names each: last first, so that of what is cached children go before parents."""
+        self.pool.release(*reversed(blocks))
+        self._take_back(blocks)
+
+    def _undo_copies(self, row: int) -> None:
+        for source in self.moves.undo_copies(row):
             self.pool.unhold(source)
 
     def _tell(self, sequence: Sequence) -> None:

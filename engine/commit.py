@@ -91,8 +91,7 @@ def _look_at(queue: RunQueue, flight: Flight, result: StepResult, samples: list[
         elif result.logprobs is not None and beams.collect(sequence, result.logprobs, candidates[i]):
             complete[beams.likeness].append(beams)
     for alike in complete.values():
-        for beams, step in zip(alike, advance_together(alike), strict=True):
-            outputs += _go_on(queue, beams, step)
+        outputs += _go_on(queue, alike, advance_together(alike))
     _constrain(queue, constrained)
     return outputs
 
@@ -173,27 +172,37 @@ def _arrive(queue: RunQueue, group: SequenceGroup) -> None:
                 queue.rows.may_decode(sequence, True)
 
 
-def _go_on(queue: RunQueue, beams: BeamGroup, step: BeamStep | None) -> list[Output]:
-    """Have the chosen beams go on, or end the search; None: a candidate was NaN."""
-    group = beams.group
-    if step is None:
-        outputs = [beams.ending(i, "error", NOT_A_NUMBER) for i in range(group.request.params.n)]
-        return _end_beams(queue, group, outputs, "error")
-    if beams.search.done:
-        return _end_beams(queue, group, beams.outputs(), "stop")
-    unused = beams.reparent(step, queue.blocks, queue.rows)
-    group.forked = True
-    for sequence, token in zip(beams.order, step.tokens, strict=True):
-        if sequence.row != NO_ROW:
-            queue.rows.may_decode(sequence, True)
-            queue.given[sequence.row] = token
-            queue.shared_tails.pop(sequence.row, None)
-            queue.expect_write(sequence)
-    for sequence in unused:
-        if sequence.row != NO_ROW:
-            queue.rows.may_decode(sequence, False)
-            queue.shared_tails.pop(sequence.row, None)
-    return []
+def _go_on(queue: RunQueue, groups: list[BeamGroup], steps: list[BeamStep | None]) -> list[Output]:
+    """Have the chosen beams go on, or end the searches; None: a candidate was NaN."""
+    outputs: list[Output] = []
+    seated: list[Sequence] = []
+    tokens: list[int] = []
+    for beams, step in zip(groups, steps, strict=True):
+        group = beams.group
+        if step is None:
+            errors = [beams.ending(i, "error", NOT_A_NUMBER) for i in range(group.request.params.n)]
+            outputs += _end_beams(queue, group, errors, "error")
+        elif beams.search.done:
+            outputs += _end_beams(queue, group, beams.outputs(), "stop")
+        else:
+            unused = beams.reparent(step, queue.blocks, queue.rows)
+            group.forked = True
+            if beams.order[0].row == NO_ROW:  # the group has yielded, and waits
+                for sequence, token in zip(beams.order, step.tokens, strict=True):
+                    sequence.append(token)
+                continue
+            seated += beams.order
+            tokens += step.tokens
+            for sequence in unused:
+                queue.rows.may_decode(sequence, False)
+                queue.shared_tails.pop(sequence.row, None)
+    rows = [sequence.row for sequence in seated]
+    queue.rows.go_on(rows, tokens)
+    queue.given.update(zip(rows, tokens, strict=True))
+    for sequence in seated:
+        queue.shared_tails.pop(sequence.row, None)
+        queue.expect_write(sequence)
+    return outputs
 
 
 def _end_beams(

@@ -25,10 +25,13 @@ class Moves(msgspec.Struct):
     written: set[int] = set()  # blocks that the step fills with prompts
     spills: list[Transfer] = []  # swapped out too; the device's copy stays cached
 
-    def leave(self, row: int, num_blocks: int) -> list[int]:
-        """Undo what was to be done for `row`, whose table has so many blocks; sources of copies not made."""
+    def leave(self, row: int, num_blocks: int) -> None:
+        """The device need not hear of the table of `row`, which has so many blocks."""
         for logical in range(num_blocks if self.entries else 0):
             self.entries.pop((row, logical), None)
+
+    def undo_copies(self, row: int) -> list[int]:
+        """-> their sources"""
         if not self.copies:
             return []
         sources = [source for owner, source, _ in self.copies if owner == row]

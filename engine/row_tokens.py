@@ -49,6 +49,10 @@ class RowTokens:
         self._last[row] = last = self._last.item(row) + 1
         self._tokens[row * self._row_size + last] = token
 
+    def append_all(self, rows: NDArray[np.intp], tokens: Int32) -> None:
+        """`tokens` [S] come next in the lines of `rows` [S], which differ."""
+        self.write(rows, self._last[rows] + 1, tokens)
+
     def write(self, rows: NDArray[np.intp], positions: Int32, tokens: Int32) -> None:
         """`tokens` [S] come next in the lines of `rows` [S], at `positions` [S] there."""
         self._tokens[rows * self._row_size + positions] = tokens

@@ -105,6 +105,13 @@ class Rows:
         self.decoding[sequence.row] = may
         self._decodes = None
 
+    def go_on(self, rows: list[int], tokens: list[int]) -> None:
+        """The sequences in `rows` take a token each, and may decode."""
+        index = np.array(rows, np.intp)
+        self.tokens.append_all(index, np.array(tokens, np.int32))
+        self.decoding[index] = True
+        self._decodes = None
+
     def decodes(self) -> Index:
         """The rows that may decode, the oldest group's first. The same array until they change."""
         if self._decodes is None:

@@ -166,8 +166,8 @@ MUTANTS = [
     Mutant(
         "freed first to last",
         "block_manager",
-        "self.pool.release(*reversed(table))",
-        "self.pool.release(*table)",
+        "self.pool.release(*reversed(blocks))",
+        "self.pool.release(*blocks)",
     ),
     Mutant("published blocks outlive the table", "block_manager", "        sequence.published = 0\n", ""),
     Mutant(
@@ -179,8 +179,20 @@ MUTANTS = [
     Mutant(
         "moves of a row that was left are made all the same",
         "block_manager",
-        "self.moves.leave(sequence.row, len(table))",
-        "[]",
+        "self.moves.leave(sequence.row, len(table))\n",
+        "pass\n",
+    ),
+    Mutant(
+        "a copy for a row that was left is made all the same",
+        "block_manager",
+        "        self._undo_copies(sequence.row)\n",
+        "",
+    ),
+    Mutant(
+        "a copy for a block that a fork gave back is made all the same",
+        "block_manager",
+        "            self._undo_copies(child.row)\n",
+        "",
     ),
     Mutant(
         "an abandoned copy holds its source for ever",
@@ -189,9 +201,33 @@ MUTANTS = [
         "        return []\n",
     ),
     Mutant(
+        "a fork keeps what it shares no more",
+        "block_manager",
+        "                given_back.append(old)\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "a fork stays where it was",
+        "block_manager",
+        "            if old == new:\n",
+        "            if old is not None:\n",
+    ),
+    Mutant(
+        "a fork takes as many blocks for published as it had before",
+        "block_manager",
+        "        child.published = min(parent.published, len(child.table))\n",
+        "",
+    ),
+    Mutant(
+        "the device hears of blocks that a fork gave back",
+        "block_manager",
+        "                self.moves.entries.pop((child.row, logical), None)\n",
+        "                pass\n",
+    ),
+    Mutant(
         "a fork without references",
         "block_manager",
-        "        for block in child.table:\n            self.pool.share(block)\n",
+        "                self.pool.share(new)\n",
         "",
     ),
     Mutant(
@@ -216,8 +252,8 @@ MUTANTS = [
     Mutant(
         "a promise that nobody takes back",
         "block_manager",
-        "        self._take_back(table)\n        sequence.published",
-        "        sequence.published",
+        "        self._take_back(blocks)\n",
+        "",
     ),
     Mutant(
         "a promise taken back from those who share it",

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
+from engine.beam import BeamStep
+from engine.beam_group import BeamGroup
 from engine.plan import StepPlan
 from engine.request import Output, Request, SamplingParams
-from tests.engine.oracle import OracleFlight, OracleRunner, expected_beams
+from engine.sequence import SequenceGroup
+from tests.engine.oracle import VOCAB, OracleFlight, OracleRunner, expected_beams
 from tests.engine.simulation import EOS, make_core
+from tests.engine.tables import Tables
 
 ROWS, BLOCK_SIZE, WIDTH = 12, 2, 3
 PROMPT = [1, 2, 3]
@@ -24,6 +31,68 @@ class SpoilingRunner(OracleRunner):
                 if self.state[row][0].seed == SPOILT and position == len(PROMPT) + 2:
                     flight.result.logprobs.top_logprobs[at, 0] = np.nan
         return flight
+
+
+class ThinningRunner(OracleRunner):
+    """Leaves one candidate to a search when its third token is chosen."""
+
+    def launch(self, plan: StepPlan) -> OracleFlight:
+        flight = super().launch(plan)
+        seen: set[int] = set()
+        if flight.result.logprobs is not None:
+            for at, sample in enumerate(flight.result.logprob_samples.tolist()):
+                row, position = int(plan.sample_rows[sample]), int(plan.sample_positions[sample])
+                seed = self.state[row][0].seed
+                if position == len(PROMPT) + 2:
+                    flight.result.logprobs.top_logprobs[at, seed not in seen :] = -np.inf
+                    seen.add(seed)
+        return flight
+
+
+@pytest.mark.parametrize("num_blocks", [80, 20])
+def test_beams_that_nothing_is_left_for_keep_no_blocks(num_blocks: int) -> None:
+    core = make_core(num_blocks, BLOCK_SIZE, ROWS, 40, caching=False, num_host_blocks=num_blocks, mode="swap")
+    core.runner = ThinningRunner(num_blocks, BLOCK_SIZE, ROWS, num_blocks)
+    for seed in range(4):
+        params = SamplingParams(n=2, temperature=0.0, beam_width=WIDTH, max_tokens=8, seed=seed)
+        core.add(Request(seed, PROMPT, params))
+    widths: defaultdict[int, list[int]] = defaultdict(list)
+    while core.has_work:
+        core.step()
+        core.scheduler.check()
+        for group in [*core.scheduler.queue.running, *core.scheduler.queue.waiting]:
+            assert group.beams is not None
+            ended = [sequence for sequence in group.live if sequence not in group.beams.order]
+            widths[group.request.id].append(len(group.beams.order))
+            assert not any(sequence.table or sequence.host_table for sequence in ended)
+    assert all((WIDTH, 1) in pairwise(each) for each in widths.values())
+    assert (core.scheduler.yielding.swaps > 0) == (num_blocks < 80)
+    assert core.scheduler.blocks.pool.num_free == num_blocks
+
+
+def test_beams_that_nothing_is_left_for_keep_no_host_blocks() -> None:
+    tables = Tables(8, BLOCK_SIZE, num_host_blocks=8)
+    params = SamplingParams(n=1, temperature=0.0, beam_width=WIDTH)
+    group = SequenceGroup(Request(0, PROMPT, params), 0, ())
+    for sequence in group.sequences:
+        tables.rows.assign(sequence)
+    tables.sequences += group.sequences
+    beams = BeamGroup(group, VOCAB)
+    tables.write(group.sequences[0], [])
+    for parents in ([0, 0, 0], [1, 0, 1]):
+        assert beams.reparent(BeamStep(parents, [4, 5, 6]), tables.blocks, tables.rows) == []
+        for sequence, token in zip(beams.order, [4, 5, 6], strict=True):
+            tables.write(sequence, [token])
+        tables.step()
+    assert tables.blocks.swap_out(group)
+    tables.leave(*group.sequences)
+    tables.step()
+    chosen = beams.order[2]
+    ended = beams.reparent(BeamStep([2], [7]), tables.blocks, tables.rows)
+    assert beams.order == [chosen] and {*ended, chosen} == {*group.sequences}
+    assert not any(sequence.host_table for sequence in ended)
+    assert tables.blocks.host.pool.num_active == len(chosen.host_table) == 3
+    tables.check()
 
 
 @pytest.mark.parametrize("num_blocks", [80, 20])

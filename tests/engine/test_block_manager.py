@@ -27,13 +27,27 @@ def test_a_table_that_begins_again_is_published_again() -> None:
     tables.write(first, [3])
     tables.write(second, [9, 9, 9, 9])
     tables.step()
-    tables.blocks.free(second)
     tables.fork(first, second)
     second.prefixes = list(first.prefixes)
     tables.write(second, [4, 5, 6])
     tables.step()
     (again,) = tables.group([1, 2, 3, 4, 5, 6])
     assert tables.blocks.match(again).device == second.table
+
+
+def test_a_fork_gives_back_what_it_shares_no_more_and_undoes_its_copies() -> None:
+    tables = Tables(8, 2)
+    first, second = tables.group([1, 2, 3], n=2)
+    tables.write(first, [])
+    tables.fork(first, second)
+    tables.step()
+    tables.write(second, [4, 5, 6])
+    assert [row for row, _, _ in tables.blocks.moves.copies] == [second.row]
+    tables.fork(first, second)
+    assert not tables.blocks.moves.copies
+    assert tables.blocks.moves.entries == {(second.row, 1): first.table[1]}
+    assert tables.counts(first) == [2, 2]
+    tables.check()
 
 
 def test_forks_go_on_sharing_a_block_that_was_computed_twice() -> None:

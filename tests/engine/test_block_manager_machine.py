@@ -241,7 +241,6 @@ class BlockManagerMachine(RuleBasedStateMachine):
         siblings = [s for s in sequences if s.group is parent.group and s is not parent]
         if siblings:
             child = siblings[other % len(siblings)]
-            self.blocks.free(child)
             self._share(parent, child, None)
             self.done["adopted"] += 1
 

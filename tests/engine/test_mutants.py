@@ -109,6 +109,10 @@ def promises() -> None:
     module.test_only_who_fails_fails_and_nothing_of_it_is_cached(1)
     module.test_who_takes_over_what_another_promised_answers_for_it()
     module.test_a_group_that_shares_what_this_step_writes_is_not_swapped_out()
+    module = importlib.import_module("tests.engine.test_beam_groups")
+    for num_blocks in (80, 20):
+        module.test_beams_that_nothing_is_left_for_keep_no_blocks(num_blocks)
+    module.test_beams_that_nothing_is_left_for_keep_no_host_blocks()
 
 
 KILLERS: list[Callable[[], None]] = [examples, walks, simulations, promises]

@@ -192,6 +192,7 @@ def test_swapping_keeps_children_before_parents_in_both_tiers() -> None:
     tables.blocks.swap_in(sequence.group)
     tables.step()
     assert tables.blocks.host.pool.next_to_evict(8) == host_blocks[::-1]
+    assert found(tables, [1, 2, 3, 4, 5, 6]) == sequence.table
 
     tables.leave(sequence)
     (filler,) = tables.group([9] * 16)
