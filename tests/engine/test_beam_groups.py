@@ -57,7 +57,7 @@ def test_beams_that_nothing_is_left_for_keep_no_blocks(num_blocks: int) -> None:
         params = SamplingParams(n=2, temperature=0.0, beam_width=WIDTH, max_tokens=8, seed=seed)
         core.add(Request(seed, PROMPT, params))
     widths: defaultdict[int, list[int]] = defaultdict(list)
-    while core.has_work:
+    for _ in range(500):
         core.step()
         core.scheduler.check()
         for group in [*core.scheduler.queue.running, *core.scheduler.queue.waiting]:
@@ -65,6 +65,7 @@ def test_beams_that_nothing_is_left_for_keep_no_blocks(num_blocks: int) -> None:
             ended = [sequence for sequence in group.live if sequence not in group.beams.order]
             widths[group.request.id].append(len(group.beams.order))
             assert not any(sequence.table or sequence.host_table for sequence in ended)
+    assert not core.has_work
     assert all((WIDTH, 1) in pairwise(each) for each in widths.values())
     assert (core.scheduler.yielding.swaps > 0) == (num_blocks < 80)
     assert core.scheduler.blocks.pool.num_free == num_blocks

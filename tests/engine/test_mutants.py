@@ -94,13 +94,7 @@ def simulations() -> None:
         simulate(seed, pushed=True)
 
 
-def promises() -> None:
-    module = importlib.import_module("tests.engine.test_scheduler_promises")
-    for mode in module.MODES:
-        module.test_preemptions_do_not_grow_with_the_output(mode, False)
-    module.test_a_group_that_this_step_writes_for_is_not_swapped_out()
-    module.test_nothing_is_published_before_its_step_is_committed()
-    module.test_a_client_that_leaves_in_the_middle_of_a_swap_leaks_nothing(False)
+def promised_blocks() -> None:
     module = importlib.import_module("tests.engine.test_promised_blocks")
     module.test_who_arrives_with_others_shares_what_the_first_one_computes(True)
     module.test_prompts_that_are_the_same_to_the_last_token_compute_their_last_block_each()
@@ -109,13 +103,26 @@ def promises() -> None:
     module.test_only_who_fails_fails_and_nothing_of_it_is_cached(1)
     module.test_who_takes_over_what_another_promised_answers_for_it()
     module.test_a_group_that_shares_what_this_step_writes_is_not_swapped_out()
+
+
+def beams() -> None:
     module = importlib.import_module("tests.engine.test_beam_groups")
     for num_blocks in (80, 20):
         module.test_beams_that_nothing_is_left_for_keep_no_blocks(num_blocks)
     module.test_beams_that_nothing_is_left_for_keep_no_host_blocks()
 
 
-KILLERS: list[Callable[[], None]] = [examples, walks, simulations, promises]
+def promises() -> None:
+    module = importlib.import_module("tests.engine.test_scheduler_promises")
+    module.test_a_group_that_this_step_writes_for_is_not_swapped_out()
+    module.test_nothing_is_published_before_its_step_is_committed()
+    module.test_a_client_that_leaves_in_the_middle_of_a_swap_leaks_nothing(False)
+    for mode in module.MODES:
+        module.test_preemptions_do_not_grow_with_the_output(mode, False)
+
+
+# The quickest first.
+KILLERS: list[Callable[[], None]] = [examples, promised_blocks, beams, walks, simulations, promises]
 
 
 def test_mutants_have_names_of_their_own() -> None:

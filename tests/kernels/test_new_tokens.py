@@ -20,7 +20,9 @@ from kernels.split_output import MOST_TOKENS
 
 EPS = 1e-6
 UNTOUCHED = 7.0
-LONG = 453 if torch.cuda.is_available() else 140  # the interpreter takes its time for each tile of 64
+# The interpreter takes its time for each tile of 64.
+LONG = 453 if torch.cuda.is_available() else 140
+LENGTHS = [66, 130, LONG] if torch.cuda.is_available() else [66, LONG]
 # (q heads, kv heads, head dim, block size, window, rotated, normed)
 SHAPES = [
     (2, 2, 64, 16, 0, True, True),
@@ -46,7 +48,7 @@ class Step:
         device: torch.device,
     ) -> None:
         q_heads, kv_heads, head_dim, block_size, self.window, rotated, normed = shape
-        lengths = [1, 0, block_size, block_size + 1, 65, 66, 130, LONG]
+        self.lengths = lengths = [1, 0, block_size, block_size + 1, 65, *LENGTHS]
         torch.manual_seed(0)
         self.paged = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
         self.slots = torch.full((len(lengths),), -1)
@@ -225,13 +227,13 @@ def test_rows_that_share_prefixes(device, dtype):
     share_prefixes(paged, [[5, 6]], [64])
     step.slots[5:7] = torch.tensor(
         [
-            int(paged.block_tables[paged.rows[i], (length - 1) // 16]) * 16 + (length - 1) % 16
-            for i, length in ((5, 66), (6, 130))
+            int(paged.block_tables[paged.rows[i], last // 16]) * 16 + last % 16
+            for i, last in ((5, step.lengths[5] - 1), (6, step.lengths[6] - 1))
         ]
     )
     members = torch.full((1, rows_of_bundle(2)), -1, dtype=torch.int32, device=device)
     members[0, :2] = torch.tensor([5, 6])
-    bundle_of = torch.full((8,), -1, dtype=torch.int32, device=device)
+    bundle_of = torch.full((len(step.lengths),), -1, dtype=torch.int32, device=device)
     bundle_of[5:7] = 0
     shared = SharedPrefixes(members, bundle_of, torch.tensor([64], dtype=torch.int32, device=device))
     for got, expected in zip(
