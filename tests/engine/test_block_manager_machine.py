@@ -99,7 +99,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @initialize(
         block_size=st.sampled_from([1, 2, 4]),
         num_blocks=st.integers(4, 14),
-        num_host_blocks=st.sampled_from([0, 3, 6, 14]),
+        num_host_blocks=st.sampled_from([0, 3, 6, 14, 20, 20]),
         caching=st.sampled_from([True, True, True, False]),
         colliding=st.booleans(),
     )
