@@ -66,7 +66,6 @@ class BeamGroup:
             child = parent if parent not in order else unused.pop(0)
             if child is not parent:
                 child.tokens = parent.tokens
-                child.prefixes = list(parent.prefixes)
                 if parent.row == NO_ROW:
                     blocks.host.drop(child)
                     blocks.host.fork(parent, child)

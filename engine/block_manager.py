@@ -84,6 +84,7 @@ class BlockManager:
         """
         before, child.table = child.table, parent.table[:num_blocks]
         child.num_found = parent.num_found
+        child.prefixes = parent.prefixes[: len(child.table)]
         child.published = min(parent.published, len(child.table))
         given_back: list[int] = []
         for logical, (old, new) in enumerate(zip_longest(before, child.table)):
@@ -312,6 +313,7 @@ class BlockManager:
         for sequence in sequences:
             known = [prefix.piece for prefix in sequence.prefixes]
             assert known == sequence.pieces(self.block_size, 0, len(known)), "prefixes of other tokens"
+            assert self._prefixes is None or sequence.published <= len(known), "published without a prefix"
 
 
 def _discard(cache: PrefixCache, pool: BlockPool, prefix: Prefix) -> None:

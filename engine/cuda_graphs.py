@@ -65,7 +65,7 @@ class Size:
         self._recorded = False
 
     def warm_up(self) -> None:
-        """Run idly: what it needs is compiled and loaded then, as a recording demands."""
+        """Run idly: what it needs is compiled and loaded then."""
         self._run()
 
     def run(self) -> Results:

@@ -297,9 +297,13 @@ class AsyncEngine:
             stream._tell()
 
     def _send(self, command: Command) -> None:
-        """At once, so that the engine has it a turn earlier; uvloop sends as one what a turn writes."""
+        """At once, so that the engine has it a turn earlier; uvloop sends as one what a turn writes.
+
+        Of an engine that is gone, which `_die` will hear of soon, nobody reads it.
+        """
         assert self._writer is not None
         if not self._has_work:
             self._last_step = time.monotonic()
         self._unanswered = True
-        self._writer.write(encode_frame(command))
+        if not self._writer.is_closing():  # uvloop would raise
+            self._writer.write(encode_frame(command))

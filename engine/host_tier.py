@@ -81,6 +81,7 @@ class HostTier:
         """`child`, which has none, shares all blocks that `parent` has here."""
         assert not child.host_table
         child.host_table = list(parent.host_table)
+        child.prefixes = list(parent.prefixes)
         child.host_published = parent.host_published
         child.num_found = parent.num_found
         child.saved_context = parent.saved_context

@@ -23,7 +23,7 @@ class Recorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, function: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:
-        """What does on each call, from the stream, what `function` does. That must have run before.
+        """What does on each call, from the stream, what `function` does, whose kernels must all be loaded.
 
         RuntimeError: it cannot be recorded, or its memory is not there; the stream is as it was.
         """

@@ -42,8 +42,9 @@ CPU_BATCHED_TOKENS = 2048
 # matrix product of a full step ends with most of the device idle.
 BATCHED_TOKENS_PER_MULTIPROCESSOR = 64
 TIMED_BLOCKS = 64  # moved to time the link to host memory
-# Prefilled to time a recompute; on a GPU so many that launching them takes no longer than computing them, on
-# a CPU more only while fewer are quick: it may take 20 ms for each token of a small model in bfloat16.
+# Prefilled, without a graph, to time a recompute. On a GPU so many that launching them takes no longer than
+# computing them, but for small models: there it is the launches that are timed. On a CPU more only while
+# fewer are quick: it may take 20 ms for each token of a small model in bfloat16.
 TIMED_TOKENS = {"cuda": (2048,), "cpu": (8, 64, 512)}
 QUICK_SECONDS = 0.1
 FIRST_FP8_CAPABILITY = (8, 9)  # Ada; Triton has no e4m3 before
@@ -123,7 +124,7 @@ def start_engine(
         runner.cache.add_host_tier(num_host_blocks)
     memory(num_blocks, num_blocks)
 
-    warm_up = report.phase("warm-up", "step sizes")
+    warm_up = report.phase("warm-up", "steps")
     warm_up(0, 1)
     runner.launch(rare_step(num_blocks, model_config.vocab_size)).wait()
     if with_graphs and isinstance(runner.queue, CudaQueue):

@@ -52,7 +52,7 @@ def answer(
 
     Takes over the generation. Raises ApiError if the header cannot be obeyed.
     """
-    headers = dict(request.scope["headers"])
+    headers = dict(reversed(request.scope["headers"]))  # of doubled ones the first
     stream_id = headers.get(b"x-stream-id")
     try:
         if b"last-event-id" in headers:
@@ -142,7 +142,7 @@ class _Stream:
         connection.keep_alive()
         self._generation.listen(self._arrive)
         try:
-            while not self._ended or self._write is not None:
+            while not self._ended or self._write is not None or self._failure is not None:
                 await self._wake.wait()
                 self._wake.clear()
                 await self._catch_up()
@@ -152,6 +152,8 @@ class _Stream:
                 self._write.close()
 
     def _arrive(self) -> None:
+        if self._connection.interrupted:  # the reason is this stream's end
+            return
         try:
             choices = self._generation.take()
             if self._write is None:

@@ -76,8 +76,12 @@ class Connection(Interruptible):
         await asyncio.wait([self._gone], timeout=1)  # until the server, too, knows that it is gone
 
     def _leave(self, _: asyncio.Future[None]) -> None:
+        self.interrupt(ClientGone("the client closed the connection"))
+
+    def interrupt(self, reason: Exception) -> None:
+        """Of a body that is out nothing: the task is about to end in order."""
         if not self._finished:
-            self.interrupt(ClientGone("the client closed the connection"))
+            super().interrupt(reason)
 
     def keep_alive(self) -> None:
         """From now on this is a stream: comments go out when it is idle, and a stalled client is cut."""

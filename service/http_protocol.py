@@ -74,6 +74,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        if not self.pipeline:
+            self.flow.resume_reading()  # a long body may have paused it, and who answers may read no more
         self._in_headers = True
         self._header_bytes = 0
 

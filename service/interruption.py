@@ -23,6 +23,11 @@ class Interruptible:
             self._reason = reason
             self._task.cancel()
 
+    @property
+    def interrupted(self) -> bool:
+        """The work is about to hear of it, or has."""
+        return self._reason is not None
+
     def end(self, error: BaseException | None) -> Exception | None:
         """From here on nobody interrupts. Returns the reason if `error` is the cancellation it brought."""
         task, self._task = self._task, None

@@ -67,7 +67,7 @@ class QuireServer(OrderlyServer):
         state.tokenizer = await loop.run_in_executor(state.pool, self._load_tokenizer)
         for late in ("service.exposition", "llguidance"):
             await loop.run_in_executor(state.pool, import_module, late)
-        # Requests leave no garbage but what a collector finds at once. What is there now stays: looking
+        # Requests that go well leave nothing for it to find. What is there now stays: looking
         # through it again and again would hold up all streams for tens of milliseconds.
         gc.collect()
         gc.freeze()

@@ -472,8 +472,14 @@ MUTANTS = [
     # -- beam_group ----------------------------------------------------------------------------------------
     Mutant(
         "a beam keeps the digests of the one it was",
-        "beam_group",
-        "                child.prefixes = list(parent.prefixes)\n",
+        "block_manager",
+        "        child.prefixes = parent.prefixes[: len(child.table)]\n",
+        "",
+    ),
+    Mutant(
+        "a beam that yielded keeps the digests of the one it was",
+        "host_tier",
+        "        child.prefixes = list(parent.prefixes)\n",
         "",
     ),
     Mutant("a beam that ended keeps its blocks", "beam_group", "                blocks.free(sequence)\n", ""),

@@ -28,7 +28,6 @@ def test_a_table_that_begins_again_is_published_again() -> None:
     tables.write(second, [9, 9, 9, 9])
     tables.step()
     tables.fork(first, second)
-    second.prefixes = list(first.prefixes)
     tables.write(second, [4, 5, 6])
     tables.step()
     (again,) = tables.group([1, 2, 3, 4, 5, 6])
@@ -48,6 +47,24 @@ def test_a_fork_gives_back_what_it_shares_no_more_and_undoes_its_copies() -> Non
     assert tables.blocks.moves.entries == {(second.row, 1): first.table[1]}
     assert tables.counts(first) == [2, 2]
     tables.check()
+
+
+def test_a_fork_of_what_was_found_can_be_swapped_out() -> None:
+    tables = Tables(16, 2, hasher=BlockHasher(2, seed=0), num_host_blocks=16)
+    (other,) = tables.group([1, 2, 3, 4])
+    tables.write(other, [])
+    tables.step()
+    tables.leave(other)
+    first, second = tables.group([1, 2, 3, 4, 5], n=2)
+    tables.blocks.attach(first, tables.blocks.match(first))
+    tables.rows.context[first.row] = 4
+    tables.write(first, [])
+    tables.fork(first, second)
+    first.finish_reason = "stop"
+    tables.leave(first)
+    assert tables.blocks.swap_out(first.group)
+    tables.check()
+    assert len(second.host_table) == 3
 
 
 def test_forks_go_on_sharing_a_block_that_was_computed_twice() -> None:

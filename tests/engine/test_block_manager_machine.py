@@ -253,7 +253,6 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.blocks.fork(parent, child, part)
         self.epochs[child] += 1
         child.tokens = parent.tokens
-        child.prefixes = list(parent.prefixes)
         self.rows.context[child.row] = context
         self.launched[child] = min(context, self.launched[parent])
         if parent.row in self.step.touched:

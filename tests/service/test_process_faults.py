@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -11,6 +12,12 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
+import uvloop
+
+from engine.config import EngineConfig
+from engine.engine import AsyncEngine
+from engine.request import SamplingParams
+from service.demo import MODEL_FOLDER
 from service.descriptors import RESERVED
 from tests.service.processes import SECONDS, Server, serving
 
@@ -125,3 +132,26 @@ def test_few_file_descriptors_never_run_out() -> None:
         assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < 200 - RESERVED // 2
         stack.close()
         server.wait("/health", 200)
+
+
+def test_commands_to_an_engine_that_has_just_gone_are_lost_quietly() -> None:
+    """uvloop raises for what is written to a lost connection; that the engine is gone is told by its end."""
+
+    async def abort_all() -> None:
+        engine = AsyncEngine(EngineConfig(model=MODEL_FOLDER), program=("loadtest.token_source", "1000", "4"))
+        await engine.start()
+        async for _ in engine.watch_progress():
+            pass
+        streams = [engine.add([5], SamplingParams(max_tokens=50)) for _ in range(3)]
+        assert engine._writer is not None
+        engine._writer.transport.abort()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert engine.state == "ready"  # that the process has ended is still to be heard of
+        for stream in streams:
+            stream.abort()
+        assert not engine._streams
+        engine.drain()
+        await engine.stop()
+
+    uvloop.run(abort_all())

@@ -20,7 +20,7 @@ import pytest
 
 from service.config import ServiceConfig
 from service.engine_client import Engine
-from service.lifecycle import LISTENERS
+from service.errors import not_ready
 from service.server import serve
 from service.tokenizer import Tokenizer
 from tests.service.fake_engine import FakeEngine, make_info
@@ -99,8 +99,8 @@ def test_openai_errors(live: Live, client: openai.OpenAI) -> None:
         openai.OpenAI(base_url=f"{live.url}/v1", api_key="wrong", max_retries=0).models.list()
 
 
-def request_bytes(body: dict[str, Any], headers: str = "") -> bytes:
-    data = json.dumps(body).encode()
+def request_bytes(body: dict[str, Any], headers: str = "", spaces: int = 0) -> bytes:
+    data = json.dumps(body).encode() + b" " * spaces
     head = (
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer key\r\nContent-Length: {len(data)}\r\n{headers}\r\n"
@@ -108,11 +108,17 @@ def request_bytes(body: dict[str, Any], headers: str = "") -> bytes:
     return head.encode() + data
 
 
+@pytest.mark.parametrize("spaces", [0, 100_000])
 @pytest.mark.parametrize("stream", [True, False])
-def test_socket_that_closes_aborts(make_live: Callable[..., Live], stream: bool) -> None:
+def test_socket_that_closes_aborts(make_live: Callable[..., Live], stream: bool, spaces: int) -> None:
+    """Of a long body so much comes at once that the server reads no more until it has been taken."""
     live = make_live(auto=False)
     with socket.create_connection(("127.0.0.1", live.port)) as connection:
-        connection.sendall(request_bytes({"prompt": "ab", "max_tokens": 300, "stream": stream}))
+        request = request_bytes({"prompt": "ab", "max_tokens": 300, "stream": stream}, spaces=spaces)
+        head, body = request.split(b"{", 1)
+        connection.sendall(head + b"{")
+        live.wait(lambda: any(each.cycle for each in live.server.server_state.connections))
+        connection.sendall(body)
         live.wait(lambda: bool(live.engine.streams))
         live.call(live.engine.step)
         if stream:
@@ -155,6 +161,35 @@ def one_token_of_two(live: Live) -> Iterator[socket.socket]:
         yield connection
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_stream_that_is_interrupted_as_it_ends_has_one_end(
+    make_live: Callable[..., Live], late: bool
+) -> None:
+    """Its last token is on its way to it, or its end is out, of which its task hears a turn later."""
+    live = make_live(auto=False)
+
+    def interrupt() -> None:
+        for generation in list(live.server.state.generations):
+            generation.interrupt(not_ready("the server is shutting down"))
+
+    def end() -> None:
+        loop = asyncio.get_running_loop()
+        live.engine.step()
+        loop.call_soon(interrupt) if late else interrupt()
+
+    with socket.create_connection(("127.0.0.1", live.port), timeout=10) as connection:
+        for _ in range(2):
+            served = len(live.engine.streams)
+            connection.sendall(request_bytes({"prompt": "ab", "max_tokens": 2, "stream": True}))
+            live.wait(lambda: bool(live.server.state.generations))
+            assert len(live.engine.streams) == served + 1
+            live.call(live.engine.step)
+            live.call(end)
+            data = received(connection, b"0\r\n\r\n")
+            assert (data.count(b"data: [DONE]"), data.count(b'data: {"error"')) == (late, not late)
+            live.wait(lambda: not live.server.state.generations)
+
+
 def last_event(connection: socket.socket) -> bytes:
     """The stream's last, when the server has closed it in order."""
     data = closed(connection)
@@ -182,14 +217,14 @@ def test_many_clients_that_come_at_once_wait_for_few_turns_of_the_loop(
     def turn() -> None:
         nonlocal turns
         turns += 1
-        if len(connections) < 4 * LISTENERS:
+        if len(connections) < 64:
             loop.call_soon(turn)
         else:
             taken.set()
 
     loop.call_soon_threadsafe(lambda: (come.wait(10), turn()))
     with contextlib.ExitStack() as stack:
-        for _ in range(4 * LISTENERS):
+        for _ in range(64):
             stack.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=10))
         come.set()
         assert taken.wait(10)
