@@ -83,7 +83,7 @@ class BlockManager:
         What it shares already stays untouched: of beams that is nearly all, at each step.
         """
         before, child.table = child.table, parent.table[:num_blocks]
-        child.num_found = parent.num_found
+        child.num_found = min(parent.num_found, len(child.table))
         child.prefixes = parent.prefixes[: len(child.table)]
         child.published = min(parent.published, len(child.table))
         given_back: list[int] = []

@@ -223,6 +223,22 @@ def test_spilled_blocks_are_evicted_first_and_found_in_host_memory() -> None:
     assert len(tables.blocks.match(again).host) == 3
 
 
+def test_a_fork_in_host_memory_has_the_prefixes_of_what_it_shares() -> None:
+    tables = Tables(8, 2, hasher=BlockHasher(2, seed=0), num_host_blocks=8)
+    first, second = tables.group([1, 2, 3, 4], n=2)
+    tables.write(first, [5, 6])
+    tables.write(second, [7, 8])
+    tables.step()
+    assert tables.blocks.swap_out(first.group)
+    tables.leave(first, second)
+    tables.step()
+    second.tokens = first.tokens
+    tables.blocks.host.drop(second)
+    tables.blocks.host.fork(first, second)
+    tables.check()
+    assert second.host_table == first.host_table and second.host_published == first.host_published == 3
+
+
 def test_a_block_shared_in_a_group_is_stored_once_in_host_memory() -> None:
     tables = Tables(8, 2, num_host_blocks=8)
     first, second = tables.group([1, 2, 3], n=2)

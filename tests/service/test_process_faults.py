@@ -143,15 +143,17 @@ def test_commands_to_an_engine_that_has_just_gone_are_lost_quietly() -> None:
         async for _ in engine.watch_progress():
             pass
         streams = [engine.add([5], SamplingParams(max_tokens=50)) for _ in range(3)]
-        assert engine._writer is not None
+        assert engine._writer is not None and engine._process is not None
+        engine._process.send_signal(signal.SIGSTOP)  # so that it is not heard of as ended
         engine._writer.transport.abort()
         for _ in range(3):
             await asyncio.sleep(0)
-        assert engine.state == "ready"  # that the process has ended is still to be heard of
+        assert engine.state == "ready"
         for stream in streams:
             stream.abort()
         assert not engine._streams
         engine.drain()
+        engine._process.send_signal(signal.SIGCONT)
         await engine.stop()
 
     uvloop.run(abort_all())

@@ -117,7 +117,7 @@ def test_socket_that_closes_aborts(make_live: Callable[..., Live], stream: bool,
         request = request_bytes({"prompt": "ab", "max_tokens": 300, "stream": stream}, spaces=spaces)
         head, body = request.split(b"{", 1)
         connection.sendall(head + b"{")
-        live.wait(lambda: any(each.cycle for each in live.server.server_state.connections))
+        live.wait(lambda: any(each.cycle for each in list(live.server.server_state.connections)))
         connection.sendall(body)
         live.wait(lambda: bool(live.engine.streams))
         live.call(live.engine.step)
