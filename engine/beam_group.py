@@ -67,7 +67,6 @@ class BeamGroup:
             if child is not parent:
                 child.tokens = parent.tokens
                 if parent.row == NO_ROW:
-                    blocks.host.drop(child)
                     blocks.host.fork(parent, child)
                 else:
                     blocks.fork(parent, child)

@@ -78,8 +78,8 @@ class HostTier:
         return block
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """`child`, which has none, shares all blocks that `parent` has here."""
-        assert not child.host_table
+        """`child` shares all blocks that `parent` has here, and has no others."""
+        self.drop(child)
         child.host_table = list(parent.host_table)
         child.prefixes = list(parent.prefixes)
         child.host_published = parent.host_published

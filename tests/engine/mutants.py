@@ -477,6 +477,12 @@ MUTANTS = [
         "",
     ),
     Mutant(
+        "a fork in host memory keeps what it had there",
+        "host_tier",
+        "        self.drop(child)\n",
+        "",
+    ),
+    Mutant(
         "a beam that yielded keeps the digests of the one it was",
         "host_tier",
         "        child.prefixes = list(parent.prefixes)\n",

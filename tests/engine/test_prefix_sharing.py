@@ -233,7 +233,6 @@ def test_a_fork_in_host_memory_has_the_prefixes_of_what_it_shares() -> None:
     tables.leave(first, second)
     tables.step()
     second.tokens = first.tokens
-    tables.blocks.host.drop(second)
     tables.blocks.host.fork(first, second)
     tables.check()
     assert second.host_table == first.host_table and second.host_published == first.host_published == 3
