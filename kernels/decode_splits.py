@@ -28,10 +28,12 @@ class DecodeWorkspace:
     """Scratch of split decode attention, made once and reused by every layer and step.
 
     partials [rows × splits, num_q_heads, head_dim] f32, log-sum-exps lse [rows × splits, num_q_heads] f32.
+    arrivals [≥ rows × kv heads] i32: zero, but while a kernel counts in it.
     """
 
     partials: torch.Tensor
     lse: torch.Tensor
+    arrivals: torch.Tensor
     prefix: PrefixWorkspace
 
     @classmethod
@@ -43,6 +45,7 @@ class DecodeWorkspace:
         return cls(
             torch.empty(count, num_q_heads, head_dim, dtype=torch.float32, device=device),
             torch.empty(count, num_q_heads, dtype=torch.float32, device=device),
+            torch.zeros(max_batch * num_q_heads, dtype=torch.int32, device=device),
             PrefixWorkspace.allocate(max_batch, num_q_heads, head_dim, device),
         )
 

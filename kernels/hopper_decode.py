@@ -2,7 +2,8 @@
 
 In Gluon, Triton's lower level. Of each tile every warp attends to a part of the keys, with a softmax of its
 own, so that no numbers go from warp to warp until all are merged in the end. Stages of shared memory are
-filled by asynchronous copies, the first ones before the kernel ahead has ended.
+filled by asynchronous copies, the first ones before the kernel ahead has ended. Where rows alone fill the
+device, long ones are still divided, that nobody waits for them: the last program of a row merges its parts.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.decode_splits import DecodeWorkspace
+from kernels.decode_splits import FULL_DEVICE, DecodeWorkspace
 from kernels.new_heads import NewHeads
 from kernels.tile import LOG2_E, LOWEST
 
@@ -25,6 +27,19 @@ TILE = 64  # keys
 # A stage is filled again as soon as it has been read. Of 256 rows of 1,024 keys 2, 3, 4 stages bring 3.00,
 # 2.96, 2.89 TB/s on an H100.
 STAGES = 2
+# Where rows fill the device each has one program for each head, but for long ones: of more than so many
+# tiles, and a third longer than the row that is three eighths of all down, as padding comes last. 32 rows of
+# 16 to 2,047 keys take 47 µs a layer of Qwen3-0.6B on an H100, undivided 58; were all rows of more than eight
+# tiles divided, equal ones of 1,200 keys would take 81 instead of 77.
+LONG_TILES = gl.constexpr(8)
+LONG_ROW_SPLITS = 3
+
+
+def long_row_splits(batch: int, num_kv_heads: int) -> int:
+    """Into how many programs a long row of such a batch is divided at most; a short row's others only end."""
+    if batch * num_kv_heads > 2 * FULL_DEVICE:
+        return 1  # the others are work enough until the last row is done
+    return min(LONG_ROW_SPLITS, 2 * FULL_DEVICE // batch)  # as many as the workspace has room for
 
 
 @gluon.jit
@@ -61,31 +76,66 @@ def _ask_for_tile(
     async_copy.async_copy_global_to_shared(values, place + part_stride)
 
 
+@gluon.jit
+def _merged(
+    partials: gl.tensor, lse: gl.tensor, first: gl.tensor, heads: gl.tensor, splits: gl.tensor,
+    in_group: gl.tensor, dim: gl.tensor, DIM: gl.constexpr, LAYOUT: gl.constexpr,
+) -> gl.tensor:  # fmt: skip
+    """[LANES, DIM] of a row's heads, whose partial results are at `first` [LANES] and `heads` further each.
+
+    Other programs wrote them: they are read past the L1 cache, which may hold what was there before.
+    """
+    merged = gl.zeros([LANES, DIM], gl.float32, LAYOUT)
+    peak = gl.full([LANES], LOWEST, gl.float32, gl.SliceLayout(1, LAYOUT))
+    total = gl.zeros([LANES], gl.float32, gl.SliceLayout(1, LAYOUT))
+    for split in range(splits):
+        place = first + split * heads
+        part_lse = gl.load(lse + place, in_group, other=0.0, cache_modifier=".cg")
+        value = gl.load(
+            partials + place[:, None] * DIM + dim[None, :], in_group[:, None], other=0.0, cache_modifier=".cg"
+        )
+        new_peak = gl.maximum(peak, part_lse)
+        decay = gl.exp2(peak - new_peak)
+        weight = gl.exp2(part_lse - new_peak)
+        merged = merged * decay[:, None] + value * weight[:, None]
+        total = total * decay + weight
+        peak = new_peak
+    return merged / total[:, None]
+
+
 @gluon.jit(do_not_specialize=["window"])
 def _kernel(
-    out: gl.tensor, partials: gl.tensor, lse: gl.tensor, q: gl.tensor, kv: gl.tensor,
+    out: gl.tensor, partials: gl.tensor, lse: gl.tensor, arrivals: gl.tensor, q: gl.tensor, kv: gl.tensor,
     block_tables: gl.tensor, rows: gl.tensor, context_lens: gl.tensor, order: gl.tensor,
     scale_log2: gl.tensor, window: gl.tensor, q_stride: gl.tensor, table_stride: gl.tensor,
     block_stride: gl.tensor, part_stride: gl.tensor, head_stride: gl.tensor,
     rope: gl.tensor, q_norm: gl.tensor, k_norm: gl.tensor, eps: gl.tensor,
     GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
     STAGES: gl.constexpr, NEW: gl.constexpr, READY: gl.constexpr, BESIDE: gl.constexpr,
+    MERGES: gl.constexpr,
 ) -> None:  # fmt: skip
     """As `kernels.decode_attention._decode_kernel`: one split of a row's context for one kv head.
 
+    MERGES: only long rows are split, and the last program of one to be done merges its parts: `arrivals`, by
+    row and kv head, counts them, and is zero before and after. Otherwise all rows' results are left as parts.
     READY: before the kernel ahead began the cache held nothing that is read here (0), all but the newest
     token (1) or all (2).
     """
     KEYS: gl.constexpr = TILE // WARPS
     kv_head = gl.program_id(0)
-    split = gl.program_id(2)
-    max_splits = gl.num_programs(2)
-    index = gl.load(order + gl.program_id(1))
+    split = gl.program_id(1)
+    max_splits = gl.num_programs(1)
+    index = gl.load(order + gl.program_id(2))
     context_len = gl.load(context_lens + index)
     first_key = gl.where(window > 0, gl.maximum(context_len - window, 0), 0)
     first_tile = first_key // TILE
     tiles = gl.cdiv(context_len, TILE) - first_tile
     split_tiles = gl.maximum(gl.cdiv(tiles, max_splits), 1)
+    if MERGES:
+        usual = gl.load(context_lens + gl.load(order + gl.num_programs(2) * 3 // 8))
+        whole_tiles = gl.maximum(gl.cdiv(usual * 4, 3 * TILE), LONG_TILES)
+        divided = gl.minimum(gl.cdiv(tiles, whole_tiles), max_splits)
+        split_tiles = gl.maximum(gl.cdiv(tiles, gl.maximum(divided, 1)), 1)
     splits = gl.cdiv(tiles, split_tiles)
     if split >= gl.maximum(splits, 1):  # a row's first split waits for the kernels ahead, so this need not
         if BESIDE:
@@ -231,14 +281,23 @@ def _kernel(
     result /= gl.convert_layout(whole, gl.SliceLayout(1, LOADED))[:, None]
     q_head = kv_head * GROUP + lane
     held = (lane < GROUP)[:, None]
-    if max_splits == 1:
-        place = (index.to(gl.int64) * num_kv_heads * GROUP + q_head)[:, None] * DIM + dim[None, :]
-        gl.store(out + place, result.to(out.dtype.element_ty), mask=held)
+    row_heads = num_kv_heads * GROUP
+    token_heads = (index.to(gl.int64) * row_heads + q_head)[:, None] * DIM + dim[None, :]
+    if MERGES and splits == 1:
+        gl.store(out + token_heads, result.to(out.dtype.element_ty), mask=held)
     else:
-        partial = (index.to(gl.int64) * max_splits + split) * num_kv_heads * GROUP + q_head
+        first = index.to(gl.int64) * max_splits * row_heads + q_head
+        partial = first + split * row_heads
         gl.store(partials + partial[:, None] * DIM + dim[None, :], result, mask=held)
         found_lse = gl.convert_layout(highest + gl.log2(whole), gl.SliceLayout(1, LOADED))
         gl.store(lse + partial, found_lse, mask=lane < GROUP)
+        if MERGES:
+            debug_barrier()  # all threads have stored
+            arrivals += index * num_kv_heads + kv_head
+            if gl.atomic_add(arrivals, 1) == splits - 1:
+                gl.store(arrivals, 0)
+                result = _merged(partials, lse, first, row_heads, splits, lane < GROUP, dim, DIM, LOADED)
+                gl.store(out + token_heads, result.to(out.dtype.element_ty), mask=held)
     if BESIDE:
         _end_after_the_kernel_ahead()
 
@@ -277,17 +336,21 @@ def hopper_decode(
     ready: int,
     beside: bool,
 ) -> None:
-    """`kernels.decode_attention.decode_attention` of what `suits_hopper_decode`, splits not merged.
+    """`kernels.decode_attention.decode_attention` of what `suits_hopper_decode`.
 
-    `ready` is 1 with `known`, 2 with `new` or `beside`, else 0: see READY.
+    Several splits are not merged; with one, long rows may be divided all the same. `ready` is 1 with `known`,
+    2 with `new` or `beside`, else 0: see READY.
     """
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = kv.shape[2:4]
     heads = (None, None, None, 0.0) if new is None else (new.rope, new.q_norm, new.k_norm, new.eps)
-    _kernel[num_kv_heads, rows.shape[0], max_splits](
-        out, workspace.partials, workspace.lse, q, kv, block_tables, rows, context_lens, order,
+    batch, merges = rows.shape[0], max_splits == 1
+    splits = long_row_splits(batch, num_kv_heads) if merges else max_splits
+    _kernel[num_kv_heads, splits, batch](
+        out, workspace.partials, workspace.lse, workspace.arrivals, q, kv, block_tables, rows, context_lens,
+        order,
         scale * LOG2_E, window, q.stride(0), block_tables.stride(0), *kv.stride()[:3], *heads,
         GROUP=num_q_heads // num_kv_heads, BLOCK_SIZE=block_size, DIM=head_dim, TILE=TILE, STAGES=STAGES,
-        NEW=new is not None, READY=ready, BESIDE=beside,
+        NEW=new is not None, READY=ready, BESIDE=beside, MERGES=merges,
         num_warps=WARPS.value, launch_pdl=True,
     )  # fmt: skip

@@ -9,8 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from hypothesis import HealthCheck, settings
 
+from tests.engine.nightly import NIGHTLY
 from tests.models.tiny_models import MODELS
+
+# The same examples wherever the tests run, and none fails for being slow.
+settings.register_profile(
+    "untimed",
+    derandomize=not NIGHTLY,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("untimed")
 
 if not torch.cuda.is_available():
     # Kernel tests then use Triton's interpreter; Triton looks once, when the first test module imports it.

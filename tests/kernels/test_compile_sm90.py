@@ -40,6 +40,7 @@ SPILLS_LIMIT = {
     "hopper_prefill_64": 0,
     "hopper_decode": 0,
     "hopper_decode_known": 0,
+    "hopper_decode_split": 0,
     "hopper_decode_beside": 0,
     "hopper_decode_new": 0,
     "hopper_decode_new_plain": 0,
@@ -78,9 +79,9 @@ READS_EARLY = {
     "chunk_argmax": 2,
     "merge": 1,
     "split_output": 9,
-    "hopper_decode": 5,
-    "hopper_decode_known": 5,
-    "hopper_decode_new": 14,
+    "hopper_decode": 7,
+    "hopper_decode_known": 7,
+    "hopper_decode_new": 16,
     "thresholds": 0,
     "embed": 0,
 }
@@ -275,15 +276,16 @@ def compile_hopper_decode_variants() -> dict[str, dict[str, int]]:
 
     pointers = dict.fromkeys(("out", "q", "kv", "q_norm", "k_norm"), "*bf16")
     pointers |= dict.fromkeys(("partials", "lse", "rope"), "*fp32")
-    pointers |= dict.fromkeys(("block_tables", "rows", "context_lens", "order"), "*i32")
+    pointers |= dict.fromkeys(("arrivals", "block_tables", "rows", "context_lens", "order"), "*i32")
     types = pointers | {"scale_log2": "fp32", "eps": "fp32"}
     strides = ("q_stride", "table_stride", "block_stride", "part_stride", "head_stride")
     heads = dict.fromkeys(("rope", "q_norm", "k_norm"))
     both = {"GROUP": 4, "DIM": 128, "TILE": hopper_decode.TILE, "STAGES": hopper_decode.STAGES}
-    both |= {"BLOCK_SIZE": 16, "NEW": False, "BESIDE": False}
+    both |= {"BLOCK_SIZE": 16, "NEW": False, "BESIDE": False, "MERGES": True}
     variants = {
         "": both | heads | {"READY": 0},
         "_known": both | heads | {"READY": 1},
+        "_split": both | heads | {"READY": 1, "MERGES": False},
         "_beside": both | heads | {"READY": 2, "BESIDE": True},
         "_new": both | {"NEW": True, "READY": 2},
         "_new_plain": both | {"NEW": True, "READY": 2, "q_norm": None, "k_norm": None, "BLOCK_SIZE": 64},

@@ -12,6 +12,7 @@ from kernels.decode_attention import decode_attention
 from kernels.decode_reference import WORTH_A_PART, DecodeGather, decode_attention_reference
 from kernels.decode_splits import DecodeWorkspace, plan_small_splits, plan_splits
 from kernels.fp8 import quantize
+from kernels.hopper_decode import long_row_splits
 from kernels.shared_prefix import PrefixWorkspace
 
 # (q heads, kv heads, head dim, block size, window): groups of 1, 2, 4, 7 and 8, every block size
@@ -211,6 +212,23 @@ def test_the_reference_pads_little_and_no_part_for_nothing(lengths: list[int], h
     assert left == 0
 
 
+def test_long_rows_beside_short_ones(dtype: torch.dtype, device: torch.device) -> None:
+    """On a GPU the long ones are divided: the same workspace serves one layer after the other."""
+    lengths = [3, 1100, 0, 577, 64, 512, 513, 1] + [30] * 9 * (device.type == "cuda")
+    paged = make_paged(lengths, 2, 64, 16, dtype, device)
+    q = fused_queries(len(lengths) + BEYOND, 4, 64, dtype).to(device)
+    workspace = poisoned_workspace(len(lengths), 4, 64, device)
+    order = paged.context_lens.argsort(descending=True).int()
+    for _ in range(3):
+        out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
+        decode_attention(
+            q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, 0.125, 0, workspace,
+            max_splits=1,
+        )  # fmt: skip
+        torch.testing.assert_close(out.cpu().double(), expected(q, paged, 0), atol=TOLERANCE[dtype], rtol=0)
+        assert not workspace.arrivals.any()
+
+
 @pytest.mark.parametrize("attention", [decode_attention, decode_attention_reference])
 def test_a_batch_of_padding_writes_nothing(attention: Callable[..., None], device: torch.device) -> None:
     paged = make_paged([0, 0], 1, 64, 16, torch.float32, device)
@@ -234,6 +252,8 @@ def test_the_workspace_holds_every_plan(max_batch: int) -> None:
                     splits = plan(batch, kv_heads, max_tiles)
                     assert 1 <= splits <= max_tiles
                     assert splits == 1 or splits * batch <= capacity
+            splits = long_row_splits(batch, kv_heads)
+            assert splits == 1 or 1 < splits * batch <= capacity
 
 
 def test_small_workspace_is_refused(device: torch.device) -> None:
@@ -242,6 +262,7 @@ def test_small_workspace_is_refused(device: torch.device) -> None:
     workspace = DecodeWorkspace(
         torch.empty(7, 2, 64, device=device),
         torch.empty(7, 2, device=device),
+        torch.zeros(8, dtype=torch.int32, device=device),
         PrefixWorkspace.allocate(4, 2, 64, device),
     )
     with pytest.raises(ValueError, match="exceed the workspace"):
