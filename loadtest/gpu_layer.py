@@ -3,17 +3,20 @@
 The model's own forward pass, from the embedding to the last norm, in a CUDA graph: each layer has weights and
 cache of its own, as in a step, so that what a kernel does for the next one shows. MODEL is a folder with a
 config.json of a Llama or Qwen; its weights are random. The bound is the time in which a layer's weights and
-context can be read once.
+context can be read once. Contexts are equal, or `long-tailed`: of a mean, but the longest several times it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import NormalDist
+from typing import Literal
 
 import torch
 
@@ -33,58 +36,91 @@ MODELS = ("qwen3-0.6b", "llama-8b")
 # (rows, tokens of context each)
 FEW_ROWS = ((1, 400), (1, 2000), (2, 400), (4, 400), (8, 400), (16, 400))
 MANY_ROWS = ((32, 600), (64, 600), (128, 600), (256, 600))
+LONG_TAILED = ((24, 450), (32, 450), (48, 450), (64, 450), (128, 450), (256, 450))
+TAIL = 0.9  # deviation of a context's logarithm
+LONGEST = 2048  # context
 REPLAYS, ROUNDS = 5, 4
+
+
+Spread = Literal["equal", "long-tailed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds are a layer's."""
+    """Microseconds are a layer's, `context` is the rows' mean."""
 
     model: str
     rows: int
     context: int
+    spread: Spread
     microseconds: float
     bound_microseconds: float
 
 
+def contexts_of(rows: int, mean: int, spread: Spread) -> list[int]:
+    """Falling context lengths; long-tailed ones are log-normal, at equal steps of probability."""
+    if spread == "equal":
+        return [mean] * rows
+    normal = NormalDist(sigma=TAIL)
+    drawn = [math.exp(normal.inv_cdf((rank + 0.5) / rows)) for rank in reversed(range(rows))]
+    return [max(min(round(length * mean * rows / sum(drawn)), LONGEST), 1) for length in drawn]
+
+
 def decode_batch(
-    rows: int, context: int, block_size: int, workspace: DecodeWorkspace | DecodeGather, device: torch.device
+    contexts: Sequence[int],
+    block_size: int,
+    workspace: DecodeWorkspace | DecodeGather,
+    device: torch.device,
 ) -> ForwardBatch:
-    """`rows` that each decode their `context`-th token, in blocks of their own that lie anywhere."""
-    blocks = -(-context // block_size)
-    tables = torch.randperm(rows * blocks, device=device).int().view(rows, blocks)
+    """Rows that each decode the last token of so many, in blocks of their own that lie anywhere.
+
+    `contexts` fall.
+    """
+    rows = len(contexts)
+    counts = [-(-context // block_size) for context in contexts]
+    blocks = torch.randperm(sum(counts), device=device).int().split(counts)
+    tables = torch.nn.utils.rnn.pad_sequence(list(blocks), batch_first=True)
     numbers = torch.arange(rows, dtype=torch.int32, device=device)
-    last = context - 1
+    context_lens = torch.tensor(contexts, dtype=torch.int32, device=device)
+    last = context_lens - 1
+    written = tables[numbers.long(), (last // block_size).long()]
     return ForwardBatch(
         tokens=numbers,
-        positions=torch.full_like(numbers, last),
-        slots=tables[:, last // block_size].long() * block_size + last % block_size,
+        positions=last,
+        slots=written.long() * block_size + last % block_size,
         block_tables=tables,
         decode_rows=numbers,
-        decode_context_lens=torch.full_like(numbers, context),
+        decode_context_lens=context_lens,
         decode_order=numbers,
         prefill=None,
         workspace=workspace,
     )
 
 
-def layer_bytes(config: ModelConfig, rows: int, context: int, itemsize: int) -> int:
-    """Weights of a layer and what it reads of the rows' cache."""
-    return (config.layer_weights + rows * context * 2 * config.num_kv_heads * config.head_dim) * itemsize
+def layer_bytes(config: ModelConfig, cached_tokens: int, itemsize: int) -> int:
+    """Weights of a layer and what it reads of the cache."""
+    return (config.layer_weights + cached_tokens * 2 * config.num_kv_heads * config.head_dim) * itemsize
 
 
 def measure(
-    name: str, model: Model, config: ModelConfig, backend: Backend, rows: int, context: int
+    name: str,
+    model: Model,
+    config: ModelConfig,
+    backend: Backend,
+    rows: int,
+    context: int,
+    spread: Spread,
 ) -> Timing:
     device, dtype = torch.device("cuda"), torch.bfloat16
     workspace = DecodeWorkspace.allocate(rows, config.num_heads, config.head_dim, device)
-    batch = decode_batch(rows, context, BLOCK_SIZE, workspace, device)
-    cache = KVCache(config, batch.block_tables.numel(), BLOCK_SIZE, dtype, device, backend.copy_blocks)
+    contexts = contexts_of(rows, context, spread)
+    batch = decode_batch(contexts, BLOCK_SIZE, workspace, device)
+    cache = KVCache(config, int(batch.block_tables.max()) + 1, BLOCK_SIZE, dtype, device, backend.copy_blocks)
     for layer in cache.layers:
         layer.kv.normal_(std=0.1)
     seconds = _graph_seconds(lambda: model.forward(batch, cache.layers))
-    bound = layer_bytes(config, rows, context, dtype.itemsize) / COPY_BANDWIDTH
-    return Timing(name, rows, context, seconds / config.num_layers * 1e6, bound * 1e6)
+    bound = layer_bytes(config, sum(contexts), dtype.itemsize) / COPY_BANDWIDTH
+    return Timing(name, rows, context, spread, seconds / config.num_layers * 1e6, bound * 1e6)
 
 
 def _graph_seconds(run: Callable[[], object]) -> float:
@@ -118,27 +154,29 @@ def main() -> None:
         parser.error("this measures GPU kernels, and torch sees no CUDA device")
     backend = triton_backend()
     timings = []
+    cases: list[tuple[int, int, Spread]] = [(*case, "equal") for case in FEW_ROWS + MANY_ROWS]
+    cases += [(*case, "long-tailed") for case in LONG_TAILED]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16")
-    print(f"{'model':16}{'rows':>6}{'context':>9}{'µs a layer':>12}{'bound':>9}{'reached':>9}")
+    print(f"{'model':16}{'rows':>6}{'context':>9}  {'spread':12}{'µs a layer':>12}{'bound':>9}{'reached':>9}")
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         write_model_folders(Path(folder))
         for path in arguments.models or [Path(folder, name) for name in MODELS]:
             config = ModelConfig.from_folder(path)
-            longest = max(context for _, context in FEW_ROWS + MANY_ROWS)
             model, _ = load_model(
                 path,
                 config,
                 backend,
                 device="cuda",
                 dtype=torch.bfloat16,
-                max_model_len=longest,
+                max_model_len=LONGEST,
                 load_format="dummy",
             )
-            for rows, context in FEW_ROWS + MANY_ROWS:
-                timing = measure(path.name, model, config, backend, rows, context)
+            for case in cases:
+                timing = measure(path.name, model, config, backend, *case)
                 timings.append(timing)
                 print(
-                    f"{timing.model:16}{rows:6}{context:9}{timing.microseconds:12.2f}"
+                    f"{timing.model:16}{timing.rows:6}{timing.context:9}  {timing.spread:12}"
+                    f"{timing.microseconds:12.2f}"
                     f"{timing.bound_microseconds:9.2f}{timing.bound_microseconds / timing.microseconds:9.0%}",
                     flush=True,
                 )
