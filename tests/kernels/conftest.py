@@ -2,11 +2,7 @@
 
 import pytest
 import torch
-
-HAS_GPU = torch.cuda.is_available()
-
-# The interpreter multiplies bf16's raw bits, so bf16 is for the GPU.
-DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * HAS_GPU
+from paged import DTYPES, HAS_GPU
 
 
 @pytest.fixture

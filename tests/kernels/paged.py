@@ -1,11 +1,23 @@
 """A random paged cache full of poison, and fp64 attention over what it really holds."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+HAS_GPU = torch.cuda.is_available()
+# The interpreter multiplies bf16's raw bits, so bf16 is for the GPU.
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * HAS_GPU
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 NO_BLOCK = 2**31 - 1  # reading it is an illegal access
+
+
+def with_dtypes(cases: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Each case with each dtype; the interpreter takes its time, and there the cases take turns."""
+    if HAS_GPU:
+        return [(*case, dtype) for case in cases for dtype in DTYPES]
+    return [(*case, DTYPES[i % len(DTYPES)]) for i, case in enumerate(cases)]
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from paged import TOLERANCE, Paged, attend_exactly, fused_queries, make_paged
+from paged import TOLERANCE, Paged, attend_exactly, fused_queries, make_paged, with_dtypes
 
 from kernels.decode_attention import decode_attention
 from kernels.decode_reference import WORTH_A_PART, DecodeGather, decode_attention_reference
@@ -58,8 +58,8 @@ def expected(q: torch.Tensor, paged: Paged, window: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "block_size", "window", "splits"),
-    [(*shape, splits) for shape, plans in zip(SHAPES, SPLITS, strict=True) for splits in plans],
+    ("heads", "kv_heads", "head_dim", "block_size", "window", "splits", "dtype"),
+    with_dtypes((*shape, splits) for shape, plans in zip(SHAPES, SPLITS, strict=True) for splits in plans),
 )
 def test_kernel(
     heads: int,
@@ -93,7 +93,7 @@ LONG_SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "splits"), LONG_SHAPES)
+@pytest.mark.parametrize(("shape", "splits", "dtype"), with_dtypes(LONG_SHAPES))
 @pytest.mark.parametrize("known", [False, True] if torch.cuda.is_available() else [False])
 def test_long_contexts(
     shape: tuple[int, int, int, int, int],

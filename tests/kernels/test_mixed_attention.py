@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from paged import TOLERANCE, attend_exactly, fused_queries, make_paged
+from paged import TOLERANCE, attend_exactly, fused_queries, make_paged, with_dtypes
 
 from kernels.decode_attention import decode_attention
 from kernels.decode_splits import DecodeWorkspace
@@ -14,7 +14,9 @@ DECODES = [1, 70, 33, 0, 129, 64, 453 if torch.cuda.is_available() else 65]  # c
 CHUNKS = [(5, 5), (40, 75), (1, 17), (0, 0), (64, 30_000 if torch.cuda.is_available() else 90)]
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 128), (4, 2, 64), (3, 3, 80)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "dtype"), with_dtypes([(8, 2, 128), (4, 2, 64), (3, 3, 80)])
+)
 def test_decodes_beside_chunks(heads, kv_heads, head_dim, dtype, device):
     torch.manual_seed(0)
     lengths = [*DECODES, *(context for _, context in CHUNKS)]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from paged import TOLERANCE, make_paged, share_prefixes
+from paged import TOLERANCE, make_paged, share_prefixes, with_dtypes
 
 from kernels import decode_splits
 from kernels.decode_attention import decode_attention
@@ -100,8 +100,8 @@ def assert_alike(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize(
-    ("shape", "splits"),
-    [(shape, splits) for shape, plans in zip(SHAPES, SPLITS, strict=True) for splits in plans],
+    ("shape", "splits", "dtype"),
+    with_dtypes((shape, splits) for shape, plans in zip(SHAPES, SPLITS, strict=True) for splits in plans),
 )
 def test_fused_kernel_equals_the_references(shape, splits, dtype, device):
     step = Step(shape, dtype, device)
@@ -127,9 +127,13 @@ def test_it_writes_what_the_cache_kernel_writes_and_nothing_else(device, dtype):
 
 
 @pytest.mark.parametrize(
-    "shape", [SHAPES[0], SHAPES[2], SHAPES[6]] if torch.cuda.is_available() else SHAPES[:1]
+    ("full_device", "shape", "dtype"),
+    with_dtypes(
+        (full_device, shape)
+        for full_device in (0, 1 << 10)
+        for shape in ([SHAPES[0], SHAPES[2], SHAPES[6]] if torch.cuda.is_available() else SHAPES[:1])
+    ),
 )
-@pytest.mark.parametrize("full_device", [0, 1 << 10])
 def test_the_operation_fuses_few_rows(full_device, shape, device, dtype, monkeypatch):
     monkeypatch.setattr(decode_splits, "FULL_DEVICE", full_device)
     step = Step(shape, dtype, device)

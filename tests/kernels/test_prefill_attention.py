@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from paged import TOLERANCE, attend_exactly, fused_queries, make_paged
+from paged import TOLERANCE, attend_exactly, fused_queries, make_paged, with_dtypes
 
 from kernels.prefill_attention import prefill_attention, prefill_attention_reference
 
@@ -42,12 +42,13 @@ BESIDE = [(0, 3), (70, 0)]  # tokens before and after
 PLACED = [
     (*case, *beside)
     for i, case in enumerate(CASES)
-    for beside in (BESIDE if torch.cuda.is_available() else BESIDE[i % 2 :][:1])
+    for beside in (BESIDE if torch.cuda.is_available() else BESIDE[i // 2 % 2 :][:1])
 ]
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "block_size", "window", "sequences", "decodes", "padding"), PLACED
+    ("heads", "kv_heads", "head_dim", "block_size", "window", "sequences", "decodes", "padding", "dtype"),
+    with_dtypes(PLACED),
 )
 @pytest.mark.parametrize("attention", [prefill_attention, prefill_attention_reference])
 def test_matches_exact_attention(

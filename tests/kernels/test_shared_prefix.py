@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from paged import NO_BLOCK, TOLERANCE, attend_exactly, fused_queries, make_paged, share_prefixes
+from paged import (
+    NO_BLOCK,
+    TOLERANCE,
+    attend_exactly,
+    fused_queries,
+    make_paged,
+    share_prefixes,
+    with_dtypes,
+)
 
 from kernels.decode_attention import decode_attention
 from kernels.decode_splits import DecodeWorkspace
@@ -35,7 +43,7 @@ def bundle_of(bundles: list[list[int]], batch: int, device: torch.device) -> tor
 SHAPES = [(2, 2, 64, 16), (4, 2, 80, 32), (4, 1, 128, 64), (7, 1, 96, 128)]
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size"), SHAPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size", "dtype"), with_dtypes(SHAPES))
 def test_rows_that_share_attend_to_the_same_as_alone(
     heads: int, kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> None:

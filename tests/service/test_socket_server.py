@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -302,18 +303,19 @@ def reset(live: Live, tokenizer: Tokenizer) -> None:
 
 
 def stalled_reader(live: Live, tokenizer: Tokenizer) -> None:
-    """Small buffers, many responses, and nothing is read: it is cut, and nothing of it stays."""
+    """A small buffer, long responses one after the other, none of them read: it is cut, and nothing stays."""
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(SECONDS)
         connection.connect(("127.0.0.1", live.port))
         connection.sendall(handshake())
-        body = {"type": "response.create", "input": "a", "instructions": "b" * 200, "max_output_tokens": 9}
+        repeated = {str(at): "b" * 512 for at in range(16)}  # by three events of each response
+        body = {"type": "response.create", "input": "a", "metadata": repeated, "max_output_tokens": 1}
         text = frame(1, json.dumps(body).encode())
-        with contextlib.suppress(OSError):
-            for _ in range(3000):
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            while True:
                 connection.sendall(text)
-        closed(connection)
+                time.sleep(0.002)  # those that come too fast are refused, in few words
 
 
 MISBEHAVIOURS = [
