@@ -33,15 +33,21 @@ def largest_step(limits: Limits, sampled: int) -> StepPlan:
 
 
 def rare_step(num_blocks: int, vocab_size: int) -> StepPlan:
-    """A step that takes what the largest does not: a short chunk, a copied block, processed logits.
+    """A step that takes what the largest does not: a chunk beside a decode, a copied block, processed logits.
 
-    Its kernels are compiled here, and not while the first request that needs them waits.
+    Chunk and decode are of one row, since there may be no other. Its kernels are compiled here, and not while
+    the first request that needs them waits.
     """
     step = largest_step(Limits(1, 1, 1), sampled=1)
     (start,) = step.starts
+    twice = np.zeros(2, np.int32)
     params = SamplingParams(grammar="any text", logit_bias={0: 0.0}, logprobs=1)
     return msgspec.structs.replace(
         step,
+        rows=twice,
+        num_decodes=1,
+        query_lens=twice + 1,
+        context_lens=twice + 1,
         starts=(dataclasses.replace(start, params=params),),
         copies=np.array([[0, num_blocks - 1]], np.int32),
         masked_samples=np.zeros(1, np.int32),

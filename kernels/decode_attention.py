@@ -290,9 +290,10 @@ def decode_attention(
     kernels ahead have ended: they must be complete when the kernel just ahead begins. `window` limits
     attention to that many newest keys, 0 means all. Grid and launches depend on shapes only, so CUDA graphs
     may capture it. `max_splits` overrides `plan_splits`. Where rows are split, the results are left in the
-    workspace, and `merge` makes of them what becomes of `out`. What the rows `shared` with others is read
-    once for all of them (read as early; no use with a window). kv_scales [blocks, Hkv, block_size, 2] are
-    those of an fp8 kv, and with them q must fit fp16 (see `kernels.fp8`).
+    workspace, and `merge` makes of them what becomes of `out`; with one, `kernels.hopper_decode` may divide
+    long rows all the same, by the workspace, and merges them itself. What the rows `shared` with others is
+    read once for all of them (read as early; no use with a window). kv_scales [blocks, Hkv, block_size, 2]
+    are those of an fp8 kv, and with them q must fit fp16 (see `kernels.fp8`).
 
     With `new`, a token's query heads are followed by its Hkv heads of k and of v, all as the projection gave
     them: they are normalised and rotated here, and K and V written to the cache. What that held is read as

@@ -40,7 +40,7 @@ class DecodeWorkspace:
     def allocate(
         cls, max_batch: int, num_q_heads: int, head_dim: int, device: torch.device | str
     ) -> DecodeWorkspace:
-        """Enough for every batch up to `max_batch`; only what leaves the device idle is split."""
+        """Enough for every batch up to `max_batch`, since of many rows at most long ones are split."""
         count = min(max_batch * MAX_SPLITS, 2 * FULL_DEVICE)
         return cls(
             torch.empty(count, num_q_heads, head_dim, dtype=torch.float32, device=device),

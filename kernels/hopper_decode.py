@@ -29,17 +29,18 @@ TILE = 64  # keys
 STAGES = 2
 # Where rows fill the device each has one program for each head, but for long ones: of more than so many
 # tiles, and a third longer than the row that is three eighths of all down, as padding comes last. 32 rows of
-# 16 to 2,047 keys take 47 µs a layer of Qwen3-0.6B on an H100, undivided 58; were all rows of more than eight
-# tiles divided, equal ones of 1,200 keys would take 81 instead of 77.
+# about 450 keys, the longest 2,048, take 47 µs a layer of Qwen3-0.6B on an H100, undivided 57; were all rows
+# of more than eight tiles divided, equal ones of 1,200 keys would take 82 instead of 77.
 LONG_TILES = gl.constexpr(8)
 LONG_ROW_SPLITS = 3
 
 
-def long_row_splits(batch: int, num_kv_heads: int) -> int:
+def long_row_splits(batch: int, num_kv_heads: int, workspace: DecodeWorkspace) -> int:
     """Into how many programs a long row of such a batch is divided at most; a short row's others only end."""
-    if batch * num_kv_heads > 2 * FULL_DEVICE:
-        return 1  # the others are work enough until the last row is done
-    return min(LONG_ROW_SPLITS, 2 * FULL_DEVICE // batch)  # as many as the workspace has room for
+    programs = batch * num_kv_heads
+    if programs > min(2 * FULL_DEVICE, len(workspace.arrivals)):
+        return 1  # so many are work enough until the last one is done
+    return max(min(LONG_ROW_SPLITS, len(workspace.lse) // batch), 1)  # as there is room for
 
 
 @gluon.jit
@@ -345,7 +346,7 @@ def hopper_decode(
     num_kv_heads, block_size = kv.shape[2:4]
     heads = (None, None, None, 0.0) if new is None else (new.rope, new.q_norm, new.k_norm, new.eps)
     batch, merges = rows.shape[0], max_splits == 1
-    splits = long_row_splits(batch, num_kv_heads) if merges else max_splits
+    splits = long_row_splits(batch, num_kv_heads, workspace) if merges else max_splits
     _kernel[num_kv_heads, splits, batch](
         out, workspace.partials, workspace.lse, workspace.arrivals, q, kv, block_tables, rows, context_lens,
         order,

@@ -47,7 +47,7 @@ Spread = Literal["equal", "long-tailed"]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds are a layer's, `context` is the rows' mean."""
+    """Microseconds are a layer's, `context` is the rows' mean, but for what LONGEST cuts of some."""
 
     model: str
     rows: int
@@ -58,7 +58,7 @@ class Timing:
 
 
 def contexts_of(rows: int, mean: int, spread: Spread) -> list[int]:
-    """Falling context lengths; long-tailed ones are log-normal, at equal steps of probability."""
+    """Falling context lengths; long-tailed ones are log-normal, at equal steps of probability, and cut."""
     if spread == "equal":
         return [mean] * rows
     normal = NormalDist(sigma=TAIL)

@@ -175,7 +175,11 @@ pytestmark = pytest.mark.anyio
 
 
 @given(requests, st.sampled_from(["alice", "bob"]))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 async def test_the_router_reads_what_the_engine_gets(
     both: Both, asked: tuple[str, dict[str, Any]], key: str
 ) -> None:

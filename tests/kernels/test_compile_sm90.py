@@ -40,7 +40,8 @@ SPILLS_LIMIT = {
     "hopper_prefill_64": 0,
     "hopper_decode": 0,
     "hopper_decode_known": 0,
-    "hopper_decode_split": 0,
+    "hopper_decode_beside_split": 0,
+    "hopper_decode_new_split": 0,
     "hopper_decode_beside": 0,
     "hopper_decode_new": 0,
     "hopper_decode_new_plain": 0,
@@ -112,6 +113,7 @@ COPIES_EARLY = {
 WRITES_EARLY = {
     "decode_beside",
     "hopper_decode_beside",
+    "hopper_decode_beside_split",
 }  # what no kernel ahead touches; all others wait before they write
 
 
@@ -285,9 +287,10 @@ def compile_hopper_decode_variants() -> dict[str, dict[str, int]]:
     variants = {
         "": both | heads | {"READY": 0},
         "_known": both | heads | {"READY": 1},
-        "_split": both | heads | {"READY": 1, "MERGES": False},
         "_beside": both | heads | {"READY": 2, "BESIDE": True},
+        "_beside_split": both | heads | {"READY": 2, "BESIDE": True, "MERGES": False},
         "_new": both | {"NEW": True, "READY": 2},
+        "_new_split": both | {"NEW": True, "READY": 2, "MERGES": False},
         "_new_plain": both | {"NEW": True, "READY": 2, "q_norm": None, "k_norm": None, "BLOCK_SIZE": 64},
     }
     return {

@@ -212,22 +212,34 @@ def test_the_reference_pads_little_and_no_part_for_nothing(lengths: list[int], h
     assert left == 0
 
 
-def test_long_rows_beside_short_ones(dtype: torch.dtype, device: torch.device) -> None:
-    """On a GPU the long ones are divided: the same workspace serves one layer after the other."""
+@pytest.mark.parametrize(
+    ("window", "ready", "dtype"),
+    with_dtypes([(0, {}), (0, {"known": True}), (0, {"beside": True}), (600, {})]),
+)
+def test_long_rows_beside_short_ones(
+    window: int, ready: dict[str, bool], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Hopper divides the long ones: the same workspace serves one layer after the other."""
     on_gpu = device.type == "cuda"
-    lengths = [3, 1100, 0, 577, 64, 512, 513, 1, *[30] * 9] if on_gpu else [3, 520, 0, 64]
+    lengths = [3, 1100, 0, 577, 64, 512, 513, 1, *[30] * 9] if on_gpu else [3, 140, 0]
     paged = make_paged(lengths, 2, 64, 16, dtype, device)
     q = fused_queries(len(lengths) + BEYOND, 4, 64, dtype).to(device)
     workspace = poisoned_workspace(len(lengths), 4, 64, device)
     order = paged.context_lens.argsort(descending=True).int()
-    for _ in range(3):
-        out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
+    layers = [torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device) for _ in range(3 if on_gpu else 1)]
+    for out in layers:
         decode_attention(
-            q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, 0.125, 0, workspace,
-            max_splits=1,
+            q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, 0.125, window,
+            workspace, max_splits=1, **ready,
         )  # fmt: skip
-        torch.testing.assert_close(out.cpu().double(), expected(q, paged, 0), atol=TOLERANCE[dtype], rtol=0)
-        assert not workspace.arrivals.any()
+    for out in layers:
+        torch.testing.assert_close(
+            out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0
+        )
+    assert not workspace.arrivals.any()
+    hopper = on_gpu and torch.cuda.get_device_capability(device)[0] == 9
+    divided = hopper and dtype != torch.float32
+    assert workspace.lse.isfinite().any() == divided
 
 
 @pytest.mark.parametrize("attention", [decode_attention, decode_attention_reference])
@@ -245,7 +257,9 @@ def test_a_batch_of_padding_writes_nothing(attention: Callable[..., None], devic
 
 @pytest.mark.parametrize("max_batch", [1, 3, 8, 64, 256, 1000])
 def test_the_workspace_holds_every_plan(max_batch: int) -> None:
-    capacity = DecodeWorkspace.allocate(max_batch, 1, 1, "meta").lse.numel()
+    workspace = DecodeWorkspace.allocate(max_batch, 1, 1, "meta")
+    capacity = workspace.lse.numel()
+    assert long_row_splits(max_batch + 512, 1, workspace) == 1
     for batch in {1, (max_batch + 1) // 2, max_batch}:
         for kv_heads in (1, 2, 8, 32):
             for max_tiles in (1, 7, 64, 4096):
@@ -253,8 +267,8 @@ def test_the_workspace_holds_every_plan(max_batch: int) -> None:
                     splits = plan(batch, kv_heads, max_tiles)
                     assert 1 <= splits <= max_tiles
                     assert splits == 1 or splits * batch <= capacity
-            splits = long_row_splits(batch, kv_heads)
-            assert splits == 1 or 1 < splits * batch <= capacity
+            splits = long_row_splits(batch, kv_heads, workspace)
+            assert splits == 1 or (splits * batch <= capacity and batch * kv_heads <= len(workspace.arrivals))
 
 
 def test_small_workspace_is_refused(device: torch.device) -> None:

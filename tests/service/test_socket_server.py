@@ -312,8 +312,9 @@ def stalled_reader(live: Live, tokenizer: Tokenizer) -> None:
         repeated = {str(at): "b" * 512 for at in range(16)}  # by three events of each response
         body = {"type": "response.create", "input": "a", "metadata": repeated, "max_output_tokens": 1}
         text = frame(1, json.dumps(body).encode())
+        end = time.monotonic() + SECONDS
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            while True:
+            while time.monotonic() < end:
                 connection.sendall(text)
                 time.sleep(0.002)  # those that come too fast are refused, in few words
 
