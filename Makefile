@@ -25,8 +25,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt .ci/debian-packages .ci/helm.py
 serve: setup
 	@exec $(RUN)quire serve $(MODEL) --port $(PORT) $(ARGS)
 
+# Three keep two cores busy, since many tests wait for processes.
 test: setup lint
-	$(RUN)python -m pytest -n 2 --dist worksteal -q
+	$(RUN)python -m pytest -n 3 --dist worksteal -q
 
 lint: setup
 	$(RUN)ruff check .
