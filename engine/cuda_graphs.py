@@ -81,8 +81,7 @@ class Size:
 class Graphs:
     """A function of int32 arrays on the device, at several sizes of them.
 
-    What a run gives may be written again by the next run of these or other Graphs, in stream order: what
-    reads it on another stream must be done before (`CudaQueue.keep_results`).
+    What a run gives may be written again by the next run of these or other Graphs, in stream order.
     """
 
     def __init__(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.plan import Int32, Logprobs, StepResult
+from kernels.pinned_copy import copy_pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +100,15 @@ def _let_go(error: BaseException | None) -> None:
 class CudaFlight:
     """Results on their way to pinned memory; one event says when they are there, one when all has moved."""
 
-    def __init__(
-        self, result: DeviceResult, stream: torch.cuda.Stream, transferred: torch.cuda.Event | None
-    ) -> None:
-        """They go on `stream`, beside what the current one does until `CudaQueue.keep_results`."""
-        stream.wait_stream(torch.cuda.current_stream(stream.device))
-        with torch.cuda.stream(stream):
-            self._result = result.map(_to_pinned)
-            self.arrived = torch.cuda.Event()
-            self.arrived.record()
-        self._source = result  # whose memory nobody else is to have before
+    def __init__(self, result: DeviceResult, transferred: torch.cuda.Event | None) -> None:
+        """They go in the order of the current stream: what its next step overwrites has left by then."""
+        self._result = result.map(_to_pinned)
+        self._arrived = torch.cuda.Event()
+        self._arrived.record()
         self._transferred = transferred
 
     def wait(self) -> StepResult:
-        self.arrived.synchronize()
+        self._arrived.synchronize()
         return self._result.numpy()
 
     def has_moved(self, *, wait: bool = False) -> bool:
@@ -122,11 +118,13 @@ class CudaFlight:
 
 
 def _to_pinned(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy_pinned(pinned, tensor.contiguous())
+    return pinned
 
 
 class CudaQueue:
-    """Steps are enqueued on one stream of the device, transfers between the tiers and results on others.
+    """Steps are enqueued on one stream of the device, transfers between the tiers on another.
 
     A transfer starts when all earlier steps are done and runs beside its own step and the next ones: none
     waits for it, since the scheduler gives its blocks to nobody before it is done.
@@ -136,8 +134,6 @@ class CudaQueue:
         self.stream = torch.cuda.Stream(device)
         self.stream.wait_stream(torch.cuda.current_stream(device))  # which writes what steps begin with
         self._copy_stream = torch.cuda.Stream(device)
-        self._result_stream = torch.cuda.Stream(device)
-        self._last: CudaFlight | None = None
         self._gate = Gate()
 
     def submit(self, step: Callable[[], DeviceResult], transfer: Transfer | None) -> CudaFlight:
@@ -159,13 +155,7 @@ class CudaQueue:
                 transferred = torch.cuda.Event()
                 transferred.record()
         with torch.cuda.stream(self.stream):
-            self._last = CudaFlight(step(), self._result_stream, transferred)
-        return self._last
-
-    def keep_results(self) -> None:
-        """Within a step: compute no further before the last one's results have left where they were."""
-        if self._last is not None:
-            self.stream.wait_event(self._last.arrived)
+            return CudaFlight(step(), transferred)
 
     def run(self, work: Callable[[], object]) -> None:
         """What is no step, where steps run; waits until the device has done it."""
@@ -205,9 +195,6 @@ class ThreadQueue:
         """Wait until nothing is under way, and compute steps again."""
         self._worker.submit(lambda: None).result()
         self._gate.open = True
-
-    def keep_results(self) -> None:
-        """Here they are the flight's own."""
 
     def run(self, work: Callable[[], object]) -> None:
         """As CudaQueue does."""

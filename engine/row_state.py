@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from engine.plan import RowStart
+from engine.staging import Staging
 from kernels.sampling import SamplingState
 
 _COLUMNS = 7  # int32 words a row: the seed takes two, the five others one each
@@ -14,17 +15,13 @@ _COLUMNS = 7  # int32 words a row: the seed takes two, the five others one each
 class RowState:
     """SamplingState whose tensors are views of one int32 buffer, so that an update is one copy."""
 
-    def __init__(self, rows: int, device: torch.device) -> None:
-        pinned = device.type == "cuda"
-        self._device_words = torch.zeros(_COLUMNS * rows, dtype=torch.int32, device=device)
-        self._host_words = [
-            torch.zeros(_COLUMNS * rows, dtype=torch.int32, pin_memory=pinned) for _ in range(2)
-        ]
+    def __init__(self, rows: int, device: torch.device, staging: Staging) -> None:
+        self._staging = staging
         self._words = np.zeros((_COLUMNS, rows), np.int32)
         self._floats = self._words.view(np.float32)
         self._seeds = self._words[:2].reshape(-1).view(np.int64)
         self._floats[4] = 1.0  # top_p
-        self._turn = 0
+        self._device_words = torch.empty(self._words.size, dtype=torch.int32, device=device)
         columns = self._device_words.view(_COLUMNS, rows)
         self.state = SamplingState(
             seed=columns[:2].view(-1).view(torch.int64),
@@ -48,7 +45,4 @@ class RowState:
         self._upload()
 
     def _upload(self) -> None:
-        self._turn = 1 - self._turn
-        host = self._host_words[self._turn]
-        host.numpy()[:] = self._words.reshape(-1)
-        self._device_words.copy_(host, non_blocking=True)
+        self._staging.upload_words(self._device_words, self._words)

@@ -73,9 +73,9 @@ class ModelRunner:
         max_blocks = -(-limits.max_model_len // cache.block_size)
         self.block_tables = torch.zeros(rows, max_blocks, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
-        self.row_state = RowState(rows, device)
-        self.processor = LogitProcessor(rows, config.vocab_size, device, backend)
         self.staging = Staging(_staging_words(limits, rows, max_blocks), device)
+        self.row_state = RowState(rows, device, self.staging)
+        self.processor = LogitProcessor(rows, config.vocab_size, device, backend)
         self.workspace: DecodeWorkspace | DecodeGather = DecodeGather()
         self.queue: CudaQueue | ThreadQueue = ThreadQueue()
         self.bundles: PrefixBundles | None = None
@@ -108,7 +108,8 @@ class ModelRunner:
         """Run steps of every size that is worth a graph, so that all is compiled and loaded."""
         decode, mixed = self._step_sizes()
         # What takes longest to compile is asked for early: kernels of many tokens. Before it one decode: its
-        # `token_places` is launched even where all else is only compiled, and should not have to wait.
+        # `token_places` is launched even where all else is only compiled, and should not have to wait. (The
+        # other such kernel, `copy_pinned`'s, was asked for when the runner was made.)
         for size in (*decode.sizes[:1], *reversed(mixed.sizes), *decode.sizes[1:]):
             self.queue.run(torch.inference_mode()(size.warm_up))
 
@@ -171,7 +172,6 @@ class ModelRunner:
         uploaded = self.staging.upload(inputs) if size is None else []
         if moves:
             self._move(moves)
-        self.queue.keep_results()
         logits, tokens = self._decode(uploaded) if size is None else size.run()
         batch = len(plan.rows)
         return _Sampled(logits[:batch], tokens[:batch], ())
@@ -225,7 +225,6 @@ class ModelRunner:
         size = None if graphs is None else graphs.load(inputs, self.staging)
         uploaded = self.staging.upload(inputs) if size is None else []
         self._move(moves)
-        self.queue.keep_results()
         if size is None:
             hidden = self._forward(uploaded, int(plan.query_lens.max()))
         else:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from engine.plan import Int32
+from kernels.pinned_copy import copy_pinned
 
 # Words. Triton compiles a kernel once more for each pattern of pointers that are 16-byte aligned or not.
 ALIGNMENT = 4
-ROTATION = 6  # three uploads a step, and a step's are free again once the one after next is launched
+ROTATION = 8  # four uploads a step, and a step's are free again once the one after next is launched
 
 
 def _begins(arrays: list[Int32]) -> list[int]:
@@ -57,26 +58,36 @@ class Staging:
         pinned = device.type == "cuda"
         self._host = [torch.empty(capacity, dtype=torch.int32, pin_memory=pinned) for _ in range(ROTATION)]
         self._views = [buffer.numpy() for buffer in self._host]
+        self._copy = copy_pinned if pinned else Tensor.copy_
         self._device = device
         self._turn = 0
 
     def upload(self, arrays: list[Int32]) -> list[Tensor]:
         """Each array as a view of a new device buffer; one copy in stream order."""
-        self._turn = (self._turn + 1) % ROTATION
-        host, view = self._host[self._turn], self._views[self._turn]
+        host, view = self._next()
         begins = _begins(arrays)
         for array, begin in zip(arrays, begins, strict=False):
             view[begin : begin + array.size] = array.ravel()
         target = torch.empty(begins[-1], dtype=torch.int32, device=self._device)
-        target.copy_(host[: begins[-1]], non_blocking=True)
+        self._copy(target, host[: begins[-1]])
         return [target[begin : begin + array.size] for array, begin in zip(arrays, begins, strict=False)]
 
     def upload_into(self, inputs: PaddedInputs, arrays: list[Int32]) -> None:
         """Flat arrays that `inputs` hold, padded; one copy in stream order."""
-        self._turn = (self._turn + 1) % ROTATION
-        host, view = self._host[self._turn], self._views[self._turn]
+        host, view = self._next()
         words = len(inputs.words)
         view[:words] = inputs.words
         for array, begin in zip(arrays, inputs.begins, strict=False):
             view[begin : begin + len(array)] = array
-        inputs.buffer.copy_(host[:words], non_blocking=True)
+        self._copy(inputs.buffer, host[:words])
+
+    def upload_words(self, target: Tensor, words: Int32) -> None:
+        """`words` to all of `target` [N] i32 on the device, in stream order."""
+        host, view = self._next()
+        view[: words.size] = words.ravel()
+        self._copy(target, host[: words.size])
+
+    def _next(self) -> tuple[Tensor, Int32]:
+        """The buffer whose turn it is, and what the host sees of it."""
+        self._turn = (self._turn + 1) % ROTATION
+        return self._host[self._turn], self._views[self._turn]

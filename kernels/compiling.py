@@ -13,6 +13,7 @@ import torch
 from triton import AsyncCompileMode, FutureKernel
 from triton.runtime import JITFunction
 
+from kernels.pinned_copy import copy_kernel
 from kernels.token_places import token_places_kernel
 
 MOST_THREADS = 16  # each compiler takes memory, and a container may have fewer processors than it sees
@@ -57,13 +58,13 @@ def compiling_beside(on_progress: Callable[[int, int], None]) -> Iterator[None]:
 def only_compiled() -> Iterator[None]:
     """Kernels that this thread launches within do not run, and what they were to write is left as it was.
 
-    But for `token_places`: its results are indices to torch's own kernels, which check them. Triton's
-    interpreter has nothing to compile, and runs them all.
+    But for `copy_pinned` and `token_places`: what they give are indices to torch's own kernels, which check
+    them. Triton's interpreter has nothing to compile, and runs them all.
     """
     run, thread = JITFunction.run, threading.get_ident()
 
     def compile_alone(kernel: JITFunction[Any], *arguments: Any, **options: Any) -> Any:
-        if threading.get_ident() != thread or kernel is token_places_kernel:
+        if threading.get_ident() != thread or kernel in (copy_kernel, token_places_kernel):
             return run(kernel, *arguments, **options)
         found = run(kernel, *arguments, **options | {"warmup": True})
         if isinstance(found, FutureKernel) and found.future.done():
