@@ -25,10 +25,11 @@ class DeviceLogprobs:
     top_tokens: Tensor
     top_logprobs: Tensor
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.chosen, self.rank, self.top_tokens, self.top_logprobs
+
     def map(self, move: Callable[[Tensor], Tensor]) -> DeviceLogprobs:
-        return DeviceLogprobs(
-            move(self.chosen), move(self.rank), move(self.top_tokens), move(self.top_logprobs)
-        )
+        return DeviceLogprobs(*map(move, self.tensors()))
 
     def numpy(self) -> Logprobs:
         return Logprobs(
@@ -38,14 +39,19 @@ class DeviceLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class DeviceResult:
-    """As plan.StepResult, still on the device."""
+    """As plan.StepResult, still on the device: tensors of 32-bit words."""
 
     tokens: Tensor
     logprob_samples: Int32
     logprobs: DeviceLogprobs | None
     prompt_logprobs: tuple[DeviceLogprobs, ...]
 
+    def tensors(self) -> list[Tensor]:
+        entries = [entry for entry in (self.logprobs, *self.prompt_logprobs) if entry is not None]
+        return [self.tokens, *(tensor for entry in entries for tensor in entry.tensors())]
+
     def map(self, move: Callable[[Tensor], Tensor]) -> DeviceResult:
+        """`move` is called in the order of `tensors`."""
         return DeviceResult(
             move(self.tokens),
             self.logprob_samples,
@@ -102,7 +108,7 @@ class CudaFlight:
 
     def __init__(self, result: DeviceResult, transferred: torch.cuda.Event | None) -> None:
         """They go in the order of the current stream: what its next step overwrites has left by then."""
-        self._result = result.map(_to_pinned)
+        self._result = _to_pinned(result)
         self._arrived = torch.cuda.Event()
         self._arrived.record()
         self._transferred = transferred
@@ -117,10 +123,14 @@ class CudaFlight:
         return self._transferred is None or bool(self._transferred.query())
 
 
-def _to_pinned(tensor: Tensor) -> Tensor:
-    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    copy_pinned(pinned, tensor.contiguous())
-    return pinned
+def _to_pinned(result: DeviceResult) -> DeviceResult:
+    """The same in pinned memory, where one copy in stream order brings it."""
+    words = [tensor.reshape(-1).view(torch.int32) for tensor in result.tensors()]
+    packed = words[0] if len(words) == 1 else torch.cat(words)
+    pinned = torch.empty(len(packed), dtype=torch.int32, pin_memory=True)
+    copy_pinned(pinned, packed)
+    places = iter(pinned.split([len(each) for each in words]))
+    return result.map(lambda tensor: next(places).view(tensor.dtype).view(tensor.shape))
 
 
 class CudaQueue:

@@ -89,7 +89,7 @@ def test_what_a_step_gave_is_there_when_the_next_has_written_over_it() -> None:
         uploaded = staging.upload([np.full(300, value, np.int32)])[0]
         place.copy_(uploaded)
         given = place if on_gpu else place.clone()
-        logprobs = DeviceLogprobs(given.float(), given.long(), given.view(3, 100), given.view(3, 100).T)
+        logprobs = DeviceLogprobs(given.float(), given + 1, given.view(3, 100), given.view(3, 100).T.float())
         return DeviceResult(given, empty_int32(), logprobs, ())
 
     def transfer() -> None:
@@ -102,7 +102,7 @@ def test_what_a_step_gave_is_there_when_the_next_has_written_over_it() -> None:
     for value, flight in enumerate(flights, 1):
         result, full = flight.wait(), np.full(300, value)
         assert result.logprobs is not None
-        assert (result.tokens == full).all() and (result.logprobs.rank == full).all()
+        assert (result.tokens == full).all() and (result.logprobs.rank == full + 1).all()
         assert (result.logprobs.chosen == full).all() and (result.logprobs.top_tokens == value).all()
         assert (
             result.logprobs.top_logprobs.shape == (100, 3) and (result.logprobs.top_logprobs == value).all()
