@@ -205,8 +205,8 @@ class EngineCore:
 
     def _recover(self, error: Exception) -> list[Output]:
         """The oldest step that was launched raised `error`. Returns what ends by it; raises what ends all."""
-        self._launched.clear()
         self.runner.settle()
+        self._launched.clear()
         return self.isolation.raised(error)
 
     def _deliver(self, *, wait: bool) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +18,7 @@ from engine.plan import Int32, Logprobs, StepResult
 from kernels.pinned_copy import copy_pinned
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLogprobs:
+class DeviceLogprobs(NamedTuple):
     """As plan.Logprobs, still on the device."""
 
     chosen: Tensor
@@ -25,16 +26,8 @@ class DeviceLogprobs:
     top_tokens: Tensor
     top_logprobs: Tensor
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.chosen, self.rank, self.top_tokens, self.top_logprobs
-
-    def map(self, move: Callable[[Tensor], Tensor]) -> DeviceLogprobs:
-        return DeviceLogprobs(*map(move, self.tensors()))
-
     def numpy(self) -> Logprobs:
-        return Logprobs(
-            self.chosen.numpy(), self.rank.numpy(), self.top_tokens.numpy(), self.top_logprobs.numpy()
-        )
+        return Logprobs(*(tensor.numpy() for tensor in self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +39,26 @@ class DeviceResult:
     logprobs: DeviceLogprobs | None
     prompt_logprobs: tuple[DeviceLogprobs, ...]
 
-    def tensors(self) -> list[Tensor]:
-        entries = [entry for entry in (self.logprobs, *self.prompt_logprobs) if entry is not None]
-        return [self.tokens, *(tensor for entry in entries for tensor in entry.tensors())]
+    def packed(self) -> Tensor:
+        """The words of all tensors, one after the other: [N] i32."""
+        words = [tensor.reshape(-1).view(torch.int32) for tensor in self._tensors()]
+        return words[0] if len(words) == 1 else torch.cat(words)
 
-    def map(self, move: Callable[[Tensor], Tensor]) -> DeviceResult:
-        """`move` is called in the order of `tensors`."""
-        return DeviceResult(
-            move(self.tokens),
-            self.logprob_samples,
-            None if self.logprobs is None else self.logprobs.map(move),
-            tuple(entry.map(move) for entry in self.prompt_logprobs),
+    def unpacked(self, words: Tensor) -> DeviceResult:
+        """The same with tensors that are views of `words` [N] i32, where they lie as `packed` has them."""
+        tensors = self._tensors()
+        parts = words.split([tensor.numel() for tensor in tensors])
+        tokens, *rest = (
+            part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)
         )
+        width = len(DeviceLogprobs._fields)
+        entries = [DeviceLogprobs(*rest[begin : begin + width]) for begin in range(0, len(rest), width)]
+        logprobs = None if self.logprobs is None else entries.pop(0)
+        return DeviceResult(tokens, self.logprob_samples, logprobs, tuple(entries))
+
+    def _tensors(self) -> list[Tensor]:
+        entries = self.prompt_logprobs if self.logprobs is None else (self.logprobs, *self.prompt_logprobs)
+        return [self.tokens, *chain(*entries)]
 
     def numpy(self) -> StepResult:
         return StepResult(
@@ -104,11 +105,17 @@ def _let_go(error: BaseException | None) -> None:
 
 
 class CudaFlight:
-    """Results on their way to pinned memory; one event says when they are there, one when all has moved."""
+    """Results on their way to pinned memory; one event says when they are there, one when all has moved.
+
+    Who drops one before they are there lets the device come to an end first (`CudaQueue.settle`).
+    """
 
     def __init__(self, result: DeviceResult, transferred: torch.cuda.Event | None) -> None:
         """They go in the order of the current stream: what its next step overwrites has left by then."""
-        self._result = _to_pinned(result)
+        words = result.packed()
+        pinned = torch.empty(len(words), dtype=torch.int32, pin_memory=True)
+        copy_pinned(pinned, words)
+        self._result = result.unpacked(pinned)
         self._arrived = torch.cuda.Event()
         self._arrived.record()
         self._transferred = transferred
@@ -121,16 +128,6 @@ class CudaFlight:
         if self._transferred is not None and wait:
             self._transferred.synchronize()
         return self._transferred is None or bool(self._transferred.query())
-
-
-def _to_pinned(result: DeviceResult) -> DeviceResult:
-    """The same in pinned memory, where one copy in stream order brings it."""
-    words = [tensor.reshape(-1).view(torch.int32) for tensor in result.tensors()]
-    packed = words[0] if len(words) == 1 else torch.cat(words)
-    pinned = torch.empty(len(packed), dtype=torch.int32, pin_memory=True)
-    copy_pinned(pinned, packed)
-    places = iter(pinned.split([len(each) for each in words]))
-    return result.map(lambda tensor: next(places).view(tensor.dtype).view(tensor.shape))
 
 
 class CudaQueue:

@@ -109,7 +109,7 @@ class ModelRunner:
         decode, mixed = self._step_sizes()
         # What takes longest to compile is asked for early: kernels of many tokens. Before it one decode: its
         # `token_places` is launched even where all else is only compiled, and should not have to wait. (The
-        # other such kernel, `copy_pinned`'s, was asked for when the runner was made.)
+        # other such kernel, `copy_pinned`'s, has been there since the runner was made.)
         for size in (*decode.sizes[:1], *reversed(mixed.sizes), *decode.sizes[1:]):
             self.queue.run(torch.inference_mode()(size.warm_up))
 

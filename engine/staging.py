@@ -13,7 +13,7 @@ from kernels.pinned_copy import copy_pinned
 
 # Words. Triton compiles a kernel once more for each pattern of pointers that are 16-byte aligned or not.
 ALIGNMENT = 4
-ROTATION = 8  # four uploads a step, and a step's are free again once the one after next is launched
+ROTATION = 8  # four uploads a step at most, and a step is done before the one after next is launched
 
 
 def _begins(arrays: list[Int32]) -> list[int]:
@@ -22,7 +22,10 @@ def _begins(arrays: list[Int32]) -> list[int]:
 
 
 def sent(values: object, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of a few `values` on the device, in stream order: nobody waits for it to be there."""
+    """A tensor of a few `values` on the device, in stream order: nobody on the host waits for it to be there.
+
+    By a copy engine, which may have KV blocks to bring first: for what few steps need.
+    """
     host = torch.as_tensor(values, dtype=dtype)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 

@@ -58,8 +58,8 @@ def compiling_beside(on_progress: Callable[[int, int], None]) -> Iterator[None]:
 def only_compiled() -> Iterator[None]:
     """Kernels that this thread launches within do not run, and what they were to write is left as it was.
 
-    But for `copy_pinned` and `token_places`: what they give are indices to torch's own kernels, which check
-    them. Triton's interpreter has nothing to compile, and runs them all.
+    But for `copy_pinned` and `token_places`: among what they write are indices to torch's own kernels, which
+    check them. Triton's interpreter has nothing to compile, and runs them all.
     """
     run, thread = JITFunction.run, threading.get_ident()
 

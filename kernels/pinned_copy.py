@@ -1,12 +1,13 @@
-"""Copies a step's few words between the device and pinned host memory by a kernel.
+"""Copies a step's words between the device and pinned host memory by a kernel.
 
 A GPU has one copy engine for each direction, which takes one copy after the other, whatever their streams:
-results would wait for all KV blocks that are on their way to the host, and the next step for the results. A
-block takes 40 to 90 µs on an H100, and there may be hundreds.
+results would wait for the KV blocks that are on their way to the host, and the next step for the results. A
+block of 2 MB takes 40 to 90 µs on an H100, and up to 64 of them leave in a step.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,11 +20,12 @@ def copy_pinned(target: Tensor, source: Tensor) -> None:
 
     Either may be in pinned host memory; its owner keeps it until the stream has come so far.
     """
-    if target.shape != source.shape or not (target.is_contiguous() and source.is_contiguous()):
-        raise ValueError(
-            f"copy_pinned needs contiguous tensors of one length, got shapes {tuple(target.shape)} and "
-            f"{tuple(source.shape)}, strides {target.stride()} and {source.stride()}"
-        )
+    for tensor in (target, source):
+        if tensor.shape != (len(source),) or tensor.dtype != torch.int32 or not tensor.is_contiguous():
+            raise ValueError(
+                f"copy_pinned needs two contiguous tensors [{len(source)}] of int32, got one "
+                f"{list(tensor.shape)} of {tensor.dtype} with strides {tensor.stride()}"
+            )
     words = len(target)
     if words:
         copy_kernel[(triton.cdiv(words, WORDS),)](target, source, words, WORDS)

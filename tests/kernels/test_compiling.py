@@ -7,6 +7,7 @@ import triton.language as tl
 
 from kernels.compiling import compiling_beside, only_compiled
 from kernels.norm import add_rms_norm, add_rms_norm_reference
+from kernels.pinned_copy import copy_pinned
 from kernels.token_places import token_places, token_places_reference
 
 
@@ -52,10 +53,12 @@ def test_what_becomes_an_index_is_there(device):
     )
     last_tokens = torch.tensor([11, 12], dtype=torch.int32, device=device)
     tables = torch.tensor([[4, 5], [2, 9]], dtype=torch.int32, device=device)
+    copied = torch.zeros_like(rows)
     with compiling_beside(lambda done, total: None), only_compiled():
         got = token_places(given, rows, positions, last_tokens, tables, 16)
+        copy_pinned(copied, rows)
     expected = token_places_reference(given, rows, positions, last_tokens, tables, 16)
-    assert all(torch.equal(*pair) for pair in zip(got, expected, strict=True))
+    assert all(torch.equal(*pair) for pair in zip((*got, copied), (*expected, rows), strict=True))
 
 
 def test_kernels_run_again_after_an_error(device):

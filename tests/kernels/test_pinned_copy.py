@@ -24,6 +24,7 @@ def test_copies_all_words_and_no_others(count, to_host, device):
 
 def test_what_does_not_fit_is_refused(device):
     source = torch.zeros(20, dtype=torch.int32, device=device)
-    for target in (source[:19], source.repeat(2)[::2]):
-        with pytest.raises(ValueError, match="contiguous tensors of one length"):
-            copy_pinned(target, source)
+    for target in (source[:19], source.repeat(2)[::2], source.view(4, 5), source.float()):
+        for pair in ((target, source), (source, target)):
+            with pytest.raises(ValueError, match=r"two contiguous tensors .* of int32"):
+                copy_pinned(*pair)
