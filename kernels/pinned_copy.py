@@ -2,7 +2,7 @@
 
 A GPU has one copy engine for each direction, which takes one copy after the other, whatever their streams:
 results would wait for the KV blocks that are on their way to the host, and the next step for the results. A
-block of 2 MB takes 40 to 90 µs on an H100, and up to 64 of them leave in a step.
+block of 2 MB takes 40 to 90 µs on an H100, and dozens may leave in a step: spilled ones, a swapped group's.
 """
 
 from __future__ import annotations
