@@ -5,6 +5,7 @@ CUDA graphs are no part of it: the engine captures them between its first steps.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 import time
@@ -48,6 +49,7 @@ TIMED_BLOCKS = 64  # moved to time the link to host memory
 TIMED_TOKENS = {"cuda": (2048,), "cpu": (8, 64, 512)}
 QUICK_SECONDS = 0.1
 FIRST_FP8_CAPABILITY = (8, 9)  # Ada; Triton has no e4m3 before
+UNFUSED_TOKENS = 304  # whose products `kernels.hopper_matmul` does not take but for the smallest models
 RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
 
 Phase = Literal["download", "weights", "kernels", "memory", "warm-up", "ready"]
@@ -213,10 +215,7 @@ def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int)
     """How many KV blocks fit beside the weights and the largest step's activations."""
     if runner.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(runner.device)
-        torch.cuda.reset_peak_memory_stats(runner.device)
-        before = torch.cuda.memory_allocated(runner.device)
-        runner.launch(largest_step(runner.limits, runner.limits.max_num_seqs)).wait()
-        activations = torch.cuda.max_memory_allocated(runner.device) - before
+        activations = _activation_bytes(runner)
         if not config.enforce_eager:  # a graph's are its own, which all share
             activations += activations * runner.mixed_sizes[-1] // runner.limits.max_num_batched_tokens
         torch.cuda.empty_cache()
@@ -233,6 +232,23 @@ def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int)
         )
     most = config.max_num_seqs * -(-runner.limits.max_model_len // config.block_size)
     return min(spare // block_bytes, most)
+
+
+def _activation_bytes(runner: ModelRunner) -> int:
+    """What a step allocates at most on a CUDA device."""
+
+    def of(step: StepPlan) -> int:
+        torch.cuda.reset_peak_memory_stats(runner.device)
+        before = torch.cuda.memory_allocated(runner.device)
+        runner.launch(step).wait()
+        return torch.cuda.max_memory_allocated(runner.device) - before
+
+    limits = runner.limits
+    largest = of(largest_step(limits, limits.max_num_seqs))
+    # A smaller step may take more: where products are not fused, what is between them is in memory.
+    few = min(UNFUSED_TOKENS, limits.max_num_batched_tokens)
+    unfused = of(largest_step(dataclasses.replace(limits, max_num_batched_tokens=few), sampled=1))
+    return max(largest, unfused * limits.max_num_batched_tokens // few)
 
 
 def measure_costs(runner: ModelRunner, num_blocks: int) -> PreemptionPolicy:

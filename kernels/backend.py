@@ -24,8 +24,9 @@ from kernels.fused_linear import (
 )
 from kernels.linear import (
     Linear,
+    add_linear_norm,
+    add_linear_norm_reference,
     linear,
-    linear_parts,
     linear_reference,
     silu_linear,
     silu_linear_reference,
@@ -38,7 +39,7 @@ from kernels.new_tokens import (
     decode_new_tokens,
     decode_new_tokens_reference,
 )
-from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from kernels.norm import rms_norm, rms_norm_reference
 from kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
 from kernels.sampling import sample, sample_reference
@@ -58,10 +59,9 @@ class Backend:
     prefill_attention: Callable[..., None]
     qkv_to_cache: Callable[..., None]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     linear: Callable[[Tensor, Linear], Tensor]
     silu_linear: Callable[[Tensor, Linear], Tensor]
-    linear_parts: Callable[[Tensor, Linear], Tensor]
+    add_linear_norm: Callable[[Tensor, Tensor, Linear, Tensor, float], tuple[Tensor, Tensor]]
     most_fused_tokens: Callable[[int, tuple[int, ...], int, torch.dtype], int]
     norm_linear: Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
     norm_silu_linear: Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
@@ -85,10 +85,9 @@ def torch_backend() -> Backend:
         prefill_attention=prefill_attention_reference,
         qkv_to_cache=qkv_to_cache_reference,
         rms_norm=rms_norm_reference,
-        add_rms_norm=add_rms_norm_reference,
         linear=linear_reference,
         silu_linear=silu_linear_reference,
-        linear_parts=linear_reference,
+        add_linear_norm=add_linear_norm_reference,
         most_fused_tokens=lambda hidden_size, inner_sizes, qkv_size, dtype: 1,
         norm_linear=norm_linear_reference,
         norm_silu_linear=norm_silu_linear_reference,
@@ -113,10 +112,9 @@ def triton_backend() -> Backend:
         prefill_attention=prefill_attention,
         qkv_to_cache=qkv_to_cache,
         rms_norm=rms_norm,
-        add_rms_norm=add_rms_norm,
         linear=linear,
         silu_linear=silu_linear,
-        linear_parts=linear_parts,
+        add_linear_norm=add_linear_norm,
         most_fused_tokens=most_fused_tokens,
         norm_linear=norm_linear,
         norm_silu_linear=norm_silu_linear,

@@ -33,6 +33,7 @@ BUSY = 96  # programs below which smaller tiles are quicker
 WARPGROUP = gl.constexpr(64)  # rows of a tile that the tensor cores multiply at least
 CHUNK = 128  # columns: what a row gives at a time
 MOST_SPLITS = 4
+WHOLE = 241  # tokens from which a tile of 256 wastes less than it gains
 
 
 @gluon.jit
@@ -49,6 +50,16 @@ def _ask_for_weights(
         tma.async_copy_global_to_shared(source, [up_rows + row, column], full, up, pred=needed)
     else:
         tma.async_copy_global_to_shared(source, [row, column], full, tile, pred=needed)
+
+
+@gluon.jit
+def silu_of_halves(sums: gl.tensor, dtype: gl.constexpr) -> gl.tensor:
+    """fp32 sums [T, 2N] of a gate and an up -> silu(gate) · up [T, N], rounded where unfused layers round."""
+    HALF: gl.constexpr = sums.shape[1] // 2
+    gate, up = gl.split(sums.reshape([sums.shape[0], 2, HALF]).permute((0, 2, 1)))
+    gate = gate.to(dtype).to(gl.float32)
+    silu = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32)
+    return (silu * up.to(dtype).to(gl.float32)).to(dtype)
 
 
 @gluon.jit(do_not_specialize=["num_tokens", "splits"])
@@ -128,11 +139,8 @@ def _kernel(
         acc = acc.permute((1, 0))
     if PARTS:
         result = acc
-    elif GATED:  # rounded where the unfused layers round
-        gate, up = gl.split(acc.reshape([TOKENS, 2, OUT_ROWS]).permute((0, 2, 1)))
-        gate = gate.to(dtype).to(gl.float32)
-        silu = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32)
-        result = (silu * up.to(dtype).to(gl.float32)).to(dtype)
+    elif GATED:
+        result = silu_of_halves(acc, dtype)
     else:
         result = acc.to(dtype)
     # A token's results next to each other, to be written 16 bytes at a time.
@@ -167,10 +175,12 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
     projection, `divided` what may be parts of sums.
     """
     wide = outputs * columns >= WIDE
-    if not 1 <= count <= ((64 if divided else 128) if wide else 256) or columns % CHUNK:
+    whole = wide and gated and WHOLE <= count <= 256
+    if not (whole or 1 <= count <= ((64 if divided else 128) if wide else 256)) or columns % CHUNK:
         return None
     large = (count > 64) if wide else (gated and count > 128)
-    tokens, chunk = 128 if large else 64, CHUNK // 2 if large and not wide else CHUNK
+    tokens = 256 if whole else 128 if large else 64
+    chunk = CHUNK // 2 if large and (whole or not wide) else CHUNK
     most = 64 if divided else 128
     if wide and not (gated and outputs % most):  # fewer tokens leave room for more weights on their way
         tokens = min(tokens, max(triton.next_power_of_2(count), 16))
@@ -188,8 +198,8 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
 
 
 def warps_of(tiles: Tiling) -> int:
-    """A warpgroup of four for every 64 tokens, and one for fewer."""
-    return max(tiles.tokens // 16, 4)
+    """A warpgroup of four for every 64 tokens, one for fewer, and two for 256."""
+    return min(max(tiles.tokens // 16, 4), 8)
 
 
 def suits_hopper_linear(x: Tensor, weight: Tensor) -> bool:

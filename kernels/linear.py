@@ -16,6 +16,13 @@ from kernels.hopper_linear import (
     suits_hopper_linear,
     tiling,
 )
+from kernels.hopper_matmul import (
+    hopper_matmul,
+    hopper_matmul_add,
+    hopper_matmul_silu,
+    suits_hopper_matmul,
+)
+from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm
 
 MOST_TOKENS_OF_LT = 384  # beyond, cuBLASLt is no better at long sums, and up to 15 % worse
 
@@ -41,20 +48,38 @@ class Linear:
 
 def linear(x: Tensor, layer: Linear) -> Tensor:
     """x [T, K] -> [T, N]."""
-    tiles = _tiles(x, layer.weight)
-    return layer(x) if tiles is None else hopper_linear(x, layer.weight, layer.bias, tiles)
+    if (tiles := _tiles(x, layer.weight)) is not None:
+        return hopper_linear(x, layer.weight, layer.bias, tiles)
+    return hopper_matmul(x, layer.weight) if _many(x, layer) else layer(x)
 
 
 def silu_linear(x: Tensor, layer: Linear) -> Tensor:
     """x [T, K] by a gate and an up projection, fused, to [T, 2I], then silu(gate) · up -> [T, I]."""
-    tiles = _tiles(x, layer.weight, gated=True) if layer.bias is None else None
-    return silu_mul(layer(x)) if tiles is None else hopper_silu_linear(x, layer.weight, tiles)
+    if layer.bias is None and (tiles := _tiles(x, layer.weight, gated=True)) is not None:
+        return hopper_silu_linear(x, layer.weight, tiles)
+    if _many(x, layer, gated=True, spared=2):  # gate and up are written by cuBLAS, and read by `silu_mul`
+        return hopper_matmul_silu(x, layer.weight)
+    return silu_mul(layer(x))
 
 
 def linear_parts(x: Tensor, layer: Linear) -> Tensor:
     """x [T, K] -> [T, N], or fp32 [S, T, N], parts of that sum: as `add_rms_norm` takes it."""
     tiles = _tiles(x, layer.weight, divided=True) if layer.bias is None else None
     return layer(x) if tiles is None else hopper_linear_parts(x, layer.weight, tiles)
+
+
+def add_linear_norm(
+    residual: Tensor, x: Tensor, layer: Linear, norm: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """residual [T, N], x [T, K] -> (RMSNorm of residual plus the layer's result, residual).
+
+    The residual is added to in place.
+    """
+    # The sum is written and read here or there; what cuBLAS gives, before, by `add_rms_norm` only.
+    if residual.is_contiguous() and _many(x, layer, spared=1):
+        hopper_matmul_add(residual, x, layer.weight)
+        return rms_norm(residual, norm, eps), residual
+    return add_rms_norm(linear_parts(x, layer), residual, norm, eps)
 
 
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -68,8 +93,15 @@ def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def linear_reference(x: Tensor, layer: Linear) -> Tensor:
-    """The same as `linear` and `linear_parts` in plain torch."""
+    """The same as `linear` in plain torch."""
     return layer(x)
+
+
+def add_linear_norm_reference(
+    residual: Tensor, x: Tensor, layer: Linear, norm: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The same as `add_linear_norm` in plain torch."""
+    return add_rms_norm_reference(layer(x), residual, norm, eps)
 
 
 def silu_linear_reference(x: Tensor, layer: Linear) -> Tensor:
@@ -81,3 +113,7 @@ def _tiles(x: Tensor, weight: Tensor, *, gated: bool = False, divided: bool = Fa
     if not suits_hopper_linear(x, weight):
         return None
     return tiling(len(x), *weight.shape, gated=gated, divided=divided)
+
+
+def _many(x: Tensor, layer: Linear, *, gated: bool = False, spared: int = 0) -> bool:
+    return layer.bias is None and suits_hopper_matmul(x, layer.weight, gated=gated, spared=spared)

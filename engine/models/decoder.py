@@ -86,10 +86,11 @@ class Decoder:
         x = backend.rms_norm(residual, self.layers[0].input_norm, eps)
         for layer, norm_after, layer_cache, newest in layers:
             attended = layer.attention(backend.linear(x, layer.qkv), batch, layer_cache, newest)
-            parts = backend.linear_parts(attended, layer.output)
-            x, residual = backend.add_rms_norm(parts, of_newest(residual, newest), layer.mlp_norm, eps)
-            parts = backend.linear_parts(backend.silu_linear(x, layer.gate_up), layer.down)
-            x, residual = backend.add_rms_norm(parts, residual, norm_after, eps)
+            x, residual = backend.add_linear_norm(
+                of_newest(residual, newest), attended, layer.output, layer.mlp_norm, eps
+            )
+            inner = backend.silu_linear(x, layer.gate_up)
+            x, residual = backend.add_linear_norm(residual, inner, layer.down, norm_after, eps)
         return x
 
     def _few_tokens(

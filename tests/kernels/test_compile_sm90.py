@@ -53,11 +53,15 @@ SPILLS_LIMIT = {
     "hopper_linear_gated_32": 0,
     "hopper_linear_gated_64": 0,
     "hopper_linear_gated_128": 0,
+    "hopper_linear_gated_256": 0,
     "hopper_linear_parts_32": 0,
     "hopper_linear_parts_64": 0,
     "hopper_linear_narrow_64": 0,
     "hopper_linear_narrow_gated_256": 0,
     "hopper_linear_narrow_parts_64": 0,
+    "hopper_matmul": 0,
+    "hopper_matmul_silu": 0,
+    "hopper_matmul_add": 0,
     "few_tokens_norm": 0,
     "few_tokens_gated": 0,
     "few_tokens_add": 0,
@@ -104,6 +108,7 @@ COPIES_EARLY = {
     "hopper_linear_gated_32": 8,
     "hopper_linear_gated_64": 8,
     "hopper_linear_gated_128": 6,
+    "hopper_linear_gated_256": 8,
     "hopper_linear_parts_32": 8,
     "hopper_linear_parts_64": 6,
     "hopper_linear_narrow_64": 4,
@@ -358,6 +363,7 @@ def compile_hopper_linear_variants() -> dict[str, dict[str, int]]:
         "gated_32": (32, 28672, 4096, True, False),
         "gated_64": (64, 28672, 4096, True, False),
         "gated_128": (128, 28672, 4096, True, False),
+        "gated_256": (256, 28672, 4096, True, False),
         "parts_32": (32, 4096, 14336, False, True),
         "parts_64": (64, 4096, 14336, False, True),
         "narrow_64": (64, 4096, 1024, False, False),
@@ -379,6 +385,33 @@ def compile_hopper_linear_variants() -> dict[str, dict[str, int]]:
         }
         aligned, options = ("out", "outputs", "columns"), {"num_warps": hopper_linear.warps_of(tiles)}
         found[f"hopper_linear_{name}"] = compiled(GluonASTSource, kernel, constants, types, aligned, options)
+    return found
+
+
+def compile_hopper_matmul_variants() -> dict[str, dict[str, int]]:
+    """The same of products of many tokens."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from kernels import hopper_matmul
+
+    layout = gl.NVMMASharedLayout(128, 16, rank=2)
+    found = {}
+    for name, width, gated, added in (
+        ("", 256, False, False),
+        ("_silu", 128, True, False),
+        ("_add", 256, False, True),
+    ):
+        stages = hopper_matmul.STAGES_OF_GATED if gated else hopper_matmul.STAGES
+        constants: dict[str, object] = {"GATED": gated, "ADDED": added, "STAGES": stages}
+        types = {
+            "out": f"tensordesc<bf16[64, {width}],{layout!r}>",
+            "x_source": f"tensordesc<bf16[64, 64],{layout!r}>",
+            "w_source": f"tensordesc<bf16[{width}, 64],{layout!r}>",
+        }
+        found[f"hopper_matmul{name}"] = compiled(
+            GluonASTSource, hopper_matmul._kernel, constants, types, ("outputs", "columns"), {"num_warps": 4}
+        )
     return found
 
 
@@ -487,9 +520,9 @@ def test_serving_variants_fit(found: dict[str, dict[str, int]]) -> None:
 
 
 def test_kernels_wait_before_they_write(found: dict[str, dict[str, int]]) -> None:
-    """Those that are launched dependently, and prefill, which is not and need not."""
+    """Those that are launched dependently; prefill and products of many tokens are not and need not."""
     for name, variant in found.items():
-        launched_dependently = "prefill" not in name
+        launched_dependently = "prefill" not in name and "matmul" not in name
         assert (variant["waits"] >= 0) == launched_dependently, name
         assert variant["writes_early"] == (name in WRITES_EARLY or not launched_dependently), name
 
@@ -507,5 +540,6 @@ def test_the_first_layer_begins_when_what_is_known_of_tokens_is_there(
 
 
 if __name__ == "__main__":
-    both = compile_hopper_variants() | compile_hopper_linear_variants() | compile_hopper_decode_variants()
-    print(json.dumps(compile_variants() | both | compile_few_tokens_variants()))
+    hopper = compile_hopper_variants() | compile_hopper_linear_variants() | compile_hopper_decode_variants()
+    hopper |= compile_hopper_matmul_variants()
+    print(json.dumps(compile_variants() | hopper | compile_few_tokens_variants()))
