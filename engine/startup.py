@@ -214,11 +214,11 @@ def _kv_dtype(config: EngineConfig, dtype: torch.dtype, device: torch.device) ->
 def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int) -> int:
     """How many KV blocks fit beside the weights and the largest step's activations."""
     if runner.device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(runner.device)
         activations = _activation_bytes(runner)
         if not config.enforce_eager:  # a graph's are its own, which all share
             activations += activations * runner.mixed_sizes[-1] // runner.limits.max_num_batched_tokens
         torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(runner.device)
         budget = int(total * config.gpu_memory_utilization) - (total - free)
         spare = budget - activations - RESERVE_BYTES
         hint = "raise --gpu-memory-utilization, or lower --max-num-batched-tokens or --max-num-seqs"
@@ -244,11 +244,14 @@ def _activation_bytes(runner: ModelRunner) -> int:
         return torch.cuda.max_memory_allocated(runner.device) - before
 
     limits = runner.limits
-    largest = of(largest_step(limits, limits.max_num_seqs))
-    # A smaller step may take more: where products are not fused, what is between them is in memory.
-    few = min(UNFUSED_TOKENS, limits.max_num_batched_tokens)
-    unfused = of(largest_step(dataclasses.replace(limits, max_num_batched_tokens=few), sampled=1))
-    return max(largest, unfused * limits.max_num_batched_tokens // few)
+    few_tokens = min(UNFUSED_TOKENS, limits.max_num_batched_tokens)
+    few = largest_step(dataclasses.replace(limits, max_num_batched_tokens=few_tokens), sampled=1)
+    largest = largest_step(limits, limits.max_num_seqs)
+    runner.launch(few).wait()  # cuBLAS takes its workspace now, and keeps it
+    # A smaller step than the largest may take more: where products are not fused, what is between them is in
+    # memory, as much a token as in a small step.
+    unfused = of(few) * len(largest.prefill_tokens) // len(few.prefill_tokens)
+    return max(of(largest), unfused)
 
 
 def measure_costs(runner: ModelRunner, num_blocks: int) -> PreemptionPolicy:

@@ -145,6 +145,7 @@ def _kernel(
     num_tokens: gl.tensor, outputs: gl.tensor, columns: gl.tensor, banded: gl.tensor,
     GATED: gl.constexpr, ADDED: gl.constexpr, STAGES: gl.constexpr,
 ) -> None:  # fmt: skip
+    """Tiles of TOKENS tokens times WEIGHTS rows of the weight, one program after the other in turn."""
     WIDTH: gl.constexpr = WEIGHTS // 2 if GATED else WEIGHTS
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
@@ -173,29 +174,38 @@ def _kernel(
     )
 
 
-def is_quick(
-    count: int, outputs: int, columns: int, multiprocessors: int, *, gated: bool, spared: int
-) -> bool:
+def takes(outputs: int, columns: int) -> bool:
+    """Whether tiles divide a weight [outputs, columns], with more chunks than stages each.
+
+    What a tile is added to is asked for with the first chunk for which a stage had to become free.
+    """
+    return (
+        outputs % WEIGHTS.value == 0
+        and columns % CHUNK.value == 0
+        and columns // CHUNK.value > max(STAGES, STAGES_OF_GATED)
+    )
+
+
+def is_quick(count: int, outputs: int, columns: int, multiprocessors: int, *, spared: int) -> bool:
     """Whether `count` tokens times a weight [outputs, columns] are as quick here as by cuBLAS, or quicker.
 
     As measured within the layers of Qwen3-0.6B and Llama-3.1-8B on an H100: they are where tiles fill all
     multiprocessors in each round, and where `spared` writes or reads of each output make up for those that
-    do not. `gated`: half of the outputs are a gate's, the others an up's.
+    do not.
     """
-    width = WEIGHTS.value // 2 if gated else WEIGHTS.value
-    results = outputs // 2 if gated else outputs
-    if results % width or columns % CHUNK.value or columns // CHUNK.value <= STAGES_OF_GATED:
-        return False
-    rounds = triton.cdiv(triton.cdiv(count, TOKENS.value) * (results // width), multiprocessors)
-    busy = count / TOKENS.value * (results // width)
+    output_tiles = outputs // WEIGHTS.value
+    rounds = triton.cdiv(triton.cdiv(count, TOKENS.value) * output_tiles, multiprocessors)
+    busy = count / TOKENS.value * output_tiles
     return busy * (1 + spared * COLUMNS_OF_A_RESULT / columns) >= rounds * multiprocessors
 
 
-def suits_hopper_matmul(x: Tensor, weight: Tensor, *, gated: bool, spared: int) -> bool:
+def suits_hopper_matmul(x: Tensor, weight: Tensor, *, spared: int) -> bool:
     """Whether x [T, K] and weight [N, K] are what the functions here take, and `is_quick`."""
     outputs, columns = weight.shape
-    return suits_hopper_linear(x, weight) and is_quick(
-        len(x), outputs, columns, _multiprocessors(x.device), gated=gated, spared=spared
+    return (
+        suits_hopper_linear(x, weight)
+        and takes(outputs, columns)
+        and is_quick(len(x), outputs, columns, _multiprocessors(x.device), spared=spared)
     )
 
 
@@ -216,6 +226,17 @@ def hopper_matmul_silu(x: Tensor, weight: Tensor) -> Tensor:
 def hopper_matmul_add(residual: Tensor, x: Tensor, weight: Tensor) -> None:
     """Add x [T, K] times weight [N, K], rounded to its dtype, to residual [T, N] in place."""
     _launch(residual, x, weight, gated=False, added=True)
+
+
+def launch_each(device: torch.device, dtype: torch.dtype) -> None:
+    """Launch each kernel here, on little, where a device and a type have them.
+
+    Which of them a step takes depends on its exact count of tokens, so a rehearsal asks for all.
+    """
+    x, weight = (torch.zeros(rows, 512, dtype=dtype, device=device) for rows in (TOKENS.value, WEIGHTS.value))
+    if suits_hopper_linear(x, weight):
+        hopper_matmul_silu(x, weight)
+        hopper_matmul_add(hopper_matmul(x, weight), x, weight)
 
 
 @cache

@@ -50,14 +50,14 @@ def linear(x: Tensor, layer: Linear) -> Tensor:
     """x [T, K] -> [T, N]."""
     if (tiles := _tiles(x, layer.weight)) is not None:
         return hopper_linear(x, layer.weight, layer.bias, tiles)
-    return hopper_matmul(x, layer.weight) if _many(x, layer) else layer(x)
+    return hopper_matmul(x, layer.weight) if _many(x, layer, spared=0) else layer(x)
 
 
 def silu_linear(x: Tensor, layer: Linear) -> Tensor:
     """x [T, K] by a gate and an up projection, fused, to [T, 2I], then silu(gate) · up -> [T, I]."""
     if layer.bias is None and (tiles := _tiles(x, layer.weight, gated=True)) is not None:
         return hopper_silu_linear(x, layer.weight, tiles)
-    if _many(x, layer, gated=True, spared=2):  # gate and up are written by cuBLAS, and read by `silu_mul`
+    if _many(x, layer, spared=2):  # gate and up are written by cuBLAS, and read by `silu_mul`
         return hopper_matmul_silu(x, layer.weight)
     return silu_mul(layer(x))
 
@@ -75,8 +75,8 @@ def add_linear_norm(
 
     The residual is added to in place.
     """
-    # The sum is written and read here or there; what cuBLAS gives, before, by `add_rms_norm` only.
-    if residual.is_contiguous() and _many(x, layer, spared=1):
+    # What cuBLAS gives is written, and read by `add_rms_norm`; the sum has to be read by a norm of its own.
+    if residual.is_contiguous() and residual.dtype == x.dtype and _many(x, layer, spared=1):
         hopper_matmul_add(residual, x, layer.weight)
         return rms_norm(residual, norm, eps), residual
     return add_rms_norm(linear_parts(x, layer), residual, norm, eps)
@@ -115,5 +115,5 @@ def _tiles(x: Tensor, weight: Tensor, *, gated: bool = False, divided: bool = Fa
     return tiling(len(x), *weight.shape, gated=gated, divided=divided)
 
 
-def _many(x: Tensor, layer: Linear, *, gated: bool = False, spared: int = 0) -> bool:
-    return layer.bias is None and suits_hopper_matmul(x, layer.weight, gated=gated, spared=spared)
+def _many(x: Tensor, layer: Linear, *, spared: int) -> bool:
+    return layer.bias is None and suits_hopper_matmul(x, layer.weight, spared=spared)
