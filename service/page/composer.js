@@ -6,26 +6,25 @@ export class Composer {
   #button = document.getElementById("send");
   #busy = false;
   #ready = false;
+  #early = false; // Enter was pressed before the server was ready, and the text not changed since
+  #send;
 
   constructor({ send, stop }) {
-    const submit = () => {
-      const text = this.#input.value.trim();
-      if (!this.#ready || this.#busy || text === "") return;
-      this.#input.value = "";
-      this.#refresh();
-      send(text);
-    };
+    this.#send = send;
     this.#form.addEventListener("submit", (event) => {
       event.preventDefault();
       if (this.#busy) stop();
-      else submit();
+      else this.#submit();
     });
-    this.#input.addEventListener("input", () => this.#refresh());
+    this.#input.addEventListener("input", () => {
+      this.#early = false;
+      this.#refresh();
+    });
     this.#input.addEventListener("keydown", (event) => {
       // Enter that ends an input method's composition is not ours.
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
-      submit();
+      this.#submit();
     });
     document.addEventListener("keydown", (event) => {
       if (document.querySelector("dialog[open]")) return;
@@ -52,7 +51,17 @@ export class Composer {
   setReady(ready, placeholder) {
     this.#ready = ready;
     this.#input.placeholder = placeholder;
+    if (ready && this.#early) this.#submit();
     this.#refresh();
+  }
+
+  #submit() {
+    const text = this.#input.value.trim();
+    this.#early = !this.#ready && text !== "";
+    if (!this.#ready || this.#busy || text === "") return this.#refresh();
+    this.#input.value = "";
+    this.#refresh();
+    this.#send(text);
   }
 
   #refresh() {
@@ -60,7 +69,7 @@ export class Composer {
     this.#form.classList.toggle("busy", this.#busy);
     if (!CSS.supports("field-sizing", "content")) this.#input.rows = Math.min(this.#input.value.split("\n").length, 8);
     this.#button.setAttribute("aria-label", label);
-    this.#button.title = this.#busy ? "Stop (Esc)" : "Send (Enter)";
+    this.#button.title = this.#busy ? "Stop (Esc)" : this.#early ? "Sent as soon as the model is ready" : "Send (Enter)";
     this.#button.disabled = !this.#busy && (!this.#ready || this.#input.value.trim() === "");
   }
 }

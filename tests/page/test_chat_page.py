@@ -427,6 +427,29 @@ def test_start_up_is_shown_until_the_server_is_ready(page: Page, stub: StubServe
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
 
 
+def test_what_is_entered_early_is_sent_once_when_the_server_is_ready(page: Page, stub: StubServer) -> None:
+    stub.scripts = [said("Here."), said("Again.")]
+    stub.loaded.clear()
+    page.reload()
+    message, send = page.get_by_label("Message", exact=True), page.get_by_role("button", name="Send")
+    message.fill("Early")
+    message.press("Enter")
+    expect(send).to_have_attribute("title", "Sent as soon as the model is ready")
+    message.press("!")  # changed: it waits to be entered again
+    expect(send).to_have_attribute("title", "Send (Enter)")
+    message.press("Enter")
+    expect(message).to_have_value("Early!")
+    assert stub.requests == []
+    stub.loaded.set()
+    expect(prose(page)).to_have_text("Here.")
+    expect(message).to_have_value("")
+    page.context.set_offline(True)
+    expect(page.locator("#model")).to_have_attribute("data-phase", "offline")
+    page.context.set_offline(False)
+    expect(page.locator("#model")).to_have_attribute("data-phase", "ready")
+    assert [request["messages"][-1]["content"] for request in stub.requests] == ["Early!"]
+
+
 def test_names_the_model_and_says_when_it_is_the_demo(page: Page, stub: StubServer) -> None:
     notice = page.get_by_text("is a tiny demonstration model")
     expect(notice).to_be_visible()
