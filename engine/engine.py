@@ -208,7 +208,8 @@ class AsyncEngine:
             self._writer.close()
         if self._process is not None:
             try:
-                await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
+                async with asyncio.timeout(EXIT_SECONDS):
+                    await self._process.wait()
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
@@ -227,7 +228,8 @@ class AsyncEngine:
         except (asyncio.IncompleteReadError, ConnectionError):
             assert self._process is not None
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), EXIT_CODE_SECONDS)
+                async with asyncio.timeout(EXIT_CODE_SECONDS):
+                    await self._process.wait()
             code = self._process.returncode
             self._die(f"the engine process ended unexpectedly (exit code {code})")
 

@@ -95,7 +95,8 @@ class GrammarTrials:
             process, seconds = await _Process.start(tokenizer, info), START_SECONDS
             self._started = [other for other in self._started if not other.ended] + [process]
         try:
-            error = await asyncio.wait_for(process.ask(grammar), seconds)
+            async with asyncio.timeout(seconds):
+                error = await process.ask(grammar)
         except TimeoutError:
             process.kill()
             return f"it takes longer than {seconds:g} seconds to compile"
