@@ -114,6 +114,20 @@ class EngineCore:
         else:
             self.grammars.add(request)
 
+    def add_all(self, requests: list[Request]) -> None:
+        """Queue requests that are wanted together: those that may take most steps first.
+
+        So few of them are left to run on alone while the device could do more (Graham 1969, longest
+        processing time first). Raises ValueError, and queues none, when one could never run.
+        """
+        try:
+            for request in sorted(requests, key=lambda request: -request.params.max_tokens):
+                self.add(request)
+        except ValueError:
+            for request in requests:
+                self.abort(request.id)
+            raise
+
     def abort(self, request_id: int) -> None:
         """Forget a request, if it is still there."""
         self.scheduler.abort(request_id)

@@ -131,10 +131,17 @@ def fit(name: str, work: list[Work], info: EngineInfo) -> list[Work]:
     return fitted
 
 
-def run_workload(core: EngineCore, info: EngineInfo, work: list[Work], ceilings: Ceilings, seed: int) -> Run:
-    """Add all requests at once and step until the last has finished. Raises WorkloadFailed if one fails."""
-    for request in requests(work, seed):
+def queue(core: EngineCore, requests: list[Request], *, in_order: bool) -> None:
+    """All at once, as LLM.generate does; `in_order`: one after the other, as a server gets them."""
+    if not in_order:
+        core.add_all(requests)
+        return
+    for request in requests:
         core.add(request)
+
+
+def run_workload(core: EngineCore, info: EngineInfo, ceilings: Ceilings) -> Run:
+    """Step until the last of the queued requests has finished. Raises WorkloadFailed if one fails."""
     run = Run()
     preemptions = core.stats.preemptions_recompute + core.stats.preemptions_swap
     begin = time.perf_counter()
@@ -172,19 +179,30 @@ def _bound(stats: StepStats, info: EngineInfo, ceilings: Ceilings) -> float:
 
 
 def bench(
-    core: EngineCore, info: EngineInfo, name: str, work: list[Work], runs: int, ceilings: Ceilings
+    core: EngineCore,
+    info: EngineInfo,
+    name: str,
+    work: list[Work],
+    runs: int,
+    ceilings: Ceilings,
+    *,
+    in_order: bool = False,
 ) -> Result:
     """Warm up, run `runs` times and report the median run of a workload that fits."""
     warm = [replace(one, output_len=min(one.output_len, 8)) for one in work[: info.max_num_seqs]]
-    run_workload(core, info, warm, ceilings, seed=1 << 40)
-    measured = [run_workload(core, info, work, ceilings, seed=run << 20) for run in range(runs)]
+    queue(core, requests(warm, seed=1 << 40), in_order=in_order)
+    run_workload(core, info, ceilings)
+    measured = []
+    for run in range(runs):
+        queue(core, requests(work, seed=run << 20), in_order=in_order)
+        measured.append(run_workload(core, info, ceilings))
     middle = sorted(measured, key=lambda run: run.seconds)[(len(measured) - 1) // 2]
     seconds = statistics.median(run.seconds for run in measured)
     return Result(
         engine="quire",
         model=Path(info.model).name,
         workload=name,
-        mode="offline",
+        mode="offline, in order" if in_order else "offline",
         out_tok_s=round(sum(one.output_tokens for one in work) / seconds, 1),
         in_tok_s=round(sum(len(one.prompt) for one in work) / seconds, 1),
         req_s=round(len(work) / seconds, 2),

@@ -69,6 +69,12 @@ def _parser() -> Parser:
     add_engine_flags(bench)
     flag(bench, "--workload", default="mixed", help="names, separated by commas (loadtest/workloads.py)")
     flag(bench, "--runs", type=int, default=3, help="the median run is reported")
+    flag(
+        bench,
+        "--in-order",
+        action="store_true",
+        help="queue requests as a server gets them, not those with most tokens to come first",
+    )
     flag(bench, "--result-file", type=Path, help="append one JSON object a workload")
     flag(bench, "--profile", type=Path, help="folder for traces of steps; prints where their time goes")
     doctor = commands.add_parser("doctor", help="tell what fits, and which flag to change where it does not")
@@ -214,7 +220,9 @@ def _bench(arguments: argparse.Namespace) -> int:
     results = []
     for name, work in workloads:
         try:
-            result = bench.bench(core, info, name, work, arguments.runs, ceilings)
+            result = bench.bench(
+                core, info, name, work, arguments.runs, ceilings, in_order=arguments.in_order
+            )
         except bench.WorkloadFailed as failure:
             print(f"quire bench: {name}: {failure}", file=sys.stderr)
             return 1
@@ -224,6 +232,7 @@ def _bench(arguments: argparse.Namespace) -> int:
             bench.append_result(result, arguments.result_file)
         if arguments.profile is not None:
             requests = bench.requests(work, seed=1 << 41)
+            bench.queue(core, requests, in_order=arguments.in_order)
             skip = result.steps // 3
             show_profile(profile_steps(core, name, requests, skip, TRACED_STEPS, arguments.profile))
     return 0

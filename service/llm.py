@@ -52,15 +52,24 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | list[str] | list[list[int]],
-        params: SamplingParams | None = None,
+        params: SamplingParams | list[SamplingParams] | None = None,
         stop: tuple[str, ...] = (),
     ) -> list[list[Completion]]:
         """For each prompt its n completions, all prompts in one continuous batch.
 
-        Without params: 16 tokens at temperature 1. Raises ValueError for a prompt that can never fit.
+        `params` are for all prompts, or one for each; without, 16 tokens at temperature 1. Raises ValueError
+        for a prompt that can never fit, and for too many or too few params.
         """
         single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
         each = [cast(Prompt, prompts)] if single else cast(list[Prompt], prompts)
+        if params is None:
+            params = [SamplingParams(seed=secrets.randbits(63)) for _ in each]
+        elif isinstance(params, SamplingParams):
+            params = [params] * len(each)
+        if len(params) != len(each):
+            raise ValueError(
+                f"there are {len(each)} prompts and {len(params)} params: give one for all, or one for each"
+            )
         choices = self._add(each, params, stop)
         for _ in self._run(choices):
             pass
@@ -76,7 +85,7 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None, stop: tuple[str, ...] = ()
     ) -> Iterator[str]:
         """The text of the first completion, as it comes."""
-        choices = self._add([prompt], params, stop)
+        choices = self._add([prompt], [params or SamplingParams(seed=secrets.randbits(63))], stop)
         for touched in self._run(choices):
             if touched.index == 0 and (text := touched.take_text()):
                 yield text
@@ -90,28 +99,24 @@ class LLM:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _add(
-        self, prompts: list[Prompt], params: SamplingParams | None, stop: tuple[str, ...]
+        self, prompts: list[Prompt], params: list[SamplingParams], stop: tuple[str, ...]
     ) -> dict[int, list[Choice]]:
-        choices: dict[int, list[Choice]] = {}
-        try:
-            for prompt in prompts:
-                own = params or SamplingParams(seed=secrets.randbits(63))
-                tokens = (
-                    self.tokenizer.encode(prompt, add_special_tokens=True)
-                    if isinstance(prompt, str)
-                    else prompt
-                )
-                request = Request(next(self._ids), tokens, own)
-                self.core.add(request)
-                choices[request.id] = [
-                    Choice(i, self.tokenizer.detokenizer([], skip_special_tokens=True), stop)
-                    for i in range(own.n)
-                ]
-        except ValueError:
-            for request_id in choices:
-                self.core.abort(request_id)
-            raise
-        return choices
+        requests = [
+            Request(
+                next(self._ids),
+                self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt,
+                own,
+            )
+            for prompt, own in zip(prompts, params, strict=True)
+        ]
+        self.core.add_all(requests)
+        return {
+            request.id: [
+                Choice(i, self.tokenizer.detokenizer([], skip_special_tokens=True), stop)
+                for i in range(request.params.n)
+            ]
+            for request in requests
+        }
 
     def _run(self, choices: dict[int, list[Choice]]) -> Iterator[Choice]:
         """Step until all have finished; yields each choice that something was added to."""

@@ -43,12 +43,10 @@ class Profile:
 def profile_steps(
     core: EngineCore, workload: str, requests: list[Request], skip: int, steps: int, folder: Path
 ) -> Profile:
-    """Run `requests` for `skip` steps, trace the next `steps` and drop the rest.
+    """Run `requests`, which are queued, for `skip` steps, trace the next `steps` and drop the rest.
 
     Writes folder/workload.json, which Perfetto and chrome://tracing open.
     """
-    for request in requests:
-        core.add(request)
     while core.has_work and skip:
         core.step()
         skip -= 1

@@ -353,7 +353,7 @@ def test_nothing_is_measured_of_a_workload_that_fails(monkeypatch: pytest.Monkey
     monkeypatch.setattr(bench, "_bound", lambda *_: 0.0)
     info = EngineInfo(**dict.fromkeys(EngineInfo.__struct_fields__, 0))
     with pytest.raises(bench.WorkloadFailed, match=r"workload failed: .* raised Poisoned"):
-        bench.run_workload(roomy([], prompts_raise), info, [Work([1, 2, 3], 4)], bench.Ceilings(1, 1), seed=0)
+        bench.bench(roomy([], prompts_raise), info, "one", [Work([1, 2, 3], 4)], 1, bench.Ceilings(1, 1))
 
 
 def test_a_runner_that_does_not_settle_ends_all() -> None:

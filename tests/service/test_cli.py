@@ -66,8 +66,9 @@ def test_a_workload_that_fails_is_told_in_one_line_after_those_that_did_not(
     )
     results = tmp_path / "results.jsonl"
     with pytest.raises(SystemExit) as ended:
-        main([*BENCH, "--workload", "good,bad", "--result-file", str(results)])
+        main([*BENCH, "--in-order", "--workload", "good,bad", "--result-file", str(results)])
     assert ended.value.code == 1
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("quire bench"))
     assert "bad: a request of the workload failed: computing it raised RuntimeError" in line
-    assert [json.loads(line)["workload"] for line in results.read_text().splitlines()] == ["good"]
+    (result,) = (json.loads(line) for line in results.read_text().splitlines())
+    assert (result["workload"], result["mode"]) == ("good", "offline, in order")

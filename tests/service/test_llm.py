@@ -1,0 +1,42 @@
+"""Offline use: many prompts in one batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.request import SamplingParams
+from service.llm import LLM
+
+PROMPTS = ["A block table is", "Who preempts whom?", "The prefix cache", "One token at a time"]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(device="cpu", dtype="float32", max_num_seqs=2, num_gpu_blocks_override=64, swap_space=0)
+
+
+def test_each_prompt_has_its_own_params_and_the_answers_come_in_its_place(llm: LLM) -> None:
+    params = [
+        SamplingParams(max_tokens=most, temperature=0, n=n, ignore_eos=True)
+        for most, n in ((3, 1), (9, 2), (5, 1), (9, 1))
+    ]
+    together = llm.generate(PROMPTS, params)
+    alone = [llm.generate(prompt, own)[0] for prompt, own in zip(PROMPTS, params, strict=True)]
+    assert together == alone
+    assert [[len(one.token_ids) for one in each] for each in together] == [[3], [9, 9], [5], [9]]
+
+
+def test_params_for_all(llm: LLM) -> None:
+    answers = llm.generate(PROMPTS[:2], SamplingParams(max_tokens=4, ignore_eos=True))
+    assert [len(one.token_ids) for (one,) in answers] == [4, 4]
+
+
+def test_too_few_params_are_refused(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="there are 4 prompts and 1 params"):
+        llm.generate(PROMPTS, [SamplingParams()])
+
+
+def test_a_prompt_that_never_fits_takes_no_other_one_with_it(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="max_tokens is 100000"):
+        llm.generate(PROMPTS[:2], [SamplingParams(), SamplingParams(max_tokens=100_000)])
+    assert not llm.core.has_work
