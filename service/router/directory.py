@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -43,7 +43,7 @@ class Directory:
             redis_url,
             max_connections=MAX_CONNECTIONS,
             timeout=CONNECT_TIMEOUT,
-            socket_timeout=TIMEOUT,
+            socket_timeout=None,  # see _question
             socket_connect_timeout=CONNECT_TIMEOUT,
             retry=Retry(NoBackoff(), 0),
             protocol=2,
@@ -52,33 +52,37 @@ class Directory:
 
     async def fingerprints(self) -> set[str]:
         """Of all deployments that anybody is registered in."""
-        before, after = ALL_REPLICAS.split("*")
-        with _one_kind_of_failure():
-            # Braces and colons are themselves in Redis' patterns.
-            found = self._client.scan_iter(match=ALL_REPLICAS, count=1000)
-            return {key.decode()[len(before) : -len(after)] async for key in found}
+        before, after = ALL_REPLICAS.split("*")  # braces and colons are themselves in Redis' patterns
+        found: set[str] = set()
+        cursor = 0
+        while True:
+            async with _question(CONNECT_TIMEOUT + TIMEOUT):
+                answer: Any = await self._client.scan(cursor, match=ALL_REPLICAS, count=1000)
+                cursor, keys = answer
+                found.update(key.decode()[len(before) : -len(after)] for key in keys)
+            if not cursor:
+                return found
 
     async def registered(self, fingerprint: str) -> list[Registered]:
         """Those whose lease has not ended."""
         keys = Keys(fingerprint)
-        with _one_kind_of_failure():
+        async with _question(CONNECT_TIMEOUT + TIMEOUT):
             found: Any = await self._client.eval_ro(REPLICAS, 1, keys.replicas, keys.meta)
             return [_registered(fields) for fields in found if fields]
 
     async def pinned(self, fingerprint: str) -> list[list[int]]:
         """Token ids of the prefixes that all tenants of a deployment share."""
-        with _one_kind_of_failure():
+        async with _question(CONNECT_TIMEOUT + TIMEOUT):
             (found,) = await self._client.hmget(Keys(fingerprint).pinned, ["tokens"])
             return [] if found is None else msgspec.json.decode(found, type=list[list[int]])
 
     async def lookup(self, fingerprint: str, digests: Sequence[Digest]) -> dict[str, int]:
         """By URL: how many of a prompt's first blocks each replica holds."""
         keys, asked = Keys(fingerprint), digests[:MAX_BLOCKS]
-        with _one_kind_of_failure():
-            async with asyncio.timeout(TIMEOUT):  # for a connection, too
-                found: Any = await self._client.eval_ro(
-                    LOOKUP, 1, keys.replicas, keys.meta, keys.blocks, b"".join(asked)
-                )
+        async with _question(TIMEOUT):  # for a connection, too
+            found: Any = await self._client.eval_ro(
+                LOOKUP, 1, keys.replicas, keys.meta, keys.blocks, b"".join(asked)
+            )
             matches = {url.decode(): int(blocks) for url, blocks in found}
         if any(not 0 <= blocks <= len(asked) for blocks in matches.values()):
             raise ValueError(f"the registry claims that {max(matches.values())} of {len(asked)} blocks match")
@@ -88,12 +92,18 @@ class Directory:
         await self._client.aclose()
 
 
-@contextmanager
-def _one_kind_of_failure() -> Iterator[None]:
-    """An answer that is none may break anything, and an event loop's errors come through redis-py as they are
-    (uvloop's of a connection that has just been lost is a RuntimeError)."""
+@asynccontextmanager
+async def _question(seconds: float) -> AsyncIterator[None]:
+    """Raises one of FAILURES, whatever is raised within: an answer that is none may break anything, and an
+    event loop's errors come through redis-py as they are (uvloop's of a connection that has just been lost is
+    a RuntimeError).
+
+    The time is not redis-py's to keep: it has asyncio.wait_for end a write, which in Python 3.11 drops the
+    cancellation of a request or a watch that comes as the write is done.
+    """
     try:
-        yield
+        async with asyncio.timeout(seconds):
+            yield
     except FAILURES:
         raise
     except Exception as error:

@@ -57,12 +57,8 @@ class RegistryWatch:
         self._complained: set[str] = set()
 
     async def run(self, poll_seconds: float, scan_seconds: float) -> None:
-        """Until it is cancelled; it may then return `poll_seconds` later."""
         scanned = float("-inf")
-        task = asyncio.current_task()
-        assert task is not None
-        # redis-py writes by asyncio.wait_for, which in Python 3.11 drops a cancellation at a write's end.
-        while not task.cancelling():
+        while True:
             try:
                 if time.monotonic() - scanned >= scan_seconds or not self.hashers:
                     await self._scan()

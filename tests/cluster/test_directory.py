@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import subprocess
 from collections.abc import Iterator
@@ -239,7 +240,7 @@ async def test_whatever_a_client_library_raises_is_a_failure(
         raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(redis.asyncio.Connection, "_send_packed_command", lost)
+        patch.setattr(redis.asyncio.Connection, "send_packed_command", lost)
         for question in (
             directory.fingerprints(),
             directory.registered(FINGERPRINT),
@@ -248,5 +249,30 @@ async def test_whatever_a_client_library_raises_is_a_failure(
         ):
             with pytest.raises(FAILURES):
                 await question
+    assert await patiently(directory, CHAIN) == {"http://10.0.0.1:8000": 600}
+    await directory.close()
+
+
+async def test_no_cancellation_is_lost(server: RedisServer) -> None:
+    """asyncio.wait_for loses one in Python 3.11 that comes when what it waits for is done."""
+    register(server.url, 1, CHAIN)
+    directory = Directory(server.url)
+    cancelled = 0
+    for turns in itertools.cycle(range(30)):
+        for question in (
+            directory.fingerprints(),
+            directory.registered(FINGERPRINT),
+            directory.pinned(FINGERPRINT),
+            directory.lookup(FINGERPRINT, CHAIN),
+        ):
+            task = asyncio.create_task(question)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if task.cancel():
+                await asyncio.wait([task])
+                assert task.cancelled()
+                cancelled += 1
+        if cancelled >= 100:
+            break
     assert await patiently(directory, CHAIN) == {"http://10.0.0.1:8000": 600}
     await directory.close()
