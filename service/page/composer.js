@@ -4,6 +4,7 @@ export class Composer {
   #form = document.getElementById("composer");
   #input = document.getElementById("prompt");
   #button = document.getElementById("send");
+  #waiting = document.getElementById("send-waiting");
   #busy = false;
   #ready = false;
   #early = false; // Enter was pressed before the server was ready, and the text not changed since
@@ -16,10 +17,7 @@ export class Composer {
       if (this.#busy) stop();
       else this.#submit();
     });
-    this.#input.addEventListener("input", () => {
-      this.#early = false;
-      this.#refresh();
-    });
+    this.#input.addEventListener("input", () => this.takeBack());
     this.#input.addEventListener("keydown", (event) => {
       // Enter that ends an input method's composition is not ours.
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -29,6 +27,7 @@ export class Composer {
     document.addEventListener("keydown", (event) => {
       if (document.querySelector("dialog[open]")) return;
       if (event.key === "Escape" && this.#busy) stop();
+      else if (event.key === "Escape") this.takeBack();
       else if (startsTyping(event)) this.focus();
     });
     this.#refresh();
@@ -41,6 +40,12 @@ export class Composer {
   /** Focuses only where that opens no on-screen keyboard. */
   focusWithKeyboard() {
     if (window.matchMedia("(hover: hover)").matches) this.focus();
+  }
+
+  /** What was entered early waits to be entered again. */
+  takeBack() {
+    this.#early = false;
+    this.#refresh();
   }
 
   setBusy(busy) {
@@ -57,7 +62,7 @@ export class Composer {
 
   #submit() {
     const text = this.#input.value.trim();
-    this.#early = !this.#ready && text !== "";
+    this.#early = !this.#ready && !this.#busy && text !== "";
     if (!this.#ready || this.#busy || text === "") return this.#refresh();
     this.#input.value = "";
     this.#refresh();
@@ -69,7 +74,8 @@ export class Composer {
     this.#form.classList.toggle("busy", this.#busy);
     if (!CSS.supports("field-sizing", "content")) this.#input.rows = Math.min(this.#input.value.split("\n").length, 8);
     this.#button.setAttribute("aria-label", label);
-    this.#button.title = this.#busy ? "Stop (Esc)" : this.#early ? "Sent as soon as the model is ready" : "Send (Enter)";
+    this.#button.title = this.#busy ? "Stop (Esc)" : "Send (Enter)";
+    this.#waiting.textContent = this.#early ? "Sent as soon as the model is ready. Escape or any change takes it back." : "";
     this.#button.disabled = !this.#busy && (!this.#ready || this.#input.value.trim() === "");
   }
 }

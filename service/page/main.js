@@ -189,6 +189,7 @@ function newChat() {
 function chatChanged(undo = null) {
   stop();
   running = null;
+  composer.takeBack();
   hideToast();
   transcript.show(library.current.branch);
   showEmptiness();

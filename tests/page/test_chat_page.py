@@ -11,6 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 from stub_server import StubServer, api_error, delta, ending, event, opened
 
 OpenPage = Callable[..., Page]
+WAITING = "Sent as soon as the model is ready."
 
 
 def ask(page: Page, text: str) -> None:
@@ -431,12 +432,16 @@ def test_what_is_entered_early_is_sent_once_when_the_server_is_ready(page: Page,
     stub.scripts = [said("Here."), said("Again.")]
     stub.loaded.clear()
     page.reload()
-    message, send = page.get_by_label("Message", exact=True), page.get_by_role("button", name="Send")
+    message, waiting = page.get_by_label("Message", exact=True), page.get_by_text(WAITING)
     message.fill("Early")
     message.press("Enter")
-    expect(send).to_have_attribute("title", "Sent as soon as the model is ready")
+    expect(waiting).to_be_visible()
     message.press("!")  # changed: it waits to be entered again
-    expect(send).to_have_attribute("title", "Send (Enter)")
+    expect(waiting).not_to_be_attached()
+    message.press("Enter")
+    expect(waiting).to_be_visible()
+    message.press("Escape")
+    expect(waiting).not_to_be_attached()
     message.press("Enter")
     expect(message).to_have_value("Early!")
     assert stub.requests == []
@@ -448,6 +453,46 @@ def test_what_is_entered_early_is_sent_once_when_the_server_is_ready(page: Page,
     page.context.set_offline(False)
     expect(page.locator("#model")).to_have_attribute("data-phase", "ready")
     assert [request["messages"][-1]["content"] for request in stub.requests] == ["Early!"]
+
+
+def test_what_is_entered_early_goes_to_no_other_chat(page: Page, stub: StubServer) -> None:
+    stub.scripts = [said("One.")]
+    ask(page, "First")
+    expect(prose(page)).to_have_text("One.")
+    stub.loaded.clear()
+    page.reload()
+    message, waiting = page.get_by_label("Message", exact=True), page.get_by_text(WAITING)
+    for chat in ("a new chat", "the first"):
+        message.fill(f"Meant for {chat}")
+        message.press("Enter")
+        expect(waiting).to_be_visible()
+        if chat == "a new chat":
+            chats(page).click()
+        else:
+            page.get_by_role("button", name="New chat").click()
+        expect(waiting).not_to_be_attached()
+        expect(message).to_have_value(f"Meant for {chat}")
+    stub.loaded.set()
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    assert len(stub.requests) == 1
+
+
+def test_enter_beside_an_answer_sends_nothing_later(page: Page, stub: StubServer) -> None:
+    """Nor if the server was not to be seen at that moment."""
+    stub.scripts = [endless]
+    ask(page, "Go on and on")
+    expect(prose(page)).to_contain_text("more")
+    others = re.compile("/(metrics|startup|v1/models)$")
+    page.route(others, lambda route: route.abort())
+    expect(page.locator("#model")).to_have_attribute("data-phase", "offline")
+    message = page.get_by_label("Message", exact=True)
+    message.fill("Later")
+    message.press("Enter")
+    message.press("Escape")
+    page.unroute(others)
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    expect(message).to_have_value("Later")
+    assert len(stub.requests) == 1
 
 
 def test_names_the_model_and_says_when_it_is_the_demo(page: Page, stub: StubServer) -> None:
