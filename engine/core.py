@@ -118,12 +118,13 @@ class EngineCore:
         """Queue requests that are wanted together: those that may take most steps first.
 
         So few of them are left to run on alone while the device could do more (Graham 1969, longest
-        processing time first). Raises ValueError, and queues none, when one could never run.
+        processing time first). One whose grammar has to be compiled follows once it is. Raises ValueError,
+        and queues none, when one could never run.
         """
         try:
             for request in sorted(requests, key=lambda request: -request.params.max_tokens):
                 self.add(request)
-        except ValueError:
+        except BaseException:
             for request in requests:
                 self.abort(request.id)
             raise

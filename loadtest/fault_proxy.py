@@ -74,4 +74,5 @@ class FaultProxy:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # ends who waits in `accept`, too
         self._listener.close()

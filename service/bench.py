@@ -202,7 +202,7 @@ def bench(
         engine="quire",
         model=Path(info.model).name,
         workload=name,
-        mode="offline, in order" if in_order else "offline",
+        mode="offline" if in_order else "offline, longest first",
         out_tok_s=round(sum(one.output_tokens for one in work) / seconds, 1),
         in_tok_s=round(sum(len(one.prompt) for one in work) / seconds, 1),
         req_s=round(len(work) / seconds, 2),

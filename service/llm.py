@@ -101,6 +101,8 @@ class LLM:
     def _add(
         self, prompts: list[Prompt], params: list[SamplingParams], stop: tuple[str, ...]
     ) -> dict[int, list[Choice]]:
+        if "" in stop:
+            raise ValueError("a stop string is empty; it needs at least one character")
         requests = [
             Request(
                 next(self._ids),
@@ -109,14 +111,15 @@ class LLM:
             )
             for prompt, own in zip(prompts, params, strict=True)
         ]
-        self.core.add_all(requests)
-        return {
+        choices = {
             request.id: [
                 Choice(i, self.tokenizer.detokenizer([], skip_special_tokens=True), stop)
                 for i in range(request.params.n)
             ]
             for request in requests
         }
+        self.core.add_all(requests)
+        return choices
 
     def _run(self, choices: dict[int, list[Choice]]) -> Iterator[Choice]:
         """Step until all have finished; yields each choice that something was added to."""

@@ -19,8 +19,8 @@ from engine.registry import ALL_REPLICAS, FAILURES, LOOKUP, REPLICAS, Keys, Load
 from engine.urls import check_http_url
 
 MAX_BLOCKS = 4096  # of a prompt, that are looked up
-TIMEOUT = 0.015  # seconds; requests wait for the registry no longer
-CONNECT_TIMEOUT = 0.05
+TIMEOUT = 0.015  # seconds for an answer; requests wait for the registry no longer
+CONNECT_TIMEOUT = 0.05  # for a connection to become free, and again for one to be made
 MAX_CONNECTIONS = 4  # in a burst, TLS handshakes of more would take each other's time, and none would be done
 
 
@@ -43,11 +43,12 @@ class Directory:
             redis_url,
             max_connections=MAX_CONNECTIONS,
             timeout=CONNECT_TIMEOUT,
-            socket_timeout=None,  # see _question
             socket_connect_timeout=CONNECT_TIMEOUT,
             retry=Retry(NoBackoff(), 0),
             protocol=2,
         )
+        pool.connection_kwargs["socket_timeout"] = None  # whatever the URL says, see _at_most
+        self._pool = pool
         self._client: redis.asyncio.Redis = redis.asyncio.Redis.from_pool(pool)
 
     async def fingerprints(self) -> set[str]:
@@ -55,8 +56,9 @@ class Directory:
         before, after = ALL_REPLICAS.split("*")  # braces and colons are themselves in Redis' patterns
         found: set[str] = set()
         cursor = 0
+        await self._connect()
         while True:
-            async with _question(CONNECT_TIMEOUT + TIMEOUT):
+            async with _at_most(TIMEOUT):
                 answer: Any = await self._client.scan(cursor, match=ALL_REPLICAS, count=1000)
                 cursor, keys = answer
                 found.update(key.decode()[len(before) : -len(after)] for key in keys)
@@ -66,20 +68,22 @@ class Directory:
     async def registered(self, fingerprint: str) -> list[Registered]:
         """Those whose lease has not ended."""
         keys = Keys(fingerprint)
-        async with _question(CONNECT_TIMEOUT + TIMEOUT):
+        await self._connect()
+        async with _at_most(TIMEOUT):
             found: Any = await self._client.eval_ro(REPLICAS, 1, keys.replicas, keys.meta)
             return [_registered(fields) for fields in found if fields]
 
     async def pinned(self, fingerprint: str) -> list[list[int]]:
         """Token ids of the prefixes that all tenants of a deployment share."""
-        async with _question(CONNECT_TIMEOUT + TIMEOUT):
+        await self._connect()
+        async with _at_most(TIMEOUT):
             (found,) = await self._client.hmget(Keys(fingerprint).pinned, ["tokens"])
             return [] if found is None else msgspec.json.decode(found, type=list[list[int]])
 
     async def lookup(self, fingerprint: str, digests: Sequence[Digest]) -> dict[str, int]:
         """By URL: how many of a prompt's first blocks each replica holds."""
         keys, asked = Keys(fingerprint), digests[:MAX_BLOCKS]
-        async with _question(TIMEOUT):  # for a connection, too
+        async with _at_most(TIMEOUT):  # for a connection, too
             found: Any = await self._client.eval_ro(
                 LOOKUP, 1, keys.replicas, keys.meta, keys.blocks, b"".join(asked)
             )
@@ -91,9 +95,18 @@ class Directory:
     async def close(self) -> None:
         await self._client.aclose()
 
+    async def _connect(self) -> None:
+        """What is asked next finds a connection, if nobody else takes it.
+
+        A handshake may take a watch longer than a request; an answer may not, or the two would not agree on
+        whether the registry is silent.
+        """
+        async with _at_most(2 * CONNECT_TIMEOUT):
+            await self._pool.release(await self._pool.get_connection())
+
 
 @asynccontextmanager
-async def _question(seconds: float) -> AsyncIterator[None]:
+async def _at_most(seconds: float) -> AsyncIterator[None]:
     """Raises one of FAILURES, whatever is raised within: an answer that is none may break anything, and an
     event loop's errors come through redis-py as they are (uvloop's of a connection that has just been lost is
     a RuntimeError).
@@ -104,6 +117,8 @@ async def _question(seconds: float) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(seconds):
             yield
+    except TimeoutError as error:
+        raise TimeoutError(f"no answer within {1000 * seconds:g} ms") from error
     except FAILURES:
         raise
     except Exception as error:

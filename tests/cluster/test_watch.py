@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -18,7 +19,7 @@ from engine.prompt_hasher import PromptHasher
 from engine.registry import Load, Registry
 from loadtest.fault_proxy import FaultProxy
 from loadtest.redis_server import RedisServer
-from service.router.directory import Directory, Registered
+from service.router.directory import TIMEOUT, Directory, Registered
 from service.router.watch import Identity, RegistryWatch
 
 SEED = 7
@@ -173,6 +174,32 @@ async def test_a_silent_registry_is_not_asked_before_a_request_goes_on(server: R
         assert proxy.questions == questions
     finally:
         answered.set()
+        await watched.watch.close()
+        proxy.close()
+
+
+async def test_a_registry_too_slow_for_requests_is_silent(server: RedisServer) -> None:
+    """A watch has no more patience than they."""
+    register(server, 1, OURS)
+    proxy = FaultProxy(server.port)
+
+    def slow(data: bytes) -> bytes:
+        time.sleep(2 * TIMEOUT)
+        return data
+
+    watched = Watched(proxy)
+    task = asyncio.create_task(watched.watch.run(poll_seconds=0.02, scan_seconds=0.05))
+    try:
+        await watched.until(lambda: watched.watch.state == "ok" and bool(watched.told))
+        proxy.fault = slow
+        await watched.until(lambda: watched.watch.state == "degraded")
+        questions = proxy.questions
+        while proxy.questions < questions + 10:
+            await asyncio.sleep(0.001)
+            assert watched.watch.state == "degraded"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         await watched.watch.close()
         proxy.close()
 

@@ -66,9 +66,13 @@ def test_a_bench_in_order_is_in_order() -> None:
     assert [group.request.id for group in core.scheduler.queue.waiting] == [0, 1, 2]
 
 
-def test_none_is_queued_if_one_can_never_run() -> None:
+def test_none_is_queued_if_the_last_can_never_run() -> None:
+    """Nor is one that waits for its grammar."""
     core = small(num_blocks=3)
+    assert core.grammars is not None
+    new = Request(8, [1, 2], SamplingParams(max_tokens=5, grammar="not compiled yet"))
+    long = Request(9, [1] * 17, SamplingParams(max_tokens=1))
     with pytest.raises(ValueError, match="needs up to 5 KV blocks"):
-        core.add_all(requests([2, 3, 17, 4]))
+        core.add_all([long, *requests([2, 3, 4]), new])
     assert not core.has_work
     core.scheduler.check()

@@ -71,4 +71,4 @@ def test_a_workload_that_fails_is_told_in_one_line_after_those_that_did_not(
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("quire bench"))
     assert "bad: a request of the workload failed: computing it raised RuntimeError" in line
     (result,) = (json.loads(line) for line in results.read_text().splitlines())
-    assert (result["workload"], result["mode"]) == ("good", "offline, in order")
+    assert (result["workload"], result["mode"]) == ("good", "offline")

@@ -36,7 +36,13 @@ def test_too_few_params_are_refused(llm: LLM) -> None:
         llm.generate(PROMPTS, [SamplingParams()])
 
 
-def test_a_prompt_that_never_fits_takes_no_other_one_with_it(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="max_tokens is 100000"):
-        llm.generate(PROMPTS[:2], [SamplingParams(), SamplingParams(max_tokens=100_000)])
+def test_none_is_left_queued_when_one_is_refused(llm: LLM) -> None:
+    short, long = SamplingParams(max_tokens=1), SamplingParams(max_tokens=4)
+    with pytest.raises(ValueError, match="max_tokens is 1: together 100001"):
+        llm.generate([[5] * 3, [5] * 100_000], [long, short])
+    with pytest.raises(TypeError):
+        llm.generate([[5] * 3, [5, "six"]], [long, short])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="a stop string is empty"):
+        llm.generate(PROMPTS, long, stop=("",))
     assert not llm.core.has_work
+    assert len(llm.generate([5] * 3, long)[0][0].token_ids) == 4
