@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain, zip_longest
 
-from engine.block_pool import BlockPool, OutOfBlocks
+from engine.block_pool import EVERY, BlockPool, OutOfBlocks
 from engine.host_tier import HostTier
 from engine.moves import Moves
 from engine.prefix_cache import BlockHasher, Found, Prefix, PrefixCache
@@ -295,22 +295,25 @@ class BlockManager:
             self.pool.unhold(source)
         moves.copies.clear()
 
-    def check(self, sequences: Iterable[Sequence], under_way: Iterable[Moves]) -> None:
-        """Assert every invariant, given all sequences there are and the moves that are under way."""
+    def check(self, sequences: Iterable[Sequence], under_way: Iterable[Moves], share: slice = EVERY) -> None:
+        """Assert every invariant, given all sequences there are and the moves that are under way.
+
+        With a `share`, what is said of each block and each sequence is asserted of these only.
+        """
         sequences, moves = list(sequences), [*under_way, self.moves]
         transfers = [transfer.device for each in moves for transfer in each.transfers]
         sources = [source for each in moves for _, source, _ in each.copies]
         tables = [sequence.table for sequence in sequences]
-        self.pool.check(tables, [*sources, *transfers])
-        self.cache.check()
+        self.pool.check(tables, [*sources, *transfers], share)
+        self.cache.check(share)
         for block in self.cache.promised:
             assert self.pool.count(block), f"block {block} is promised, and no table names it"
             assert not self.pool.is_kept(block), f"block {block} is kept, and only promised"
-        for table in tables:
+        for table in tables[share]:
             assert len(set(table)) == len(table), f"a table names a block twice: {table}"
-        assert len(self.cache) == sum(self.pool.is_kept(block) for block in range(self.pool.num_blocks))
-        self.host.check(sequences, moves)
-        for sequence in sequences:
+        assert len(self.cache) == self.pool.num_kept
+        self.host.check(sequences, moves, share)
+        for sequence in sequences[share]:
             known = [prefix.piece for prefix in sequence.prefixes]
             assert known == sequence.pieces(self.block_size, 0, len(known)), "prefixes of other tokens"
             assert self._prefixes is None or sequence.published <= len(known), "published without a prefix"

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+EVERY = slice(None)  # the share of blocks, and of sequences, that a check is of
 
 
 class OutOfBlocks(Exception):
@@ -46,6 +52,11 @@ class BlockPool:
     @property
     def num_pinned(self) -> int:
         return len(self._pinned)
+
+    @property
+    def num_kept(self) -> int:
+        """Blocks whose content was marked worth keeping. O(blocks)."""
+        return self._kept.count(True)
 
     @property
     def num_available(self) -> int:
@@ -176,24 +187,29 @@ class BlockPool:
         else:
             self._free.append(block)
 
-    def check(self, tables: Iterable[Sequence[int]], holds: Iterable[int] = ()) -> None:
-        """Assert every invariant, given all block tables and all holds that exist. O(blocks)."""
-        counts = Counter(block for table in tables for block in table)
-        held = Counter(holds)
-        free, cached = set(self._free), set(self._cached)
-        assert len(free) == len(self._free), "a block is on the free list twice"
-        for block in range(self.num_blocks):
-            assert self._counts[block] == counts[block], (
-                f"block {block} has count {self._counts[block]}, but {counts[block]} tables name it"
-            )
-            assert self._holds[block] == held[block], (
-                f"block {block} has {self._holds[block]} holds, but {held[block]} transfers hold it"
-            )
-            idle = counts[block] == 0 and held[block] == 0
-            assert (block in free) == (idle and not self._kept[block])
-            kept, pinned = self._kept[block], block in self._pinned
-            assert (block in cached) == (idle and kept and not pinned)
-            assert (block in self._resting) == (idle and pinned)
-            assert kept or not pinned, "a pinned block holds nothing that could be found"
+    def check(self, tables: Iterable[Sequence[int]], holds: Iterable[int] = (), share: slice = EVERY) -> None:
+        """Assert every invariant of a `share` of the blocks, given all tables and holds that exist."""
+        blocks = np.arange(self.num_blocks)[share]
+
+        def times(those: Iterable[int]) -> NDArray[np.intp]:
+            """How often each of `blocks` is among them."""
+            counted = np.bincount(np.fromiter(those, np.intp), minlength=self.num_blocks)
+            assert len(counted) == self.num_blocks, "a block that does not exist"
+            return counted[share]
+
+        def agree(ours: NDArray[Any], others: NDArray[Any], what: str) -> None:
+            for at in np.flatnonzero(ours != others):
+                raise AssertionError(f"block {blocks[at]}: {ours[at]}, but {others[at]} {what}")
+
+        counts, held = times(chain.from_iterable(tables)), times(holds)
+        agree(np.array(self._counts[share]), counts, "tables name it")
+        agree(np.array(self._holds[share]), held, "transfers hold it")
+        idle = (counts == 0) & (held == 0)
+        kept, pinned = np.array(self._kept[share], np.bool_), times(self._pinned)
+        cached = np.array([block in self._cached for block in blocks.tolist()], np.bool_)
+        agree(times(self._free), idle & ~kept, "times on the free list")
+        agree(cached, idle & kept & (pinned == 0), "cached")
+        agree(times(self._resting), idle & (pinned > 0), "resting")
+        assert not np.any(~kept & (pinned > 0)), "a pinned block holds nothing that could be found"
         assert self.references == sum(self._counts)
-        assert self.num_active == sum(1 for count in self._counts if count)
+        assert self.num_active == self.num_blocks - self._counts.count(0)

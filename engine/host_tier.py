@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
-from engine.block_pool import BlockPool
+from engine.block_pool import EVERY, BlockPool
 from engine.moves import Moves, Transfer
 from engine.prefix_cache import Prefix, PrefixCache
 from engine.sequence import Sequence, SequenceGroup
@@ -138,10 +138,10 @@ class HostTier:
         if self.cache.publish(prefix, block) == block:
             self.pool.keep(block)
 
-    def check(self, sequences: Iterable[Sequence], under_way: Iterable[Moves]) -> None:
+    def check(self, sequences: Iterable[Sequence], under_way: Iterable[Moves], share: slice = EVERY) -> None:
         """Assert every invariant, given all sequences there are and the moves that are under way."""
         moves = list(under_way)
         spilling = [[transfer.host] for each in moves for transfer in each.spills]
         transfers = [transfer.host for each in moves for transfer in each.transfers]
-        self.pool.check([*(sequence.host_table for sequence in sequences), *spilling], transfers)
-        self.cache.check()
+        self.pool.check([*(sequence.host_table for sequence in sequences), *spilling], transfers, share)
+        self.cache.check(share)

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from engine.block_pool import EVERY
 from engine.row_tokens import as_blocks
 
 Digest = bytes
@@ -143,12 +144,13 @@ class PrefixCache:
         held = enumerate(self._prefixes.copy())
         return [prefix for block, prefix in held if prefix is not None and block not in self.promised]
 
-    def check(self) -> None:
-        """Assert that digests and blocks map one to one."""
-        held = {block: prefix for block, prefix in enumerate(self._prefixes) if prefix is not None}
-        assert self._blocks == {prefix.digest: block for block, prefix in held.items()}
-        assert len(self._blocks) == len(held)
-        assert self.promised <= held.keys()
+    def check(self, share: slice = EVERY) -> None:
+        """Assert that digests and blocks, `share` of them, map one to one."""
+        prefixes = self._prefixes
+        for block, prefix in zip(range(len(prefixes))[share], prefixes[share], strict=True):
+            assert prefix is None or self._blocks[prefix.digest] == block, f"block {block} is found elsewhere"
+        assert len(self._blocks) == len(prefixes) - prefixes.count(None), "a digest of no block"
+        assert all(block in self for block in self.promised), "a block is promised that is not findable"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("quire.engine")
 
 LENGTH = struct.Struct("<I")
-CHECK_EVERY = 4096  # steps between two runs of the scheduler's own consistency check
+CHECK_EVERY = 256  # steps between two runs of the scheduler's own consistency check
+CHECK_SHARES = 16  # of the blocks and sequences, one a run: all would hold up the streams for tens of ms
 REPORT_SECONDS = 0.5  # between two reports on the registry
 
 
@@ -197,7 +198,7 @@ def _serve(
             publisher.observe(core.stats)
         steps += 1
         if steps % CHECK_EVERY == 0:
-            core.scheduler.check()
+            core.scheduler.check(slice(steps // CHECK_EVERY % CHECK_SHARES, None, CHECK_SHARES))
         if not core.has_work:
             gc.collect(1)
 

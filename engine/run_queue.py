@@ -10,6 +10,7 @@ import numpy as np
 from engine.admission import Capacity
 from engine.beam_group import BeamGroup
 from engine.block_manager import BlockManager
+from engine.block_pool import EVERY
 from engine.grammar import Constraint
 from engine.masking import Masking
 from engine.plan import NOT_FINITE
@@ -173,12 +174,12 @@ class RunQueue:
             twice -= (pool.count(block) - 1) * (block_size - filled)
         return total - twice
 
-    def check(self) -> None:
-        """Assert every invariant. O(blocks + tokens)."""
+    def check(self, share: slice = EVERY) -> None:
+        """Assert every invariant, of `share` of the blocks and sequences. O(blocks + tokens)."""
         groups = [*self.running, *self.waiting]
         live = [sequence for group in groups for sequence in group.live]
         deliveries = [*self.deliveries, *(flight.delivery for flight in self.flights)]
-        self.blocks.check(live, [delivery.moves for delivery in deliveries])
+        self.blocks.check(live, [delivery.moves for delivery in deliveries], share)
         waited_for = [id(group) for delivery in deliveries for group in delivery.arrivals]
         assert len(set(waited_for)) == len(waited_for), "a group is on its way twice"
         transferring = {id(group) for group in groups if group.transferring}
@@ -193,7 +194,7 @@ class RunQueue:
         in_rows = [sequence for sequence in self.rows.sequences if sequence is not None]
         assert {id(s) for s in in_rows} == {id(s) for group in self.running for s in group.live}
         assert len(in_rows) == self.rows.num_used
-        for sequence in in_rows:
+        for sequence in in_rows[share]:
             row = sequence.row
             assert self.rows.sequences[row] is sequence
             assert self.rows.capacity[row] == len(sequence.table) * self.blocks.block_size

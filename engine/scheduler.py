@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.admission import Capacity
+from engine.block_pool import EVERY
 from engine.commit import commit, deliver, unmask
 from engine.grammar import Constraint
 from engine.plan import StepPlan, StepResult
@@ -84,9 +85,9 @@ class Scheduler:
         """
         return unmask(self.queue, seconds)
 
-    def check(self) -> None:
-        """Assert every invariant. O(blocks + tokens)."""
-        self.queue.check()
+    def check(self, share: slice = EVERY) -> None:
+        """Assert every invariant, of `share` of the blocks and sequences. O(blocks + tokens)."""
+        self.queue.check(share)
 
     # -- one step -----------------------------------------------------------------------------------
 

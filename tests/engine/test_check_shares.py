@@ -1,0 +1,152 @@
+"""A server checks a share of its blocks and sequences at a time: all shares notice what `check` notices."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from engine.process import CHECK_SHARES
+from engine.request import Request, SamplingParams
+from engine.scheduler import Scheduler
+from tests.engine.simulation import make_core
+
+SHARES = [slice(first, None, CHECK_SHARES) for first in range(CHECK_SHARES)]
+
+
+@pytest.fixture(scope="module")
+def busy() -> Scheduler:
+    """With blocks that are active, cached and free, in both tiers."""
+    core = make_core(60, 4, 8, 64, num_host_blocks=20, mode="swap")
+    for i in range(40):
+        prompt = [(5 * i + j) % 23 for j in range(6 + i)]
+        core.add(Request(i, prompt, SamplingParams(max_tokens=20, ignore_eos=True, seed=i)))
+    while not (core.scheduler.queue.num_swapped and len(core.scheduler.queue.running) > 2):
+        core.step()
+    for request in range(20, 40):
+        core.abort(request)
+    core.step()
+    scheduler = core.scheduler
+    pool, host = scheduler.blocks.pool, scheduler.blocks.host.pool
+    assert min(pool.num_active, pool.num_cached, pool.num_free, host.num_active, host.num_cached) > 0
+    return scheduler
+
+
+def rename(scheduler: Scheduler) -> None:
+    """A block is found by another one's tokens."""
+    blocks = scheduler.blocks.cache._blocks
+    first, second, *_ = blocks
+    blocks[first], blocks[second] = blocks[second], blocks[first]
+
+
+def mistake(scheduler: Scheduler) -> None:
+    """A sequence's prefix has other tokens."""
+    sequence = next(s for group in scheduler.queue.running for s in group.live if s.prefixes)
+    sequence.prefixes[0] = replace(sequence.prefixes[0], piece=b"other")
+
+
+def lose(scheduler: Scheduler) -> None:
+    """A free block is on no list."""
+    scheduler.blocks.pool._free.pop()
+
+
+def double(scheduler: Scheduler) -> None:
+    """A free block is on the list twice."""
+    scheduler.blocks.pool._free.append(scheduler.blocks.pool._free[0])
+
+
+def uncache(scheduler: Scheduler) -> None:
+    scheduler.blocks.pool._cached.popitem()
+
+
+def miscount(scheduler: Scheduler) -> None:
+    scheduler.blocks.pool._counts[scheduler.queue.running[0].live[0].table[0]] += 1
+
+
+def hold(scheduler: Scheduler) -> None:
+    scheduler.blocks.pool._holds[37] += 1
+
+
+def keep(scheduler: Scheduler) -> None:
+    """A block that nobody finds is kept."""
+    pool = scheduler.blocks.pool
+    pool._kept[pool._free[-1]] = True
+
+
+def rest(scheduler: Scheduler) -> None:
+    scheduler.blocks.pool._resting.add(scheduler.blocks.pool._free[-1])
+
+
+def pin(scheduler: Scheduler) -> None:
+    """A block that holds nothing."""
+    scheduler.blocks.pool._pinned.add(scheduler.blocks.pool._free[-1])
+
+
+def promise(scheduler: Scheduler) -> None:
+    scheduler.blocks.cache.promised.add(scheduler.blocks.pool._free[-1])
+
+
+def repeat(scheduler: Scheduler) -> None:
+    """A table names a block twice, in place of another."""
+    sequence = next(s for group in scheduler.queue.running for s in group.live if len(s.table) > 1)
+    sequence.table[0] = sequence.table[1]
+
+
+def overtake(scheduler: Scheduler) -> None:
+    """More context than the row's blocks hold."""
+    scheduler.rows.context[scheduler.queue.running[-1].live[0].row] += 100
+
+
+def strand(scheduler: Scheduler) -> None:
+    """A block in host memory that nobody names is counted."""
+    scheduler.blocks.host.pool._counts[-1] += 1
+
+
+def misplace(scheduler: Scheduler) -> None:
+    """A block in host memory is found by no digest."""
+    scheduler.blocks.host.cache._blocks.popitem()
+
+
+def test_all_is_well(busy: Scheduler) -> None:
+    busy.check()
+    for share in SHARES:
+        busy.check(share)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        rename,
+        mistake,
+        lose,
+        double,
+        uncache,
+        miscount,
+        hold,
+        keep,
+        rest,
+        pin,
+        promise,
+        repeat,
+        overtake,
+        strand,
+        misplace,
+    ],
+)
+def test_damage_is_noticed_by_the_whole_check_and_by_one_of_its_shares(
+    busy: Scheduler, damage: Callable[[Scheduler], None]
+) -> None:
+    damaged = copy.deepcopy(busy)
+    damaged.check()
+    damage(damaged)
+    with pytest.raises((AssertionError, KeyError)):
+        damaged.check()
+    noticed = 0
+    for share in SHARES:
+        try:
+            damaged.check(share)
+        except (AssertionError, KeyError):
+            noticed += 1
+    assert noticed
