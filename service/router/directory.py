@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -93,7 +93,8 @@ class Directory:
         return matches
 
     async def close(self) -> None:
-        await self._client.aclose()
+        with suppress(*FAILURES):  # such as that a connection took long to close, which it does all the same
+            await self._client.aclose()
 
     async def _connect(self) -> None:
         """What is asked next finds a connection, if nobody else takes it.

@@ -276,3 +276,17 @@ async def test_no_cancellation_is_lost(server: RedisServer) -> None:
             break
     assert await patiently(directory, CHAIN) == {"http://10.0.0.1:8000": 600}
     await directory.close()
+
+
+async def test_a_connection_that_is_slow_to_close_is_no_failure(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(server.url, 1, CHAIN)
+    directory = Directory(server.url)
+    await patiently(directory, CHAIN)
+
+    async def wait_closed(_: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(asyncio.StreamWriter, "wait_closed", wait_closed)
+    await directory.close()
