@@ -33,7 +33,8 @@ logger = logging.getLogger("quire.engine")
 
 LENGTH = struct.Struct("<I")
 CHECK_EVERY = 256  # steps between two runs of the scheduler's own consistency check
-CHECK_SHARES = 16  # of the blocks and sequences, one a run: all would hold up the streams for tens of ms
+# Of the blocks and sequences, one a run in turn: all at once would hold up the streams for tens of ms.
+CHECK_SHARES = tuple(slice(first, None, 16) for first in range(16))
 REPORT_SECONDS = 0.5  # between two reports on the registry
 
 
@@ -198,7 +199,7 @@ def _serve(
             publisher.observe(core.stats)
         steps += 1
         if steps % CHECK_EVERY == 0:
-            core.scheduler.check(slice(steps // CHECK_EVERY % CHECK_SHARES, None, CHECK_SHARES))
+            core.scheduler.check(CHECK_SHARES[steps // CHECK_EVERY % len(CHECK_SHARES)])
         if not core.has_work:
             gc.collect(1)
 

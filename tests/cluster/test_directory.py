@@ -253,10 +253,11 @@ async def test_whatever_a_client_library_raises_is_a_failure(
     await directory.close()
 
 
-async def test_no_cancellation_is_lost(server: RedisServer) -> None:
+@pytest.mark.parametrize("options", ["", "?socket_timeout=1"])
+async def test_no_cancellation_is_lost(server: RedisServer, options: str) -> None:
     """asyncio.wait_for loses one in Python 3.11 that comes when what it waits for is done."""
     register(server.url, 1, CHAIN)
-    directory = Directory(server.url)
+    directory = Directory(server.url + options)
     cancelled = 0
     for turns in itertools.cycle(range(30)):
         for question in (

@@ -13,8 +13,6 @@ from engine.request import Request, SamplingParams
 from engine.scheduler import Scheduler
 from tests.engine.simulation import make_core
 
-SHARES = [slice(first, None, CHECK_SHARES) for first in range(CHECK_SHARES)]
-
 
 @pytest.fixture(scope="module")
 def busy() -> Scheduler:
@@ -111,7 +109,7 @@ def misplace(scheduler: Scheduler) -> None:
 
 def test_all_is_well(busy: Scheduler) -> None:
     busy.check()
-    for share in SHARES:
+    for share in CHECK_SHARES:
         busy.check(share)
 
 
@@ -144,7 +142,7 @@ def test_damage_is_noticed_by_the_whole_check_and_by_one_of_its_shares(
     with pytest.raises((AssertionError, KeyError)):
         damaged.check()
     noticed = 0
-    for share in SHARES:
+    for share in CHECK_SHARES:
         try:
             damaged.check(share)
         except (AssertionError, KeyError):
