@@ -307,8 +307,8 @@ def decode_attention(
     read as early.
 
     With `small`, programs of split rows take no more shared memory than kernels that use it for little else
-    than to exchange sums: behind one of these they begin sooner. Otherwise up to so many rows are attended to
-    by `kernels.hopper_decode` where that can be.
+    than to exchange sums: behind one of these they begin sooner. Otherwise rows are attended to by
+    `kernels.hopper_decode` where that can be.
     """
     check_attention_inputs(q, out, kv)
     check_kv_scales(kv, kv_scales)
@@ -344,7 +344,7 @@ def decode_attention(
             f"{batch} rows × {max_splits} splits × {num_q_heads} heads exceed the workspace's "
             f"{workspace.lse.numel()} partial results; allocate it for the largest batch"
         )
-    if not small and shared is None and kv_scales is None and suits_hopper_decode(q, kv, batch):
+    if not small and shared is None and kv_scales is None and suits_hopper_decode(q, kv):
         ready = 2 if beside or new is not None else int(known)
         hopper_decode(
             q, out, kv, block_tables, rows, context_lens, order, scale, window, workspace, max_splits, new,

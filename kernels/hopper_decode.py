@@ -22,7 +22,6 @@ from kernels.tile import LOG2_E, LOWEST
 
 WARPS = gl.constexpr(4)
 LANES = gl.constexpr(16)  # query heads of a product, and one row of them is the newest key
-MOST_PROGRAMS = 1024  # more by `kernels.decode_attention`, three to a multiprocessor, are as quick or quicker
 TILE = 64  # keys
 # A stage is filled again as soon as it has been read. Of 256 rows of 1,024 keys 2, 3, 4 stages bring 3.00,
 # 2.96, 2.89 TB/s on an H100.
@@ -59,7 +58,7 @@ def _find_keys(
 ) -> gl.tensor:  # fmt: skip
     """Where in the cache each warp's first key of a tile is; past the context any place of it will do."""
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, TILES)))
-    key = gl.minimum(tile * TILE + warp * (TILE // WARPS), last_key // 16 * 16)
+    key = gl.minimum(tile * TILE + warp * (TILE // WARPS), last_key)
     block = gl.load(table + key // BLOCK_SIZE).to(gl.int64)
     return block * block_stride + key % BLOCK_SIZE * DIM
 
@@ -67,14 +66,21 @@ def _find_keys(
 @gluon.jit
 def _ask_for_tile(
     kv: gl.tensor, keys: gl.shared_memory_descriptor, values: gl.shared_memory_descriptor, first: gl.tensor,
-    part_stride: gl.tensor, TILES: gl.constexpr, KEYS: gl.constexpr, DIM: gl.constexpr,
+    tile: gl.tensor, cached_len: gl.tensor, part_stride: gl.tensor,
+    TILES: gl.constexpr, KEYS: gl.constexpr, DIM: gl.constexpr,
 ) -> None:  # fmt: skip
-    """Have K and V [WARPS, KEYS, DIM] of a tile copied to shared memory, each warp its own keys'."""
+    """Have K and V [WARPS, KEYS, DIM] of a tile copied to shared memory, each warp its own keys'.
+
+    Keys that the cache does not hold are zeros: what is in their place may be NaN, and costs time.
+    """
+    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, TILES)))
     key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, TILES)))
     dim = gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(1, TILES)))
     place = kv + (first[:, None, None] + (key * DIM)[None, :, None] + dim[None, None, :])
-    async_copy.async_copy_global_to_shared(keys, place)
-    async_copy.async_copy_global_to_shared(values, place + part_stride)
+    held = ((tile * WARPS + warp) * KEYS)[:, None, None] + key[None, :, None] < cached_len
+    held, _ = gl.broadcast(held, place)
+    async_copy.async_copy_global_to_shared(keys, place, mask=held)
+    async_copy.async_copy_global_to_shared(values, place + part_stride, mask=held)
 
 
 @gluon.jit
@@ -163,8 +169,8 @@ def _kernel(
         for stage in gl.static_range(STAGES):
             if stage < old:
                 _ask_for_tile(
-                    kv, keys.index(stage), values.index(stage), found[stage], part_stride, TILES, KEYS,
-                    DIM,
+                    kv, keys.index(stage), values.index(stage), found[stage], begin + stage,
+                    cached_len, part_stride, TILES, KEYS, DIM,
                 )  # fmt: skip
             async_copy.commit_group()
 
@@ -203,8 +209,8 @@ def _kernel(
         for stage in gl.static_range(STAGES):
             if (READY == 0 or stage >= old) and stage < count:
                 _ask_for_tile(
-                    kv, keys.index(stage), values.index(stage), found[stage], part_stride, TILES, KEYS,
-                    DIM,
+                    kv, keys.index(stage), values.index(stage), found[stage], begin + stage,
+                    cached_len, part_stride, TILES, KEYS, DIM,
                 )  # fmt: skip
             async_copy.commit_group()
 
@@ -246,8 +252,6 @@ def _kernel(
     K: gl.constexpr = gl.DotOperandLayout(1, SCORES, 2)
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, ROW))[:, None, None]
     key = warp * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(1, SCORES)))[None, None, :]
-    v_warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, K)))[:, None, None]
-    v_key = v_warp * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, K)))[None, :, None]
     ahead = _find_keys(table, begin + STAGES, last_key, block_stride, TILES, BLOCK_SIZE, TILE, DIM)
     for step in range(count):
         now = step % STAGES
@@ -257,7 +261,10 @@ def _kernel(
         scores = mma_v2(queries, k, gl.zeros([WARPS, LANES, KEYS], gl.float32, SCORES))
         v = values.index(now).load(K)
         if step + STAGES < count:
-            _ask_for_tile(kv, keys.index(now), values.index(now), ahead, part_stride, TILES, KEYS, DIM)
+            _ask_for_tile(
+                kv, keys.index(now), values.index(now), ahead, begin + step + STAGES, cached_len, part_stride,
+                TILES, KEYS, DIM,
+            )  # fmt: skip
         async_copy.commit_group()
         ahead = _find_keys(
             table, begin + step + 1 + STAGES, last_key, block_stride, TILES, BLOCK_SIZE, TILE, DIM
@@ -269,8 +276,6 @@ def _kernel(
         decay = gl.exp2(peak - new_peak)
         total = total * decay + gl.sum(weights, 2)
         peak = new_peak
-        if tile_key + TILE > cached_len:  # what is there may be NaN, and NaN times zero is too
-            v = gl.where(tile_key + v_key < cached_len, v, 0.0)
         acc = mma_v2(gl.convert_layout(weights.to(dtype), QUERIES), v, acc * decay[:, :, None])
 
     peak = gl.convert_layout(peak, gl.SliceLayout(2, MERGED))
@@ -303,15 +308,14 @@ def _kernel(
         _end_after_the_kernel_ahead()
 
 
-def suits_hopper_decode(q: Tensor, kv: Tensor, batch: int) -> bool:
-    """Whether `hopper_decode` takes q [T, Hq, D] and kv [blocks, 2, Hkv, block_size, D], and is worth it.
+def suits_hopper_decode(q: Tensor, kv: Tensor) -> bool:
+    """Whether `hopper_decode` takes q [T, Hq, D] and kv [blocks, 2, Hkv, block_size, D].
 
-    It wants Hopper's dependent launches, 16-bit numbers of one type, heads of 64 or 128 in groups of fewer
-    than 16, and not too many rows.
+    It wants Hopper's dependent launches, 16-bit numbers of one type, and heads of 64 or 128 in groups of
+    fewer than 16.
     """
     return (
         q.is_cuda
-        and batch * kv.shape[2] <= MOST_PROGRAMS
         and torch.cuda.get_device_capability(q.device)[0] == 9
         and q.dtype == kv.dtype
         and q.element_size() == 2

@@ -35,7 +35,7 @@ BLOCK_SIZE = 16
 MODELS = ("qwen3-0.6b", "llama-8b")
 # (rows, tokens of context each)
 FEW_ROWS = ((1, 400), (1, 2000), (2, 400), (4, 400), (8, 400), (16, 400))
-MANY_ROWS = ((32, 600), (64, 600), (128, 600), (256, 600))
+MANY_ROWS = ((32, 600), (64, 600), (128, 600), (256, 600), (256, 1100))
 LONG_TAILED = ((24, 450), (32, 450), (48, 450), (64, 450), (128, 450), (256, 450))
 TAIL = 0.9  # deviation of a context's logarithm
 LONGEST = 2048  # context
@@ -118,12 +118,12 @@ def measure(
     cache = KVCache(config, int(batch.block_tables.max()) + 1, BLOCK_SIZE, dtype, device, backend.copy_blocks)
     for layer in cache.layers:
         layer.kv.normal_(std=0.1)
-    seconds = _graph_seconds(lambda: model.forward(batch, cache.layers))
+    seconds = graph_seconds(lambda: model.forward(batch, cache.layers))
     bound = layer_bytes(config, sum(contexts), dtype.itemsize) / COPY_BANDWIDTH
     return Timing(name, rows, context, spread, seconds / config.num_layers * 1e6, bound * 1e6)
 
 
-def _graph_seconds(run: Callable[[], object]) -> float:
+def graph_seconds(run: Callable[[], object]) -> float:
     """Of one run, the least of a few rounds."""
     run()
     torch.cuda.synchronize()

@@ -242,6 +242,23 @@ def test_long_rows_beside_short_ones(
     assert workspace.lse.isfinite().any() == divided
 
 
+@pytest.mark.parametrize("known", [False, True] if torch.cuda.is_available() else [False])
+def test_more_rows_than_run_at_once(known: bool, dtype: torch.dtype, device: torch.device) -> None:
+    """None of them is divided; contexts end anywhere in a tile, and past them the cache is NaN."""
+    rows = 300 if device.type == "cuda" else 6
+    lengths = (torch.arange(rows) * 37 % 150).tolist()
+    paged = make_paged(lengths, 2, 64, 16, dtype, device)
+    q = fused_queries(rows + BEYOND, 4, 64, dtype).to(device)
+    out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
+    workspace = poisoned_workspace(rows, 4, 64, device)
+    decode_attention(
+        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, any_order(rows, device),
+        0.125, 0, workspace, 1, known=known,
+    )  # fmt: skip
+    torch.testing.assert_close(out.cpu().double(), expected(q, paged, 0), atol=TOLERANCE[dtype], rtol=0)
+    assert workspace.lse.isnan().all()
+
+
 @pytest.mark.parametrize("attention", [decode_attention, decode_attention_reference])
 def test_a_batch_of_padding_writes_nothing(attention: Callable[..., None], device: torch.device) -> None:
     paged = make_paged([0, 0], 1, 64, 16, torch.float32, device)
