@@ -41,6 +41,7 @@ def main() -> int:
             ["-m", "loadtest.gpu_attention", "--json", str(output / "attention.json")],
             ["-m", "loadtest.gpu_kernels", "--json", str(output / "kernels.json")],
             ["-m", "loadtest.gpu_layer", "--json", str(output / "layer.json")],
+            ["-m", "loadtest.gpu_products", "--json", str(output / "products.json")],
             [*FP8_ATTENTION, "--json", str(output / "attention-fp8.json")],
             ["-m", "loadtest.fp8_cache", *folders, "--json", str(output / "fp8-cache.json")],
         ]

@@ -1,0 +1,133 @@
+"""Times a layer without its attention, at many tokens: `python -m loadtest.gpu_products [--json PATH]`.
+
+Needs a CUDA device. Products, norms, activation and residual sums as kernels.linear does them, and with
+cuBLAS's products alone, in turn in CUDA graphs. Layers have weights of their own, as in a step. The bound is
+the products' arithmetic at the rate of a large product, measured in the same process: it depends on the
+GPU's power.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.models.config import ModelConfig
+from kernels.activation import silu_mul
+from kernels.linear import Linear, add_linear_norm, linear, silu_linear
+from kernels.norm import add_rms_norm
+from loadtest.gpu_layer import MODELS, graph_seconds
+from loadtest.model_configs import write_model_folders
+from loadtest.provenance import Provenance
+from service.bench import measure_ceilings
+
+TOKENS = (264, 528, 1056, 2112, 3168, 4224, 6336, 8448)
+LAYERS, ROUNDS, EPS = 4, 3, 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The matrices between one attention and the next, and a norm."""
+
+    output: Linear
+    gate_up: Linear
+    down: Linear
+    qkv: Linear
+    norm: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Microseconds are a layer's."""
+
+    model: str
+    tokens: int
+    microseconds: float
+    cublas_microseconds: float
+    bound_microseconds: float
+
+
+def random_layer(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Layer:
+    def product(outputs: int, inputs: int) -> Linear:
+        return Linear(torch.randn(outputs, inputs, device=device, dtype=dtype) / math.sqrt(inputs), None)
+
+    heads = config.num_heads + 2 * config.num_kv_heads
+    return Layer(
+        output=product(config.hidden_size, config.num_heads * config.head_dim),
+        gate_up=product(2 * config.intermediate_size, config.hidden_size),
+        down=product(config.hidden_size, config.intermediate_size),
+        qkv=product(heads * config.head_dim, config.hidden_size),
+        norm=torch.ones(config.hidden_size, device=device, dtype=dtype),
+    )
+
+
+def run_fused(layer: Layer, attended: Tensor, residual: Tensor) -> Tensor:
+    """attended [T, Hq D], residual [T, H], which is added to -> [T, (Hq + 2 Hkv) D], as models do it."""
+    x, residual = add_linear_norm(residual, attended, layer.output, layer.norm, EPS)
+    x, residual = add_linear_norm(residual, silu_linear(x, layer.gate_up), layer.down, layer.norm, EPS)
+    return linear(x, layer.qkv)
+
+
+def run_cublas(layer: Layer, attended: Tensor, residual: Tensor) -> Tensor:
+    """The same with products by cuBLAS."""
+    x, residual = add_rms_norm(layer.output(attended), residual, layer.norm, EPS)
+    x, residual = add_rms_norm(layer.down(silu_mul(layer.gate_up(x))), residual, layer.norm, EPS)
+    return layer.qkv(x)
+
+
+def measure(name: str, config: ModelConfig, tokens: int, layers: list[Layer], flops: float) -> Timing:
+    def microseconds(run: Callable[[Layer, Tensor, Tensor], Tensor]) -> float:
+        residual = torch.randn(tokens, config.hidden_size, device="cuda", dtype=torch.bfloat16)
+        attended = torch.randn(
+            tokens, config.num_heads * config.head_dim, device="cuda", dtype=torch.bfloat16
+        )
+        seconds = graph_seconds(lambda: [run(layer, attended, residual) for layer in layers])
+        return 1e6 * seconds / len(layers)
+
+    rounds = [(microseconds(run_fused), microseconds(run_cublas)) for _ in range(ROUNDS)]
+    ours, cublas = (min(times) for times in zip(*rounds, strict=True))
+    return Timing(name, tokens, ours, cublas, 2e6 * config.layer_weights * tokens / flops)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", help="also write the timings to this file")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this measures GPU kernels, and torch sees no CUDA device")
+    flops = measure_ceilings(torch.device("cuda"), torch.bfloat16).flops
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16, {flops / 1e12:.0f} TFLOP/s")
+    print(f"{'model':12}{'tokens':>8}{'µs a layer':>12}{'cuBLAS':>10}{'bound':>10}{'reached':>9}")
+    timings = []
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        write_model_folders(Path(folder))
+        for name in MODELS:
+            config = ModelConfig.from_folder(Path(folder, name))
+            layers = [random_layer(config, torch.device("cuda"), torch.bfloat16) for _ in range(LAYERS)]
+            for tokens in TOKENS:
+                timing = measure(name, config, tokens, layers, flops)
+                timings.append(timing)
+                reached = timing.bound_microseconds / timing.microseconds
+                print(
+                    f"{name:12}{tokens:8}{timing.microseconds:12.1f}{timing.cublas_microseconds:10.1f}"
+                    f"{timing.bound_microseconds:10.1f}{reached:9.0%}",
+                    flush=True,
+                )
+            del layers
+    if arguments.json:
+        head = {"device": torch.cuda.get_device_name(), **asdict(Provenance.here())}
+        timed = json.dumps({**head, "timings": [asdict(timing) for timing in timings]}, indent=1)
+        Path(arguments.json).write_text(timed, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
