@@ -39,7 +39,9 @@ from kernels.tile import (
 )
 
 STAGES = 4
-FULL_STAGES = 3  # of so many programs that a third on each multiprocessor helps more than a fourth stage
+# Of so many programs a third on each multiprocessor helps more than a fourth stage. On Hopper they are those
+# of rows with shared prefixes and of fp8 caches: `kernels.hopper_decode` takes most others.
+FULL_STAGES = 3
 MANY_PROGRAMS = 768
 # With these a program takes less than 48 KiB of shared memory, if heads are of 128 in 16 bits. One that takes
 # more is given another division of L1 cache and shared memory than kernels with little of it, and a

@@ -3,7 +3,8 @@
 In Gluon, Triton's lower level. Of each tile every warp attends to a part of the keys, with a softmax of its
 own, so that no numbers go from warp to warp until all are merged in the end. Stages of shared memory are
 filled by asynchronous copies, the first ones before the kernel ahead has ended. Where rows alone fill the
-device, long ones are still divided, that nobody waits for them: the last program of a row merges its parts.
+device, up to twice, long ones are still divided, that nobody waits for them: the last program of a row merges
+its parts.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _find_keys(
     table: gl.tensor, tile: gl.tensor, last_key: gl.tensor, block_stride: gl.tensor, TILES: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, DIM: gl.constexpr,
 ) -> gl.tensor:  # fmt: skip
-    """Where in the cache each warp's first key of a tile is; past the context any place of it will do."""
+    """Where in the cache each warp's first key of a tile is; past the context anywhere: it is not read."""
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, TILES)))
     key = gl.minimum(tile * TILE + warp * (TILE // WARPS), last_key)
     block = gl.load(table + key // BLOCK_SIZE).to(gl.int64)
@@ -71,7 +72,8 @@ def _ask_for_tile(
 ) -> None:  # fmt: skip
     """Have K and V [WARPS, KEYS, DIM] of a tile copied to shared memory, each warp its own keys'.
 
-    Keys that the cache does not hold are zeros: what is in their place may be NaN, and costs time.
+    `first` [WARPS] is what `_find_keys` gave for that `tile` of the context. Keys that the cache does not
+    hold are zeros: what is in their place may be NaN, and costs time.
     """
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, TILES)))
     key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, TILES)))

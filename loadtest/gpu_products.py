@@ -55,6 +55,8 @@ class Timing:
 
 
 def random_layer(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Layer:
+    """Weights [N, K] of a layer of the model, such that products are about as large as their inputs."""
+
     def product(outputs: int, inputs: int) -> Linear:
         return Linear(torch.randn(outputs, inputs, device=device, dtype=dtype) / math.sqrt(inputs), None)
 
@@ -83,6 +85,8 @@ def run_cublas(layer: Layer, attended: Tensor, residual: Tensor) -> Tensor:
 
 
 def measure(name: str, config: ModelConfig, tokens: int, layers: list[Layer], flops: float) -> Timing:
+    """Both ways in turn, the best of a few rounds each; the bound is for `flops` FLOP/s."""
+
     def microseconds(run: Callable[[Layer, Tensor, Tensor], Tensor]) -> float:
         residual = torch.randn(tokens, config.hidden_size, device="cuda", dtype=torch.bfloat16)
         attended = torch.randn(
@@ -124,7 +128,7 @@ def main() -> None:
                 )
             del layers
     if arguments.json:
-        head = {"device": torch.cuda.get_device_name(), **asdict(Provenance.here())}
+        head = {"device": torch.cuda.get_device_name(), **asdict(Provenance.here()), "flops": flops}
         timed = json.dumps({**head, "timings": [asdict(timing) for timing in timings]}, indent=1)
         Path(arguments.json).write_text(timed, encoding="utf-8")
 

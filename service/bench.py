@@ -59,6 +59,8 @@ class Result:
     seconds: float
     bound_seconds: float
     bound_share: float
+    copy_tb_s: float  # the ceilings that the bound is for
+    product_tflop_s: float
     runs: int
     steps: int
     preemptions: int
@@ -213,6 +215,8 @@ def bench(
         seconds=round(seconds, 3),
         bound_seconds=round(middle.bound_seconds, 3),
         bound_share=round(middle.bound_seconds / seconds, 3),
+        copy_tb_s=round(ceilings.bandwidth / 1e12, 3),
+        product_tflop_s=round(ceilings.flops / 1e12, 1),
         runs=runs,
         steps=middle.steps,
         preemptions=middle.preemptions,

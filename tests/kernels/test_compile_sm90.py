@@ -25,7 +25,8 @@ SPILLS_LIMIT = {
     "decode_new": 0,
     "decode_new_whole": 0,
     "decode_new_plain": 0,
-    "decode_full": 0,
+    "decode_full_shared": 0,
+    "decode_full_fp8": 0,
     "decode_new_short": 0,
     "decode_beside": 0,
     "shared_prefix": 0,
@@ -160,9 +161,14 @@ def compile_variants() -> dict[str, dict[str, int]]:
             new | {"FIRST": True, "EARLY": 0, "q_norm": None, "k_norm": None},
             four_warps | {"num_stages": decode.SMALL_STAGES},
         ),
-        "decode_full": (
+        "decode_full_shared": (
             decode._decode_kernel,
-            decode_shape | alone | no_scales | {"EARLY": 1},
+            decode_shape | no_scales | {"EARLY": 1},
+            four_warps | {"num_stages": decode.FULL_STAGES},
+        ),
+        "decode_full_fp8": (
+            decode._decode_kernel,
+            decode_shape | alone | {"EARLY": 1, "TILE": 128},
             four_warps | {"num_stages": decode.FULL_STAGES},
         ),
         "decode_new_short": (

@@ -1,6 +1,7 @@
 """Decode attention, kernel and reference, against fp64 attention over the gathered blocks."""
 
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from kernels.decode_attention import decode_attention
 from kernels.decode_reference import WORTH_A_PART, DecodeGather, decode_attention_reference
 from kernels.decode_splits import DecodeWorkspace, plan_small_splits, plan_splits
 from kernels.fp8 import quantize
-from kernels.hopper_decode import long_row_splits
+from kernels.hopper_decode import hopper_decode, long_row_splits
 from kernels.shared_prefix import PrefixWorkspace
 
 # (q heads, kv heads, head dim, block size, window): groups of 1, 2, 4, 7 and 8, every block size
@@ -90,6 +91,7 @@ LONG_SHAPES = [
     ((15, 1, 128, 32, 0), 2),
     ((16, 1, 64, 16, 0), 1),
     ((4, 2, 64, 64, 400), 3),
+    ((4, 1, 128, 128, 0), 1),
 ]
 
 
@@ -242,21 +244,34 @@ def test_long_rows_beside_short_ones(
     assert workspace.lse.isfinite().any() == divided
 
 
-@pytest.mark.parametrize("known", [False, True] if torch.cuda.is_available() else [False])
-def test_more_rows_than_run_at_once(known: bool, dtype: torch.dtype, device: torch.device) -> None:
-    """None of them is divided; contexts end anywhere in a tile, and past them the cache is NaN."""
-    rows = 300 if device.type == "cuda" else 6
-    lengths = (torch.arange(rows) * 37 % 150).tolist()
-    paged = make_paged(lengths, 2, 64, 16, dtype, device)
-    q = fused_queries(rows + BEYOND, 4, 64, dtype).to(device)
+@pytest.mark.parametrize(
+    ("window", "ready", "dtype"),
+    with_dtypes([(0, {}), (0, {"known": True}), (0, {"beside": True}), (70, {})]),
+)
+def test_many_rows(
+    window: int,
+    ready: dict[str, bool],
+    dtype: torch.dtype,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More than run at once, by one kernel; contexts end anywhere in a tile, past them the cache is NaN."""
+    on_gpu = device.type == "cuda"
+    lengths = [i * 37 % 150 for i in range(600 if on_gpu else 6)]
+    paged = make_paged(lengths, 2, 128, 16, dtype, device)
+    q = fused_queries(len(lengths) + BEYOND, 4, 128, dtype).to(device)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
-    workspace = poisoned_workspace(rows, 4, 64, device)
+    workspace = poisoned_workspace(len(lengths), 4, 128, device)
+    of_hopper = Mock(side_effect=hopper_decode)
+    monkeypatch.setattr("kernels.decode_attention.hopper_decode", of_hopper)
     decode_attention(
-        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, any_order(rows, device),
-        0.125, 0, workspace, 1, known=known,
+        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens,
+        any_order(len(lengths), device), 128**-0.5, window, workspace, 1, **ready,
     )  # fmt: skip
-    torch.testing.assert_close(out.cpu().double(), expected(q, paged, 0), atol=TOLERANCE[dtype], rtol=0)
-    assert workspace.lse.isnan().all()
+    torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
+    assert workspace.lse.isnan().all()  # none of the rows was divided
+    hopper = on_gpu and torch.cuda.get_device_capability(device)[0] == 9
+    assert of_hopper.called == (hopper and dtype != torch.float32)
 
 
 @pytest.mark.parametrize("attention", [decode_attention, decode_attention_reference])
