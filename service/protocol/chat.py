@@ -66,9 +66,12 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: ParallelCalls | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateArguments | None = None
+    store: Annotated[bool, Meta(description="Only false: completions are not kept")] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.store:
+            raise ValueError("store must be false: completions are not kept here")
         self._check_calls()
         functions = None if self.tools is None else [tool.function for tool in self.tools]
         check_tools(functions, self.tool_choice, self.parallel_tool_calls)

@@ -112,6 +112,8 @@ BAD: list[tuple[str, dict[str, Any], str, Any]] = [
             ("prompt", "x"),
             ("chat_template_kwargs", {"enable_thinking": 1}),
             ("add_generation_prompt", "x"),
+            ("store", True),
+            ("store", "no"),
         ]
     ),
     ("/tokenize", {"prompt": "a"}, "prompt", 5),
@@ -230,6 +232,12 @@ async def test_what_is_no_json_object(service: Service, body: bytes) -> None:
 async def test_numbers_too_large_for_a_float(service: Service) -> None:
     reply = await post(service.app, "/v1/completions", b'{"prompt": "a", "temperature": 1e999}')
     assert (reply.status, reply.error["param"]) == (400, "temperature")
+
+
+async def test_a_chat_may_say_that_it_is_not_to_be_kept(service: Service) -> None:
+    for value in (False, None):
+        reply = await post(service.app, "/v1/chat/completions", {**CHAT, "store": value, "max_tokens": 1})
+        assert reply.status == 200
 
 
 async def test_limits_that_differ(service: Service) -> None:
