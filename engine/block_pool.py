@@ -198,7 +198,9 @@ class BlockPool:
             return counted[share]
 
         def agree(ours: NDArray[Any], others: NDArray[Any], what: str) -> None:
-            for at in np.flatnonzero(ours != others):
+            wrong = ours != others
+            if wrong.any():
+                at = wrong.argmax()
                 raise AssertionError(f"block {blocks[at]}: {ours[at]}, but {others[at]} {what}")
 
         counts, held = times(chain.from_iterable(tables)), times(holds)
