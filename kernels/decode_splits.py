@@ -17,6 +17,8 @@ MAX_SPLITS = 64
 PART = 32  # dimensions of a head that a warp merges: the warps of a head need not wait for each other
 MAX_SMALL_SPLITS = 32  # as far as measured
 FULL_DEVICE = 256  # programs: about two on every multiprocessor
+LONG_ROW_SPLITS = 3
+RESIDENT = 2  # programs of `kernels.hopper_decode` on a multiprocessor, as there are registers for
 
 
 # What takes (out, context_lens, window, max_splits, tile, workspace) once decode attention has split rows.
@@ -64,6 +66,25 @@ def plan_small_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
     """The same of programs that take little shared memory: twice as many, if those make four of a row."""
     splits = min(2 * FULL_DEVICE // (batch * num_kv_heads), MAX_SMALL_SPLITS, max_tiles)
     return max(splits if splits >= 4 else 1, plan_splits(batch, num_kv_heads, max_tiles))
+
+
+def long_row_splits(batch: int, num_kv_heads: int, workspace: DecodeWorkspace) -> int:
+    """Into how many programs a long row of such a batch is divided at most; a short row's others only end."""
+    programs = batch * num_kv_heads
+    if programs > min(2 * FULL_DEVICE, len(workspace.arrivals)):
+        return 1  # so many are work enough until the last one is done
+    return max(min(LONG_ROW_SPLITS, len(workspace.lse) // batch), 1)  # as there is room for
+
+
+def rows_undivided(batch: int, num_kv_heads: int, multiprocessors: int) -> int:
+    """How many rows, by falling length, are divided for being long only; those behind them are in any case.
+
+    These are programs that do not run at once with the others, and so few that they would end nearly alone:
+    34 rows of 1,000 keys take 74 µs a layer of Qwen3-0.6B on an H100 with the last one divided, else 79.
+    """
+    at_once = RESIDENT * multiprocessors
+    few = 0 < batch * num_kv_heads - at_once <= at_once // LONG_ROW_SPLITS
+    return at_once // num_kv_heads if few else batch
 
 
 def merge_splits(

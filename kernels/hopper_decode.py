@@ -17,7 +17,8 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.decode_splits import FULL_DEVICE, DecodeWorkspace
+from kernels.decode_splits import FULL_DEVICE, DecodeWorkspace, long_row_splits, rows_undivided
+from kernels.launch import multiprocessors_of
 from kernels.new_heads import NewHeads
 from kernels.tile import LOG2_E, LOWEST
 
@@ -32,15 +33,7 @@ STAGES = 2
 # about 450 keys, the longest 2,048, take 47 µs a layer of Qwen3-0.6B on an H100, undivided 57; were all rows
 # of more than eight tiles divided, equal ones of 1,200 keys would take 82 instead of 77.
 LONG_TILES = gl.constexpr(8)
-LONG_ROW_SPLITS = 3
-
-
-def long_row_splits(batch: int, num_kv_heads: int, workspace: DecodeWorkspace) -> int:
-    """Into how many programs a long row of such a batch is divided at most; a short row's others only end."""
-    programs = batch * num_kv_heads
-    if programs > min(2 * FULL_DEVICE, len(workspace.arrivals)):
-        return 1  # so many are work enough until the last one is done
-    return max(min(LONG_ROW_SPLITS, len(workspace.lse) // batch), 1)  # as there is room for
+BRINGS_UP_TO = 2 * FULL_DEVICE  # programs; more are 1 % slower with it
 
 
 @gluon.jit
@@ -86,6 +79,27 @@ def _ask_for_tile(
 
 
 @gluon.jit
+def _bring_tile(
+    kv: gl.tensor, table: gl.tensor, tile: gl.tensor, last_key: gl.tensor, block_stride: gl.tensor,
+    part_stride: gl.tensor, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, DIM: gl.constexpr,
+) -> None:  # fmt: skip
+    """Have a tile's K and V brought to the L2 cache: there they miss nothing that a kernel ahead writes."""
+    LINE: gl.constexpr = 64  # dims
+    LINES: gl.constexpr = gl.BlockedLayout(
+        [1, 1, 1], [1, 32 * LINE // DIM, DIM // LINE], [WARPS, 1, 1], [2, 1, 0]
+    )
+    first = _find_keys(table, tile, last_key, block_stride, LINES, BLOCK_SIZE, TILE, DIM)
+    key = gl.arange(0, TILE // WARPS, gl.SliceLayout(0, gl.SliceLayout(2, LINES)))
+    line = gl.arange(0, DIM // LINE, gl.SliceLayout(0, gl.SliceLayout(1, LINES)))
+    place = kv + (first[:, None, None] + (key * DIM)[None, :, None] + (line * LINE)[None, None, :])
+    for part in gl.static_range(2):
+        gl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [(place + part * part_stride).to(gl.int64)],
+            dtype=gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@gluon.jit
 def _merged(
     partials: gl.tensor, lse: gl.tensor, first: gl.tensor, heads: gl.tensor, splits: gl.tensor,
     in_group: gl.tensor, dim: gl.tensor, DIM: gl.constexpr, LAYOUT: gl.constexpr,
@@ -112,23 +126,24 @@ def _merged(
     return merged / total[:, None]
 
 
-@gluon.jit(do_not_specialize=["window"])
+@gluon.jit(do_not_specialize=["window", "undivided"])
 def _kernel(
     out: gl.tensor, partials: gl.tensor, lse: gl.tensor, arrivals: gl.tensor, q: gl.tensor, kv: gl.tensor,
     block_tables: gl.tensor, rows: gl.tensor, context_lens: gl.tensor, order: gl.tensor,
-    scale_log2: gl.tensor, window: gl.tensor, q_stride: gl.tensor, table_stride: gl.tensor,
-    block_stride: gl.tensor, part_stride: gl.tensor, head_stride: gl.tensor,
+    undivided: gl.tensor, scale_log2: gl.tensor, window: gl.tensor, q_stride: gl.tensor,
+    table_stride: gl.tensor, block_stride: gl.tensor, part_stride: gl.tensor, head_stride: gl.tensor,
     rope: gl.tensor, q_norm: gl.tensor, k_norm: gl.tensor, eps: gl.tensor,
     GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
     STAGES: gl.constexpr, NEW: gl.constexpr, READY: gl.constexpr, BESIDE: gl.constexpr,
-    MERGES: gl.constexpr,
+    MERGES: gl.constexpr, BRINGS: gl.constexpr,
 ) -> None:  # fmt: skip
     """As `kernels.decode_attention._decode_kernel`: one split of a row's context for one kv head.
 
-    MERGES: only long rows are split, and the last program of one to be done merges its parts: `arrivals`, by
-    row and kv head, counts them, and is zero before and after. Otherwise all rows' results are left as parts.
+    MERGES: only rows that are long, or come `undivided` ones later, are split, and the last program of one to
+    be done merges its parts: `arrivals`, by row and kv head, counts them, and is zero before and after.
+    Otherwise all rows' results are left as parts.
     READY: before the kernel ahead began the cache held nothing that is read here (0), all but the newest
-    token (1) or all (2).
+    token (1) or all (2). BRINGS: the tile after the staged ones is brought to the L2 cache meanwhile.
     """
     KEYS: gl.constexpr = TILE // WARPS
     kv_head = gl.program_id(0)
@@ -144,6 +159,8 @@ def _kernel(
         usual = gl.load(context_lens + gl.load(order + gl.num_programs(2) * 3 // 8))
         whole_tiles = gl.maximum(gl.cdiv(usual * 4, 3 * TILE), LONG_TILES)
         divided = gl.minimum(gl.cdiv(tiles, whole_tiles), max_splits)
+        behind = (gl.program_id(2) >= undivided) & (tiles > LONG_TILES)
+        divided = gl.where(behind, max_splits, divided)
         split_tiles = gl.maximum(gl.cdiv(tiles, gl.maximum(divided, 1)), 1)
     splits = gl.cdiv(tiles, split_tiles)
     if split >= gl.maximum(splits, 1):  # a row's first split waits for the kernels ahead, so this need not
@@ -175,6 +192,8 @@ def _kernel(
                     cached_len, part_stride, TILES, KEYS, DIM,
                 )  # fmt: skip
             async_copy.commit_group()
+    if BRINGS and count > STAGES:
+        _bring_tile(kv, table, begin + STAGES, last_key, block_stride, part_stride, BLOCK_SIZE, TILE, DIM)
 
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     ROW: gl.constexpr = gl.SliceLayout(2, SCORES)
@@ -355,9 +374,10 @@ def hopper_decode(
     splits = long_row_splits(batch, num_kv_heads, workspace) if merges else max_splits
     _kernel[num_kv_heads, splits, batch](
         out, workspace.partials, workspace.lse, workspace.arrivals, q, kv, block_tables, rows, context_lens,
-        order,
+        order, rows_undivided(batch, num_kv_heads, multiprocessors_of(q.device)),
         scale * LOG2_E, window, q.stride(0), block_tables.stride(0), *kv.stride()[:3], *heads,
         GROUP=num_q_heads // num_kv_heads, BLOCK_SIZE=block_size, DIM=head_dim, TILE=TILE, STAGES=STAGES,
         NEW=new is not None, READY=ready, BESIDE=beside, MERGES=merges,
+        BRINGS=batch * num_kv_heads <= BRINGS_UP_TO,
         num_warps=WARPS.value, launch_pdl=True,
     )  # fmt: skip

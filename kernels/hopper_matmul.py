@@ -9,8 +9,6 @@ through memory makes the products themselves quicker, too.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 from torch import Tensor
@@ -26,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.hopper_linear import silu_of_halves, suits_hopper_linear
+from kernels.launch import multiprocessors_of
 
 CONSUMERS = gl.constexpr(2)
 ROWS = gl.constexpr(64)  # tokens of a consumer: what one wgmma takes
@@ -205,7 +204,7 @@ def suits_hopper_matmul(x: Tensor, weight: Tensor, *, spared: int) -> bool:
     return (
         suits_hopper_linear(x, weight)
         and takes(outputs, columns)
-        and is_quick(len(x), outputs, columns, _multiprocessors(x.device), spared=spared)
+        and is_quick(len(x), outputs, columns, multiprocessors_of(x.device), spared=spared)
     )
 
 
@@ -239,11 +238,6 @@ def launch_each(device: torch.device, dtype: torch.dtype) -> None:
         hopper_matmul_add(hopper_matmul(x, weight), x, weight)
 
 
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _launch(out: Tensor, x: Tensor, weight: Tensor, *, gated: bool, added: bool) -> None:
     (count, columns), outputs = x.shape, out.shape[1]
     rows, chunk = ROWS.value, CHUNK.value
@@ -252,7 +246,7 @@ def _launch(out: Tensor, x: Tensor, weight: Tensor, *, gated: bool, added: bool)
     token_tiles = triton.cdiv(count, TOKENS.value)
     banded = triton.cdiv(token_tiles, triton.cdiv(token_tiles, MOST_BANDED))  # bands as even as can be
     tiles = token_tiles * (outputs // width)
-    _kernel[(min(tiles, _multiprocessors(x.device)),)](
+    _kernel[(min(tiles, multiprocessors_of(x.device)),)](
         TensorDescriptor(out, list(out.shape), [outputs, 1], [rows, width], layout),
         TensorDescriptor(x, list(x.shape), [columns, 1], [rows, chunk], layout),
         TensorDescriptor(weight, list(weight.shape), [columns, 1], [width, chunk], layout),

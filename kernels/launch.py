@@ -14,6 +14,11 @@ def _has_dependent_launch(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
 
 
+@cache
+def multiprocessors_of(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def dependent_launch(device: torch.device) -> dict[str, bool]:
     """Launch options of a kernel that takes DEPENDENT: let it begin before the kernel ahead has ended.
 

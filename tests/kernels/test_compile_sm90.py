@@ -86,8 +86,8 @@ READS_EARLY = {
     "merge": 1,
     "split_output": 9,
     "hopper_decode": 7,
-    "hopper_decode_known": 7,
-    "hopper_decode_new": 16,
+    "hopper_decode_known": 8,
+    "hopper_decode_new": 17,
     "thresholds": 0,
     "embed": 0,
 }
@@ -294,9 +294,9 @@ def compile_hopper_decode_variants() -> dict[str, dict[str, int]]:
     strides = ("q_stride", "table_stride", "block_stride", "part_stride", "head_stride")
     heads = dict.fromkeys(("rope", "q_norm", "k_norm"))
     both = {"GROUP": 4, "DIM": 128, "TILE": hopper_decode.TILE, "STAGES": hopper_decode.STAGES}
-    both |= {"BLOCK_SIZE": 16, "NEW": False, "BESIDE": False, "MERGES": True}
+    both |= {"BLOCK_SIZE": 16, "NEW": False, "BESIDE": False, "MERGES": True, "BRINGS": True}
     variants = {
-        "": both | heads | {"READY": 0},
+        "": both | heads | {"READY": 0, "BRINGS": False},
         "_known": both | heads | {"READY": 1},
         "_beside": both | heads | {"READY": 2, "BESIDE": True},
         "_beside_split": both | heads | {"READY": 2, "BESIDE": True, "MERGES": False},

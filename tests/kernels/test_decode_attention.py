@@ -11,9 +11,18 @@ from paged import TOLERANCE, Paged, attend_exactly, fused_queries, make_paged, w
 
 from kernels.decode_attention import decode_attention
 from kernels.decode_reference import WORTH_A_PART, DecodeGather, decode_attention_reference
-from kernels.decode_splits import DecodeWorkspace, plan_small_splits, plan_splits
+from kernels.decode_splits import (
+    LONG_ROW_SPLITS,
+    RESIDENT,
+    DecodeWorkspace,
+    long_row_splits,
+    plan_small_splits,
+    plan_splits,
+    rows_undivided,
+)
 from kernels.fp8 import quantize
-from kernels.hopper_decode import hopper_decode, long_row_splits
+from kernels.hopper_decode import hopper_decode
+from kernels.launch import multiprocessors_of
 from kernels.shared_prefix import PrefixWorkspace
 
 # (q heads, kv heads, head dim, block size, window): groups of 1, 2, 4, 7 and 8, every block size
@@ -246,6 +255,35 @@ def test_long_rows_beside_short_ones(
 
 @pytest.mark.parametrize(
     ("window", "ready", "dtype"),
+    with_dtypes([(0, {}), (0, {"known": True}), (0, {"beside": True}), (600, {})]),
+)
+def test_a_few_rows_more_than_run_at_once(
+    window: int, ready: dict[str, bool], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Hopper divides those that come last, though they are the shortest."""
+    on_gpu = device.type == "cuda"
+    at_once = RESIDENT * multiprocessors_of(device) if on_gpu else 2
+    lengths = [700 - i for i in range(at_once // 2 + 3)] if on_gpu else [130, 129, 65]
+    paged = make_paged(lengths, 2, 128, 16, dtype, device)
+    q = fused_queries(len(lengths) + BEYOND, 4, 128, dtype).to(device)
+    out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
+    workspace = poisoned_workspace(len(lengths), 4, 128, device)
+    order = paged.context_lens.argsort(descending=True).int()
+    decode_attention(
+        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, 128**-0.5, window,
+        workspace, max_splits=1, **ready,
+    )  # fmt: skip
+    torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
+    assert not workspace.arrivals.any()
+    if on_gpu and torch.cuda.get_device_capability(device)[0] == 9 and dtype != torch.float32:
+        parts = workspace.lse.view(-1, 4).isfinite().any(1).nonzero().flatten() // LONG_ROW_SPLITS
+        assert parts.unique().tolist() == list(range(at_once // 2, len(lengths)))
+    else:
+        assert workspace.lse.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("window", "ready", "dtype"),
     with_dtypes([(0, {}), (0, {"known": True}), (0, {"beside": True}), (70, {})]),
 )
 def test_many_rows(
@@ -301,6 +339,18 @@ def test_the_workspace_holds_every_plan(max_batch: int) -> None:
                     assert splits == 1 or splits * batch <= capacity
             splits = long_row_splits(batch, kv_heads, workspace)
             assert splits == 1 or (splits * batch <= capacity and batch * kv_heads <= len(workspace.arrivals))
+
+
+@given(batch=st.integers(1, 2000), kv_heads=st.integers(1, 64), multiprocessors=st.integers(1, 200))
+def test_rows_that_would_run_nearly_alone_are_divided(
+    batch: int, kv_heads: int, multiprocessors: int
+) -> None:
+    undivided = rows_undivided(batch, kv_heads, multiprocessors)
+    at_once, programs = RESIDENT * multiprocessors, batch * kv_heads
+    if at_once < programs <= at_once + at_once // LONG_ROW_SPLITS:
+        assert undivided * kv_heads <= at_once < (undivided + 1) * kv_heads
+    else:
+        assert undivided == batch
 
 
 def test_small_workspace_is_refused(device: torch.device) -> None:

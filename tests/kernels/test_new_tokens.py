@@ -46,9 +46,10 @@ class Step:
         shape: tuple[int, int, int, int, int, bool, bool],
         dtype: torch.dtype,
         device: torch.device,
+        longest: int = LONG,
     ) -> None:
         q_heads, kv_heads, head_dim, block_size, self.window, rotated, normed = shape
-        self.lengths = lengths = [1, 0, block_size, block_size + 1, 65, *LENGTHS]
+        self.lengths = lengths = [1, 0, block_size, block_size + 1, 65, *LENGTHS[:-1], longest]
         torch.manual_seed(0)
         self.paged = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
         self.slots = torch.full((len(lengths),), -1)
@@ -65,7 +66,7 @@ class Step:
         self.qkv = rows.to(device, dtype)[:, :width]
         self.out = torch.full((len(lengths), q_heads, head_dim), UNTOUCHED, dtype=dtype, device=device)
         self.positions = self.paged.context_lens.clamp(min=1) - 1
-        rope = torch.rand(500, head_dim, device=device) * 2 - 1 if rotated else None
+        rope = torch.rand(max(lengths), head_dim, device=device) * 2 - 1 if rotated else None
         q_norm, k_norm = torch.randn(2, head_dim).to(device, dtype) if normed else (None, None)
         self.heads = NewHeads(rope, q_norm, k_norm, EPS)
         self.order = torch.randperm(len(lengths)).int().to(device)
@@ -111,6 +112,23 @@ def test_fused_kernel_equals_the_references(shape, splits, dtype, device):
     assert_alike(kv, expected_kv, dtype)
     empty = step.paged.context_lens == 0
     assert torch.all(out[empty] == UNTOUCHED) and torch.isfinite(out[~empty]).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    with_dtypes((shape,) for shape in (SHAPES[0], SHAPES[8], (4, 2, 64, 32, 600, True, True))),
+)
+def test_a_long_row_beside_short_ones(shape, dtype, device):
+    """Hopper divides it, and its last part sees to the newest token."""
+    step = Step(shape, dtype, device, longest=1300 if device.type == "cuda" else LONG)
+    step.order = step.paged.context_lens.argsort(descending=True).int()
+    step.workspace.lse.fill_(torch.nan)
+    expected = step.run(decode_new_tokens_reference)
+    for got, wanted in zip(step.attend(1), expected, strict=True):
+        assert_alike(got, wanted, dtype)
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    assert step.workspace.lse.isfinite().any() == (hopper and dtype != torch.float32)
+    assert not step.workspace.arrivals.any()
 
 
 def test_it_writes_what_the_cache_kernel_writes_and_nothing_else(device, dtype):
