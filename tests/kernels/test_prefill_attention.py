@@ -6,6 +6,7 @@ import pytest
 import torch
 from paged import TOLERANCE, attend_exactly, fused_queries, make_paged, with_dtypes
 
+from kernels import hopper_prefill
 from kernels.prefill_attention import prefill_attention, prefill_attention_reference
 
 # (query length, context length): whole prompts, chunks on top of a context, single tokens, an empty row
@@ -64,6 +65,53 @@ def test_matches_exact_attention(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
+    case = (heads, kv_heads, head_dim, block_size, window, sequences)
+    assert_exact(attention, case, decodes, padding, dtype, device)
+
+
+# Turns of a program that begin with a sequence's first, last and middle queries, or where none are; by tiles
+# of 64 keys and of 128.
+TURNS = [(8, 2, 64, 16, 0, RAGGED)]
+if torch.cuda.is_available():
+    TURNS = [
+        (8, 2, 64, 16, 0, [*MANY, *LONG, *RAGGED]),
+        (4, 2, 128, 64, 0, [*LONG, *MANY, *SHORT]),
+        (2, 1, 128, 16, 0, [*RAGGED, *LONGER, *LONG]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size", "window", "sequences", "turns", "dtype"),
+    with_dtypes((*case, turns) for case in TURNS for turns in (2, 3, 7)),
+)
+def test_a_program_takes_several_turns(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int,
+    sequences: list[tuple[int, int]],
+    turns: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on Hopper if there are many for each multiprocessor."""
+    monkeypatch.setattr(hopper_prefill, "multiprocessors_of", lambda device: 1)
+    monkeypatch.setattr(hopper_prefill, "MOST_TURNS", turns)
+    case = (heads, kv_heads, head_dim, block_size, window, sequences)
+    assert_exact(prefill_attention, case, 70, 3, dtype, device)
+
+
+def assert_exact(
+    attention: Callable[..., None],
+    case: tuple[int, int, int, int, int, list[tuple[int, int]]],
+    decodes: int,
+    padding: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    heads, kv_heads, head_dim, block_size, window, sequences = case
     torch.manual_seed(0)
     query_lens, context_lens = (list(lengths) for lengths in zip(*sequences, strict=True))
     paged = make_paged(context_lens, kv_heads, head_dim, block_size, dtype, device)
