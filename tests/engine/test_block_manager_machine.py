@@ -33,7 +33,7 @@ from tests.engine.nightly import NIGHTLY
 ROWS = 6
 # `nightly` looks elsewhere every time.
 SETTINGS = settings(
-    max_examples=12_500 if NIGHTLY else 800,
+    max_examples=12_500 if NIGHTLY else 1_000,
     stateful_step_count=15,
     derandomize=not NIGHTLY,
     deadline=None,
@@ -42,7 +42,7 @@ SETTINGS = settings(
     suppress_health_check=list(HealthCheck),
 )
 _WEIGHTS = {
-    "start": 4,
+    "start": 6,
     "compute": 14,
     "fork": 2,
     "adopt": 1,
@@ -52,8 +52,8 @@ _WEIGHTS = {
     "swap_out": 3,
     "swap_in": 6,
     "resume": 3,
-    "spill": 2,
-    "end": 4,
+    "spill": 5,
+    "end": 5,
 }
 _REACHED = (
     "device hits",
@@ -99,8 +99,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @initialize(
         block_size=st.sampled_from([1, 2, 4]),
         num_blocks=st.integers(4, 14),
-        num_host_blocks=st.sampled_from([0, 3, 6, 14, 20, 20]),
-        caching=st.sampled_from([True, True, True, False]),
+        num_host_blocks=st.sampled_from([0, 3, 14, 20, 40, 40]),
+        caching=st.sampled_from([*[True] * 7, False]),
         colliding=st.booleans(),
     )
     def begin(
