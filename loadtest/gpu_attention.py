@@ -22,6 +22,7 @@ from kernels import fp8
 from kernels.decode_attention import decode_attention
 from kernels.decode_splits import DecodeWorkspace
 from kernels.prefill_attention import prefill_attention
+from loadtest.gpu_layer import contexts_of
 from loadtest.provenance import Provenance
 from service.bench import Ceilings, measure_ceilings
 
@@ -93,17 +94,24 @@ def decode_case(
 
 def all_cases() -> list[Case]:
     ragged = np.random.default_rng(0).integers(1, 4097, 256).tolist()
+    short = contexts_of(64, 128, "long-tailed")
     return [
         decode_case(1, 8192, 30.0),
         decode_case(8, 2048, 43.7),
         decode_case(32, 1024, None),
         decode_case(32, 2048, 112.0),
+        decode_case(40, 1024, None),
         decode_case(64, 1024, None),
         decode_case(128, 1024, None),
         decode_case(256, 1024, 385.0),
         decode_case(64, 16384, 1419.0),
         Case("decode B256 ragged 1-4096", ragged, [1] * 256, 2.93),
         decode_case(1, 512, 15.1, heads=16, name="decode B1 ctx 512, 16/8"),
+        Case("prefill 1x1024", [1024], [1024], None),
+        Case("prefill 4x1024", [1024] * 4, [1024] * 4, None),
+        Case("prefill 8x1024, 16/8", [1024] * 8, [1024] * 8, None, 16),
+        Case("prefill 64 of about 128", short, short, None),
+        Case("prefill 64 of about 128, 16/8", short, short, None, 16),
         Case("prefill 32x512", [512] * 32, [512] * 32, 286.0),
         Case("prefill 8x2048", [2048] * 8, [2048] * 8, 476.0),
         Case("prefill 2x8192", [8192] * 2, [8192] * 2, 572.0),
@@ -253,14 +261,14 @@ def main() -> None:
         f"KV cache {arguments.kv_cache_dtype}, head dim {HEAD_DIM}; "
         f"bounds: a copy's {copy_tb_s:.2f} TB/s, a product's {product_tflop_s:.0f} TFLOP/s"
     )
-    print(f"{'case':28}{'µs':>9}{'rate':>9}{'FA3':>9}  {'unit':8}{'of bound':>9}{'error':>10}")
+    print(f"{'case':30}{'µs':>9}{'rate':>9}{'FA3':>9}  {'unit':8}{'of bound':>9}{'error':>10}")
     measurements = []
     for case in all_cases():
         m = measure(case, arguments.block_size, arguments.kv_cache_dtype, ceilings)
         measurements.append(m)
         known = "–" if m.flash_attention_3 is None else f"{m.flash_attention_3:.2f}"
         print(
-            f"{m.name:28}{m.microseconds:9.1f}{m.rate:9.2f}{known:>9}  {m.unit:8}"
+            f"{m.name:30}{m.microseconds:9.1f}{m.rate:9.2f}{known:>9}  {m.unit:8}"
             f"{m.share_of_bound:9.0%}{m.max_error:10.1e}",
             flush=True,
         )
