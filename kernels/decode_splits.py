@@ -18,7 +18,8 @@ PART = 32  # dimensions of a head that a warp merges: the warps of a head need n
 MAX_SMALL_SPLITS = 32  # as far as measured
 FULL_DEVICE = 256  # programs: about two on every multiprocessor
 LONG_ROW_SPLITS = 3
-RESIDENT = 2  # programs of `kernels.hopper_decode` on a multiprocessor, as there are registers for
+# Programs of `kernels.hopper_decode` that a multiprocessor has registers for; with heads of 64 twice as many.
+RESIDENT = 2
 
 
 # What takes (out, context_lens, window, max_splits, tile, workspace) once decode attention has split rows.
@@ -76,13 +77,14 @@ def long_row_splits(batch: int, num_kv_heads: int, workspace: DecodeWorkspace) -
     return max(min(LONG_ROW_SPLITS, len(workspace.lse) // batch), 1)  # as there is room for
 
 
-def rows_undivided(batch: int, num_kv_heads: int, multiprocessors: int) -> int:
-    """How many rows, by falling length, are divided for being long only; those behind them are in any case.
+def rows_undivided(batch: int, num_kv_heads: int, head_dim: int, multiprocessors: int) -> int:
+    """How many rows, by falling length, are divided only for being longer than others.
 
-    These are programs that do not run at once with the others, and so few that they would end nearly alone:
-    34 rows of 1,000 keys take 74 µs a layer of Qwen3-0.6B on an H100 with the last one divided, else 79.
+    Those behind them are programs that do not run at once with the others, and so few that they would end
+    nearly alone, so they are divided, too, if `long_row_splits` has room for it: 34 rows of 1,000 keys take
+    74 µs a layer of Qwen3-0.6B on an H100 with the last one divided, else 79.
     """
-    at_once = RESIDENT * multiprocessors
+    at_once = RESIDENT * 128 // head_dim * multiprocessors
     few = 0 < batch * num_kv_heads - at_once <= at_once // LONG_ROW_SPLITS
     return at_once // num_kv_heads if few else batch
 

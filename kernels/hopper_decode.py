@@ -31,9 +31,10 @@ STAGES = 2
 # Where rows fill the device each has one program for each head, but for long ones: of more than so many
 # tiles, and a third longer than the row that is three eighths of all down, as padding comes last. 32 rows of
 # about 450 keys, the longest 2,048, take 47 µs a layer of Qwen3-0.6B on an H100, undivided 57; were all rows
-# of more than eight tiles divided, equal ones of 1,200 keys would take 82 instead of 77.
+# of more than eight tiles divided, equal ones of 1,200 keys would take 82 instead of 77. Those that
+# `rows_undivided` leaves are divided at more than LONG_TILES, whatever the others are.
 LONG_TILES = gl.constexpr(8)
-BRINGS_UP_TO = 2 * FULL_DEVICE  # programs; more are 1 % slower with it
+BRINGS_UP_TO = 2 * FULL_DEVICE  # programs; with more of them it costs up to 1 %
 
 
 @gluon.jit
@@ -85,13 +86,17 @@ def _bring_tile(
 ) -> None:  # fmt: skip
     """Have a tile's K and V brought to the L2 cache: there they miss nothing that a kernel ahead writes."""
     LINE: gl.constexpr = 64  # dims
+    KEYS: gl.constexpr = TILE // WARPS
     LINES: gl.constexpr = gl.BlockedLayout(
         [1, 1, 1], [1, 32 * LINE // DIM, DIM // LINE], [WARPS, 1, 1], [2, 1, 0]
     )
     first = _find_keys(table, tile, last_key, block_stride, LINES, BLOCK_SIZE, TILE, DIM)
-    key = gl.arange(0, TILE // WARPS, gl.SliceLayout(0, gl.SliceLayout(2, LINES)))
+    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, LINES)))
+    key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, LINES)))
+    left = gl.maximum(last_key - (tile * WARPS + warp) * KEYS, 0)  # past the context the last key once more
+    key = gl.minimum(key[None, :, None], left[:, None, None])
     line = gl.arange(0, DIM // LINE, gl.SliceLayout(0, gl.SliceLayout(1, LINES)))
-    place = kv + (first[:, None, None] + (key * DIM)[None, :, None] + (line * LINE)[None, None, :])
+    place = kv + (first[:, None, None] + key * DIM + (line * LINE)[None, None, :])
     for part in gl.static_range(2):
         gl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [(place + part * part_stride).to(gl.int64)],
@@ -139,9 +144,9 @@ def _kernel(
 ) -> None:  # fmt: skip
     """As `kernels.decode_attention._decode_kernel`: one split of a row's context for one kv head.
 
-    MERGES: only rows that are long, or come `undivided` ones later, are split, and the last program of one to
-    be done merges its parts: `arrivals`, by row and kv head, counts them, and is zero before and after.
-    Otherwise all rows' results are left as parts.
+    MERGES: only rows that are long, or of more than LONG_TILES and behind the first `undivided`, are split,
+    and the last program of one to be done merges its parts: `arrivals`, by row and kv head, counts them, and
+    is zero before and after. Otherwise all rows' results are left as parts.
     READY: before the kernel ahead began the cache held nothing that is read here (0), all but the newest
     token (1) or all (2). BRINGS: the tile after the staged ones is brought to the L2 cache meanwhile.
     """
@@ -374,7 +379,7 @@ def hopper_decode(
     splits = long_row_splits(batch, num_kv_heads, workspace) if merges else max_splits
     _kernel[num_kv_heads, splits, batch](
         out, workspace.partials, workspace.lse, workspace.arrivals, q, kv, block_tables, rows, context_lens,
-        order, rows_undivided(batch, num_kv_heads, multiprocessors_of(q.device)),
+        order, rows_undivided(batch, num_kv_heads, head_dim, multiprocessors_of(q.device)),
         scale * LOG2_E, window, q.stride(0), block_tables.stride(0), *kv.stride()[:3], *heads,
         GROUP=num_q_heads // num_kv_heads, BLOCK_SIZE=block_size, DIM=head_dim, TILE=TILE, STAGES=STAGES,
         NEW=new is not None, READY=ready, BESIDE=beside, MERGES=merges,

@@ -32,11 +32,10 @@ ROWS = gl.constexpr(64)  # queries times heads of a consumer: what one wgmma tak
 PANEL = gl.constexpr(64)  # 16-bit elements of a swizzled line of shared memory, 128 bytes
 QUERIES = gl.constexpr(2)  # turns whose queries are in shared memory
 MOST_STAGED = 256  # keys in shared memory at a time
-# A program takes a few turns, as long as there remain so many programs for each multiprocessor: few long ones
-# end at very different times. On an H100 one, two, three turns bring 250, 302, 326 TFLOP/s at 32 × 512; four
-# are up to a tenth slower at 2 × 8192.
+# Turns of a program. On an H100 one, two, three bring 250, 302, 326 TFLOP/s at 32 × 512; 2 × 8192 are as
+# quick with one to three, and up to a tenth slower with four.
 MOST_TURNS = 3
-LEAST_ROUNDS = 4
+LEAST_ROUNDS = 4  # programs for each multiprocessor: fewer, longer ones would end at very different times
 SHORT = 1024  # queries up to which half a tile of keys wastes less than it costs
 
 
@@ -352,6 +351,11 @@ def _kernel(
     )
 
 
+def turns_of_a_program(turns: int, multiprocessors: int) -> int:
+    """As many as leave programs enough for each multiprocessor."""
+    return max(min(turns // (multiprocessors * LEAST_ROUNDS), MOST_TURNS), 1)
+
+
 def suits_hopper(q: torch.Tensor, kv: torch.Tensor, max_query_len: int) -> bool:
     """Whether `hopper_prefill` takes q [T, Hq, D] and kv [blocks, 2, Hkv, block_size, D] and is worth it.
 
@@ -406,8 +410,7 @@ def hopper_prefill(
     num_sequences = rows.shape[0]
     block_q = CONSUMERS.value * ROWS.value // group
     turns = num_tokens // block_q + num_sequences
-    rounds = num_kv_heads * turns // multiprocessors_of(q.device)
-    turns_each = max(min(rounds // LEAST_ROUNDS, MOST_TURNS), 1)
+    turns_each = turns_of_a_program(num_kv_heads * turns, multiprocessors_of(q.device))
     _kernel[num_kv_heads, triton.cdiv(turns, turns_each)](
         out, q_source, kv_source, block_tables, rows, query_starts, context_lens, num_sequences, turns,
         turns_each, num_kv_heads,

@@ -1,4 +1,4 @@
-"""How kernels that run one after the other are launched."""
+"""How kernels that run one after the other are launched, and on how many multiprocessors."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def _has_dependent_launch(device: torch.device) -> bool:
 
 @cache
 def multiprocessors_of(device: torch.device) -> int:
+    """How many a CUDA device has."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 

@@ -40,7 +40,7 @@ def _tiles_of(
 def work_of(
     turn: gl.tensor, plan: gl.tuple, BLOCK_Q: gl.constexpr, TILE: gl.constexpr, WARPS: gl.constexpr
 ) -> gl.tuple:
-    """A turn's row, its sequence's first token and queries, its own first query, context, tiles of keys.
+    """A turn's row, its sequence's first token and count of queries, its own first query, context, key tiles.
 
     `plan` is rows, query_starts, context_lens, the number of sequences and that of turns.
     """

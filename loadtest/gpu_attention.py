@@ -2,8 +2,8 @@
 
     python -m loadtest.gpu_attention [--block-size 16] [--kv-cache-dtype fp8_e4m3] [--json PATH]
 
-Every case runs as many times as a model has layers, in one CUDA graph and in turn over input sets that
-together exceed the L2 cache, as layers do: what it takes to begin and to end a graph is no kernel's time.
+Every case runs at least as many times as a model has layers, in one CUDA graph and in turn over input sets
+that together exceed the L2 cache, as layers do: what a graph takes to begin and to end is no kernel's time.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 from tests.engine.nightly import NIGHTLY
 from tests.models.tiny_models import MODELS
 
-# The same examples on every machine (`nightly`: others each time), but for those that draw a constant of
-# the modules that are imported by then; and none fails for being slow.
+# The same examples on every machine (`nightly`: others each time), and none fails for being slow. Hypothesis
+# draws constants from imported modules, too, so some examples depend on what is imported.
 settings.register_profile(
     "untimed",
     derandomize=not NIGHTLY,

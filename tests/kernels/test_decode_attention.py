@@ -341,16 +341,24 @@ def test_the_workspace_holds_every_plan(max_batch: int) -> None:
             assert splits == 1 or (splits * batch <= capacity and batch * kv_heads <= len(workspace.arrivals))
 
 
-@given(batch=st.integers(1, 2000), kv_heads=st.integers(1, 64), multiprocessors=st.integers(1, 200))
+@pytest.mark.parametrize(
+    ("batch", "kv_heads", "head_dim", "undivided"),
+    [
+        (32, 8, 128, 32),
+        (33, 8, 128, 33),  # 264 programs, as many as run at once
+        (34, 8, 128, 33),
+        (44, 8, 128, 33),  # 88 more, each in three parts
+        (45, 8, 128, 45),  # their parts would not all run at once
+        (34, 8, 64, 34),
+        (67, 4, 128, 66),
+        (25, 12, 128, 22),
+        (256, 8, 128, 256),
+    ],
+)
 def test_rows_that_would_run_nearly_alone_are_divided(
-    batch: int, kv_heads: int, multiprocessors: int
+    batch: int, kv_heads: int, head_dim: int, undivided: int
 ) -> None:
-    undivided = rows_undivided(batch, kv_heads, multiprocessors)
-    at_once, programs = RESIDENT * multiprocessors, batch * kv_heads
-    if at_once < programs <= at_once + at_once // LONG_ROW_SPLITS:
-        assert undivided * kv_heads <= at_once < (undivided + 1) * kv_heads
-    else:
-        assert undivided == batch
+    assert rows_undivided(batch, kv_heads, head_dim, multiprocessors=132) == undivided
 
 
 def test_small_workspace_is_refused(device: torch.device) -> None:

@@ -71,18 +71,22 @@ def test_matches_exact_attention(
 
 # Turns of a program that begin with a sequence's first, last and middle queries, or where none are; by tiles
 # of 64 keys and of 128.
-TURNS = [(8, 2, 64, 16, 0, RAGGED)]
+TURNS = [(8, 2, 64, 16, 0, RAGGED, 2)]
 if torch.cuda.is_available():
     TURNS = [
-        (8, 2, 64, 16, 0, [*MANY, *LONG, *RAGGED]),
-        (4, 2, 128, 64, 0, [*LONG, *MANY, *SHORT]),
-        (2, 1, 128, 16, 0, [*RAGGED, *LONGER, *LONG]),
+        (*case, turns)
+        for turns in (2, 3, 7)
+        for case in (
+            (8, 2, 64, 16, 0, [*MANY, *LONG, *RAGGED]),
+            (4, 2, 128, 64, 0, [*LONG, *MANY, *SHORT]),
+            (2, 1, 128, 16, 0, [*RAGGED, *LONGER, *LONG]),
+        )
     ]
 
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "block_size", "window", "sequences", "turns", "dtype"),
-    with_dtypes((*case, turns) for case in TURNS for turns in (2, 3, 7)),
+    with_dtypes(TURNS),
 )
 def test_a_program_takes_several_turns(
     heads: int,
@@ -99,6 +103,9 @@ def test_a_program_takes_several_turns(
     """As on Hopper if there are many for each multiprocessor."""
     monkeypatch.setattr(hopper_prefill, "multiprocessors_of", lambda device: 1)
     monkeypatch.setattr(hopper_prefill, "MOST_TURNS", turns)
+    tokens = 70 + sum(queries for queries, _ in sequences) + 3
+    all_turns = kv_heads * (tokens * heads // kv_heads // 128 + len(sequences))
+    assert hopper_prefill.turns_of_a_program(all_turns, 1) == turns
     case = (heads, kv_heads, head_dim, block_size, window, sequences)
     assert_exact(prefill_attention, case, 70, 3, dtype, device)
 
