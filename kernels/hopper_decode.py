@@ -18,11 +18,11 @@ from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.decode_splits import FULL_DEVICE, DecodeWorkspace, long_row_splits, rows_undivided
+from kernels.decode_tiles import WARPS, ask_for_tile, bring_tile, find_keys
 from kernels.launch import multiprocessors_of
 from kernels.new_heads import NewHeads
 from kernels.tile import LOG2_E, LOWEST
 
-WARPS = gl.constexpr(4)
 LANES = gl.constexpr(16)  # query heads of a product, and one row of them is the newest key
 TILE = 64  # keys
 # A stage is filled again as soon as it has been read. Of 256 rows of 1,024 keys 2, 3, 4 stages bring 3.00,
@@ -44,64 +44,6 @@ def _end_after_the_kernel_ahead() -> None:
     ends &= gl.program_id(1) == gl.num_programs(1) - 1
     if ends & (gl.program_id(2) == gl.num_programs(2) - 1):
         gdc_wait()
-
-
-@gluon.jit
-def _find_keys(
-    table: gl.tensor, tile: gl.tensor, last_key: gl.tensor, block_stride: gl.tensor, TILES: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, DIM: gl.constexpr,
-) -> gl.tensor:  # fmt: skip
-    """Where in the cache each warp's first key of a tile is; past the context anywhere: it is not read."""
-    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, TILES)))
-    key = gl.minimum(tile * TILE + warp * (TILE // WARPS), last_key)
-    block = gl.load(table + key // BLOCK_SIZE).to(gl.int64)
-    return block * block_stride + key % BLOCK_SIZE * DIM
-
-
-@gluon.jit
-def _ask_for_tile(
-    kv: gl.tensor, keys: gl.shared_memory_descriptor, values: gl.shared_memory_descriptor, first: gl.tensor,
-    tile: gl.tensor, cached_len: gl.tensor, part_stride: gl.tensor,
-    TILES: gl.constexpr, KEYS: gl.constexpr, DIM: gl.constexpr,
-) -> None:  # fmt: skip
-    """Have K and V [WARPS, KEYS, DIM] of a tile copied to shared memory, each warp its own keys'.
-
-    `first` [WARPS] is what `_find_keys` gave for that `tile` of the context. Keys that the cache does not
-    hold are zeros: what is in their place may be NaN, and costs time.
-    """
-    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, TILES)))
-    key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, TILES)))
-    dim = gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(1, TILES)))
-    place = kv + (first[:, None, None] + (key * DIM)[None, :, None] + dim[None, None, :])
-    held = ((tile * WARPS + warp) * KEYS)[:, None, None] + key[None, :, None] < cached_len
-    held, _ = gl.broadcast(held, place)
-    async_copy.async_copy_global_to_shared(keys, place, mask=held)
-    async_copy.async_copy_global_to_shared(values, place + part_stride, mask=held)
-
-
-@gluon.jit
-def _bring_tile(
-    kv: gl.tensor, table: gl.tensor, tile: gl.tensor, last_key: gl.tensor, block_stride: gl.tensor,
-    part_stride: gl.tensor, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, DIM: gl.constexpr,
-) -> None:  # fmt: skip
-    """Have a tile's K and V brought to the L2 cache: there they miss nothing that a kernel ahead writes."""
-    LINE: gl.constexpr = 64  # dims
-    KEYS: gl.constexpr = TILE // WARPS
-    LINES: gl.constexpr = gl.BlockedLayout(
-        [1, 1, 1], [1, 32 * LINE // DIM, DIM // LINE], [WARPS, 1, 1], [2, 1, 0]
-    )
-    first = _find_keys(table, tile, last_key, block_stride, LINES, BLOCK_SIZE, TILE, DIM)
-    warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, LINES)))
-    key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, LINES)))
-    left = gl.maximum(last_key - (tile * WARPS + warp) * KEYS, 0)  # past the context the last key once more
-    key = gl.minimum(key[None, :, None], left[:, None, None])
-    line = gl.arange(0, DIM // LINE, gl.SliceLayout(0, gl.SliceLayout(1, LINES)))
-    place = kv + (first[:, None, None] + key * DIM + (line * LINE)[None, None, :])
-    for part in gl.static_range(2):
-        gl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [(place + part * part_stride).to(gl.int64)],
-            dtype=gl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
 
 
 @gluon.jit
@@ -186,19 +128,20 @@ def _kernel(
     values = gl.allocate_shared_memory(dtype, [STAGES, WARPS, KEYS, DIM], SHARED)
     found: gl.tuple = ()
     for stage in gl.static_range(STAGES):
-        found += (_find_keys(table, begin + stage, last_key, block_stride, TILES, BLOCK_SIZE, TILE, DIM),)
+        found += (find_keys(table, begin + stage, last_key, block_stride, TILES, BLOCK_SIZE, TILE, DIM),)
+    filled = gl.minimum(count, last_key // TILE - begin)  # tiles before the newest token's
     # Tiles that may be read before the kernel ahead has ended; copies that a mask left out would write zeros.
-    old = gl.minimum(count, last_key // TILE - begin) if READY == 1 else count
+    old = filled if READY == 1 else count
     if READY > 0:
         for stage in gl.static_range(STAGES):
             if stage < old:
-                _ask_for_tile(
+                ask_for_tile(
                     kv, keys.index(stage), values.index(stage), found[stage], begin + stage,
                     cached_len, part_stride, TILES, KEYS, DIM,
                 )  # fmt: skip
             async_copy.commit_group()
-    if BRINGS and count > STAGES:
-        _bring_tile(kv, table, begin + STAGES, last_key, block_stride, part_stride, BLOCK_SIZE, TILE, DIM)
+    if BRINGS and filled > STAGES:
+        bring_tile(kv, table, begin + STAGES, last_key, block_stride, part_stride, BLOCK_SIZE, TILE, DIM)
 
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     ROW: gl.constexpr = gl.SliceLayout(2, SCORES)
@@ -234,7 +177,7 @@ def _kernel(
     if READY < 2:
         for stage in gl.static_range(STAGES):
             if (READY == 0 or stage >= old) and stage < count:
-                _ask_for_tile(
+                ask_for_tile(
                     kv, keys.index(stage), values.index(stage), found[stage], begin + stage,
                     cached_len, part_stride, TILES, KEYS, DIM,
                 )  # fmt: skip
@@ -278,7 +221,7 @@ def _kernel(
     K: gl.constexpr = gl.DotOperandLayout(1, SCORES, 2)
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, ROW))[:, None, None]
     key = warp * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(1, SCORES)))[None, None, :]
-    ahead = _find_keys(table, begin + STAGES, last_key, block_stride, TILES, BLOCK_SIZE, TILE, DIM)
+    ahead = find_keys(table, begin + STAGES, last_key, block_stride, TILES, BLOCK_SIZE, TILE, DIM)
     for step in range(count):
         now = step % STAGES
         tile_key = (begin + step) * TILE
@@ -287,12 +230,12 @@ def _kernel(
         scores = mma_v2(queries, k, gl.zeros([WARPS, LANES, KEYS], gl.float32, SCORES))
         v = values.index(now).load(K)
         if step + STAGES < count:
-            _ask_for_tile(
+            ask_for_tile(
                 kv, keys.index(now), values.index(now), ahead, begin + step + STAGES, cached_len, part_stride,
                 TILES, KEYS, DIM,
             )  # fmt: skip
         async_copy.commit_group()
-        ahead = _find_keys(
+        ahead = find_keys(
             table, begin + step + 1 + STAGES, last_key, block_stride, TILES, BLOCK_SIZE, TILE, DIM
         )
         seen = (tile_key + key >= first_key) & (tile_key + key < cached_len)

@@ -13,264 +13,23 @@ import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from kernels.launch import multiprocessors_of
-from kernels.prefill_turns import work_after, work_of
-from kernels.tile import LOG2_E, LOWEST
+from kernels.prefill_consumer import consume
+from kernels.prefill_places import CONSUMERS, PANEL, QUERIES, ROWS
+from kernels.prefill_producer import produce
+from kernels.prefill_turns import work_of
+from kernels.tile import LOG2_E
 
-CONSUMERS = gl.constexpr(2)
-ROWS = gl.constexpr(64)  # queries times heads of a consumer: what one wgmma takes
-PANEL = gl.constexpr(64)  # 16-bit elements of a swizzled line of shared memory, 128 bytes
-QUERIES = gl.constexpr(2)  # turns whose queries are in shared memory
 MOST_STAGED = 256  # keys in shared memory at a time
 # Turns of a program. On an H100 one, two, three bring 250, 302, 326 TFLOP/s at 32 × 512; 2 × 8192 are as
 # quick with one to three, and up to a tenth slower with four.
 MOST_TURNS = 3
 LEAST_ROUNDS = 4  # programs for each multiprocessor: fewer, longer ones would end at very different times
 SHORT = 1024  # queries up to which half a tile of keys wastes less than it costs
-
-
-@gluon.jit
-def _softmax(
-    scores: gl.tensor, first_key: gl.tensor, position: gl.tensor, peak: gl.tensor, total: gl.tensor,
-    scale_log2: gl.tensor, MASKED: gl.constexpr, TILE: gl.constexpr,
-) -> gl.tuple:  # fmt: skip
-    """One step of online softmax in base 2: weights, new peak, new total, and the decay of what is summed."""
-    if MASKED:
-        key = first_key + gl.arange(0, TILE, layout=gl.SliceLayout(0, scores.type.layout))
-        scores = gl.where(key[None, :] <= position[:, None], scores, float("-inf"))
-    new_peak = gl.maximum(peak, gl.max(scores, 1) * scale_log2)
-    weights = gl.exp2(scores * scale_log2 - new_peak[:, None])
-    decay = gl.exp2(peak - new_peak)
-    return weights, new_peak, total * decay + gl.sum(weights, 1), decay
-
-
-@gluon.jit
-def _place(count: gl.tensor, PLACES: gl.constexpr) -> gl.tuple:
-    """Which of PLACES, a power of two, is seen to next after so many, and the phase of its barriers then."""
-    return count & (PLACES - 1), (count & PLACES) // PLACES
-
-
-@gluon.jit
-def _attend(
-    step: gl.tensor, num_tiles: gl.tensor, filled: gl.tensor, q: gl.shared_memory_descriptor,
-    keys: gl.shared_memory_descriptor, values: gl.shared_memory_descriptor, barriers: gl.tuple,
-    weights: gl.tensor, acc: gl.tensor, position: gl.tensor, peak: gl.tensor, total: gl.tensor,
-    scale_log2: gl.tensor, MASKED: gl.constexpr, SCORES: gl.constexpr, TILE: gl.constexpr,
-    STAGES: gl.constexpr,
-) -> gl.tuple:  # fmt: skip
-    """The scores of a step's tile of keys, while the weights of the step before are multiplied with V.
-
-    Stages have been filled `filled` times before the first step.
-    """
-    k_full, k_free, v_full, v_free = barriers
-    stage, phase = _place(filled + step, STAGES)
-    before, v_phase = _place(filled + step - 1, STAGES)
-    mbarrier.wait(k_full.index(stage), phase)
-    nothing = gl.zeros([ROWS, TILE], gl.float32, SCORES)
-    scores = warpgroup_mma(q, keys.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
-    mbarrier.wait(v_full.index(before), v_phase)
-    acc = warpgroup_mma(weights, values.index(before), acc, is_async=True)
-    scores = warpgroup_mma_wait(1, deps=(scores,))
-    mbarrier.arrive(k_free.index(stage))
-    first_key = (num_tiles - 1 - step) * TILE
-    new_weights, peak, total, decay = _softmax(
-        scores, first_key, position, peak, total, scale_log2, MASKED, TILE
-    )
-    new_weights = gl.convert_layout(new_weights.to(weights.dtype), weights.type.layout)
-    acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))
-    mbarrier.arrive(v_free.index(before))
-    acc *= gl.convert_layout(decay, gl.SliceLayout(1, acc.type.layout))[:, None]
-    return new_weights, acc, peak, total
-
-
-@gluon.jit
-def _clear_past(
-    context_len: gl.tensor, first_key: gl.tensor, v: gl.shared_memory_descriptor,
-    CONSUMER: gl.constexpr, TILE: gl.constexpr, DIM: gl.constexpr,
-) -> None:  # fmt: skip
-    """Zero V [TILE, DIM] from the context's end on: what is there may be NaN, and NaN times zero is too."""
-    HALF: gl.constexpr = TILE // 2
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
-    key = first_key + CONSUMER * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LAYOUT))
-    mine = v.slice(CONSUMER * HALF, HALF)
-    mine.store(gl.where((key < context_len)[:, None], mine.load(LAYOUT), 0.0))
-    fence_async_shared()
-
-
-@gluon.jit
-def _uniform(value: gl.tensor) -> gl.tensor:
-    """A scalar that all threads hold, so that the assembler sees they do, and computes with it once a warp.
-
-    Places of barriers and tiles otherwise take 0.1 µs of each step.
-    """
-    return gl.inline_asm_elementwise(
-        "shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;", "=r,r", [value],
-        dtype=gl.int32, is_pure=True, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _consume(
-    out: gl.tensor, shared: gl.tuple, todo: gl.tuple, num_kv_heads: gl.tensor, scale_log2: gl.tensor,
-    CONSUMER: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
-    STAGES: gl.constexpr,
-) -> None:  # fmt: skip
-    """Attention of ROWS // GROUP queries of each turn, for all heads of one kv head; last keys first."""
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
-    RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, RESULT, 2)
-    ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
-    # A row's elements next to each other, to be written 16 bytes at a time.
-    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
-    BLOCK_Q: gl.constexpr = CONSUMERS * ROWS // GROUP
-    queries, keys, values, barriers, q_full, q_free, cleared = shared
-    k_full, k_free, v_full, v_free = barriers
-    work, plan, turns = todo
-    row, query_start, query_len, first_query, context_len, num_tiles = work
-    lane = CONSUMER * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, WIDE))[:, None]
-    query = lane // GROUP
-    dim = gl.arange(0, DIM, gl.SliceLayout(0, WIDE))[None, :]
-    offset = (query * (num_kv_heads * GROUP) + lane % GROUP) * DIM + dim
-    # So many times stages, queries and values past a context have been seen to.
-    filled, asked, clearings = 0, 0, 0
-    for turn in range(turns[0], turns[1]):
-        filled, num_tiles = _uniform(filled), _uniform(num_tiles)
-        if num_tiles > 0:
-            q_place, q_phase = _place(asked, QUERIES)
-            q = queries.index(q_place * CONSUMERS + CONSUMER)
-            first_position = context_len - query_len + first_query
-            position = first_position + (CONSUMER * ROWS + gl.arange(0, ROWS, ROW)) // GROUP
-            peak = gl.full([ROWS], LOWEST, gl.float32, ROW)
-            total = gl.zeros([ROWS], gl.float32, ROW)
-            acc = gl.zeros([ROWS, DIM], gl.float32, RESULT)
-
-            stage, phase = _place(filled, STAGES)
-            mbarrier.wait(q_full.index(q_place), q_phase)
-            mbarrier.wait(k_full.index(stage), phase)
-            nothing = gl.zeros([ROWS, TILE], gl.float32, SCORES)
-            k = keys.index(stage).permute((1, 0))
-            scores = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
-            scores = warpgroup_mma_wait(0, deps=(scores,))
-            mbarrier.arrive(k_free.index(stage))
-            last_tile = (num_tiles - 1) * TILE
-            weights, peak, total, _ = _softmax(
-                scores, last_tile, position, peak, total, scale_log2, True, TILE
-            )
-            weights = gl.convert_layout(weights.to(out.dtype.element_ty), WEIGHTS)
-            if last_tile + TILE > context_len:
-                mbarrier.wait(v_full.index(stage), phase)
-                _clear_past(context_len, last_tile, values.index(stage), CONSUMER, TILE, DIM)
-                mbarrier.arrive(cleared)
-                mbarrier.wait(cleared, clearings & 1)
-                clearings += 1
-
-            # All queries see all keys up to the first position's: tiles that need no mask.
-            masked_tiles = gl.maximum(num_tiles - gl.maximum(first_position + 1, 0) // TILE, 1)
-            for step in range(1, masked_tiles):
-                weights, acc, peak, total = _attend(
-                    step, num_tiles, filled, q, keys, values, barriers, weights, acc, position, peak, total,
-                    scale_log2, True, SCORES, TILE, STAGES,
-                )  # fmt: skip
-            for step in range(masked_tiles, num_tiles):
-                weights, acc, peak, total = _attend(
-                    step, num_tiles, filled, q, keys, values, barriers, weights, acc, position, peak, total,
-                    scale_log2, False, SCORES, TILE, STAGES,
-                )  # fmt: skip
-            mbarrier.arrive(q_free.index(q_place))
-            filled += num_tiles
-            asked += 1
-            stage, phase = _place(filled - 1, STAGES)
-            mbarrier.wait(v_full.index(stage), phase)
-            acc = warpgroup_mma(weights, values.index(stage), acc, is_async=True)
-            first = (query_start + first_query) * num_kv_heads + gl.program_id(0)
-            into = out + first.to(gl.int64) * (GROUP * DIM) + offset
-            inside = query < query_len - first_query
-            acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))
-            mbarrier.arrive(v_free.index(stage))
-
-            total = 1.0 / gl.where(total == 0.0, 1.0, total)
-            acc *= gl.convert_layout(total, gl.SliceLayout(1, RESULT))[:, None]
-            result = gl.convert_layout(acc.to(out.dtype.element_ty), WIDE)
-            gl.store(into, result, mask=inside)
-        work = (row, query_start, query_len, first_query, context_len, num_tiles)
-        row, query_start, query_len, first_query, context_len, num_tiles = work_after(
-            turn, turns[1], work, plan, BLOCK_Q, TILE, 4
-        )
-
-
-@gluon.jit
-def _ask_for_queries(
-    source: tma.tensor_descriptor, panels: gl.shared_memory_descriptor, place: gl.tensor,
-    full: gl.shared_memory_descriptor, first_token: gl.tensor, GROUP: gl.constexpr, DIM: gl.constexpr,
-) -> None:  # fmt: skip
-    PANELS: gl.constexpr = DIM // PANEL
-    mbarrier.expect(full, CONSUMERS * ROWS * DIM * 2)
-    for half in gl.static_range(CONSUMERS):
-        for panel in gl.static_range(PANELS):
-            token = first_token + half * (ROWS // GROUP)
-            into = panels.index((place * CONSUMERS + half) * PANELS + panel)
-            box = [token, gl.program_id(0) * GROUP, panel * PANEL]
-            tma.async_copy_global_to_shared(source, box, full, into)
-
-
-@gluon.jit
-def _produce(
-    queries: gl.tuple, source: gl.tuple, stages: gl.tuple, todo: gl.tuple, first_row: gl.tensor,
-    OF_KEYS: gl.constexpr,
-    GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
-    STAGES: gl.constexpr,
-) -> None:  # fmt: skip
-    """Fill the stages of K or of V in turn, with as many boxes as a tile has blocks; before K, queries."""
-    kv_source, block_tables, table_stride, block_rows = source
-    boxes, full, free = stages
-    q_source, q_panels, q_full, q_free = queries
-    BOX: gl.constexpr = BLOCK_SIZE if BLOCK_SIZE < TILE else TILE
-    BOXES: gl.constexpr = TILE // BOX
-    PANELS: gl.constexpr = DIM // PANEL
-    work, plan, turns = todo
-    row, query_start, query_len, first_query, context_len, num_tiles = work
-    filled, asked = 0, 0
-    for turn in range(turns[0], turns[1]):
-        filled, num_tiles = _uniform(filled), _uniform(num_tiles)
-        table = block_tables + row.to(gl.int64) * table_stride
-        last_key = gl.maximum(context_len - 1, 0)
-        if OF_KEYS and num_tiles > 0:
-            place, phase = _place(asked, QUERIES)
-            mbarrier.wait(q_free.index(place), phase ^ 1)
-            _ask_for_queries(
-                q_source, q_panels, place, q_full.index(place), query_start + first_query, GROUP, DIM
-            )
-            asked += 1
-        for step in range(num_tiles):
-            stage, phase = _place(filled + step, STAGES)
-            found: gl.tuple = ()
-            for box in gl.static_range(BOXES):
-                # Past the context any block of it will do.
-                key = gl.minimum((num_tiles - 1 - step) * TILE + box * BOX, last_key)
-                block = gl.load(table + key // BLOCK_SIZE)
-                found += (block * block_rows + first_row + key % BLOCK_SIZE // BOX * BOX,)
-            mbarrier.wait(free.index(stage), phase ^ 1)
-            mbarrier.expect(full.index(stage), TILE * DIM * 2)
-            for box in gl.static_range(BOXES):
-                for panel in gl.static_range(PANELS):
-                    into = boxes.index((stage * PANELS + panel) * BOXES + box)
-                    place_in_cache = [found[box], panel * PANEL]
-                    tma.async_copy_global_to_shared(kv_source, place_in_cache, full.index(stage), into)
-        filled += num_tiles
-        work = (row, query_start, query_len, first_query, context_len, num_tiles)
-        row, query_start, query_len, first_query, context_len, num_tiles = work_after(
-            turn, turns[1], work, plan, CONSUMERS * ROWS // GROUP, TILE, 1
-        )
 
 
 @gluon.jit(do_not_specialize=["num_sequences", "turns", "turns_each"])
@@ -341,10 +100,10 @@ def _kernel(
     todo = (work, plan, between)
     gl.warp_specialize(
         [
-            (_consume, (out, read, todo, num_kv_heads, scale_log2, 0, GROUP, DIM, TILE, STAGES)),
-            (_consume, (out, read, todo, num_kv_heads, scale_log2, 1, GROUP, DIM, TILE, STAGES)),
-            (_produce, (asked, source, k_stages, todo, k_row, True, GROUP, BLOCK_SIZE, DIM, TILE, STAGES)),
-            (_produce, (asked, source, v_stages, todo, v_row, False, GROUP, BLOCK_SIZE, DIM, TILE, STAGES)),
+            (consume, (out, read, todo, num_kv_heads, scale_log2, 0, GROUP, DIM, TILE, STAGES)),
+            (consume, (out, read, todo, num_kv_heads, scale_log2, 1, GROUP, DIM, TILE, STAGES)),
+            (produce, (asked, source, k_stages, todo, k_row, True, GROUP, BLOCK_SIZE, DIM, TILE, STAGES)),
+            (produce, (asked, source, v_stages, todo, v_row, False, GROUP, BLOCK_SIZE, DIM, TILE, STAGES)),
         ],
         worker_num_warps=[4, 1, 1],
         worker_num_regs=[232, 32, 32],  # as many as keep all variants from spilling

@@ -71,10 +71,10 @@ def test_matches_exact_attention(
 
 # Turns of a program that begin with a sequence's first, last and middle queries, or where none are; by tiles
 # of 64 keys and of 128.
-TURNS = [(8, 2, 64, 16, 0, RAGGED, 2)]
+TURNS = [((8, 2, 64, 16, 0, RAGGED), 2)]
 if torch.cuda.is_available():
     TURNS = [
-        (*case, turns)
+        (case, turns)
         for turns in (2, 3, 7)
         for case in (
             (8, 2, 64, 16, 0, [*MANY, *LONG, *RAGGED]),
@@ -84,17 +84,9 @@ if torch.cuda.is_available():
     ]
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "block_size", "window", "sequences", "turns", "dtype"),
-    with_dtypes(TURNS),
-)
+@pytest.mark.parametrize(("case", "turns", "dtype"), with_dtypes(TURNS))
 def test_a_program_takes_several_turns(
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    window: int,
-    sequences: list[tuple[int, int]],
+    case: tuple[int, int, int, int, int, list[tuple[int, int]]],
     turns: int,
     dtype: torch.dtype,
     device: torch.device,
@@ -103,10 +95,10 @@ def test_a_program_takes_several_turns(
     """As on Hopper if there are many for each multiprocessor."""
     monkeypatch.setattr(hopper_prefill, "multiprocessors_of", lambda device: 1)
     monkeypatch.setattr(hopper_prefill, "MOST_TURNS", turns)
+    heads, kv_heads, *_, sequences = case
     tokens = 70 + sum(queries for queries, _ in sequences) + 3
     all_turns = kv_heads * (tokens * heads // kv_heads // 128 + len(sequences))
     assert hopper_prefill.turns_of_a_program(all_turns, 1) == turns
-    case = (heads, kv_heads, head_dim, block_size, window, sequences)
     assert_exact(prefill_attention, case, 70, 3, dtype, device)
 
 
