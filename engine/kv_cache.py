@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.models.config import ModelConfig
 from engine.plan import Int32
-from kernels.fp8 import DTYPE as FP8
+from kernels.kv_formats import ROUNDED, elements_of, vectors_of
 
 SCALE_TYPE = torch.float16
 
@@ -20,8 +20,9 @@ SCALE_TYPE = torch.float16
 class LayerCache(NamedTuple):
     """One layer of the cache, strided, as the kernels take it.
 
-    kv [num_blocks, 2, kv_heads, block_size, head_dim]; 2 is keys, values. scales [num_blocks, kv_heads,
-    block_size, 2] if kv is in fp8 (see `kernels.fp8`), else None.
+    kv [num_blocks, 2, kv_heads, block_size, head_dim], in fp12 [..., 3, head_dim/2] (see `kernels.fp12`); 2
+    is keys, values. scales [num_blocks, kv_heads, block_size, 2] fp16 if kv is rounded (see
+    `kernels.kv_formats`), else None.
     """
 
     kv: Tensor
@@ -29,9 +30,13 @@ class LayerCache(NamedTuple):
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that `block_size` tokens take over all layers: keys and values, then an fp8 cache's scales."""
+    """Bytes that `block_size` tokens take over all layers: keys and values, then a rounded cache's scales.
+
+    Raises ValueError for a head dim that does not suit `dtype`.
+    """
     vectors = config.num_layers * 2 * config.num_kv_heads * block_size
-    return vectors * (config.head_dim * dtype.itemsize + (SCALE_TYPE.itemsize if dtype == FP8 else 0))
+    scale_bytes = SCALE_TYPE.itemsize if dtype in ROUNDED.values() else 0
+    return vectors * (elements_of(config.head_dim, dtype) * dtype.itemsize + scale_bytes)
 
 
 class KVCache:
@@ -54,10 +59,12 @@ class KVCache:
         self.host: Tensor | None = None  # the same blocks in pinned host memory
         self._copy_blocks = copy_blocks
         layers, heads = config.num_layers, config.num_kv_heads
-        end = layers * 2 * heads * block_size * config.head_dim * dtype.itemsize
-        kv = self.blocks[:, :end].view(dtype).unflatten(1, (layers, 2, heads, block_size, config.head_dim))
+        elements = elements_of(config.head_dim, dtype)
+        end = layers * 2 * heads * block_size * elements * dtype.itemsize
+        memory = self.blocks[:, :end].view(dtype).unflatten(1, (layers, 2, heads, block_size * elements))
+        kv = vectors_of(memory, block_size, config.head_dim)
         scales: list[Tensor | None] = [None] * layers
-        if dtype == FP8:
+        if dtype in ROUNDED.values():
             scales[:] = (
                 self.blocks[:, end:].view(SCALE_TYPE).unflatten(1, (layers, heads, block_size, 2)).unbind(1)
             )

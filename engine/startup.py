@@ -22,7 +22,7 @@ from engine.core import EngineCore
 from engine.deployment import hash_seed
 from engine.device_queue import CudaQueue
 from engine.grammar import grammars_of
-from engine.kv_cache import FP8, KVCache, bytes_per_block
+from engine.kv_cache import KVCache, bytes_per_block
 from engine.models.config import ModelConfig
 from engine.models.hub import resolve_model
 from engine.models.loader import load_model
@@ -36,6 +36,8 @@ from engine.scheduler import Scheduler
 from engine.trial_steps import largest_step, rare_step
 from kernels.backend import torch_backend, triton_backend
 from kernels.compiling import compiling_beside
+from kernels.fp8 import DTYPE as FP8
+from kernels.kv_formats import ROUNDED, elements_of, name_of
 
 CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
 CPU_BATCHED_TOKENS = 2048
@@ -89,7 +91,7 @@ def start_engine(
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # one core is the API process's
     dtype = _dtype(config, model_config, device)
-    kv_dtype = _kv_dtype(config, dtype, device)
+    kv_dtype = _kv_dtype(config, model_config, dtype, device)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     backend = triton_backend() if device.type == "cuda" else torch_backend()
     max_num_batched_tokens = config.max_num_batched_tokens or max(
@@ -139,8 +141,8 @@ def start_engine(
     info = EngineInfo(
         model=config.model,
         architecture=model_config.architecture,
-        dtype=str(dtype).removeprefix("torch."),
-        kv_cache_dtype="fp8_e4m3" if kv_dtype == FP8 else str(kv_dtype).removeprefix("torch."),
+        dtype=name_of(dtype),
+        kv_cache_dtype=name_of(kv_dtype),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
@@ -200,15 +202,24 @@ def _default_batched_tokens(device: torch.device) -> int:
     return BATCHED_TOKENS_PER_MULTIPROCESSOR * multiprocessors
 
 
-def _kv_dtype(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+def _kv_dtype(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> torch.dtype:
+    """Of the KV cache. Raises ValueError where the flag's format suits not the device, or not the model."""
     if config.kv_cache_dtype == "auto":
         return dtype
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FIRST_FP8_CAPABILITY:
+    kv_dtype = ROUNDED[config.kv_cache_dtype]
+    on_gpu = device.type == "cuda"
+    if kv_dtype == FP8 and on_gpu and torch.cuda.get_device_capability(device) < FIRST_FP8_CAPABILITY:
         raise ValueError(
             f"--kv-cache-dtype {config.kv_cache_dtype} needs a GPU of compute capability 8.9 or later, but "
-            f"{torch.cuda.get_device_name(device)} is older; leave it out"
+            f"{torch.cuda.get_device_name(device)} is older; give fp12_e4m7, or leave it out"
         )
-    return FP8
+    try:
+        elements_of(model.head_dim, kv_dtype)
+    except ValueError as error:
+        raise ValueError(f"--kv-cache-dtype: {error}; give fp8_e4m3, or leave it out") from None
+    return kv_dtype
 
 
 def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int) -> int:

@@ -102,7 +102,7 @@ def torch_backend() -> Backend:
 
 
 def triton_backend() -> Backend:
-    """The Triton kernels: a CUDA device; fp32, fp16 and bf16, the KV cache in e4m3 too."""
+    """The Triton kernels: a CUDA device; fp32, fp16 and bf16, the KV cache in fp8 and fp12, too."""
     return Backend(
         name="triton",
         embed=embed,

@@ -14,16 +14,16 @@ from kernels.decode_splits import (
     plan_splits,
     tiles_and_splits,
 )
+from kernels.fp8 import DTYPE as FP8
 from kernels.fp8 import (
     as_exact,
     attend_paired,
-    check_kv_scales,
     load_paired_tile,
-    load_words,
     split_dims,
-    words,
 )
 from kernels.hopper_decode import hopper_decode, suits_hopper_decode
+from kernels.kv_formats import check_kv_scales
+from kernels.kv_scales import load_words, words
 from kernels.launch import dependent_launch
 from kernels.new_heads import NewHeads, load_angles, load_weights, normed_and_rotated, other_half
 from kernels.shared_prefix import MAX_SPANS, SharedPrefixes, prefix_attention, spans_of
@@ -211,7 +211,9 @@ def _decode_kernel(
         peak = tl.where(last, score * scale_log2, peak)
         total = tl.where(last, 1.0, total)
         acc += tl.where(last, new_v.to(tl.float32), 0.0)
-    if kv_scales is None:
+    if kv_scales is None or kv.dtype.element_ty == tl.uint8:
+        if kv_scales is not None:
+            kv_scales += kv_head * scale_head_stride
         if FIRST:
             key = begin * TILE + tl.arange(0, TILE)
             seen = (key >= first_key) & (key < cached_len)
@@ -221,7 +223,7 @@ def _decode_kernel(
         for tile in range(begin, end):
             k, v = load_tile(
                 kv, blocks, tile * TILE, cached_len, block_stride, part_stride, slot_stride,
-                BLOCK_SIZE, HEAD_DIM, DIM, TILE, True,
+                BLOCK_SIZE, HEAD_DIM, DIM, TILE, True, kv_scales, scale_block_stride, q_tile.dtype,
             )  # fmt: skip
             blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
             key = tile * TILE + tl.arange(0, TILE)
@@ -229,7 +231,7 @@ def _decode_kernel(
             acc, peak, total = attend(q_tile, k, v, seen[None, :], acc, peak, total, scale_log2, True)
     else:
         kv_scales += kv_head * scale_head_stride
-        q_exact = as_exact(q_tile)
+        q_exact = as_exact(q_tile, kv)
         if bundle_of is not None:
             peak -= HEADROOM
             total *= 2**HEADROOM
@@ -331,7 +333,7 @@ def decode_attention(
     group = num_q_heads // num_kv_heads
     dim = triton.next_power_of_2(head_dim)
     tile = tile_keys(dim, q.element_size())
-    if kv_scales is not None and q.element_size() == 2:
+    if kv.dtype == FP8 and q.element_size() == 2:
         tile *= 2  # in as many bytes
     max_tiles = triton.cdiv(block_tables.shape[1] * block_size, tile)
     prefixes: tuple[torch.Tensor | None, ...] = (None, None, None, None)
@@ -346,11 +348,11 @@ def decode_attention(
             f"{batch} rows × {max_splits} splits × {num_q_heads} heads exceed the workspace's "
             f"{workspace.lse.numel()} partial results; allocate it for the largest batch"
         )
-    if not small and shared is None and kv_scales is None and suits_hopper_decode(q, kv):
+    if not small and shared is None and suits_hopper_decode(q, kv):
         ready = 2 if beside or new is not None else int(known)
         hopper_decode(
             q, out, kv, block_tables, rows, context_lens, order, scale, window, workspace, max_splits, new,
-            ready, beside,
+            kv_scales, ready, beside,
         )  # fmt: skip
     else:
         launch = dependent_launch(q.device)

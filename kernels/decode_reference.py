@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.decode_splits import DecodeWorkspace
-from kernels.fp8 import read_cache
+from kernels.kv_formats import read_cache
 from kernels.shared_prefix import SharedPrefixes
 
 WORTH_A_PART = 2**17  # so many floats of padding take longer to read than the operations of one more part
@@ -47,7 +47,7 @@ class DecodeGather:
             self._key = (rows, context_lens, kv_shape, window)
             lens = context_lens.tolist()
             self._parts = []
-            for indices in _of_like_length(lens, 2 * kv_shape[2] * kv_shape[4]):
+            for indices in _of_like_length(lens, 2 * kv_shape[2] * kv_shape[4:].numel()):
                 members: torch.Tensor | slice = slice(len(lens))  # which copies nothing
                 if len(indices) < len(lens):
                     members = torch.tensor(indices, device=rows.device)

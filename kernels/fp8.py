@@ -1,7 +1,7 @@
 """Keys and values in eight bits: e4m3, scaled so that the largest of each token and head is 448.
 
-A scale depends on nothing but the token's own vector: not on the batch, not on what came before. Scales are
-fp16 [blocks, kv heads, block size, 2], a key's beside its value's, so that one 32-bit word brings both.
+A scale (`kernels.kv_scales`) depends on nothing but the token's own vector: not on the batch, not on what
+came before.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.kv_scales import unpack
+
 DTYPE = torch.float8_e4m3fn
 VALUES = torch.arange(256, dtype=torch.uint8).view(DTYPE).float()  # on a CPU quicker than to convert
 LARGEST = tl.constexpr(448.0)  # of e4m3
 SMALLEST_NORMAL = tl.constexpr(2.0**-6)  # of e4m3
 SMALLEST_SCALE = tl.constexpr(2.0**-14)  # below it fp16 is less exact
 LARGEST_SCALE = tl.constexpr(65504.0)
-BOTH_ONE = tl.constexpr(0x3C003C00)  # two scales of 1 as a word
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,37 +30,10 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.clamp(-LARGEST.value, LARGEST.value).to(DTYPE), scales
 
 
-def read_cache(kv: Tensor, kv_scales: Tensor | None, index: tuple[Tensor, ...]) -> Tensor:
-    """kv[index] in fp32 [..., block size, D], dequantised; index is (blocks, parts, kv heads)."""
-    if kv_scales is None:
-        return kv[index].float()
-    blocks, parts, heads = index
-    encoded = kv.view(torch.uint8)[index]
-    values = VALUES.to(kv.device).index_select(0, encoded.flatten().int()).view(encoded.shape)
-    return values.mul_(kv_scales[blocks, heads, :, parts].unsqueeze(-1))
-
-
-def check_kv_scales(kv: Tensor, kv_scales: Tensor | None) -> None:
-    """Raise ValueError unless an fp8 kv [blocks, 2, Hkv, block_size, D], and no other, has its scales."""
-    if (kv.dtype == DTYPE) != (kv_scales is not None):
-        raise ValueError(f"a cache in {kv.dtype} comes {'without' if kv_scales is None else 'with'} scales")
-    if kv_scales is not None:
-        expected = (kv.shape[0], *kv.shape[2:4], 2)
-        if kv_scales.shape != expected or kv_scales.dtype != torch.float16 or kv.shape[4] % 2:
-            raise ValueError(
-                f"scales must be fp16 of shape {expected} and head dims even, got {kv_scales.dtype} of "
-                f"{tuple(kv_scales.shape)} and head dim {kv.shape[4]}"
-            )
-
-
-def words(kv_scales: Tensor | None) -> tuple[Tensor | None, int, int]:
-    """Scales as the attention kernels take them: a word for each key, and words from block to block and head
-    to head.
-    """
-    if kv_scales is None:
-        return None, 0, 0
-    both = kv_scales.view(torch.int32)
-    return both, both.stride(0), both.stride(1)
+def dequantize(encoded: Tensor, scales: Tensor) -> Tensor:
+    """e4m3's bytes [..., D] and their scales [...] -> [..., D] fp32."""
+    values = VALUES.to(encoded.device).index_select(0, encoded.flatten().int()).view(encoded.shape)
+    return values.mul_(scales.unsqueeze(-1))
 
 
 @triton.jit
@@ -80,39 +54,12 @@ def to_e4m3(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def as_exact(q: tl.tensor) -> tl.tensor:
-    """q in a type that e4m3 converts to quickly and exactly: bf16 as fp16, which holds it up to 65504."""
-    if q.dtype == tl.bfloat16:
+def as_exact(q: tl.tensor, kv: tl.tensor) -> tl.tensor:
+    """q in a type that kv's quickly converts to: for e4m3 bf16 as fp16, which holds it up to 65504."""
+    if kv.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16:
         return q.to(tl.float16)
     else:
         return q
-
-
-@triton.jit
-def load_words(
-    scales: tl.tensor,
-    blocks: tl.tensor,
-    first_key: tl.tensor,
-    num_keys: tl.tensor,
-    block_stride: tl.tensor,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    MASKED: tl.constexpr,
-) -> tl.tensor:
-    """Scales of the keys from `first_key` as words [TILE]; see `kernels.tile.load_tile`."""
-    key = first_key + tl.arange(0, TILE)
-    pointer = scales + blocks.to(tl.int64) * block_stride + key % BLOCK_SIZE
-    if MASKED:
-        return tl.load(pointer, mask=key < num_keys, other=BOTH_ONE)
-    else:
-        return tl.load(pointer)
-
-
-@triton.jit
-def unpack(words: tl.tensor) -> tl.tensor:
-    """The scales (fp16) of keys and of values."""
-    key_scale = words.to(tl.int16).to(tl.float16, bitcast=True)
-    return key_scale, (words >> 16).to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit

@@ -13,17 +13,27 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.decode_products import (
+    LANES,
+    as_operands,
+    no_values,
+    scores_of,
+    values_of,
+    whole_sums,
+    with_values,
+)
 from kernels.decode_splits import FULL_DEVICE, DecodeWorkspace, long_row_splits, rows_undivided
-from kernels.decode_tiles import WARPS, ask_for_tile, bring_tile, find_keys
+from kernels.decode_tiles import WARPS, allocate_stages, ask_for_tile, bring_tile, find_keys
+from kernels.fp12 import DTYPE as FP12
+from kernels.kv_scales import words
 from kernels.launch import multiprocessors_of
 from kernels.new_heads import NewHeads
 from kernels.tile import LOG2_E, LOWEST
 
-LANES = gl.constexpr(16)  # query heads of a product, and one row of them is the newest key
 TILE = 64  # keys
 # A stage is filled again as soon as it has been read. Of 256 rows of 1,024 keys 2, 3, 4 stages bring 3.00,
 # 2.96, 2.89 TB/s on an H100.
@@ -79,6 +89,7 @@ def _kernel(
     block_tables: gl.tensor, rows: gl.tensor, context_lens: gl.tensor, order: gl.tensor,
     undivided: gl.tensor, scale_log2: gl.tensor, window: gl.tensor, q_stride: gl.tensor,
     table_stride: gl.tensor, block_stride: gl.tensor, part_stride: gl.tensor, head_stride: gl.tensor,
+    kv_scales: gl.tensor, scale_block_stride: gl.tensor, scale_head_stride: gl.tensor,
     rope: gl.tensor, q_norm: gl.tensor, k_norm: gl.tensor, eps: gl.tensor,
     GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
     STAGES: gl.constexpr, NEW: gl.constexpr, READY: gl.constexpr, BESIDE: gl.constexpr,
@@ -120,15 +131,18 @@ def _kernel(
     cached_len = last_key if NEW else context_len
     table = block_tables + gl.load(rows + index).to(gl.int64) * table_stride
     kv += kv_head * head_stride
+    PLANES: gl.constexpr = kv_scales is not None
+    if PLANES:
+        kv_scales += kv_head * scale_head_stride
 
-    dtype: gl.constexpr = kv.dtype.element_ty
-    SHARED: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
-    TILES: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 256 // DIM, DIM // 8], [WARPS, 1, 1], [2, 1, 0])
-    keys = gl.allocate_shared_memory(dtype, [STAGES, WARPS, KEYS, DIM], SHARED)
-    values = gl.allocate_shared_memory(dtype, [STAGES, WARPS, KEYS, DIM], SHARED)
+    dtype: gl.constexpr = q.dtype.element_ty
+    WIDTH: gl.constexpr = DIM // 4 if PLANES else DIM  # of a vector, or of a plane of it, in 16 bits
+    TILES: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 256 // WIDTH, WIDTH // 8], [WARPS, 1, 1], [2, 1, 0])
+    stages = allocate_stages(dtype, STAGES, KEYS, DIM, PLANES)
+    strides = (block_stride, scale_block_stride)
     found: gl.tuple = ()
     for stage in gl.static_range(STAGES):
-        found += (find_keys(table, begin + stage, last_key, block_stride, TILES, BLOCK_SIZE, TILE, DIM),)
+        found += (find_keys(table, begin + stage, last_key, strides, TILES, BLOCK_SIZE, TILE, WIDTH),)
     filled = gl.minimum(count, last_key // TILE - begin)  # tiles before the newest token's
     # Tiles that may be read before the kernel ahead has ended; copies that a mask left out would write zeros.
     old = filled if READY == 1 else count
@@ -136,12 +150,12 @@ def _kernel(
         for stage in gl.static_range(STAGES):
             if stage < old:
                 ask_for_tile(
-                    kv, keys.index(stage), values.index(stage), found[stage], begin + stage,
-                    cached_len, part_stride, TILES, KEYS, DIM,
+                    kv, kv_scales, stages, stage, found[stage], begin + stage, cached_len, part_stride,
+                    TILES, KEYS, WIDTH, BLOCK_SIZE,
                 )  # fmt: skip
             async_copy.commit_group()
     if BRINGS and filled > STAGES:
-        bring_tile(kv, table, begin + STAGES, last_key, block_stride, part_stride, BLOCK_SIZE, TILE, DIM)
+        bring_tile(kv, table, begin + STAGES, last_key, strides, part_stride, BLOCK_SIZE, TILE, WIDTH)
 
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     ROW: gl.constexpr = gl.SliceLayout(2, SCORES)
@@ -178,8 +192,8 @@ def _kernel(
         for stage in gl.static_range(STAGES):
             if (READY == 0 or stage >= old) and stage < count:
                 ask_for_tile(
-                    kv, keys.index(stage), values.index(stage), found[stage], begin + stage,
-                    cached_len, part_stride, TILES, KEYS, DIM,
+                    kv, kv_scales, stages, stage, found[stage], begin + stage, cached_len, part_stride,
+                    TILES, KEYS, WIDTH, BLOCK_SIZE,
                 )  # fmt: skip
             async_copy.commit_group()
 
@@ -189,7 +203,7 @@ def _kernel(
     last = split == splits - 1
     peak = gl.full([WARPS, LANES], LOWEST, gl.float32, ROW)
     total = gl.zeros([WARPS, LANES], gl.float32, ROW)
-    acc = gl.zeros([WARPS, LANES, DIM], gl.float32, SCORES)
+    sums = no_values(DIM, SCORES, PLANES)
     if NEW:
         heads_other = gl.load(token + head[:, None] * DIM + other[None, :], mask=inside, other=0.0)
         v_place = token + ((GROUP + 1) * num_kv_heads + kv_head) * DIM
@@ -213,31 +227,28 @@ def _kernel(
             warp = gl.arange(0, WARPS, gl.SliceLayout(1, ROW))[:, None]
             peak = gl.where(warp == 0, score, peak)
             total = gl.where(warp == 0, 1.0, total)
-            acc += gl.where((warp == 0)[:, :, None], v_row[None, None, :], 0.0)
+            sums = (sums[0] + gl.where((warp == 0)[:, :, None], v_row[None, None, :], 0.0),)
     QUERIES: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
     spread, _ = gl.broadcast(heads[None, :, :], gl.zeros([WARPS, LANES, DIM], dtype, MERGED))
-    queries = gl.convert_layout(spread, QUERIES)
+    queries = as_operands(spread, SCORES, QUERIES, PLANES)
 
     K: gl.constexpr = gl.DotOperandLayout(1, SCORES, 2)
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, ROW))[:, None, None]
     key = warp * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(1, SCORES)))[None, None, :]
-    ahead = find_keys(table, begin + STAGES, last_key, block_stride, TILES, BLOCK_SIZE, TILE, DIM)
+    ahead = find_keys(table, begin + STAGES, last_key, strides, TILES, BLOCK_SIZE, TILE, WIDTH)
     for step in range(count):
         now = step % STAGES
         tile_key = (begin + step) * TILE
         async_copy.wait_group(STAGES - 1)
-        k = keys.index(now).permute((0, 2, 1)).load(K)
-        scores = mma_v2(queries, k, gl.zeros([WARPS, LANES, KEYS], gl.float32, SCORES))
-        v = values.index(now).load(K)
+        scores = scores_of(queries, stages, now, KEYS, SCORES, K, PLANES)
+        values = values_of(stages, now, SCORES, K, PLANES)
         if step + STAGES < count:
             ask_for_tile(
-                kv, keys.index(now), values.index(now), ahead, begin + step + STAGES, cached_len, part_stride,
-                TILES, KEYS, DIM,
+                kv, kv_scales, stages, now, ahead, begin + step + STAGES, cached_len, part_stride,
+                TILES, KEYS, WIDTH, BLOCK_SIZE,
             )  # fmt: skip
         async_copy.commit_group()
-        ahead = find_keys(
-            table, begin + step + 1 + STAGES, last_key, block_stride, TILES, BLOCK_SIZE, TILE, DIM
-        )
+        ahead = find_keys(table, begin + step + 1 + STAGES, last_key, strides, TILES, BLOCK_SIZE, TILE, WIDTH)
         seen = (tile_key + key >= first_key) & (tile_key + key < cached_len)
         scores = gl.where(seen, scores * scale_log2, float("-inf"))
         new_peak = gl.maximum(peak, gl.max(scores, 2))
@@ -245,14 +256,14 @@ def _kernel(
         decay = gl.exp2(peak - new_peak)
         total = total * decay + gl.sum(weights, 2)
         peak = new_peak
-        acc = mma_v2(gl.convert_layout(weights.to(dtype), QUERIES), v, acc * decay[:, :, None])
+        sums = with_values(sums, decay[:, :, None], weights, values, dtype, QUERIES, PLANES)
 
     peak = gl.convert_layout(peak, gl.SliceLayout(2, MERGED))
     total = gl.convert_layout(total, gl.SliceLayout(2, MERGED))
     highest = gl.max(peak, 0)
     share = gl.exp2(peak - highest[None, :])
     whole = gl.sum(total * share, 0)
-    result = gl.sum(gl.convert_layout(acc, MERGED) * share[:, :, None], 0)
+    result = gl.sum(whole_sums(sums, MERGED, PLANES) * share[:, :, None], 0)
     result /= gl.convert_layout(whole, gl.SliceLayout(1, LOADED))[:, None]
     q_head = kv_head * GROUP + lane
     held = (lane < GROUP)[:, None]
@@ -278,18 +289,18 @@ def _kernel(
 
 
 def suits_hopper_decode(q: Tensor, kv: Tensor) -> bool:
-    """Whether `hopper_decode` takes q [T, Hq, D] and kv [blocks, 2, Hkv, block_size, D].
+    """Whether `hopper_decode` takes q [T, Hq, D] and kv [blocks, 2, Hkv, block_size, elements].
 
-    It wants Hopper's dependent launches, 16-bit numbers of one type, and heads of 64 or 128 in groups of
-    fewer than 16.
+    It wants Hopper's dependent launches, 16-bit numbers of one type or bf16 and a cache in fp12, and heads of
+    64 or 128 in groups of fewer than 16.
     """
     return (
         q.is_cuda
         and torch.cuda.get_device_capability(q.device)[0] == 9
-        and q.dtype == kv.dtype
+        and (q.dtype == kv.dtype or (q.dtype == torch.bfloat16 and kv.dtype == FP12))
         and q.element_size() == 2
         and q.shape[2] in (64, 128)
-        and kv.stride(3) == q.shape[2]
+        and kv.stride(3) == kv.shape[-1]
         and q.shape[1] // kv.shape[2] < LANES.value
     )
 
@@ -307,6 +318,7 @@ def hopper_decode(
     workspace: DecodeWorkspace,
     max_splits: int,
     new: NewHeads | None,
+    kv_scales: Tensor | None,
     ready: int,
     beside: bool,
 ) -> None:
@@ -318,12 +330,15 @@ def hopper_decode(
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = kv.shape[2:4]
     heads = (None, None, None, 0.0) if new is None else (new.rope, new.q_norm, new.k_norm, new.eps)
+    if kv_scales is not None:
+        kv = kv.view(torch.int16)  # words of planes
     batch, merges = rows.shape[0], max_splits == 1
     splits = long_row_splits(batch, num_kv_heads, workspace) if merges else max_splits
     _kernel[num_kv_heads, splits, batch](
         out, workspace.partials, workspace.lse, workspace.arrivals, q, kv, block_tables, rows, context_lens,
         order, rows_undivided(batch, num_kv_heads, head_dim, multiprocessors_of(q.device)),
-        scale * LOG2_E, window, q.stride(0), block_tables.stride(0), *kv.stride()[:3], *heads,
+        scale * LOG2_E, window, q.stride(0), block_tables.stride(0), *kv.stride()[:3], *words(kv_scales),
+        *heads,
         GROUP=num_q_heads // num_kv_heads, BLOCK_SIZE=block_size, DIM=head_dim, TILE=TILE, STAGES=STAGES,
         NEW=new is not None, READY=ready, BESIDE=beside, MERGES=merges,
         BRINGS=batch * num_kv_heads <= BRINGS_UP_TO,

@@ -7,8 +7,10 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels.fp8 import as_exact, check_kv_scales, read_cache, words
+from kernels.fp8 import as_exact
 from kernels.hopper_prefill import hopper_prefill, suits_hopper
+from kernels.kv_formats import check_kv_scales, read_cache
+from kernels.kv_scales import words
 from kernels.tile import LOG2_E, LOWEST, attend, check_attention_inputs, load_blocks, load_tile
 
 
@@ -87,7 +89,7 @@ def _prefill_kernel(
     kv += kv_head * head_stride
     if kv_scales is not None:
         kv_scales += kv_head * scale_head_stride
-        q_tile = as_exact(q_tile)
+        q_tile = as_exact(q_tile, kv)
     table = block_tables + tl.load(rows + sequence).to(tl.int64) * table_stride
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     peak = tl.full([BLOCK_M], LOWEST, tl.float32)

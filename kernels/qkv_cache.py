@@ -11,7 +11,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.fp8 import check_kv_scales, quantize, scale_of, to_e4m3
+from kernels import fp8, fp12
+from kernels.kv_formats import check_kv_scales, head_dim_of, quantize
+from kernels.kv_scales import is_nan
 from kernels.launch import dependent_launch
 from kernels.norm import rms_norm_reference
 
@@ -39,7 +41,8 @@ def qkv_to_cache(
     before kernels ahead have ended: it must be complete when the kernel just ahead begins.
     """
     check_kv_scales(kv, kv_scales)
-    _, _, kv_heads, block_size, head_dim = kv.shape
+    kv_heads, block_size = kv.shape[2:4]
+    head_dim = head_dim_of(kv)
     tokens, width = qkv.shape
     heads = num_q_heads + 2 * kv_heads
     if width != heads * head_dim:
@@ -88,7 +91,8 @@ def qkv_to_cache_reference(
     kv_scales: Tensor | None = None,
 ) -> None:
     """The same as `qkv_to_cache` in plain torch."""
-    _, _, kv_heads, block_size, head_dim = kv.shape
+    kv_heads, block_size = kv.shape[2:4]
+    head_dim = head_dim_of(kv)
     heads = qkv.unflatten(-1, (-1, head_dim))
     qk, v = heads[:, : num_q_heads + kv_heads], heads[:, num_q_heads + kv_heads :]
     if q_norm is not None and k_norm is not None:
@@ -107,7 +111,7 @@ def qkv_to_cache_reference(
     if kv_scales is None:
         kv[block, :, :, offset] = written
     else:
-        values, scales = quantize(written)
+        values, scales = quantize(written, kv.dtype)
         kv.view(torch.uint8)[block, :, :, offset] = values.view(torch.uint8)
         kv_scales[block, :, offset] = scales.mT
 
@@ -186,24 +190,35 @@ def _qkv_to_cache_kernel(
     tl.store(source + HALF, second, inside & is_q)
     if slot >= 0:
         kv_head = tl.where(is_qk, head - Q_HEADS, head - Q_HEADS - KV_HEADS)
-        target = (
+        vector = (
             kv_ptr
             + (slot // BLOCK_SIZE) * kv_block_stride
             + (slot % BLOCK_SIZE) * kv_offset_stride
             + (head >= Q_HEADS + KV_HEADS).to(tl.int64) * kv_part_stride
             + kv_head * kv_head_stride
-            + column
         )
+        target = vector + column
         is_kv = inside & (head >= Q_HEADS)
         if kv_scales_ptr is None:
             tl.store(target, first, is_kv)
             tl.store(target + HALF, second, is_kv)
         else:
+            IN_FP12: tl.constexpr = kv_ptr.dtype.element_ty == tl.uint8
             x, y = first.to(tl.float32), second.to(tl.float32)
+            poisoned = is_nan(x, y)  # which what follows need not keep, but a sequence's logits must show
+            if IN_FP12:
+                x, y = fp12.nearest_bf16(x), fp12.nearest_bf16(y)
             peak = tl.max(tl.maximum(tl.abs(x), tl.abs(y)), axis=1, keep_dims=True)
-            kv_scale, inverse = scale_of(peak)
-            tl.store(target, to_e4m3(x * inverse), is_kv)
-            tl.store(target + HALF, to_e4m3(y * inverse), is_kv)
+            if IN_FP12:
+                kv_scale, inverse = fp12.scale_of(peak)
+                x, y = fp12.to_words(x * inverse), fp12.to_words(y * inverse)
+                is_head = (head >= Q_HEADS) & (head < Q_HEADS + 2 * KV_HEADS)
+                fp12.store_planes(vector.to(tl.pointer_type(tl.int16)), x, y, is_head, HALF, BLOCK_SIZE)
+            else:
+                kv_scale, inverse = fp8.scale_of(peak)
+                tl.store(target, fp8.to_e4m3(x * inverse), is_kv)
+                tl.store(target + HALF, fp8.to_e4m3(y * inverse), is_kv)
+            kv_scale = tl.where(poisoned, float("nan"), kv_scale)
             scale_target = (
                 kv_scales_ptr
                 + (slot // BLOCK_SIZE) * scales_block_stride

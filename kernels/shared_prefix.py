@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.fp8 import as_exact, words
+from kernels.fp8 import as_exact
+from kernels.kv_scales import words
 from kernels.launch import dependent_launch
 from kernels.tile import LOG2_E, LOWEST, attend, load_blocks, load_tile, tile_keys
 
@@ -189,7 +190,7 @@ def _prefix_kernel(
     kv += kv_head * head_stride
     if kv_scales is not None:
         kv_scales += kv_head * scale_head_stride
-        q_tile = as_exact(q_tile)
+        q_tile = as_exact(q_tile, kv)
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     peak = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)

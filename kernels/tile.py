@@ -6,7 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.fp8 import dequantize_tile, load_words
+from kernels.fp8 import dequantize_tile
+from kernels.fp12 import load_planes_tile
+from kernels.kv_formats import head_dim_of
+from kernels.kv_scales import load_words
 
 # Start of a running maximum: finite, so that "nothing seen yet" minus itself is 0 and not NaN.
 LOWEST = tl.constexpr(-1.0e30)
@@ -54,25 +57,29 @@ def load_tile(
 ) -> tl.tensor:
     """K and V [TILE, DIM] of the keys from `first_key`; 0 past key `num_keys` (if MASKED) and past HEAD_DIM.
 
-    `kv` points at the kv head in block 0, `blocks` are `load_blocks` of the same keys. An fp8 cache's are
+    `kv` points at the kv head in block 0, `blocks` are `load_blocks` of the same keys. A rounded cache's are
     dequantised to `dtype`; `kv_scales` points at the kv head's words in block 0.
     """
     key = first_key + tl.arange(0, TILE)
     dim = tl.arange(0, DIM)
     slot = blocks.to(tl.int64) * block_stride + key % BLOCK_SIZE * slot_stride
-    pointer = kv + slot[:, None] + dim[None, :]
-    if MASKED or HEAD_DIM < DIM:
-        mask = (dim < HEAD_DIM)[None, :]
-        if MASKED:
-            mask = mask & (key < num_keys)[:, None]
-        k = tl.load(pointer, mask=mask, other=0.0)
-        v = tl.load(pointer + part_stride, mask=mask, other=0.0)
-    else:
-        k = tl.load(pointer)
-        v = tl.load(pointer + part_stride)
     if kv_scales is not None:
         words = load_words(kv_scales, blocks, first_key, num_keys, scale_stride, BLOCK_SIZE, TILE, MASKED)
-        k, v = dequantize_tile(k, v, words, dtype)
+    if kv.dtype.element_ty == tl.uint8:
+        k, v = load_planes_tile(kv, part_stride, slot, key < num_keys, words, dtype, DIM, BLOCK_SIZE, MASKED)
+    else:
+        pointer = kv + slot[:, None] + dim[None, :]
+        if MASKED or HEAD_DIM < DIM:
+            mask = (dim < HEAD_DIM)[None, :]
+            if MASKED:
+                mask = mask & (key < num_keys)[:, None]
+            k = tl.load(pointer, mask=mask, other=0.0)
+            v = tl.load(pointer + part_stride, mask=mask, other=0.0)
+        else:
+            k = tl.load(pointer)
+            v = tl.load(pointer + part_stride)
+        if kv_scales is not None:
+            k, v = dequantize_tile(k, v, words, dtype)
     return k, v
 
 
@@ -89,7 +96,10 @@ def ask_for_tile(
     DIM: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """Have a tile's K and V brought to the L2 cache, where `load_tile` finds them sooner. For a GPU only."""
+    """Have a tile's K and V brought to the L2 cache, where `load_tile` finds them sooner. For a GPU only.
+
+    Of an fp12 cache the first plane.
+    """
     BYTES: tl.constexpr = kv.dtype.element_ty.primitive_bitwidth // 8
     LINE: tl.constexpr = 128 // BYTES
     LINES: tl.constexpr = DIM // LINE if DIM > LINE else 1
@@ -139,7 +149,8 @@ def attend(
 def check_attention_inputs(q: torch.Tensor, out: torch.Tensor, kv: torch.Tensor) -> None:
     """Raise ValueError unless q, out [T, Hq, D] and kv [blocks, 2, Hkv, block_size, D] suit the kernels."""
     heads, dim = q.shape[1:]
-    kv_heads, block_size, kv_dim = kv.shape[2:]
+    kv_heads, block_size = kv.shape[2:4]
+    kv_dim = head_dim_of(kv)
     if dim != kv_dim or dim > 256 or heads % kv_heads or heads > 64 * kv_heads:
         raise ValueError(
             f"q has {heads} heads of dim {dim} and the cache {kv_heads} heads of dim {kv_dim}; the dims must "
@@ -149,7 +160,7 @@ def check_attention_inputs(q: torch.Tensor, out: torch.Tensor, kv: torch.Tensor)
         raise ValueError(f"block size {block_size} is not supported; use 16, 32, 64 or 128")
     if out.shape != q.shape or not out.is_contiguous():
         raise ValueError(f"out must be contiguous and of q's shape {tuple(q.shape)}, is {tuple(out.shape)}")
-    if q.stride()[1:] != (dim, 1) or kv.stride(4) != 1:
+    if q.stride()[1:] != (dim, 1) or kv.stride(-1) != 1:
         raise ValueError(
             f"q's heads must be contiguous within a token and head dims within a slot; "
             f"strides are {q.stride()} and {kv.stride()}"

@@ -1,6 +1,6 @@
 """Time paged attention on a GPU beside FlashAttention-3 and the device's bounds.
 
-    python -m loadtest.gpu_attention [--block-size 16] [--kv-cache-dtype fp8_e4m3] [--json PATH]
+    python -m loadtest.gpu_attention [--block-size 16] [--kv-cache-dtype fp12_e4m7] [--json PATH]
 
 Every case runs at least as many times as a model has layers, in one CUDA graph and in turn over input sets
 that together exceed the L2 cache, as layers do: what a graph takes to begin and to end is no kernel's time.
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import torch
 
-from kernels import fp8
+from kernels import kv_formats
 from kernels.decode_attention import decode_attention
 from kernels.decode_splits import DecodeWorkspace
 from kernels.prefill_attention import prefill_attention
@@ -53,8 +53,11 @@ class Case:
         return max(self.query_lens) == 1
 
     def key_bytes(self, kv_cache_dtype: str) -> int:
-        """Bytes of K and V, each read once, and an fp8 cache's scales."""
-        vector = HEAD_DIM + 2 if kv_cache_dtype == "fp8_e4m3" else HEAD_DIM * 2
+        """Bytes of K and V, each read once, and a rounded cache's scales."""
+        dtype = kv_formats.ROUNDED.get(kv_cache_dtype)
+        vector = HEAD_DIM * 2
+        if dtype is not None:
+            vector = kv_formats.elements_of(HEAD_DIM, dtype) * dtype.itemsize + 2
         return sum(self.context_lens) * self.num_kv_heads * 2 * vector
 
     @property
@@ -139,8 +142,8 @@ class CaseInputs:
         shape = (num_blocks, 2, case.num_kv_heads, block_size, HEAD_DIM)
         self.kv = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
         self.kv_scales: torch.Tensor | None = None
-        if kv_cache_dtype == "fp8_e4m3":
-            self._quantize()
+        if kv_cache_dtype in kv_formats.ROUNDED:
+            self._quantize(kv_formats.ROUNDED[kv_cache_dtype])
         self.block_tables = torch.from_numpy(tables).to(device)
         self.rows = torch.arange(self.num_sets * batch, dtype=torch.int32, device=device).split(batch)
         self.context_lens = torch.tensor(case.context_lens, dtype=torch.int32, device=device)
@@ -154,12 +157,15 @@ class CaseInputs:
         self.out = torch.empty_like(self.q, memory_format=torch.contiguous_format)
         self.workspace = DecodeWorkspace.allocate(batch, case.num_q_heads, HEAD_DIM, device)
 
-    def _quantize(self) -> None:
+    def _quantize(self, dtype: torch.dtype) -> None:
         """Some blocks at a time: what it takes in between is wide."""
-        values = torch.empty(self.kv.shape, dtype=fp8.DTYPE, device=self.kv.device)
+        block_size, elements = self.kv.shape[3], kv_formats.elements_of(HEAD_DIM, dtype)
+        shape = (*self.kv.shape[:3], block_size * elements)
+        memory = torch.empty(shape, dtype=dtype, device=self.kv.device)
+        values = kv_formats.vectors_of(memory, block_size, HEAD_DIM)
         scales = torch.empty(*self.kv.shape[:-1], dtype=torch.float16, device=self.kv.device)
         for exact, *quantized in zip(*(x.split(4096) for x in (self.kv, values, scales)), strict=True):
-            for into, part in zip(quantized, fp8.quantize(exact), strict=True):
+            for into, part in zip(quantized, kv_formats.quantize(exact, dtype), strict=True):
                 into.copy_(part)
         self.kv, self.kv_scales = values, scales.permute(0, 2, 3, 1).contiguous()
 
@@ -188,7 +194,7 @@ class CaseInputs:
             blocks = self.block_tables[sequence, : -(-context_len // block_size)].long()
             parts = torch.arange(2, device=blocks.device)[:, None, None]
             heads = torch.arange(self.case.num_kv_heads, device=blocks.device)[:, None]
-            held = fp8.read_cache(self.kv, self.kv_scales, (blocks, parts, heads))
+            held = kv_formats.read_cache(self.kv, self.kv_scales, (blocks, parts, heads))
             k, v = held.double().flatten(2, 3)  # [Hkv, keys, D]
             for query in {0, query_len // 3, query_len - 1}:
                 token = int(self.query_starts[sequence]) + query
@@ -247,7 +253,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--block-size", type=int, default=16, choices=[16, 32, 64, 128])
-    parser.add_argument("--kv-cache-dtype", default="bfloat16", choices=["bfloat16", "fp8_e4m3"])
+    parser.add_argument("--kv-cache-dtype", default="bfloat16", choices=["bfloat16", *kv_formats.ROUNDED])
     parser.add_argument("--json", metavar="PATH", help="also write the measurements there")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():

@@ -1,7 +1,7 @@
 """Every GPU figure in one go: `python -m loadtest.gpu_bench [--output FOLDER] [--runs N]`.
 
 Kernels first, then a Qwen3-0.6B and a Llama-3.1-8B configuration with dummy weights, offline and served.
-Needs one CUDA device; about twenty-five minutes on an H100.
+Needs one CUDA device; about half an hour on an H100.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ OFFLINE = {
     "llama-8b": "single,decode256,mixed,sharegpt,prefix,prefill,parallel8,beam4,beam6",
 }
 IN_ORDER = {"qwen3-0.6b": "mixed,sharegpt,alpaca", "llama-8b": "mixed,sharegpt"}  # as a server gets them
-FP8_ATTENTION = ["-m", "loadtest.gpu_attention", "--kv-cache-dtype", "fp8_e4m3"]
+IN_FP12 = {"qwen3-0.6b": "single,decode256,mixed,sharegpt", "llama-8b": "decode256,mixed,sharegpt"}
+ATTENTION = ["-m", "loadtest.gpu_attention"]
 FEW_BLOCKS = ["--num-gpu-blocks-override", "2048", "--workload", "pressure"]
 
 
@@ -38,16 +39,23 @@ def main() -> int:
         write_model_folders(Path(models))
         folders = [MODEL_FOLDER, *(f"{models}/{model}" for model in OFFLINE)]
         commands = [
-            ["-m", "loadtest.gpu_attention", "--json", str(output / "attention.json")],
+            [*ATTENTION, "--json", str(output / "attention.json")],
             ["-m", "loadtest.gpu_kernels", "--json", str(output / "kernels.json")],
             ["-m", "loadtest.gpu_layer", "--json", str(output / "layer.json")],
             ["-m", "loadtest.gpu_products", "--json", str(output / "products.json")],
-            [*FP8_ATTENTION, "--json", str(output / "attention-fp8.json")],
-            ["-m", "loadtest.fp8_cache", *folders, "--json", str(output / "fp8-cache.json")],
+            *(
+                [*ATTENTION, "--kv-cache-dtype", name, "--json", str(output / f"attention-{short}.json")]
+                for name, short in (("fp8_e4m3", "fp8"), ("fp12_e4m7", "fp12"))
+            ),
+            ["-m", "loadtest.rounded_cache", *folders, "--json", str(output / "rounded-cache.json")],
         ]
         for model, workloads in OFFLINE.items():
             bench = ["-m", "service.cli", "bench", f"{models}/{model}", "--load-format", "dummy"]
-            for options in (["--workload", workloads], ["--in-order", "--workload", IN_ORDER[model]]):
+            for options in (
+                ["--workload", workloads],
+                ["--in-order", "--workload", IN_ORDER[model]],
+                ["--kv-cache-dtype", "fp12_e4m7", "--workload", IN_FP12[model]],
+            ):
                 options += ["--runs", str(arguments.runs)]
                 commands.append([*bench, *options, "--result-file", str(output / "offline.jsonl")])
         for order in ([], ["--in-order"]):

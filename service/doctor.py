@@ -12,7 +12,8 @@ from engine.config import EngineConfig, EngineInfo
 from engine.startup import start_engine
 from service.progress import PhaseBars
 
-MORE_ROOM = "raise --gpu-memory-utilization, lower --max-num-batched-tokens, or try --kv-cache-dtype fp8_e4m3"
+MORE_ROOM = "raise --gpu-memory-utilization, lower --max-num-batched-tokens"
+SMALLER_CACHES = {"fp8_e4m3": "", "fp12_e4m7": "fp8_e4m3"}  # others: either of them
 
 
 def doctor(config: EngineConfig) -> None:
@@ -53,7 +54,8 @@ def describe(info: EngineInfo) -> list[tuple[str, str]]:
 
 def advise(info: EngineInfo, config: EngineConfig) -> list[str]:
     """What limits requests, and which flag to change."""
-    more = MORE_ROOM
+    smaller = SMALLER_CACHES.get(info.kv_cache_dtype, "fp12_e4m7 or fp8_e4m3")
+    more = MORE_ROOM + (f", or try --kv-cache-dtype {smaller}" if smaller else "")
     if config.num_gpu_blocks_override is not None:
         more = (
             f"give more than {config.num_gpu_blocks_override:,} as --num-gpu-blocks-override, or leave it out"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from typing import Any, get_args
 
-from engine.config import BLOCK_SIZES
+from engine.config import BLOCK_SIZES, KVCacheDtype
 from service.demo import MODEL_FOLDER
 
 Parser = argparse.ArgumentParser
@@ -53,9 +53,10 @@ def add_engine_flags(parser: Parser) -> None:
     flag(
         parser,
         "--kv-cache-dtype",
-        choices=("auto", "fp8_e4m3"),
+        choices=get_args(KVCacheDtype),
         default="auto",
-        help="fp8_e4m3: keys and values in half the memory, rounded to 8 bits; auto: as --dtype",
+        help="of keys and values. fp8_e4m3: 8 bits, half of bfloat16's memory; fp12_e4m7: 12 bits, three "
+        "quarters of it with bfloat16's precision; auto: as --dtype",
     )
     flag(
         parser,

@@ -38,7 +38,7 @@ def test_server_understands_its_arguments(values: str) -> None:
             model="Qwen/Qwen3-0.6B",
             device="cuda",
             dtype="bfloat16",
-            kv_cache_dtype="fp8_e4m3",
+            kv_cache_dtype="fp12_e4m7",
             load_format="dummy",
             max_model_len=1000000,
             max_num_seqs=128,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import jsonschema
 import pytest
 import yaml
 
+from engine.config import EngineConfig
 from tests.helm.chart import CHART, HELMS, refusal
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
@@ -61,6 +62,16 @@ def test_defaults_and_schema_name_the_same_values() -> None:
     jsonschema.validate(DEFAULTS, SCHEMA)
 
 
+def test_choices_are_those_of_the_flags() -> None:
+    hints = get_type_hints(EngineConfig)
+    settings = {"device": "device", "dtype": "dtype", "kv_cache_dtype": "kvCacheDtype"}
+    settings |= {"load_format": "loadFormat", "preemption_mode": "preemptionMode"}
+    engine = SCHEMA["properties"]["engine"]["properties"]
+    assert {name: list(get_args(hints[name])) for name in settings} == {
+        name: engine[key]["enum"] for name, key in settings.items()
+    }
+
+
 @pytest.mark.parametrize("name", HELMS)
 @pytest.mark.parametrize(
     ("setting", "named"),
@@ -73,6 +84,7 @@ def test_defaults_and_schema_name_the_same_values() -> None:
         ("networkPolicy.clients[0].pods=x", "pods"),
         ("networkPolicy.egress[0].port=1", "port"),
         ("engine.blockSize=17", "blockSize"),
+        ("engine.kvCacheDtype=fp12", "kvCacheDtype"),
         ("engine.gpuMemoryUtilization=1.5", "gpuMemoryUtilization"),
         ("replicaCount=two", "replicaCount"),
         ("image.tag=latest", "tag"),

@@ -33,9 +33,13 @@ SPILLS_LIMIT = {
     "decode_16_fp8": 0,
     "decode_shared_fp8": 0,
     "shared_prefix_fp8": 0,
+    "decode_16_fp12": 0,
+    "decode_shared_fp12": 0,
+    "shared_prefix_fp12": 0,
     "prefill_16": 176,
     "prefill_64": 88,
     "prefill_16_fp8": 432,
+    "prefill_16_fp12": 248,
     "hopper_prefill_16": 0,
     "hopper_prefill_16_short": 0,
     "hopper_prefill_64": 0,
@@ -46,6 +50,9 @@ SPILLS_LIMIT = {
     "hopper_decode_beside": 0,
     "hopper_decode_new": 0,
     "hopper_decode_new_plain": 0,
+    "hopper_decode_fp12": 0,
+    "hopper_decode_known_fp12": 0,
+    "hopper_decode_beside_split_fp12": 0,
     "hopper_linear_16": 0,
     "hopper_linear_head_16": 0,
     "hopper_linear_64": 0,
@@ -70,6 +77,7 @@ SPILLS_LIMIT = {
     "few_tokens_gated_wide": 16,
     "few_tokens_add_wide": 0,
     "qkv_to_cache_fp8": 0,
+    "qkv_to_cache_fp12": 0,
     "gemv_add": 0,
     "gemv_gate_up": 0,
     "embed": 0,
@@ -101,6 +109,8 @@ COPIES_EARLY = {
     "hopper_decode": 0,
     "hopper_decode_known": 32,
     "hopper_decode_new": 32,
+    "hopper_decode_fp12": 0,
+    "hopper_decode_known_fp12": 24,
     "hopper_linear_16": 9,
     "hopper_linear_head_16": 5,
     "hopper_linear_64": 6,
@@ -120,11 +130,12 @@ WRITES_EARLY = {
     "decode_beside",
     "hopper_decode_beside",
     "hopper_decode_beside_split",
+    "hopper_decode_beside_split_fp12",
 }  # what no kernel ahead touches; all others wait before they write
 
 
 def compile_variants() -> dict[str, dict[str, int]]:
-    """Shared memory and spilled bytes of each variant: bf16 (the cache fp8), head dim 128, groups of 4."""
+    """Shared memory and spilled bytes of each variant: bf16 (the cache as named), head dim 128, group 4."""
     from triton.compiler import ASTSource
 
     from kernels import decode_attention as decode
@@ -209,9 +220,14 @@ def compile_variants() -> dict[str, dict[str, int]]:
         "prefill_16": (prefill._prefill_kernel, prefill_16 | no_scales, eight_warps),
         "prefill_64": (prefill._prefill_kernel, prefill_16 | no_scales | {"BLOCK_SIZE": 64}, eight_warps),
         "prefill_16_fp8": (prefill._prefill_kernel, prefill_16, eight_warps),
+        "prefill_16_fp12": (prefill._prefill_kernel, prefill_16, eight_warps),
+        "decode_16_fp12": (decode._decode_kernel, decode_shape | alone, four_warps),
+        "decode_shared_fp12": (decode._decode_kernel, decode_shape, four_warps),
     }
+    variants["shared_prefix_fp12"] = variants["shared_prefix_fp8"]
     qk_heads = {"Q_HEADS": 32, "KV_HEADS": 8, "BLOCK_SIZE": 16, "HALF": 64, "HALF_PADDED": 64, "HEADS": 8}
     variants["qkv_to_cache_fp8"] = (qkv_cache._qkv_to_cache_kernel, dependent | qk_heads, {"num_warps": 4})
+    variants["qkv_to_cache_fp12"] = variants["qkv_to_cache_fp8"]
     linear = dependent | {"OUTPUTS": 4096, "COLUMNS": 14336, "ROWS": 4, "CHUNK": 2048, "ADDED": True}
     gate_up = linear | {"COLUMNS": 4096, "ROWS": 1, "GATED": True, "ADDED": False, "bias": None}
     linear |= {"GATED": False, "bias": None, "norm": None}
@@ -247,7 +263,7 @@ def compile_variants() -> dict[str, dict[str, int]]:
     pointers |= {"qkv_ptr": "*bf16", "q_norm_ptr": "*bf16", "k_norm_ptr": "*bf16", "positions_ptr": "*i32"}
     found = {}
     for name, (kernel, constants, options) in variants.items():
-        kv = "*fp8e4nv" if name.endswith("fp8") else "*bf16"
+        kv = {"fp8": "*fp8e4nv", "fp12": "*u8"}.get(name.rsplit("_")[-1], "*bf16")
         types = pointers | {"kv": kv, "kv_ptr": kv, "scale_log2": "fp32", "eps": "fp32"}
         # Pointers and strides are multiples of 16, as the launcher finds them when serving.
         aligned = {name for name, kind in types.items() if kind[0] == "*"}
@@ -291,7 +307,8 @@ def compile_hopper_decode_variants() -> dict[str, dict[str, int]]:
     pointers |= dict.fromkeys(("partials", "lse", "rope"), "*fp32")
     pointers |= dict.fromkeys(("arrivals", "block_tables", "rows", "context_lens", "order"), "*i32")
     types = pointers | {"scale_log2": "fp32", "eps": "fp32"}
-    strides = ("q_stride", "table_stride", "block_stride", "part_stride", "head_stride")
+    strides = [name for name in hopper_decode._kernel.arg_names if name.endswith("_stride")]
+    no_scales: dict[str, object] = {"kv_scales": None}
     heads = dict.fromkeys(("rope", "q_norm", "k_norm"))
     both = {"GROUP": 4, "DIM": 128, "TILE": hopper_decode.TILE, "STAGES": hopper_decode.STAGES}
     both |= {"BLOCK_SIZE": 16, "NEW": False, "BESIDE": False, "MERGES": True, "BRINGS": True}
@@ -304,12 +321,17 @@ def compile_hopper_decode_variants() -> dict[str, dict[str, int]]:
         "_new_split": both | {"NEW": True, "READY": 2, "MERGES": False},
         "_new_plain": both | {"NEW": True, "READY": 2, "q_norm": None, "k_norm": None, "BLOCK_SIZE": 64},
     }
-    return {
-        f"hopper_decode{name}": compiled(
-            GluonASTSource, hopper_decode._kernel, constants, types, (*pointers, *strides), {"num_warps": 4}
-        )
-        for name, constants in variants.items()
+    variants = {name: constants | no_scales for name, constants in variants.items()} | {
+        f"{name}_fp12": variants[name] for name in ("", "_known", "_beside_split")
     }
+    found = {}
+    for name, constants in variants.items():
+        cache = {"kv": "*i16", "kv_scales": "*i32"} if name.endswith("fp12") else {}
+        found[f"hopper_decode{name}"] = compiled(
+            GluonASTSource, hopper_decode._kernel, constants, types | cache,
+            (*pointers, "kv_scales", *strides), {"num_warps": 4},
+        )  # fmt: skip
+    return found
 
 
 def compile_few_tokens_variants() -> dict[str, dict[str, int]]:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from paged import TOLERANCE, Paged, attend_exactly, fused_queries, make_paged, with_dtypes
+from paged import HAS_GPU, TOLERANCE, Paged, attend_exactly, fused_queries, make_paged, with_dtypes
+from rounded import FP8, FP12, in_format
 
 from kernels.decode_attention import decode_attention
 from kernels.decode_reference import WORTH_A_PART, DecodeGather, decode_attention_reference
@@ -20,7 +21,6 @@ from kernels.decode_splits import (
     plan_splits,
     rows_undivided,
 )
-from kernels.fp8 import quantize
 from kernels.hopper_decode import hopper_decode
 from kernels.launch import multiprocessors_of
 from kernels.shared_prefix import PrefixWorkspace
@@ -49,6 +49,30 @@ def poisoned_workspace(batch: int, heads: int, head_dim: int, device: torch.devi
     workspace.lse.fill_(torch.nan)
     return workspace
 
+
+def held_as(paged: Paged, held: torch.dtype | None) -> tuple[Paged, torch.Tensor | None]:
+    """The same, and its scales, in a rounded dtype, or with None as it is."""
+    return (paged, None) if held is None else in_format(paged, held)
+
+
+def of_hopper(dtype: torch.dtype, held: torch.dtype | None, device: torch.device) -> bool:
+    """Whether `kernels.hopper_decode` takes such heads."""
+    types = {torch.float16, torch.bfloat16} if held is None else {torch.bfloat16}
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9 and dtype in types
+
+
+# A step's keys and values: what is ready before the kernel ahead, and what they are held as.
+READY_AND_HELD = [
+    (0, {}, None),
+    (0, {"known": True}, FP12),
+    (0, {"beside": True}, None),
+    (600, {}, FP12),
+    *(
+        [(0, {}, FP12), (0, {"known": True}, None), (0, {"beside": True}, FP12), (600, {}, None)]
+        if HAS_GPU
+        else []
+    ),
+]
 
 UNTOUCHED = 7.0  # what `out` holds where nothing is to be written
 BEYOND = 2  # tokens after the rows' own, of others in the step
@@ -105,24 +129,29 @@ LONG_SHAPES = [
 
 
 @pytest.mark.parametrize(("shape", "splits", "dtype"), with_dtypes(LONG_SHAPES))
-@pytest.mark.parametrize("known", [False, True] if torch.cuda.is_available() else [False])
+@pytest.mark.parametrize(
+    ("known", "held"), [(False, None), *([(True, None), (False, FP12), (True, FP12)] if HAS_GPU else [])]
+)
 def test_long_contexts(
     shape: tuple[int, int, int, int, int],
     splits: int,
     known: bool,
+    held: torch.dtype | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
     heads, kv_heads, head_dim, block_size, window = shape
     torch.manual_seed(0)
     lengths = [453, 384, 64, 700, 321] if device.type == "cuda" else [200, 64]
-    paged = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
+    exact = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
+    paged, kv_scales = held_as(exact, held)
     q = fused_queries(len(lengths) + BEYOND, heads, head_dim, dtype).to(device)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
     workspace = poisoned_workspace(len(lengths), heads, head_dim, device)
     decode_attention(
         q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens,
         any_order(len(lengths), device), head_dim**-0.5, window, workspace, splits, known=known,
+        kv_scales=kv_scales,
     )  # fmt: skip
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
 
@@ -164,10 +193,10 @@ def mixed_lengths(draw: st.DrawFn) -> list[int]:
 @given(
     lengths=st.lists(mixed_lengths(), min_size=2, max_size=2),
     window=st.sampled_from([0, 50]),
-    fp8=st.booleans(),
+    held=st.sampled_from([None, FP8, FP12]),
 )
 def test_the_references_rows_attend_as_they_would_alone(
-    lengths: list[list[int]], window: int, fp8: bool
+    lengths: list[list[int]], window: int, held: torch.dtype | None
 ) -> None:
     """Two batches in turn by one gather, as in the layers of a step that wants its newest tokens alone."""
     torch.manual_seed(0)
@@ -175,12 +204,10 @@ def test_the_references_rows_attend_as_they_would_alone(
     gather = DecodeGather()
     batches = []
     for each in lengths:
-        paged = make_paged(each, kv_heads, head_dim, block_size, torch.float32, torch.device("cpu"))
+        exact = make_paged(each, kv_heads, head_dim, block_size, torch.float32, torch.device("cpu"))
+        paged, kv_scales = held_as(exact, held)
         q = fused_queries(len(each) + BEYOND, heads, head_dim, torch.float32)
-        kv, kv_scales = paged.kv, None
-        if fp8:
-            kv, scales = quantize(kv)
-            kv_scales = scales.permute(0, 2, 3, 1).contiguous()
+        kv = paged.kv
         alone = torch.full(q.shape, UNTOUCHED)
         first = torch.zeros(1, dtype=torch.int32)
         for row in range(len(each)):
@@ -188,8 +215,7 @@ def test_the_references_rows_attend_as_they_would_alone(
                 q[row : row + 1], alone[row : row + 1], kv, paged.block_tables, paged.rows[row : row + 1],
                 paged.context_lens[row : row + 1], first, head_dim**-0.5, window, kv_scales=kv_scales,
             )  # fmt: skip
-        if not fp8:
-            torch.testing.assert_close(alone.double(), expected(q, paged, window), atol=1e-5, rtol=0)
+        torch.testing.assert_close(alone.double(), expected(q, paged, window), atol=1e-5, rtol=0)
         order = any_order(len(each), kv.device)
         batches.append((q, kv, kv_scales, paged, order, alone))
     for q, kv, kv_scales, paged, order, alone in [batches[0], *batches, batches[0]]:
@@ -224,16 +250,20 @@ def test_the_reference_pads_little_and_no_part_for_nothing(lengths: list[int], h
 
 
 @pytest.mark.parametrize(
-    ("window", "ready", "dtype"),
-    with_dtypes([(0, {}), (0, {"known": True}), (0, {"beside": True}), (600, {})]),
+    ("window", "ready", "held", "dtype"),
+    with_dtypes(READY_AND_HELD),
 )
 def test_long_rows_beside_short_ones(
-    window: int, ready: dict[str, bool], dtype: torch.dtype, device: torch.device
+    window: int,
+    ready: dict[str, bool],
+    held: torch.dtype | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
     """Hopper divides the long ones: the same workspace serves one layer after the other."""
     on_gpu = device.type == "cuda"
     lengths = [3, 1100, 0, 577, 64, 512, 513, 1, *[30] * 9] if on_gpu else [3, 140, 0]
-    paged = make_paged(lengths, 2, 64, 16, dtype, device)
+    paged, kv_scales = held_as(make_paged(lengths, 2, 64, 16, dtype, device), held)
     q = fused_queries(len(lengths) + BEYOND, 4, 64, dtype).to(device)
     workspace = poisoned_workspace(len(lengths), 4, 64, device)
     order = paged.context_lens.argsort(descending=True).int()
@@ -241,41 +271,43 @@ def test_long_rows_beside_short_ones(
     for out in layers:
         decode_attention(
             q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, 0.125, window,
-            workspace, max_splits=1, **ready,
+            workspace, max_splits=1, kv_scales=kv_scales, **ready,
         )  # fmt: skip
     for out in layers:
         torch.testing.assert_close(
             out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0
         )
     assert not workspace.arrivals.any()
-    hopper = on_gpu and torch.cuda.get_device_capability(device)[0] == 9
-    divided = hopper and dtype != torch.float32
-    assert workspace.lse.isfinite().any() == divided
+    assert workspace.lse.isfinite().any() == of_hopper(dtype, held, device)
 
 
 @pytest.mark.parametrize(
-    ("window", "ready", "dtype"),
-    with_dtypes([(0, {}), (0, {"known": True}), (0, {"beside": True}), (600, {})]),
+    ("window", "ready", "held", "dtype"),
+    with_dtypes(READY_AND_HELD),
 )
 def test_a_few_rows_more_than_run_at_once(
-    window: int, ready: dict[str, bool], dtype: torch.dtype, device: torch.device
+    window: int,
+    ready: dict[str, bool],
+    held: torch.dtype | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
     """Hopper divides those that come last, though they are the shortest."""
     on_gpu = device.type == "cuda"
     at_once = RESIDENT * multiprocessors_of(device) if on_gpu else 2
     lengths = [700 - i for i in range(at_once // 2 + 3)] if on_gpu else [130, 129, 65]
-    paged = make_paged(lengths, 2, 128, 16, dtype, device)
+    paged, kv_scales = held_as(make_paged(lengths, 2, 128, 16, dtype, device), held)
     q = fused_queries(len(lengths) + BEYOND, 4, 128, dtype).to(device)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
     workspace = poisoned_workspace(len(lengths), 4, 128, device)
     order = paged.context_lens.argsort(descending=True).int()
     decode_attention(
         q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, 128**-0.5, window,
-        workspace, max_splits=1, **ready,
+        workspace, max_splits=1, kv_scales=kv_scales, **ready,
     )  # fmt: skip
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
     assert not workspace.arrivals.any()
-    if on_gpu and torch.cuda.get_device_capability(device)[0] == 9 and dtype != torch.float32:
+    if of_hopper(dtype, held, device):
         parts = workspace.lse.view(-1, 4).isfinite().any(1).nonzero().flatten() // LONG_ROW_SPLITS
         assert parts.unique().tolist() == list(range(at_once // 2, len(lengths)))
     else:
@@ -283,12 +315,13 @@ def test_a_few_rows_more_than_run_at_once(
 
 
 @pytest.mark.parametrize(
-    ("window", "ready", "dtype"),
-    with_dtypes([(0, {}), (0, {"known": True}), (0, {"beside": True}), (70, {})]),
+    ("window", "ready", "held", "dtype"),
+    with_dtypes((min(window, 70), *rest) for window, *rest in READY_AND_HELD),
 )
 def test_many_rows(
     window: int,
     ready: dict[str, bool],
+    held: torch.dtype | None,
     dtype: torch.dtype,
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
@@ -296,20 +329,20 @@ def test_many_rows(
     """More than run at once, by one kernel; contexts end anywhere in a tile, past them the cache is NaN."""
     on_gpu = device.type == "cuda"
     lengths = [i * 37 % 150 for i in range(600 if on_gpu else 6)]
-    paged = make_paged(lengths, 2, 128, 16, dtype, device)
+    paged, kv_scales = held_as(make_paged(lengths, 2, 128, 16, dtype, device), held)
     q = fused_queries(len(lengths) + BEYOND, 4, 128, dtype).to(device)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
     workspace = poisoned_workspace(len(lengths), 4, 128, device)
-    of_hopper = Mock(side_effect=hopper_decode)
-    monkeypatch.setattr("kernels.decode_attention.hopper_decode", of_hopper)
+    called = Mock(side_effect=hopper_decode)
+    monkeypatch.setattr("kernels.decode_attention.hopper_decode", called)
     decode_attention(
         q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens,
-        any_order(len(lengths), device), 128**-0.5, window, workspace, 1, **ready,
+        any_order(len(lengths), device), 128**-0.5, window, workspace, 1, kv_scales=kv_scales,
+        **ready,
     )  # fmt: skip
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
     assert workspace.lse.isnan().all()  # none of the rows was divided
-    hopper = on_gpu and torch.cuda.get_device_capability(device)[0] == 9
-    assert of_hopper.called == (hopper and dtype != torch.float32)
+    assert called.called == of_hopper(dtype, held, device)
 
 
 @pytest.mark.parametrize("attention", [decode_attention, decode_attention_reference])

@@ -36,7 +36,7 @@ class PagedDriver:
         dtype = kv_dtype or model.embedding.dtype
         copy_blocks = model.backend.copy_blocks
         self.cache = KVCache(config, num_blocks, BLOCK_SIZE, dtype, model.embedding.device, copy_blocks)
-        self.cache.blocks.fill_(0xFF)  # NaN in every type
+        self.cache.blocks.fill_(0xFF)  # NaN in every type, or with a scale of NaN
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))
         self.block_tables = torch.zeros(rows + 1, blocks_per_row, dtype=torch.int32)
         self.block_tables[:rows] = order[: rows * blocks_per_row].view(rows, blocks_per_row).int()

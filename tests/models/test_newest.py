@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.kv_cache import FP8
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.loader import Model, load_model
 from kernels.backend import torch_backend
+from kernels.fp8 import DTYPE as FP8
+from kernels.fp12 import DTYPE as FP12
 from tests.models.paged_driver import PagedDriver
 from tests.models.tiny_models import MODELS
 from tests.models.watched import Watched
@@ -60,7 +61,11 @@ def steps(seed: str, vocab_size: int, count: int) -> list[Step]:
 
 @pytest.mark.parametrize(
     ("name", "kv_dtype"),
-    [*((name, torch.float32) for name in MODELS), ("qwen3", FP8), ("mistral-window", FP8)],
+    [
+        *((name, torch.float32) for name in MODELS),
+        *((name, FP8) for name in ("qwen3", "mistral-window")),
+        *((name, FP12) for name in ("llama3-sharded", "qwen2-late-window")),
+    ],
     ids=str,
 )
 def test_newest_tokens_get_what_they_get_among_all(

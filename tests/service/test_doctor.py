@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 
+import msgspec
 import pytest
 
 from engine.config import EngineConfig
 from engine.startup import start_engine
 from service.cli import main
 from service.demo import MODEL_FOLDER
+from service.doctor import advise
 
 
 def said(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[dict[str, list[int]], str]:
@@ -56,6 +58,19 @@ def test_it_names_the_flag_to_change(
 ) -> None:
     _, text = said(capsys, *flags)
     assert all(name in text for name in named)
+
+
+@pytest.mark.parametrize(
+    ("cache", "offered"),
+    [("bfloat16", "fp12_e4m7 or fp8_e4m3"), ("fp12_e4m7", "fp8_e4m3"), ("fp8_e4m3", None)],
+)
+def test_it_offers_the_caches_that_take_less_on_a_gpu(cache: str, offered: str | None) -> None:
+    config = EngineConfig(model=MODEL_FOLDER, num_gpu_blocks_override=40)
+    info = start_engine(config)[1]
+    info = msgspec.structs.replace(info, device="a GPU", kv_cache_dtype=cache)
+    (advice,) = advise(info, msgspec.structs.replace(config, num_gpu_blocks_override=None))
+    flag = None if offered is None else f"or try --kv-cache-dtype {offered}, or say so with --max-model-len"
+    assert flag in advice if flag is not None else "--kv-cache-dtype" not in advice
 
 
 def test_where_nothing_fits_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
-"""What an fp8 KV cache costs and gains: `python -m loadtest.fp8_cache [MODEL ...] [--json PATH]`.
+"""What a rounded KV cache costs and gains:
 
-The error: logits of the same tokens, half of them prefilled and half decoded, with the cache in fp8 and in
-bfloat16, and of both in float32. The tokens are the model's greedy answers to a few questions; a folder
-without weights gets random ones, and random tokens.
+    python -m loadtest.rounded_cache [MODEL ...] [--kv-cache-dtype fp8_e4m3 ...] [--json PATH]
 
-The gain, on a GPU: rows decoding at a long context, as many in fp8 as in the model's own type, and as many
-as fit. Each measurement has a process of its own, so that none is left another's memory.
+The error, of each rounded format: logits of the same tokens, half of them prefilled and half decoded, against
+those with the cache in bfloat16, and against float32. The tokens are the model's greedy answers to a few
+questions; a folder without weights gets random ones, and random tokens.
+
+The gain, on a GPU: rows decoding at a long context, as many in each format as in the model's own type, and as
+many as fit. Each measurement has a process of its own, so that none is left another's memory.
 """
 
 from __future__ import annotations
@@ -26,14 +28,15 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, KVCacheDtype
 from engine.core import EngineCore
-from engine.kv_cache import FP8, KVCache
+from engine.kv_cache import KVCache
 from engine.models.batch import ForwardBatch, PrefillBatch
 from engine.models.hub import resolve_model
 from engine.request import Request, SamplingParams
 from engine.runner import ModelRunner
 from engine.startup import start_engine
+from kernels.kv_formats import ROUNDED
 from loadtest.provenance import Provenance
 from service.demo import MODEL_FOLDER
 from service.llm import LLM
@@ -158,8 +161,12 @@ def sequences_of(llm: LLM, load_format: LoadFormat) -> list[list[int]]:
     return [prompt + answer[0].token_ids for prompt, answer in zip(prompts, answers, strict=True)]
 
 
-def measure_errors(model: str, load_format: LoadFormat, device: str) -> list[Error]:
-    """In bfloat16 with either cache; with a checkpoint's weights, both against float32 too."""
+def measure_errors(model: str, load_format: LoadFormat, device: str, formats: list[str]) -> list[Error]:
+    """In bfloat16, of each of `formats` in ROUNDED against its own cache; with a checkpoint's weights, of all
+    of them against float32 too.
+
+    Raises ValueError where a format does not suit the model's head dim.
+    """
 
     def start(dtype: str) -> LLM:
         return LLM(
@@ -176,28 +183,25 @@ def measure_errors(model: str, load_format: LoadFormat, device: str) -> list[Err
 
     llm = start("bfloat16")
     sequences = sequences_of(llm, load_format)
-    own, fp8 = (
-        [logits_of(llm.core, dtype, tokens) for tokens in sequences] for dtype in (torch.bfloat16, FP8)
-    )
+    dtypes = {**{name: ROUNDED[name] for name in formats}, "bfloat16": torch.bfloat16}
+    logits = {
+        cache: [logits_of(llm.core, dtype, tokens) for tokens in sequences] for cache, dtype in dtypes.items()
+    }
     name = "demo" if _is_demo(model) else Path(model).name
-    errors = [compare(name, "fp8_e4m3", "bfloat16", fp8, own)]
+    errors = [compare(name, cache, "bfloat16", logits[cache], logits["bfloat16"]) for cache in formats]
     if load_format == "dummy":
         return errors  # other weights are drawn in float32
     del llm  # its memory is the next one's
     llm = start("float32")
     exact = [logits_of(llm.core, torch.float32, tokens) for tokens in sequences]
-    return [
-        *errors,
-        compare(name, "fp8_e4m3", "float32", fp8, exact),
-        compare(name, "bfloat16", "float32", own, exact),
-    ]
+    return errors + [compare(name, cache, "float32", logits[cache], exact) for cache in dtypes]
 
 
 # -- gain ---------------------------------------------------------------------------------------------
 
 
 def measure_decode(
-    model: str, load_format: LoadFormat, kv_cache_dtype: Literal["auto", "fp8_e4m3"], rows: int, context: int
+    model: str, load_format: LoadFormat, kv_cache_dtype: KVCacheDtype, rows: int, context: int
 ) -> Decode:
     """Rows that have just been prefilled, or with rows = 0 as many as fit, decode some steps."""
     # The first rows decode while the last ones are prefilled, a prompt a step or a little more.
@@ -282,22 +286,30 @@ def main() -> None:
     )
     parser.add_argument("models", nargs="*", default=[MODEL_FOLDER], metavar="MODEL")
     parser.add_argument("--context", type=int, default=8192, help="tokens of each decoding row")
-    parser.add_argument("--rows", type=int, default=32, help="that decode at once with either cache")
+    parser.add_argument("--rows", type=int, default=32, help="that decode at once with each cache")
+    parser.add_argument(
+        "--kv-cache-dtype",
+        action="append",
+        choices=list(ROUNDED),
+        dest="formats",
+        help="a rounded format to measure (may repeat); all if left out",
+    )
     parser.add_argument("--no-decode", action="store_true", help="measure errors only")
     parser.add_argument("--json", type=Path, help="also write the measurements to this file")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    formats = list(dict.fromkeys(arguments.formats or ROUNDED))
     console = Console(width=160)
     errors: list[Error] = []
     decodes: list[Decode] = []
     for model in arguments.models:
         load_format = _load_format(model)
-        errors += _apart(measure_errors, model, load_format, device)
+        errors += _apart(measure_errors, model, load_format, device, formats)
         console.print(_table("error of the logits", errors))
         if device == "cpu" or arguments.no_decode or _is_demo(model):
             continue  # the demo model's context is too short
         for rows in (arguments.rows, 0):
-            for cache in ("auto", "fp8_e4m3"):
+            for cache in ("auto", *formats):
                 decodes.append(_apart(measure_decode, model, load_format, cache, rows, arguments.context))
                 console.print(_table("decode", decodes))
     if arguments.json is not None:

@@ -1,0 +1,58 @@
+"""The scales of a cache that holds rounded keys and values (`kernels.fp8`, `kernels.fp12`): one a vector.
+
+fp16 [blocks, kv heads, block size, 2], a key's beside its value's, so that one 32-bit word brings both.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BOTH_ONE = tl.constexpr(0x3C003C00)  # two scales of 1 as a word
+
+
+def words(kv_scales: Tensor | None) -> tuple[Tensor | None, int, int]:
+    """Scales as the attention kernels take them: a word for each key, and words from block to block and head
+    to head.
+    """
+    if kv_scales is None:
+        return None, 0, 0
+    both = kv_scales.view(torch.int32)
+    return both, both.stride(0), both.stride(1)
+
+
+@triton.jit
+def load_words(
+    scales: tl.tensor,
+    blocks: tl.tensor,
+    first_key: tl.tensor,
+    num_keys: tl.tensor,
+    block_stride: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    """Scales of the keys from `first_key` as words [TILE]; see `kernels.tile.load_tile`."""
+    key = first_key + tl.arange(0, TILE)
+    pointer = scales + blocks.to(tl.int64) * block_stride + key % BLOCK_SIZE
+    if MASKED:
+        return tl.load(pointer, mask=key < num_keys, other=BOTH_ONE)
+    else:
+        return tl.load(pointer)
+
+
+@triton.jit
+def unpack(words: tl.tensor) -> tl.tensor:
+    """The scales (fp16) of keys and of values."""
+    key_scale = words.to(tl.int16).to(tl.float16, bitcast=True)
+    return key_scale, (words >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def is_nan(first: tl.tensor, second: tl.tensor) -> tl.tensor:
+    """[N, 1], which vectors, of halves [N, D/2] in fp32, have a NaN: their scales are NaN, too."""
+    first = (first.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > 0x7F800000
+    second = (second.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > 0x7F800000
+    return tl.max((first | second).to(tl.int32), axis=1, keep_dims=True) > 0

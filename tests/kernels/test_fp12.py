@@ -1,0 +1,78 @@
+"""How an fp12 cache rounds: every bf16, and the kernels as torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernels import fp12
+
+ALL = torch.arange(1 << 16).to(torch.int16).view(torch.bfloat16).float()
+FINITE = ALL[ALL.isfinite()]
+
+
+@pytest.mark.parametrize("power", [-30, -14, -3, 0, 15])
+def test_every_bf16_down_to_two_to_the_minus_14_of_the_largest_is_held_and_smaller_ones_in_equal_steps(
+    power: int,
+) -> None:
+    largest = 1.5 * 2.0**power
+    smaller = FINITE[FINITE.abs() <= largest]
+    others = torch.zeros(-(-len(smaller) // 31), 31)
+    others.view(-1)[: len(smaller)] = smaller
+    x = torch.cat((torch.full((len(others), 1), largest), others), 1)
+    planes, scales = fp12.quantize(x)
+    scale = 2.0 ** max(power, -14)
+    assert planes.shape == (len(x), 3, 16) and planes.dtype == torch.uint8
+    assert (scales == scale).all()
+    step = scale * 2.0**-21
+    held = torch.where(x.abs() >= scale * 2.0**-14, x.double(), (x.double() / step).round() * step)
+    assert torch.equal(fp12.dequantize(planes, scales).double(), held)
+
+
+def test_what_is_too_large_becomes_the_largest() -> None:
+    x = torch.tensor([[1e9, -1e9, 65280.0, 1.0] * 8])
+    held = fp12.dequantize(*fp12.quantize(x))
+    assert held[0, :4].tolist() == [65280.0, -65280.0, 65280.0, 1.0]
+    assert fp12.dequantize(*fp12.quantize(torch.full((1, 32), torch.nan))).isnan().all()
+
+
+def test_other_types_are_rounded_to_bf16_first() -> None:
+    x = torch.randn(100, 64, generator=torch.Generator().manual_seed(0))
+    for ours, theirs in zip(fp12.quantize(x), fp12.quantize(x.bfloat16()), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@triton.jit
+def quantize_kernel(
+    x: tl.tensor, planes: tl.tensor, scales: tl.tensor, HALF: tl.constexpr, ROWS: tl.constexpr
+) -> None:
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, HALF)[None, :]
+    first = fp12.nearest_bf16(tl.load(x + row * 2 * HALF + column))
+    second = fp12.nearest_bf16(tl.load(x + row * 2 * HALF + HALF + column))
+    peak = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), axis=1, keep_dims=True)
+    scale, inverse = fp12.scale_of(peak)
+    tl.store(scales + row, scale)
+    first, second = fp12.to_words(first * inverse), fp12.to_words(second * inverse)
+    fp12.store_planes(planes + row * (3 * HALF // 2), first, second, row >= 0, HALF, 1)
+
+
+def test_the_kernels_round_as_torch_does(device: torch.device) -> None:
+    """Numbers of every size, what lies halfway between a bf16 and the next, zeros, tiny and huge vectors."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(256, 64, generator=generator)
+    x[:64] *= torch.logspace(-9, 0, 64)  # within a vector
+    x[64:128] *= torch.logspace(-12, 7, 64)[:, None]
+    halfway = (FINITE.bfloat16().view(torch.int16).int() << 16 | 0x8000).view(torch.float32)
+    halfway = halfway[(halfway.abs() < 4) & (halfway.abs() > 2.0**-20)]
+    x[128:192] = halfway[torch.randint(len(halfway), (64, 64), generator=generator)]
+    x[192:200] = 0.0
+    x[200:208] = 1e9
+    planes = torch.empty(256, 3, 32, dtype=torch.uint8, device=device)
+    scales = torch.empty(256, dtype=torch.float16, device=device)
+    quantize_kernel[(1,)](x.to(device), planes.view(torch.int16), scales, 32, 256)
+    expected_planes, expected_scales = fp12.quantize(x)
+    assert torch.equal(scales.cpu(), expected_scales)
+    assert torch.equal(planes.cpu(), expected_planes)

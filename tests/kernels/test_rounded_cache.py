@@ -1,0 +1,263 @@
+"""Caches that hold rounded keys and values: written bit by bit, and attention over them against fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from paged import TOLERANCE, Paged, attend_exactly, fused_queries, make_paged, share_prefixes
+from rounded import FP8, FP12, POISON, dequantized, empty_vectors, in_format
+from test_shared_prefix import bundle_of, members_of
+
+from kernels.decode_attention import decode_attention
+from kernels.decode_reference import decode_attention_reference
+from kernels.decode_splits import DecodeWorkspace
+from kernels.kv_formats import check_kv_scales, elements_of, quantize, read_cache
+from kernels.prefill_attention import prefill_attention, prefill_attention_reference
+from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
+from kernels.shared_prefix import SharedPrefixes, rows_of_bundle, shared_lens
+
+
+@pytest.mark.parametrize(
+    ("held", "q_heads", "kv_heads", "head_dim"),
+    [
+        (FP8, 16, 8, 64),
+        (FP8, 14, 2, 80),
+        (FP8, 3, 3, 96),
+        (FP8, 4, 1, 128),
+        (FP12, 16, 8, 64),
+        (FP12, 3, 3, 32),
+        (FP12, 4, 1, 128),
+    ],
+)
+@pytest.mark.parametrize("rotates", [True, False])
+def test_the_write_is_what_the_full_precision_write_quantised_gives(
+    held: torch.dtype,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    rotates: bool,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    generator = torch.Generator().manual_seed(head_dim)
+    block_size, tokens = 16, 4
+    qkv = torch.randn(tokens, (q_heads + 2 * kv_heads) * head_dim, generator=generator).to(device, dtype)
+    positions = torch.arange(tokens, dtype=torch.int32, device=device)
+    slots = torch.tensor([0, 4 * block_size + 15, 35, -1], device=device)
+    rope = torch.rand(tokens, head_dim, generator=generator).to(device) if rotates else None
+    shape = (5, 2, 2, kv_heads, block_size, head_dim)
+    exact = torch.zeros(shape, dtype=dtype, device=device)[:, 1]
+    qkv_to_cache(qkv.clone(), positions, slots, exact, q_heads, rope, None, None, 1e-6)
+    values, scales = quantize(exact, held)
+    unwritten = torch.full((5, block_size), True)
+    unwritten[(slots[:3] // block_size).cpu(), (slots[:3] % block_size).cpu()] = False
+    for write in (qkv_to_cache, qkv_to_cache_reference):
+        cache = empty_vectors(shape, held, device)
+        cache_scales = torch.full((5, 2, kv_heads, block_size, 2), torch.nan, device=device).half()
+        write(qkv.clone(), positions, slots, cache[:, 1], q_heads, rope, None, None, 1e-6, cache_scales[:, 1])
+        written, written_scales = cache[:, 1].view(torch.uint8).cpu(), cache_scales[:, 1].cpu()
+        for block, offset in [(0, 0), (4, 15), (2, 3)]:
+            at = (block, slice(None), slice(None), offset)
+            assert torch.equal(written[at], values.cpu().view(torch.uint8)[at])
+            assert torch.equal(written_scales[block, :, offset].mT, scales.cpu()[at])
+        assert (written.movedim(3, 1)[unwritten] == POISON[held]).all()
+        assert written_scales.permute(0, 2, 1, 3)[unwritten].isnan().all()
+        assert (cache[:, 0].view(torch.uint8) == POISON[held]).all() and cache_scales[:, 0].isnan().all()
+
+
+@pytest.mark.parametrize("held", [FP8, FP12])
+@pytest.mark.parametrize("write", [qkv_to_cache, qkv_to_cache_reference])
+def test_a_vector_with_a_nan_is_read_as_nan(
+    write: Callable[..., None], held: torch.dtype, dtype: torch.dtype, device: torch.device
+) -> None:
+    """One number of a key, one of a value's second half, and all of a key; other vectors are as they were."""
+    heads = torch.ones(3, 4, 64)  # of q, q, k, v
+    heads[0, 2, 5] = heads[1, 3, 40] = heads[2, 2] = torch.nan
+    kv = empty_vectors((1, 2, 1, 16, 64), held, device)
+    kv_scales = torch.zeros(1, 1, 16, 2, dtype=torch.float16, device=device)
+    slots = torch.arange(3, device=device)
+    write(heads.flatten(1).to(device, dtype), slots.int(), slots, kv, 2, None, None, None, 1e-6, kv_scales)
+    index = (
+        torch.zeros(1, 1, dtype=torch.long, device=device),
+        torch.arange(2, device=device)[:, None],
+        slots[:1],
+    )
+    read = read_cache(kv, kv_scales, index)[:, 0, :3]
+    expected = torch.ones(2, 3, 64)
+    expected[0, 0] = expected[1, 1] = expected[0, 2] = torch.nan
+    torch.testing.assert_close(read.cpu(), expected, atol=1e-3, rtol=0, equal_nan=True)
+
+
+SHAPES = [
+    (FP8, 4, 2, 80, 32, 0),
+    (FP8, 4, 1, 128, 16, 0),
+    (FP8, 7, 1, 96, 128, 20),
+    (FP12, 4, 2, 32, 32, 0),
+    (FP12, 4, 1, 128, 16, 0),
+    (FP12, 7, 1, 64, 128, 20),
+]
+SEQUENCES = [(1, 1), (0, 5), (5, 70), (33, 150), (1, 64), (0, 0), (16, 31)]
+
+
+@pytest.mark.parametrize("attention", [prefill_attention, prefill_attention_reference])
+@pytest.mark.parametrize(("held", "heads", "kv_heads", "head_dim", "block_size", "window"), SHAPES)
+def test_prefill(
+    attention: Callable[..., None],
+    held: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    torch.manual_seed(0)
+    query_lens, context_lens = (list(lengths) for lengths in zip(*SEQUENCES, strict=True))
+    exact_cache = make_paged(context_lens, kv_heads, head_dim, block_size, dtype, device)
+    paged, kv_scales = in_format(exact_cache, held)
+    q = fused_queries(sum(query_lens), heads, head_dim, dtype).to(device)
+    out = torch.empty(q.shape, dtype=dtype, device=device)
+    starts = torch.tensor([0, *query_lens]).cumsum(0).int().to(device)
+    attention(
+        q, out, paged.kv, paged.block_tables, paged.rows, starts, paged.context_lens, max(query_lens),
+        head_dim**-0.5, window, kv_scales,
+    )  # fmt: skip
+    exact = [
+        attend_exactly(x, k, v, head_dim**-0.5, window)
+        for x, k, v in zip(q.split(query_lens), paged.keys, paged.values, strict=True)
+    ]
+    torch.testing.assert_close(out.cpu().double(), torch.cat(exact), atol=TOLERANCE[dtype], rtol=0)
+
+
+UNTOUCHED = 7.0  # what `out` holds where nothing is to be written
+
+
+def decode_exactly(q: torch.Tensor, paged: Paged, window: int) -> torch.Tensor:
+    parts = [
+        attend_exactly(x, k, v, q.shape[-1] ** -0.5, window) if len(k) else torch.full(x.shape, UNTOUCHED)
+        for x, k, v in zip(q.cpu().split(1), paged.keys, paged.values, strict=True)
+    ]
+    return torch.cat([part.double() for part in parts])
+
+
+def workspace_of(batch: int, q: torch.Tensor) -> DecodeWorkspace:
+    workspace = DecodeWorkspace.allocate(batch, *q.shape[1:], q.device)
+    for scratch in (workspace.partials, workspace.lse, workspace.prefix.partials, workspace.prefix.lse):
+        scratch.fill_(torch.nan)
+    return workspace
+
+
+@pytest.mark.parametrize("max_splits", [1, 2])
+@pytest.mark.parametrize(("held", "heads", "kv_heads", "head_dim", "block_size", "window"), SHAPES)
+def test_decode(
+    held: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int,
+    max_splits: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    torch.manual_seed(0)
+    lengths = [0, 1, 64, 127, 128, 129, 200]
+    exact_cache = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
+    paged, kv_scales = in_format(exact_cache, held)
+    q = fused_queries(len(lengths), heads, head_dim, dtype).to(device)
+    order = torch.randperm(len(lengths)).int().to(device)
+    expected = decode_exactly(q, paged, window)
+    common = (paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, head_dim**-0.5, window)
+    out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
+    workspace = workspace_of(len(lengths), q)
+    decode_attention(q, out, *common, workspace, max_splits, kv_scales=kv_scales)
+    torch.testing.assert_close(out.cpu().double(), expected, atol=TOLERANCE[dtype], rtol=0)
+    out.fill_(UNTOUCHED)
+    decode_attention_reference(q, out, *common, kv_scales=kv_scales)
+    torch.testing.assert_close(out.cpu().double(), expected, atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("held", [FP8, FP12])
+@pytest.mark.parametrize("magnitude", [1e-6, 1e-3, 30.0])
+def test_weights_fit_whatever_the_values_scale(
+    magnitude: float, held: torch.dtype, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Values too small for the smallest scale, ordinary and large ones: as exact relative to their size."""
+    torch.manual_seed(0)
+    exact = make_paged([150], 1, 64, 16, dtype, device)
+    exact.kv[:, 1] *= magnitude
+    exact.values[0].mul_(magnitude)
+    paged, kv_scales = in_format(exact, held)
+    q = fused_queries(1, 4, 64, dtype).to(device)
+    out = torch.empty(q.shape, dtype=dtype, device=device)
+    order = torch.zeros(1, dtype=torch.int32, device=device)
+    decode_attention(
+        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, 0.125, 0,
+        workspace_of(1, q), kv_scales=kv_scales,
+    )  # fmt: skip
+    torch.testing.assert_close(
+        out.cpu().double(), decode_exactly(q, paged, 0), atol=TOLERANCE[dtype] * magnitude + 6e-8, rtol=0
+    )
+
+
+@pytest.mark.parametrize(("held", "head_dim"), [(FP8, 80), (FP12, 64)])
+def test_rows_that_share_a_prefix_attend_to_the_same_as_alone(
+    held: torch.dtype, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    lengths = [300, 257, 9, 290]
+    exact = make_paged(lengths, 1, head_dim, 32, dtype, device)
+    share_prefixes(exact, [[1, 0, 3]], [256])
+    paged, kv_scales = in_format(exact, held)
+    members = members_of([[1, 0, 3]], rows_of_bundle(2), device)
+    lens = shared_lens(members, paged.rows, paged.context_lens, paged.block_tables, 32)
+    shared = SharedPrefixes(members, bundle_of([[1, 0, 3]], 4, device), lens)
+    q = fused_queries(4, 2, head_dim, dtype).to(device)
+    out = torch.empty(q.shape, dtype=dtype, device=device)
+    decode_attention(
+        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens,
+        torch.randperm(4).int().to(device), head_dim**-0.5, 0, workspace_of(4, q), shared=shared,
+        kv_scales=kv_scales,
+    )  # fmt: skip
+    torch.testing.assert_close(out.cpu().double(), decode_exactly(q, paged, 0), atol=TOLERANCE[dtype], rtol=0)
+
+
+def test_scales_must_come_with_what_is_rounded_and_fit_it() -> None:
+    kv = torch.zeros(3, 2, 4, 16, 64)
+    scales = torch.ones(3, 4, 16, 2).half()
+    planes = empty_vectors((3, 2, 4, 16, 64), FP12, "cpu")
+    check_kv_scales(kv, None)
+    check_kv_scales(kv.to(FP8), scales)
+    check_kv_scales(planes, scales)
+    with pytest.raises(ValueError, match="float8_e4m3fn comes without scales"):
+        check_kv_scales(kv.to(FP8), None)
+    with pytest.raises(ValueError, match="uint8 comes without scales"):
+        check_kv_scales(planes, None)
+    with pytest.raises(ValueError, match="float32 comes with scales"):
+        check_kv_scales(kv, scales)
+    for held in (kv.to(FP8), planes):
+        with pytest.raises(ValueError, match=r"fp16 of shape \(3, 4, 16, 2\)"):
+            check_kv_scales(held, scales[:2])
+
+
+def test_planes_must_lie_as_the_kernels_read_them() -> None:
+    planes = empty_vectors((3, 2, 4, 16, 64), FP12, "cpu")
+    scales = torch.ones(3, 4, 16, 2).half()
+    for other in (planes.contiguous(), planes[..., :2, :]):
+        with pytest.raises(ValueError, match=r"planes must be .* with strides \(32, 512, 1\)"):
+            check_kv_scales(other, scales)
+    with pytest.raises(ValueError, match="head dims of 32, 64, 128 or 256, the model has 80"):
+        elements_of(80, FP12)
+
+
+@pytest.mark.parametrize("held", [FP8, FP12])
+def test_reading_dequantises(held: torch.dtype) -> None:
+    x = torch.randn(3, 2, 4, 16, 64, generator=torch.Generator().manual_seed(0))
+    vectors, scales = quantize(x, held)
+    index = (torch.tensor([2, 0])[:, None], torch.tensor(1), torch.arange(4))
+    read = read_cache(vectors, scales.permute(0, 2, 3, 1), index)
+    assert torch.equal(read, dequantized(x, held)[index])
+    assert torch.equal(read_cache(x, None, index), x[index])
