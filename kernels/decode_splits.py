@@ -18,6 +18,7 @@ PART = 32  # dimensions of a head that a warp merges: the warps of a head need n
 MAX_SMALL_SPLITS = 32  # as far as measured
 FULL_DEVICE = 256  # programs: about two on every multiprocessor
 LONG_ROW_SPLITS = 3
+MOST_SPLITS_OF_LEFT = 4  # of rows that do not run at once with the others
 # Programs of `kernels.hopper_decode` that a multiprocessor has registers for; with heads of 64 twice as many.
 RESIDENT = 2
 
@@ -69,24 +70,24 @@ def plan_small_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
     return max(splits if splits >= 4 else 1, plan_splits(batch, num_kv_heads, max_tiles))
 
 
-def long_row_splits(batch: int, num_kv_heads: int, workspace: DecodeWorkspace) -> int:
-    """Into how many programs a long row of such a batch is divided at most; a short row's others only end."""
+def plan_division(
+    batch: int, num_kv_heads: int, head_dim: int, multiprocessors: int, workspace: DecodeWorkspace
+) -> tuple[int, int]:
+    """How many rows, by falling length, are divided only for being longer than others; a row's most programs.
+
+    Those behind them do not run at once with the others, and are so few that they would end nearly alone:
+    they are divided whatever the others are. 34, 40 and 48 rows of 1,024 keys bring 2.86, 2.92 and 2.98 TB/s
+    on an H100, undivided 2.43, 2.67 and 2.91. Of a row that is not divided all programs but one only end.
+    """
     programs = batch * num_kv_heads
     if programs > min(2 * FULL_DEVICE, len(workspace.arrivals)):
-        return 1  # so many are work enough until the last one is done
-    return max(min(LONG_ROW_SPLITS, len(workspace.lse) // batch), 1)  # as there is room for
-
-
-def rows_undivided(batch: int, num_kv_heads: int, head_dim: int, multiprocessors: int) -> int:
-    """How many rows, by falling length, are divided only for being longer than others.
-
-    Those behind them are programs that do not run at once with the others, and so few that they would end
-    nearly alone, so they are divided, too, if `long_row_splits` has room for it: 34 rows of 1,000 keys take
-    74 µs a layer of Qwen3-0.6B on an H100 with the last one divided, else 79.
-    """
+        return batch, 1  # so many are work enough until the last one is done
+    room = max(len(workspace.lse) // batch, 1)
     at_once = RESIDENT * 128 // head_dim * multiprocessors
-    few = 0 < batch * num_kv_heads - at_once <= at_once // LONG_ROW_SPLITS
-    return at_once // num_kv_heads if few else batch
+    left = programs - at_once
+    if 0 < left <= at_once // 2:
+        return at_once // num_kv_heads, min(at_once // left, MOST_SPLITS_OF_LEFT, room)
+    return batch, min(LONG_ROW_SPLITS, room)
 
 
 def merge_splits(

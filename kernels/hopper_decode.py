@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.decode_division import divide, merged_parts
 from kernels.decode_products import (
     LANES,
     as_operands,
@@ -26,7 +27,7 @@ from kernels.decode_products import (
     whole_sums,
     with_values,
 )
-from kernels.decode_splits import FULL_DEVICE, DecodeWorkspace, long_row_splits, rows_undivided
+from kernels.decode_splits import FULL_DEVICE, DecodeWorkspace, plan_division
 from kernels.decode_tiles import WARPS, allocate_stages, ask_for_tile, bring_tile, find_keys
 from kernels.fp12 import DTYPE as FP12
 from kernels.kv_scales import words
@@ -38,12 +39,6 @@ TILE = 64  # keys
 # A stage is filled again as soon as it has been read. Of 256 rows of 1,024 keys 2, 3, 4 stages bring 3.00,
 # 2.96, 2.89 TB/s on an H100.
 STAGES = 2
-# Where rows fill the device each has one program for each head, but for long ones: of more than so many
-# tiles, and a third longer than the row that is three eighths of all down, as padding comes last. 32 rows of
-# about 450 keys, the longest 2,048, take 47 µs a layer of Qwen3-0.6B on an H100, undivided 57; were all rows
-# of more than eight tiles divided, equal ones of 1,200 keys would take 82 instead of 77. Those that
-# `rows_undivided` leaves are divided at more than LONG_TILES, whatever the others are.
-LONG_TILES = gl.constexpr(8)
 BRINGS_UP_TO = 2 * FULL_DEVICE  # programs; with more of them it costs up to 1 %
 
 
@@ -54,33 +49,6 @@ def _end_after_the_kernel_ahead() -> None:
     ends &= gl.program_id(1) == gl.num_programs(1) - 1
     if ends & (gl.program_id(2) == gl.num_programs(2) - 1):
         gdc_wait()
-
-
-@gluon.jit
-def _merged(
-    partials: gl.tensor, lse: gl.tensor, first: gl.tensor, heads: gl.tensor, splits: gl.tensor,
-    in_group: gl.tensor, dim: gl.tensor, DIM: gl.constexpr, LAYOUT: gl.constexpr,
-) -> gl.tensor:  # fmt: skip
-    """[LANES, DIM] of a row's heads, whose partial results are at `first` [LANES] and `heads` further each.
-
-    Other programs wrote them: they are read past the L1 cache, which may hold what was there before.
-    """
-    merged = gl.zeros([LANES, DIM], gl.float32, LAYOUT)
-    peak = gl.full([LANES], LOWEST, gl.float32, gl.SliceLayout(1, LAYOUT))
-    total = gl.zeros([LANES], gl.float32, gl.SliceLayout(1, LAYOUT))
-    for split in range(splits):
-        place = first + split * heads
-        part_lse = gl.load(lse + place, in_group, other=0.0, cache_modifier=".cg")
-        value = gl.load(
-            partials + place[:, None] * DIM + dim[None, :], in_group[:, None], other=0.0, cache_modifier=".cg"
-        )
-        new_peak = gl.maximum(peak, part_lse)
-        decay = gl.exp2(peak - new_peak)
-        weight = gl.exp2(part_lse - new_peak)
-        merged = merged * decay[:, None] + value * weight[:, None]
-        total = total * decay + weight
-        peak = new_peak
-    return merged / total[:, None]
 
 
 @gluon.jit(do_not_specialize=["window", "undivided"])
@@ -97,9 +65,9 @@ def _kernel(
 ) -> None:  # fmt: skip
     """As `kernels.decode_attention._decode_kernel`: one split of a row's context for one kv head.
 
-    MERGES: only rows that are long, or of more than LONG_TILES and behind the first `undivided`, are split,
-    and the last program of one to be done merges its parts: `arrivals`, by row and kv head, counts them, and
-    is zero before and after. Otherwise all rows' results are left as parts.
+    MERGES: only some rows are split (see `divide`), and the last program of one to be done merges its parts:
+    `arrivals`, by row and kv head, counts them, and is zero before and after. Otherwise all rows' results are
+    left as parts.
     READY: before the kernel ahead began the cache held nothing that is read here (0), all but the newest
     token (1) or all (2). BRINGS: the tile after the staged ones is brought to the L2 cache meanwhile.
     """
@@ -109,18 +77,9 @@ def _kernel(
     max_splits = gl.num_programs(1)
     index = gl.load(order + gl.program_id(2))
     context_len = gl.load(context_lens + index)
-    first_key = gl.where(window > 0, gl.maximum(context_len - window, 0), 0)
-    first_tile = first_key // TILE
-    tiles = gl.cdiv(context_len, TILE) - first_tile
-    split_tiles = gl.maximum(gl.cdiv(tiles, max_splits), 1)
-    if MERGES:
-        usual = gl.load(context_lens + gl.load(order + gl.num_programs(2) * 3 // 8))
-        whole_tiles = gl.maximum(gl.cdiv(usual * 4, 3 * TILE), LONG_TILES)
-        divided = gl.minimum(gl.cdiv(tiles, whole_tiles), max_splits)
-        behind = (gl.program_id(2) >= undivided) & (tiles > LONG_TILES)
-        divided = gl.where(behind, max_splits, divided)
-        split_tiles = gl.maximum(gl.cdiv(tiles, gl.maximum(divided, 1)), 1)
-    splits = gl.cdiv(tiles, split_tiles)
+    first_key, first_tile, tiles, split_tiles, splits = divide(
+        context_len, window, order, context_lens, undivided, max_splits, TILE, MERGES
+    )
     if split >= gl.maximum(splits, 1):  # a row's first split waits for the kernels ahead, so this need not
         if BESIDE:
             _end_after_the_kernel_ahead()
@@ -282,7 +241,7 @@ def _kernel(
             arrivals += index * num_kv_heads + kv_head
             if gl.atomic_add(arrivals, 1) == splits - 1:
                 gl.store(arrivals, 0)
-                result = _merged(partials, lse, first, row_heads, splits, lane < GROUP, dim, DIM, LOADED)
+                result = merged_parts(partials, lse, first, row_heads, splits, lane < GROUP, dim, DIM, LOADED)
                 gl.store(out + token_heads, result.to(out.dtype.element_ty), mask=held)
     if BESIDE:
         _end_after_the_kernel_ahead()
@@ -333,12 +292,15 @@ def hopper_decode(
     if kv_scales is not None:
         kv = kv.view(torch.int16)  # words of planes
     batch, merges = rows.shape[0], max_splits == 1
-    splits = long_row_splits(batch, num_kv_heads, workspace) if merges else max_splits
+    undivided, splits = batch, max_splits
+    if merges:
+        undivided, splits = plan_division(
+            batch, num_kv_heads, head_dim, multiprocessors_of(q.device), workspace
+        )
     _kernel[num_kv_heads, splits, batch](
         out, workspace.partials, workspace.lse, workspace.arrivals, q, kv, block_tables, rows, context_lens,
-        order, rows_undivided(batch, num_kv_heads, head_dim, multiprocessors_of(q.device)),
-        scale * LOG2_E, window, q.stride(0), block_tables.stride(0), *kv.stride()[:3], *words(kv_scales),
-        *heads,
+        order, undivided, scale * LOG2_E, window, q.stride(0), block_tables.stride(0), *kv.stride()[:3],
+        *words(kv_scales), *heads,
         GROUP=num_q_heads // num_kv_heads, BLOCK_SIZE=block_size, DIM=head_dim, TILE=TILE, STAGES=STAGES,
         NEW=new is not None, READY=ready, BESIDE=beside, MERGES=merges,
         BRINGS=batch * num_kv_heads <= BRINGS_UP_TO,

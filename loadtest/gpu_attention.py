@@ -104,6 +104,7 @@ def all_cases() -> list[Case]:
         decode_case(32, 1024, None),
         decode_case(32, 2048, 112.0),
         decode_case(40, 1024, None),
+        decode_case(48, 1024, None),
         decode_case(64, 1024, None),
         decode_case(128, 1024, None),
         decode_case(256, 1024, 385.0),
