@@ -205,21 +205,29 @@ def _default_batched_tokens(device: torch.device) -> int:
 def _kv_dtype(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> torch.dtype:
-    """Of the KV cache. Raises ValueError where the flag's format suits not the device, or not the model."""
+    """Of the KV cache. Raises ValueError where the flag's format does not suit the device or the model."""
     if config.kv_cache_dtype == "auto":
         return dtype
-    kv_dtype = ROUNDED[config.kv_cache_dtype]
-    on_gpu = device.type == "cuda"
-    if kv_dtype == FP8 and on_gpu and torch.cuda.get_device_capability(device) < FIRST_FP8_CAPABILITY:
-        raise ValueError(
-            f"--kv-cache-dtype {config.kv_cache_dtype} needs a GPU of compute capability 8.9 or later, but "
-            f"{torch.cuda.get_device_name(device)} is older; give fp12_e4m7, or leave it out"
-        )
+    unsuited = {name: _why_unsuited(held, model, device) for name, held in ROUNDED.items()}
+    if (why := unsuited[config.kv_cache_dtype]) is not None:
+        others = [f"give {name}, or " for name, reason in unsuited.items() if reason is None]
+        raise ValueError(f"--kv-cache-dtype: {why}; {''.join(others)}leave it out")
+    return ROUNDED[config.kv_cache_dtype]
+
+
+def _why_unsuited(kv_dtype: torch.dtype, model: ModelConfig, device: torch.device) -> str | None:
+    if (
+        kv_dtype == FP8
+        and device.type == "cuda"
+        and torch.cuda.get_device_capability(device) < FIRST_FP8_CAPABILITY
+    ):
+        name = torch.cuda.get_device_name(device)
+        return f"fp8_e4m3 needs a GPU of compute capability 8.9 or later, but {name} is older"
     try:
         elements_of(model.head_dim, kv_dtype)
     except ValueError as error:
-        raise ValueError(f"--kv-cache-dtype: {error}; give fp8_e4m3, or leave it out") from None
-    return kv_dtype
+        return str(error)
+    return None
 
 
 def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int) -> int:

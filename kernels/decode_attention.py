@@ -297,7 +297,7 @@ def decode_attention(
     workspace, and `merge` makes of them what becomes of `out`; with one, `kernels.hopper_decode` may divide
     long rows all the same, by the workspace, and merges them itself. What the rows `shared` with others is
     read once for all of them (read as early; no use with a window). kv_scales [blocks, Hkv, block_size, 2]
-    are those of an fp8 kv, and with them q must fit fp16 (see `kernels.fp8`).
+    are those of a rounded kv (see `kernels.kv_formats`), and in fp8 q must fit fp16.
 
     With `new`, a token's query heads are followed by its Hkv heads of k and of v, all as the projection gave
     them: they are normalised and rotated here, and K and V written to the cache. What that held is read as

@@ -1,8 +1,8 @@
 """A warp's products with the keys and the values of a tile in `kernels.hopper_decode`.
 
 Of 16-bit numbers in one product, of `kernels.fp12`'s planes in four: words of a plane and of the one with
-what is left become two numbers of a quarter of the dimensions by a mask each. What is kept by quarters is a
-tuple of them, else of one.
+what is left become two numbers of a quarter of the dimensions by masks. What is kept by quarters is a tuple
+of them, else of one.
 """
 
 from __future__ import annotations

@@ -41,13 +41,13 @@ class DecodeGather:
         kv_shape: torch.Size,
         window: int,
     ) -> list[_Part]:
-        """Every row that has a context is in one of them."""
+        """Every row that has a context is in one of them. kv_shape [blocks, 2, Hkv, block_size, D]."""
         key = self._key
         if key is None or key[0] is not rows or key[1] is not context_lens or key[2:] != (kv_shape, window):
             self._key = (rows, context_lens, kv_shape, window)
             lens = context_lens.tolist()
             self._parts = []
-            for indices in _of_like_length(lens, 2 * kv_shape[2] * kv_shape[4:].numel()):
+            for indices in _of_like_length(lens, 2 * kv_shape[2] * kv_shape[4]):
                 members: torch.Tensor | slice = slice(len(lens))  # which copies nothing
                 if len(indices) < len(lens):
                     members = torch.tensor(indices, device=rows.device)
@@ -118,7 +118,8 @@ def decode_attention_reference(
     gather = workspace if isinstance(workspace, DecodeGather) else DecodeGather()
     num_kv_heads, (num_q_heads, head_dim) = kv.shape[2], q.shape[1:]
     group = num_q_heads // num_kv_heads
-    for part in gather.parts(block_tables, rows, context_lens, kv.shape, window):
+    shape = torch.Size((*kv.shape[:4], head_dim))
+    for part in gather.parts(block_tables, rows, context_lens, shape, window):
         k, v = read_cache(kv, kv_scales, part.index).flatten(3, 4).narrow(3, 0, part.longest).unbind(1)
         # Grouped query heads are the matmul's M side, so K and V are never repeated.
         grouped = q[part.members].reshape(-1, num_kv_heads, group, head_dim).float() * scale

@@ -1,14 +1,14 @@
 """Keys and values in twelve bits: sign, four of exponent, bf16's seven of mantissa, scaled by powers of two.
 
-A vector's scale (`kernels.kv_scales`) brings its largest number to between 1 and 2, and depends on nothing
-else. All of bf16's numbers down to 2^-14 of the scale are held to the bit, smaller ones in steps of 2^-21, as
-e4m7 underflows gradually.
+A vector's scale (`kernels.kv_scales`) brings its largest number to between 1 and 2, if it is from 2^-14 to
+2^16, and depends on nothing else. All of bf16's numbers down to 2^-14 of the scale are held to the bit,
+smaller ones in steps of 2^-21, as e4m7 underflows gradually, and larger than any of it are clipped.
 
 A vector of D numbers is three planes of D/4 words of 16 bits. Word c of plane `a` has the low eight bits of
 dimensions c and D/4 + c, of plane `b` those of D/2 + c and 3 D/4 + c, and of plane `rest` what is left of all
 four: sign and three bits of exponent, those of dimension j D/4 + c where they are in a bf16, turned right by
-4 j. So each quarter of a vector comes from words by one mask for its low bits and one for the others, two
-words at once, and is a bf16 with the exponent too small by 112.
+4 j. So a quarter of a vector comes from words by one mask for its low bits and one (the last quarter: two)
+for the others, two words at once, as bf16 with exponents too small by 112.
 
 In a cache each plane of a head's block is in one piece, [3, block size, D/2 bytes]: were each vector in one,
 decode attention would read 2.85 TB/s on an H100 instead of 3.0.
@@ -21,13 +21,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.kv_scales import unpack
+from kernels.kv_scales import unless_broken, unpack
 
 DTYPE = torch.uint8  # of planes
 SMALLEST_SCALE = tl.constexpr(2.0**-14)  # below it fp16 is less exact
 LARGEST_SCALE = tl.constexpr(2.0**15)
 LARGEST = tl.constexpr(2.0 - 2.0**-7)  # of e4m7
 SMALLEST_NORMAL = tl.constexpr(2.0**-14)  # of e4m7
+SIGN_AND_EXPONENT = -0x7900  # what a plane `rest` has of a number, as int16: 0x8700
 COARSE = tl.constexpr(6.0)  # beside it fp32 has steps of 2^-21
 
 
@@ -40,9 +41,9 @@ def vector_bytes(head_dim: int) -> int:
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [..., D] -> (planes [..., 3, D/2] u8, scales [...] fp16); see the module."""
-    x = x.bfloat16().float()
+    given, x = x, x.bfloat16().float()
     peak = x.abs().amax(-1).clamp(SMALLEST_SCALE.value, LARGEST_SCALE.value)
-    scales = torch.ldexp(torch.ones_like(peak), peak.frexp().exponent - 1).where(~peak.isnan(), torch.nan)
+    scales = torch.ldexp(torch.ones_like(peak), peak.frexp().exponent - 1)
     x = (x / scales.unsqueeze(-1)).clamp_(-LARGEST.value, LARGEST.value)
     x = torch.where(x.abs() < SMALLEST_NORMAL.value, (x + COARSE.value) - COARSE.value, x)
     bits = x.half().view(torch.int16).int()
@@ -51,17 +52,17 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     low, high = quarters & 0xFF, quarters & 0x8700
     turned = [(part >> 4 * j | part << (16 - 4 * j)) & 0xFFFF for j, part in enumerate(high.unbind(-2))]
     planes = (low[..., 0, :] | low[..., 1, :] << 8, low[..., 2, :] | low[..., 3, :] << 8, sum(turned))
-    return torch.stack(planes, -2).to(torch.int16).view(torch.uint8), scales.half()
+    return torch.stack(planes, -2).to(torch.int16).view(torch.uint8), unless_broken(scales.half(), given)
 
 
 def dequantize(planes: Tensor, scales: Tensor) -> Tensor:
     """What `quantize` gave -> [..., D] fp32."""
-    a, b, rest = (planes.view(torch.int16).int() & 0xFFFF).unbind(-2)
-    low = (a & 0xFF, a >> 8, b & 0xFF, b >> 8)
-    high = ((rest << 4 * j | rest >> (16 - 4 * j)) & 0x8700 for j in range(4))
-    found = torch.cat([bits | others for bits, others in zip(low, high, strict=True)], -1)
-    numbers = ((found & 0x8000) | (found & 0x7FF) << 3).to(torch.int16).view(torch.float16)
-    return numbers.float() * scales.float().unsqueeze(-1)
+    a, b, rest = planes.view(torch.int16).unbind(-2)
+    low = (a & 0xFF, (a >> 8) & 0xFF, b & 0xFF, (b >> 8) & 0xFF)
+    last = ((rest << 12) & -0x8000) | ((rest >> 4) & 0x700)
+    high = (rest & SIGN_AND_EXPONENT, (rest << 4) & SIGN_AND_EXPONENT, (rest << 8) & SIGN_AND_EXPONENT, last)
+    words = torch.cat([bits | others for bits, others in zip(low, high, strict=True)], -1)
+    return words.view(torch.bfloat16).float().mul_((scales.float() * 2.0**112).unsqueeze(-1))
 
 
 @triton.jit

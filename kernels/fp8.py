@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.kv_scales import unpack
+from kernels.kv_scales import unless_broken, unpack
 
 DTYPE = torch.float8_e4m3fn
 VALUES = torch.arange(256, dtype=torch.uint8).view(DTYPE).float()  # on a CPU quicker than to convert
@@ -25,7 +25,7 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [..., D] -> (values [..., D] in e4m3, scales [...] in fp16) with x ≈ values · scales."""
     x = x.float()
     scales = x.abs().amax(-1) * (1 / LARGEST.value)
-    scales = scales.clamp(SMALLEST_SCALE.value, LARGEST_SCALE.value).half()
+    scales = unless_broken(scales.clamp(SMALLEST_SCALE.value, LARGEST_SCALE.value).half(), x)
     x = x * (1 / scales.float()).unsqueeze(-1)
     return x.clamp(-LARGEST.value, LARGEST.value).to(DTYPE), scales
 

@@ -91,6 +91,7 @@ def _kernel(
     table = block_tables + gl.load(rows + index).to(gl.int64) * table_stride
     kv += kv_head * head_stride
     PLANES: gl.constexpr = kv_scales is not None
+    gl.static_assert(not (NEW and PLANES))
     if PLANES:
         kv_scales += kv_head * scale_head_stride
 

@@ -23,7 +23,7 @@ def elements_of(head_dim: int, dtype: torch.dtype) -> int:
 
 
 def head_dim_of(kv: Tensor) -> int:
-    """Dimensions of the vectors that kv [blocks, 2, Hkv, block_size, D or 3, D/2] holds."""
+    """D of kv [blocks, 2, Hkv, block_size, D], or [blocks, 2, Hkv, block_size, 3, D/2] of planes."""
     return kv.shape[-1] * 2 if kv.dtype == fp12.DTYPE else kv.shape[-1]
 
 

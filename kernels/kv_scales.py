@@ -1,6 +1,7 @@
 """The scales of a cache that holds rounded keys and values (`kernels.fp8`, `kernels.fp12`): one a vector.
 
-fp16 [blocks, kv heads, block size, 2], a key's beside its value's, so that one 32-bit word brings both.
+fp16 [blocks, kv heads, block size, 2], a key's beside its value's, so that one 32-bit word brings both. That
+of a vector with a NaN or an infinity is NaN: what comes of it is not to pass for something that was computed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ def words(kv_scales: Tensor | None) -> tuple[Tensor | None, int, int]:
         return None, 0, 0
     both = kv_scales.view(torch.int32)
     return both, both.stride(0), both.stride(1)
+
+
+def unless_broken(scales: Tensor, x: Tensor) -> Tensor:
+    """scales [...] of x [..., D], but NaN where x is not finite."""
+    return scales.where(x.isfinite().all(-1), torch.nan)
 
 
 @triton.jit
@@ -51,8 +57,8 @@ def unpack(words: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def is_nan(first: tl.tensor, second: tl.tensor) -> tl.tensor:
-    """[N, 1], which vectors, of halves [N, D/2] in fp32, have a NaN: their scales are NaN, too."""
-    first = (first.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > 0x7F800000
-    second = (second.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > 0x7F800000
+def is_broken(first: tl.tensor, second: tl.tensor) -> tl.tensor:
+    """[N, 1], which vectors, of halves [N, D/2] in fp32, are not finite: their scales are NaN."""
+    first = (first.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= 0x7F800000
+    second = (second.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= 0x7F800000
     return tl.max((first | second).to(tl.int32), axis=1, keep_dims=True) > 0

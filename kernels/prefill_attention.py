@@ -144,7 +144,7 @@ def prefill_attention(
     the last tokens of a context of context_lens[p] (i32 [P]), whose K and V, the queries' own too, are
     already in kv [blocks, 2, Hkv, block_size, D] under block_tables[rows[p]]. `window` limits attention to
     that many newest keys, 0 means all. A sequence without context (padding) gets zeros. kv_scales [blocks,
-    Hkv, block_size, 2] are those of an fp8 kv, and with them q must fit fp16 (see `kernels.fp8`).
+    Hkv, block_size, 2] are those of a rounded kv (see `kernels.kv_formats`), and in fp8 q must fit fp16.
     The grid depends only on shapes and on `max_query_len`, an upper bound. After FlashAttention-2 (Dao 2023).
     """
     check_attention_inputs(q, out, kv)

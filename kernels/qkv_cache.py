@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels import fp8, fp12
 from kernels.kv_formats import check_kv_scales, head_dim_of, quantize
-from kernels.kv_scales import is_nan
+from kernels.kv_scales import is_broken
 from kernels.launch import dependent_launch
 from kernels.norm import rms_norm_reference
 
@@ -36,9 +36,9 @@ def qkv_to_cache(
 
     qkv [T, (Hq + 2 Hkv) D], rows may be strided; positions [T]; slots [T], -1 writes nothing;
     kv [blocks, 2, Hkv, block_size, D], strided; rope [max_pos, D] fp32, cosines then sines, or None for
-    models without; q_norm and k_norm [D], or both None; kv_scales [blocks, Hkv, block_size, 2] of an fp8 kv,
-    which are written too (see `kernels.fp8`). Raises ValueError if the shapes do not fit. All but qkv is read
-    before kernels ahead have ended: it must be complete when the kernel just ahead begins.
+    models without; q_norm and k_norm [D], or both None; kv_scales [blocks, Hkv, block_size, 2] of a rounded
+    kv, which are written too (see `kernels.kv_formats`). Raises ValueError if the shapes do not fit. All but
+    qkv is read before kernels ahead have ended: it must be complete when the kernel just ahead begins.
     """
     check_kv_scales(kv, kv_scales)
     kv_heads, block_size = kv.shape[2:4]
@@ -205,7 +205,7 @@ def _qkv_to_cache_kernel(
         else:
             IN_FP12: tl.constexpr = kv_ptr.dtype.element_ty == tl.uint8
             x, y = first.to(tl.float32), second.to(tl.float32)
-            poisoned = is_nan(x, y)  # which what follows need not keep, but a sequence's logits must show
+            broken = is_broken(x, y)
             if IN_FP12:
                 x, y = fp12.nearest_bf16(x), fp12.nearest_bf16(y)
             peak = tl.max(tl.maximum(tl.abs(x), tl.abs(y)), axis=1, keep_dims=True)
@@ -218,7 +218,7 @@ def _qkv_to_cache_kernel(
                 kv_scale, inverse = fp8.scale_of(peak)
                 tl.store(target, fp8.to_e4m3(x * inverse), is_kv)
                 tl.store(target + HALF, fp8.to_e4m3(y * inverse), is_kv)
-            kv_scale = tl.where(poisoned, float("nan"), kv_scale)
+            kv_scale = tl.where(broken, float("nan"), kv_scale)
             scale_target = (
                 kv_scales_ptr
                 + (slot // BLOCK_SIZE) * scales_block_stride

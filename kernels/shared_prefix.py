@@ -221,7 +221,8 @@ def prefix_attention(
 
     q [T, Hq, D]: its first B tokens are the rows' queries; kv [blocks, 2, Hkv, block_size, D], block_tables
     [*, max_blocks] i32 indexed by rows [B] i32. Tables, rows and `shared` are read before kernels ahead have
-    ended: they must be complete when the kernel just ahead begins. kv_scales are those of an fp8 kv.
+    ended: they must be complete when the kernel just ahead begins. kv_scales are those of
+    a rounded kv.
     """
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = kv.shape[2:4]

@@ -102,7 +102,8 @@ def ask_for_tile(
     """
     BYTES: tl.constexpr = kv.dtype.element_ty.primitive_bitwidth // 8
     LINE: tl.constexpr = 128 // BYTES
-    LINES: tl.constexpr = DIM // LINE if DIM > LINE else 1
+    WIDTH: tl.constexpr = DIM // 2 if kv.dtype.element_ty == tl.uint8 else DIM
+    LINES: tl.constexpr = WIDTH // LINE if WIDTH > LINE else 1
     key = first_key + tl.arange(0, TILE)
     slot = blocks.to(tl.int64) * block_stride + key % BLOCK_SIZE * slot_stride
     dim = tl.minimum(tl.arange(0, LINES) * LINE, HEAD_DIM - 1)

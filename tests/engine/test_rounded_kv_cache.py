@@ -97,13 +97,22 @@ def test_copies_and_swaps_move_everything_a_block_holds(
         assert torch.equal(layer, old[[0, 1, 2, 0, 1, 5]])
 
 
+def share_alike(ours: list[int], theirs: list[int]) -> float:
+    """How much of two answers is the same before they differ."""
+    same = [one == other for one, other in zip(ours, theirs, strict=True)]
+    return [*same, False].index(False) / len(same)
+
+
 @pytest.mark.parametrize("kind", ["greedy"] if ON_GPU else ["greedy", "n"])
-@of_each_format
+@pytest.mark.parametrize(
+    ("cache", "name", "dtype"),
+    [(*each, "float32") for each in FORMATS] + [(*FORMATS[1], "bfloat16")] * ON_GPU,  # for Hopper's kernels
+)
 def test_every_cell_gives_the_same_tokens(
-    cache: str, name: str, kind: str, model_folder: Callable[[str], Path]
+    cache: str, name: str, dtype: str, kind: str, model_folder: Callable[[str], Path]
 ) -> None:
     """Alone, batched, chunked, found in the cache, recomputed, swapped, overlapped; `n` copies on write."""
-    folder, rounded = model_folder(name), {"kv_cache_dtype": cache}
+    folder, rounded = model_folder(name), {"kv_cache_dtype": cache, "dtype": dtype}
     asked = requests(MODELS[name][1]["vocab_size"], KINDS[kind])
     alone_core = start(folder, rounded)
     alone = {}
@@ -117,9 +126,9 @@ def test_every_cell_gives_the_same_tokens(
             assert any(outputs[0].cached_tokens for outputs in answers.values())
         yielding = core.scheduler.yielding
         assert (yielding.recomputes > 0, yielding.swaps > 0) == (cell == "recompute", cell == "swap")
-        equal = [tokens_of(answers[key]) == tokens_of(alone[key]) for key in alone]
+        alike = [share_alike(tokens_of(answers[key]), tokens_of(alone[key])) for key in alone]
         # On a GPU last bits depend on the batch, and where they decide how a number rounds, so do tokens.
-        assert sum(equal) >= len(equal) / 2 if ON_GPU else all(equal), cell
+        assert sum(alike) >= len(alike) / 2 if ON_GPU else all(share == 1 for share in alike), cell
 
 
 def rounding_backend() -> Backend:
@@ -214,8 +223,13 @@ def test_a_gpu_without_e4m3_is_refused_by_name(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an A100")
     model, device = config_of(model_folder("opt")), torch.device("cuda")
     in_fp8, in_fp12 = (EngineConfig(model="any", kv_cache_dtype=cache) for cache in ("fp8_e4m3", "fp12_e4m7"))
-    with pytest.raises(ValueError, match=r"--kv-cache-dtype fp8_e4m3 needs .* 8\.9 .* an A100 is older"):
+    older = r"^--kv-cache-dtype: fp8_e4m3 needs .* 8\.9 .* an A100 is older; "
+    with pytest.raises(ValueError, match=older + "give fp12_e4m7, or leave it out$"):
         startup._kv_dtype(in_fp8, model, torch.bfloat16, device)
+    model_of_96 = config_of(model_folder("qwen3"))
+    for neither in (in_fp8, in_fp12):
+        with pytest.raises(ValueError, match=r"; leave it out$"):
+            startup._kv_dtype(neither, model_of_96, torch.bfloat16, device)
     assert startup._kv_dtype(in_fp12, model, torch.bfloat16, device) == ROUNDED["fp12_e4m7"]
 
 

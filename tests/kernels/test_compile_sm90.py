@@ -51,6 +51,7 @@ SPILLS_LIMIT = {
     "hopper_decode_new": 0,
     "hopper_decode_new_plain": 0,
     "hopper_decode_fp12": 0,
+    "hopper_decode_64_fp12": 0,
     "hopper_decode_known_fp12": 0,
     "hopper_decode_beside_split_fp12": 0,
     "hopper_linear_16": 0,
@@ -321,9 +322,9 @@ def compile_hopper_decode_variants() -> dict[str, dict[str, int]]:
         "_new_split": both | {"NEW": True, "READY": 2, "MERGES": False},
         "_new_plain": both | {"NEW": True, "READY": 2, "q_norm": None, "k_norm": None, "BLOCK_SIZE": 64},
     }
-    variants = {name: constants | no_scales for name, constants in variants.items()} | {
-        f"{name}_fp12": variants[name] for name in ("", "_known", "_beside_split")
-    }
+    rounded = {f"{name}_fp12": variants[name] for name in ("", "_known", "_beside_split")}
+    rounded["_64_fp12"] = variants[""] | {"DIM": 64, "GROUP": 1}
+    variants = {name: constants | no_scales for name, constants in variants.items()} | rounded
     found = {}
     for name, constants in variants.items():
         cache = {"kv": "*i16", "kv_scales": "*i32"} if name.endswith("fp12") else {}

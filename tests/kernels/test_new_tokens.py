@@ -3,11 +3,12 @@
 import pytest
 import torch
 from paged import TOLERANCE, make_paged, share_prefixes, with_dtypes
+from rounded import FP8, FP12, in_format
 
 from kernels import decode_splits
 from kernels.decode_attention import decode_attention
 from kernels.decode_splits import DecodeWorkspace
-from kernels.fp8 import DTYPE
+from kernels.kv_formats import read_cache
 from kernels.new_heads import NewHeads
 from kernels.new_tokens import (
     add_decoded,
@@ -264,6 +265,32 @@ def test_rows_that_share_prefixes(device, dtype):
         assert_alike(got, expected, dtype)
 
 
+@pytest.mark.parametrize(("shape", "dtype"), with_dtypes((SHAPES[i],) for i in (0, 2, 5, 7, 8)))
+def test_over_an_fp12_cache_they_are_written_first(shape, dtype, device):
+    """By a kernel that the one which attends begins beside; one row's keys have a NaN."""
+    step = Step(shape, dtype, device)
+    _, kv_heads, _, block_size, window, *_ = shape
+    paged, last = step.paged, len(step.lengths) - 1
+    paged.kv[paged.block_tables[paged.rows[last], 0], 0, 0, 3, 5] = torch.nan
+    blocks = (step.slots[step.slots >= 0] // block_size)[:, None, None]
+    parts, heads = torch.arange(2, device=device)[:, None], torch.arange(kv_heads, device=device)
+    results = []
+    for function in (decode_new_tokens, decode_new_tokens_reference):
+        held, kv_scales = in_format(paged, FP12)
+        out = step.out.clone()
+        function(
+            step.qkv.clone(), out, held.kv, step.positions, step.slots, paged.block_tables, paged.rows,
+            paged.context_lens, step.order, step.heads, step.scale, window, step.workspace, None, kv_scales,
+        )  # fmt: skip
+        results.append((out, read_cache(held.kv, kv_scales, (blocks, parts, heads))))
+    for got, expected in zip(*results, strict=True):
+        assert_alike(got, expected, torch.bfloat16)  # a last bit may decide which way a number is rounded
+    out = results[0][0]
+    seen = window == 0 or step.lengths[last] - 4 < window
+    assert out[last, : shape[0] // kv_heads].isnan().all() == seen
+    assert out[:last].isfinite().all()
+
+
 def test_new_heads_are_refused_where_they_cannot_be_taken(device):
     step = Step(SHAPES[0], torch.float32, device)
     paged, out = step.paged, step.out
@@ -279,7 +306,7 @@ def test_new_heads_are_refused_where_they_cannot_be_taken(device):
     )
     with pytest.raises(ValueError, match="k and v beside q"):
         decode_attention(q.contiguous(), out, paged.kv, *arguments, new=step.heads)
-    fp8 = torch.zeros(paged.kv.shape, device=device).to(DTYPE)
+    fp8 = torch.zeros(paged.kv.shape, device=device).to(FP8)
     scales = torch.zeros(*fp8[:, 0, ..., 0].shape, 2, dtype=torch.float16, device=device)
     with pytest.raises(ValueError, match="cache without scales"):
         decode_attention(q, out, fp8, *arguments, kv_scales=scales, new=step.heads)

@@ -69,12 +69,13 @@ def test_the_write_is_what_the_full_precision_write_quantised_gives(
 
 @pytest.mark.parametrize("held", [FP8, FP12])
 @pytest.mark.parametrize("write", [qkv_to_cache, qkv_to_cache_reference])
-def test_a_vector_with_a_nan_is_read_as_nan(
+def test_a_vector_that_is_not_finite_is_read_as_nan(
     write: Callable[..., None], held: torch.dtype, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """One number of a key, one of a value's second half, and all of a key; other vectors are as they were."""
+    """One number of a key, one of a value's second half, and all of a key; an infinity in a value."""
     heads = torch.ones(3, 4, 64)  # of q, q, k, v
     heads[0, 2, 5] = heads[1, 3, 40] = heads[2, 2] = torch.nan
+    heads[2, 3, 7] = -torch.inf
     kv = empty_vectors((1, 2, 1, 16, 64), held, device)
     kv_scales = torch.zeros(1, 1, 16, 2, dtype=torch.float16, device=device)
     slots = torch.arange(3, device=device)
@@ -86,7 +87,7 @@ def test_a_vector_with_a_nan_is_read_as_nan(
     )
     read = read_cache(kv, kv_scales, index)[:, 0, :3]
     expected = torch.ones(2, 3, 64)
-    expected[0, 0] = expected[1, 1] = expected[0, 2] = torch.nan
+    expected[0, 0] = expected[1, 1] = expected[:, 2] = torch.nan
     torch.testing.assert_close(read.cpu(), expected, atol=1e-3, rtol=0, equal_nan=True)
 
 
