@@ -12,6 +12,8 @@ from torch import Tensor
 
 from engine.models.config import ModelConfig
 from engine.plan import Int32
+from kernels.fp12 import DTYPE as FP12
+from kernels.hopper_prefill import takes_heads
 from kernels.kv_formats import ROUNDED, elements_of, vectors_of
 
 SCALE_TYPE = torch.float16
@@ -22,11 +24,13 @@ class LayerCache(NamedTuple):
 
     kv [num_blocks, 2, kv_heads, block_size, head_dim], in fp12 [..., 3, head_dim/2] (see `kernels.fp12`); 2
     is keys, values. scales [num_blocks, kv_heads, block_size, 2] fp16 if kv is rounded (see
-    `kernels.kv_formats`), else None.
+    `kernels.kv_formats`), else None. expanded [num_blocks, 2, kv_heads, block_size, head_dim] or None: room
+    for one layer's keys and values as numbers, the same for all layers.
     """
 
     kv: Tensor
     scales: Tensor | None
+    expanded: Tensor | None
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -39,8 +43,22 @@ def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) ->
     return vectors * (elements_of(config.head_dim, dtype) * dtype.itemsize + scale_bytes)
 
 
+def expanded_dtype(
+    config: ModelConfig, kv_dtype: torch.dtype, dtype: torch.dtype, device: torch.device
+) -> torch.dtype | None:
+    """What prefill attention of a model in dtype has a cache expanded to; None: it reads that itself."""
+    expands = kv_dtype == FP12 and dtype == torch.bfloat16 and not all(config.windows)
+    group = config.num_heads // config.num_kv_heads
+    return dtype if expands and takes_heads(device, dtype, config.head_dim, group) else None
+
+
+def expanded_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype | None) -> int:
+    """Bytes of a block in `LayerCache.expanded` of a dtype; 0 with None."""
+    return 0 if dtype is None else 2 * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize
+
+
 class KVCache:
-    """`blocks` is [num_blocks, bytes_per_block] u8, and `layers` are views of it."""
+    """`blocks` is [num_blocks, bytes_per_block] u8, and `layers` are views of it, but for `expanded`."""
 
     def __init__(
         self,
@@ -50,6 +68,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         copy_blocks: Callable[[Tensor, Tensor], None],
+        expanded_dtype: torch.dtype | None = None,
     ) -> None:
         # Never cleared: a slot is read only after it was written, and untouched pages cost a CPU nothing.
         self.blocks = torch.empty(
@@ -68,7 +87,11 @@ class KVCache:
             scales[:] = (
                 self.blocks[:, end:].view(SCALE_TYPE).unflatten(1, (layers, heads, block_size, 2)).unbind(1)
             )
-        self.layers = [LayerCache(*layer) for layer in zip(kv.unbind(1), scales, strict=True)]
+        expanded = None
+        if expanded_dtype is not None:
+            shape = num_blocks, 2, heads, block_size, config.head_dim
+            expanded = torch.empty(shape, dtype=expanded_dtype, device=device)
+        self.layers = [LayerCache(*layer, expanded) for layer in zip(kv.unbind(1), scales, strict=True)]
 
     def add_host_tier(self, num_blocks: int) -> None:
         """Take host memory for `num_blocks` blocks, pinned where the device is a GPU."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.kv_cache import KVCache
+from engine.kv_cache import KVCache, expanded_dtype
 from engine.models.config import ModelConfig
 from engine.models.loader import build_model
 from engine.models.weights import Weights
@@ -33,7 +33,8 @@ def rehearse(
     windows = (*dict.fromkeys(config.windows), config.windows[-1])
     config = replace(config, num_layers=len(windows), windows=windows)
     model = build_model(config, backend, Weights(device, dtype), limits.max_model_len)
-    cache = KVCache(config, 1, block_size, kv_dtype, device, backend.copy_blocks)
+    expanded = expanded_dtype(config, kv_dtype, dtype, device)
+    cache = KVCache(config, 1, block_size, kv_dtype, device, backend.copy_blocks, expanded)
     runner = ModelRunner(model, backend, cache, limits, device)
     with only_compiled():
         runner.warm_up()

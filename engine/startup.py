@@ -22,7 +22,7 @@ from engine.core import EngineCore
 from engine.deployment import hash_seed
 from engine.device_queue import CudaQueue
 from engine.grammar import grammars_of
-from engine.kv_cache import KVCache, bytes_per_block
+from engine.kv_cache import KVCache, bytes_per_block, expanded_bytes_per_block, expanded_dtype
 from engine.models.config import ModelConfig
 from engine.models.hub import resolve_model
 from engine.models.loader import load_model
@@ -115,14 +115,16 @@ def start_engine(
             seed=config.seed,
             on_progress=report.phase("weights", "B"),
         )
-    one_block = KVCache(model_config, 1, config.block_size, kv_dtype, device, backend.copy_blocks)
-    runner = ModelRunner(model, backend, one_block, limits, device)
+    expanded = expanded_dtype(model_config, kv_dtype, dtype, device)
+    held = (config.block_size, kv_dtype, device, backend.copy_blocks, expanded)
+    runner = ModelRunner(model, backend, KVCache(model_config, 1, *held), limits, device)
 
     memory = report.phase("memory", "blocks")
     memory(0, 1)
     block_bytes = bytes_per_block(model_config, config.block_size, kv_dtype)
-    num_blocks = config.num_gpu_blocks_override or _measure_blocks(config, runner, block_bytes)
-    runner.cache = KVCache(model_config, num_blocks, config.block_size, kv_dtype, device, backend.copy_blocks)
+    device_bytes = block_bytes + expanded_bytes_per_block(model_config, config.block_size, expanded)
+    num_blocks = config.num_gpu_blocks_override or _measure_blocks(config, runner, device_bytes)
+    runner.cache = KVCache(model_config, num_blocks, *held)
     num_host_blocks = min(int(config.swap_space * 2**30) // block_bytes, num_blocks)
     if num_host_blocks:
         runner.cache.add_host_tier(num_host_blocks)

@@ -115,21 +115,30 @@ def turns_of_a_program(turns: int, multiprocessors: int) -> int:
     return max(min(turns // (multiprocessors * LEAST_ROUNDS), MOST_TURNS), 1)
 
 
+def takes_heads(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> bool:
+    """Whether `hopper_prefill` takes `group` query heads of dtype for each kv head.
+
+    It wants Hopper's instructions, 16-bit numbers, and heads of 64 or 128 in groups of a power of two up to
+    64.
+    """
+    return (
+        device.type == "cuda"
+        and torch.cuda.get_device_capability(device)[0] == 9
+        and dtype.itemsize == 2
+        and head_dim in (64, 128)
+        and group & (group - 1) == 0
+    )
+
+
 def suits_hopper(q: torch.Tensor, kv: torch.Tensor, max_query_len: int) -> bool:
     """Whether `hopper_prefill` takes q [T, Hq, D] and kv [blocks, 2, Hkv, block_size, D] and is worth it.
 
-    It wants Hopper's instructions, 16-bit numbers of one type, heads of 64 or 128 in groups of a power of
-    two up to 64, and more queries than the narrowest tile of `kernels.prefill_attention` holds.
+    That is with more queries than the narrowest tile of `kernels.prefill_attention` holds.
     """
-    head_dim = q.shape[2]
     group = q.shape[1] // kv.shape[2]
     return (
-        q.is_cuda
-        and torch.cuda.get_device_capability(q.device)[0] == 9
-        and q.dtype == kv.dtype
-        and q.element_size() == 2
-        and head_dim in (64, 128)
-        and group & (group - 1) == 0
+        q.dtype == kv.dtype
+        and takes_heads(q.device, q.dtype, q.shape[2], group)
         and max_query_len * group > ROWS.value
     )
 

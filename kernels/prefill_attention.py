@@ -7,6 +7,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from kernels.expand import expand
 from kernels.fp8 import as_exact
 from kernels.hopper_prefill import hopper_prefill, suits_hopper
 from kernels.kv_formats import check_kv_scales, read_cache
@@ -136,6 +137,7 @@ def prefill_attention(
     scale: float,
     window: int,
     kv_scales: torch.Tensor | None = None,
+    expanded: torch.Tensor | None = None,
 ) -> None:
     """Causal attention of the newest tokens of several sequences to their contexts, to `out` [T, Hq, D].
 
@@ -144,8 +146,10 @@ def prefill_attention(
     the last tokens of a context of context_lens[p] (i32 [P]), whose K and V, the queries' own too, are
     already in kv [blocks, 2, Hkv, block_size, D] under block_tables[rows[p]]. `window` limits attention to
     that many newest keys, 0 means all. A sequence without context (padding) gets zeros. kv_scales [blocks,
-    Hkv, block_size, 2] are those of a rounded kv (see `kernels.kv_formats`), and in fp8 q must fit fp16.
-    The grid depends only on shapes and on `max_query_len`, an upper bound. After FlashAttention-2 (Dao 2023).
+    Hkv, block_size, 2] are those of a rounded kv (see `kernels.kv_formats`), and in fp8 q must fit fp16. What
+    is read of one in fp12 is first brought to `expanded` [blocks, 2, Hkv, block_size, D], if that is given
+    and suits `kernels.hopper_prefill`. The grid depends only on shapes and on `max_query_len`, an upper
+    bound. After FlashAttention-2 (Dao 2023).
     """
     check_attention_inputs(q, out, kv)
     check_kv_scales(kv, kv_scales)
@@ -154,6 +158,10 @@ def prefill_attention(
     num_sequences = rows.shape[0]
     if num_tokens == 0 or num_sequences == 0:
         return
+    if expanded is not None and not window and suits_hopper(q, expanded, max_query_len):
+        assert kv_scales is not None
+        expand(kv, kv_scales, block_tables, rows, context_lens, expanded)
+        kv, kv_scales = expanded, None
     if not window and kv_scales is None and suits_hopper(q, kv, max_query_len):
         hopper_prefill(q, out, kv, block_tables, rows, query_starts, context_lens, max_query_len, scale)
         return
@@ -183,6 +191,7 @@ def prefill_attention_reference(
     scale: float,
     window: int,
     kv_scales: torch.Tensor | None = None,
+    expanded: torch.Tensor | None = None,
 ) -> None:
     """The same as `prefill_attention` in plain torch, on any device: one SDPA call per sequence."""
     num_q_heads, head_dim = q.shape[1:]

@@ -143,6 +143,7 @@ class CaseInputs:
         shape = (num_blocks, 2, case.num_kv_heads, block_size, HEAD_DIM)
         self.kv = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
         self.kv_scales: torch.Tensor | None = None
+        self.expanded = torch.empty_like(self.kv) if kv_cache_dtype == "fp12_e4m7" else None
         if kv_cache_dtype in kv_formats.ROUNDED:
             self._quantize(kv_formats.ROUNDED[kv_cache_dtype])
         self.block_tables = torch.from_numpy(tables).to(device)
@@ -179,7 +180,14 @@ class CaseInputs:
         else:
             longest = max(self.case.query_lens)
             prefill_attention(
-                *common, self.query_starts, self.context_lens, longest, SCALE, 0, self.kv_scales
+                *common,
+                self.query_starts,
+                self.context_lens,
+                longest,
+                SCALE,
+                0,
+                self.kv_scales,
+                self.expanded,
             )
         return self.out
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig, KVCacheDtype
 from engine.core import EngineCore
-from engine.kv_cache import KVCache
+from engine.kv_cache import KVCache, expanded_dtype
 from engine.models.batch import ForwardBatch, PrefillBatch
 from engine.models.hub import resolve_model
 from engine.request import Request, SamplingParams
@@ -98,7 +98,8 @@ def logits_of(core: EngineCore, kv_dtype: torch.dtype, tokens: list[int]) -> Ten
     assert isinstance(runner, ModelRunner)
     model, device = runner.model, runner.device
     blocks = -(-len(tokens) // BLOCK_SIZE)
-    cache = KVCache(model.config, blocks, BLOCK_SIZE, kv_dtype, device, runner.backend.copy_blocks)
+    expanded = expanded_dtype(model.config, kv_dtype, model.embedding.dtype, device)
+    cache = KVCache(model.config, blocks, BLOCK_SIZE, kv_dtype, device, runner.backend.copy_blocks, expanded)
     tables = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).int()[None].to(device)
 
     def ints(*values: int) -> Tensor:

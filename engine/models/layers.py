@@ -106,7 +106,7 @@ class Attention:
         self, qkv: Tensor, out: Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> tuple[object, ...]:
         """What `decode_new_tokens` takes."""
-        kv, kv_scales = cache
+        kv, kv_scales, _ = cache
         return (
             qkv,
             out,
@@ -129,7 +129,7 @@ class Attention:
         self, qkv: Tensor, out: Tensor, batch: ForwardBatch, prefill: PrefillBatch, cache: LayerCache
     ) -> None:
         q, backend = self._to_cache(qkv, batch, cache), self.backend
-        kv, kv_scales = cache
+        kv, kv_scales, expanded = cache
         backend.prefill_attention(
             q,
             out,
@@ -142,6 +142,7 @@ class Attention:
             self.scale,
             self.window,
             kv_scales,
+            expanded,
         )
         if batch.decode_rows.shape[0]:
             backend.decode_attention(
@@ -162,7 +163,7 @@ class Attention:
     def _of_newest(self, qkv: Tensor, batch: ForwardBatch, newest: Newest, cache: LayerCache) -> Tensor:
         q = of_newest(self._to_cache(qkv, batch, cache), newest)
         out = torch.empty_like(q)
-        kv, kv_scales = cache
+        kv, kv_scales, _ = cache
         self.backend.decode_attention(
             q,
             out,
@@ -180,7 +181,7 @@ class Attention:
 
     def _to_cache(self, qkv: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """K and V of all tokens to the cache -> q [T, Hq, D], normalised and rotated: a view of qkv."""
-        kv, kv_scales = cache
+        kv, kv_scales, _ = cache
         heads = self.heads
         self.backend.qkv_to_cache(
             qkv,

@@ -78,10 +78,10 @@ def test_copies_and_swaps_move_everything_a_block_holds(
     def held() -> list[Tensor]:
         """What is read of each layer, of that shape."""
         index = torch.arange(6)[:, None, None], torch.arange(2)[:, None], torch.arange(config.num_kv_heads)
-        return [read_cache(kv, scales, index) for kv, scales in cache.layers]
+        return [read_cache(kv, scales, index) for kv, scales, _ in cache.layers]
 
     written = torch.randn(config.num_layers, *shape, generator=torch.Generator().manual_seed(0))
-    for (kv, scales), values in zip(cache.layers, written, strict=True):
+    for (kv, scales, _), values in zip(cache.layers, written, strict=True):
         if scales is None:
             kv.copy_(values)
         else:

@@ -13,7 +13,6 @@ from rounded import FP8, FP12, in_format
 from kernels.decode_attention import decode_attention
 from kernels.decode_reference import WORTH_A_PART, DecodeGather, decode_attention_reference
 from kernels.decode_splits import (
-    MOST_SPLITS_OF_LEFT,
     RESIDENT,
     DecodeWorkspace,
     plan_division,
@@ -307,7 +306,8 @@ def test_a_few_rows_more_than_run_at_once(
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
     assert not workspace.arrivals.any()
     if of_hopper(dtype, held, device):
-        parts = workspace.lse.view(-1, 4).isfinite().any(1).nonzero().flatten() // MOST_SPLITS_OF_LEFT
+        _, splits = plan_division(len(lengths), 2, 128, multiprocessors_of(device), workspace)
+        parts = workspace.lse.view(-1, 4).isfinite().any(1).nonzero().flatten() // splits
         assert parts.unique().tolist() == list(range(at_once // 2, len(lengths)))
     else:
         assert workspace.lse.isnan().all()

@@ -70,9 +70,9 @@ def test_padding_rows_change_nothing(model_folder: Callable[[str], Path]) -> Non
     for padding in (0, 3):
         driver = PagedDriver(model, config, rows=2, max_len=64)
         driver.step({}, {0: [5, 6, 7], 1: [8]})
-        before = torch.stack([kv.clone() for kv, _ in driver.cache.layers], dim=1)
+        before = torch.stack([layer.kv.clone() for layer in driver.cache.layers], dim=1)
         results.append(driver.step({0: 9, 1: 10}, {}, padding=padding))
-        after = torch.stack([kv for kv, _ in driver.cache.layers], dim=1)
+        after = torch.stack([layer.kv for layer in driver.cache.layers], dim=1)
         changed = (after.nan_to_num() != before.nan_to_num()).flatten(2).any(2).any(1)
         assert changed.sum() == 2  # the two sequences' own blocks
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=0)

@@ -1,0 +1,67 @@
+"""Keys and values of an fp12 cache in bf16, at the same places of a cache for one layer.
+
+For `kernels.hopper_prefill`, whose copy engine brings numbers as they are: there is no room for planes to
+become numbers on the way. bf16 holds what fp12 does, but for the clipped and the smallest.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.fp12 import DTYPE, load_quarters
+
+PROGRAMS = 4096  # that the blocks of all sequences are divided among, but of each one among so many:
+LEAST_SHARES, MOST_SHARES = 4, 64
+
+
+@triton.jit
+def _expand_kernel(
+    into: tl.tensor, kv: tl.tensor, kv_scales: tl.tensor, block_tables: tl.tensor, rows: tl.tensor,
+    context_lens: tl.tensor, table_stride: tl.tensor, block_stride: tl.tensor, part_stride: tl.tensor,
+    head_stride: tl.tensor, slot_stride: tl.tensor, scale_block_stride: tl.tensor,
+    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr,
+) -> None:  # fmt: skip
+    """Every so manyth block of a sequence, for the keys or the values of one kv head."""
+    QUARTER: tl.constexpr = DIM // 4
+    part = tl.program_id(0) // KV_HEADS
+    head = tl.program_id(0) % KV_HEADS
+    sequence = tl.program_id(2)
+    blocks = tl.cdiv(tl.load(context_lens + sequence), BLOCK_SIZE)
+    table = block_tables + tl.load(rows + sequence).to(tl.int64) * table_stride
+    slot = tl.arange(0, BLOCK_SIZE)[:, None]
+    column = tl.arange(0, QUARTER)[None, :]
+    for index in range(tl.program_id(1), blocks, tl.num_programs(1)):
+        block = tl.load(table + index).to(tl.int64)
+        vectors = kv + block * block_stride + part * part_stride + head * head_stride + slot * slot_stride
+        planes = vectors.to(tl.pointer_type(tl.int16))
+        quarters = load_quarters(planes, slot >= 0, into.dtype.element_ty, QUARTER, BLOCK_SIZE, False)
+        scale_place = kv_scales + block * scale_block_stride + (head * BLOCK_SIZE + slot) * 2 + part
+        scale = tl.load(scale_place).to(into.dtype.element_ty)
+        place = into + (((block * 2 + part) * KV_HEADS + head) * BLOCK_SIZE + slot) * DIM + column
+        for quarter in tl.static_range(4):
+            tl.store(place + quarter * QUARTER, quarters[quarter] * scale)
+
+
+def expand(
+    kv: Tensor, kv_scales: Tensor, block_tables: Tensor, rows: Tensor, context_lens: Tensor, into: Tensor
+) -> None:
+    """Write the blocks of sequences as numbers: into [blocks, 2, Hkv, block_size, D], contiguous.
+
+    kv [blocks, 2, Hkv, block_size, 3, D/2] u8 and kv_scales [blocks, Hkv, block_size, 2] as in
+    `kernels.kv_formats`; sequence p has context_lens[p] (i32 [P]) tokens under block_tables[rows[p]]. What
+    follows them in their last block is whatever the cache has there; other blocks are left alone.
+    """
+    num_kv_heads, block_size = kv.shape[2:4]
+    if kv.dtype != DTYPE or into.shape[:4] != kv.shape[:4] or not into.is_contiguous():
+        raise ValueError(
+            f"an fp12 cache of {tuple(kv.shape)} does not expand into {into.dtype} of {tuple(into.shape)}; "
+            "give a contiguous [blocks, 2, Hkv, block_size, D]"
+        )
+    sequences, vectors = len(rows), 2 * num_kv_heads
+    shares = min(max(PROGRAMS // (sequences * vectors), LEAST_SHARES), MOST_SHARES)
+    _expand_kernel[vectors, shares, sequences](
+        into, kv, kv_scales, block_tables, rows, context_lens, block_tables.stride(0), *kv.stride()[:4],
+        kv_scales.stride(0), KV_HEADS=num_kv_heads, BLOCK_SIZE=block_size, DIM=into.shape[4], num_warps=4,
+    )  # fmt: skip

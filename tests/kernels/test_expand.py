@@ -1,0 +1,75 @@
+"""An fp12 cache as numbers, and prefill attention to them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from paged import TOLERANCE, attend_exactly, fused_queries, make_paged
+from rounded import FP12, empty_vectors, in_format
+
+from kernels.expand import LEAST_SHARES, expand
+from kernels.kv_formats import read_cache
+from kernels.prefill_attention import prefill_attention
+
+UNTOUCHED = 7.0
+
+
+@pytest.mark.parametrize(("kv_heads", "head_dim", "block_size"), [(2, 64, 16), (1, 128, 32), (1, 32, 128)])
+def test_blocks_of_the_sequences_are_what_a_read_gives_and_others_are_left_alone(
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kernels.expand.MOST_SHARES", LEAST_SHARES)
+    torch.manual_seed(0)
+    lengths = [0, 1, block_size, (LEAST_SHARES + 2) * block_size - 3]  # more blocks than programs
+    paged, kv_scales = in_format(make_paged(lengths, kv_heads, head_dim, block_size, dtype, device), FP12)
+    shape = (*paged.kv.shape[:4], head_dim)
+    into = torch.full(shape, UNTOUCHED, dtype=dtype, device=device)
+    expand(paged.kv, kv_scales, paged.block_tables, paged.rows, paged.context_lens, into)
+    theirs = torch.zeros(shape[0], dtype=torch.bool)
+    for row, length in zip(paged.rows.tolist(), lengths, strict=True):
+        theirs[paged.block_tables[row, : -(-length // block_size)].long().cpu()] = True
+    blocks = torch.arange(shape[0], device=device)[:, None, None]
+    parts, heads = torch.arange(2, device=device)[:, None], torch.arange(kv_heads, device=device)
+    held = read_cache(paged.kv, kv_scales, (blocks, parts, heads)).to(dtype).cpu()
+    torch.testing.assert_close(into.cpu()[theirs], held[theirs], rtol=0, atol=0, equal_nan=True)
+    assert (into.cpu()[~theirs] == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "window"), [(4, 2, 64, 0), (4, 1, 128, 0), (4, 1, 64, 40)]
+)
+def test_prefill_by_what_is_expanded_is_prefill(
+    heads: int, kv_heads: int, head_dim: int, window: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Whether it is or not; expanded numbers of a step before stay where they are."""
+    torch.manual_seed(0)
+    query_lens, context_lens = [1, 0, 33, 70, 0], [1, 5, 150, 70, 0]
+    paged, kv_scales = in_format(make_paged(context_lens, kv_heads, head_dim, 16, dtype, device), FP12)
+    expanded = torch.full((*paged.kv.shape[:4], head_dim), torch.nan, dtype=dtype, device=device)
+    q = fused_queries(sum(query_lens), heads, head_dim, dtype).to(device)
+    out = torch.empty(q.shape, dtype=dtype, device=device)
+    starts = torch.tensor([0, *query_lens]).cumsum(0).int().to(device)
+    prefill_attention(
+        q, out, paged.kv, paged.block_tables, paged.rows, starts, paged.context_lens, max(query_lens),
+        head_dim**-0.5, window, kv_scales, expanded,
+    )  # fmt: skip
+    exact = [
+        attend_exactly(x, k, v, head_dim**-0.5, window)
+        for x, k, v in zip(q.split(query_lens), paged.keys, paged.values, strict=True)
+    ]
+    torch.testing.assert_close(out.cpu().double(), torch.cat(exact), atol=TOLERANCE[dtype], rtol=0)
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    assert expanded.isfinite().any() == (hopper and dtype != torch.float32 and not window)
+
+
+def test_room_that_does_not_suit_is_refused() -> None:
+    planes = empty_vectors((3, 2, 1, 16, 64), FP12, "cpu")
+    integers, scales = torch.zeros(1, dtype=torch.int32), torch.ones(3, 1, 16, 2).half()
+    for into in (torch.zeros(2, 2, 1, 16, 64), torch.zeros(3, 2, 1, 64, 16).mT):
+        with pytest.raises(ValueError, match=r"does not expand into .* give a contiguous"):
+            expand(planes, scales, integers[None], integers, integers, into)
