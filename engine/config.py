@@ -79,6 +79,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     bytes_per_block: int
+    expanded_bytes: int = 0  # of a layer's keys and values as numbers, beside the blocks
     weight_bytes: int
     num_layers: int
     body_weight_bytes: int  # read for every token: all but embeddings and the output head

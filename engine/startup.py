@@ -155,6 +155,7 @@ def start_engine(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         bytes_per_block=block_bytes,
+        expanded_bytes=(device_bytes - block_bytes) * num_blocks,
         weight_bytes=weight_bytes,
         num_layers=model_config.num_layers,
         body_weight_bytes=weight_bytes

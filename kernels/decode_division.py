@@ -19,11 +19,13 @@ LONG_TILES = gl.constexpr(8)
 @gluon.jit
 def divide(
     context_len: gl.tensor, window: gl.tensor, order: gl.tensor, context_lens: gl.tensor,
-    undivided: gl.tensor, max_splits: gl.tensor, TILE: gl.constexpr, MERGES: gl.constexpr,
+    undivided: gl.tensor, left_splits: gl.tensor, max_splits: gl.tensor, TILE: gl.constexpr,
+    MERGES: gl.constexpr,
 ) -> gl.tuple:  # fmt: skip
     """A row's first visible key and tile, its tiles, tiles in a split, and splits with work.
 
-    MERGES: only rows that are long, or of more than LONG_TILES and behind the first `undivided`, are split.
+    MERGES: only rows that are long are split, and those behind the first `undivided` of more than LONG_TILES,
+    these into `left_splits`.
     """
     first_key = gl.where(window > 0, gl.maximum(context_len - window, 0), 0)
     first_tile = first_key // TILE
@@ -34,7 +36,7 @@ def divide(
         whole_tiles = gl.maximum(gl.cdiv(usual * 4, 3 * TILE), LONG_TILES)
         divided = gl.minimum(gl.cdiv(tiles, whole_tiles), max_splits)
         behind = (gl.program_id(2) >= undivided) & (tiles > LONG_TILES)
-        divided = gl.where(behind, max_splits, divided)
+        divided = gl.where(behind, left_splits, divided)
         split_tiles = gl.maximum(gl.cdiv(tiles, gl.maximum(divided, 1)), 1)
     return first_key, first_tile, tiles, split_tiles, gl.cdiv(tiles, split_tiles)
 

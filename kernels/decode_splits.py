@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -25,6 +26,20 @@ RESIDENT = 2
 
 # What takes (out, context_lens, window, max_splits, tile, workspace) once decode attention has split rows.
 Merge = Callable[[torch.Tensor, torch.Tensor, int, int, int, "DecodeWorkspace"], None]
+
+
+class Division(NamedTuple):
+    """Into how many programs rows are divided, by falling length.
+
+    The first `undivided` only for being longer than others, into `most` at most. Those behind them do not run
+    at once with the others, and are so few that they would end nearly alone: into `left_splits`, whatever the
+    others are. 34, 40 and 48 rows of 1,024 keys bring 2.86, 2.92 and 2.98 TB/s on an H100, with none divided
+    2.43, 2.67 and 2.91. Each row is given `most` programs, and those that it is not divided into only end.
+    """
+
+    undivided: int
+    left_splits: int
+    most: int
 
 
 @dataclass(frozen=True)
@@ -72,22 +87,19 @@ def plan_small_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
 
 def plan_division(
     batch: int, num_kv_heads: int, head_dim: int, multiprocessors: int, workspace: DecodeWorkspace
-) -> tuple[int, int]:
-    """How many rows, by falling length, are divided only for being longer than others; a row's most programs.
-
-    Those behind them do not run at once with the others, and are so few that they would end nearly alone:
-    they are divided whatever the others are. 34, 40 and 48 rows of 1,024 keys bring 2.86, 2.92 and 2.98 TB/s
-    on an H100, undivided 2.43, 2.67 and 2.91. Of a row that is not divided all programs but one only end.
-    """
+) -> Division:
+    """How a batch is divided whose rows have one program for each kv head, but for some."""
     programs = batch * num_kv_heads
     if programs > min(2 * FULL_DEVICE, len(workspace.arrivals)):
-        return batch, 1  # so many are work enough until the last one is done
+        return Division(batch, 1, 1)  # so many are work enough until the last one is done
     room = max(len(workspace.lse) // batch, 1)
+    most = min(LONG_ROW_SPLITS, room)
     at_once = RESIDENT * 128 // head_dim * multiprocessors
     left = programs - at_once
-    if 0 < left <= at_once // 2:
-        return at_once // num_kv_heads, min(at_once // left, MOST_SPLITS_OF_LEFT, room)
-    return batch, min(LONG_ROW_SPLITS, room)
+    if not 0 < left <= at_once // 2:
+        return Division(batch, 1, most)
+    left_splits = min(at_once // left, MOST_SPLITS_OF_LEFT, room)
+    return Division(at_once // num_kv_heads, left_splits, max(most, left_splits))
 
 
 def merge_splits(

@@ -11,29 +11,33 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.fp12 import DTYPE, load_quarters
+from kernels.kv_formats import head_dim_of
 
-PROGRAMS = 4096  # that the blocks of all sequences are divided among, but of each one among so many:
-LEAST_SHARES, MOST_SHARES = 4, 64
+PROGRAMS = 2048  # of four warps: as many as an H100 runs at once
+SEQUENCES = 256  # up to which one kernel serves all steps
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_sequences"])
 def _expand_kernel(
     into: tl.tensor, kv: tl.tensor, kv_scales: tl.tensor, block_tables: tl.tensor, rows: tl.tensor,
-    context_lens: tl.tensor, table_stride: tl.tensor, block_stride: tl.tensor, part_stride: tl.tensor,
-    head_stride: tl.tensor, slot_stride: tl.tensor, scale_block_stride: tl.tensor,
-    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr,
+    context_lens: tl.tensor, num_sequences: tl.tensor, table_stride: tl.tensor, block_stride: tl.tensor,
+    part_stride: tl.tensor, head_stride: tl.tensor, slot_stride: tl.tensor, scale_block_stride: tl.tensor,
+    SEQUENCES: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Every so manyth block of a sequence, for the keys or the values of one kv head."""
+    """Every so manyth of all sequences' blocks, for the keys or the values of one kv head."""
     QUARTER: tl.constexpr = DIM // 4
     part = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
-    sequence = tl.program_id(2)
-    blocks = tl.cdiv(tl.load(context_lens + sequence), BLOCK_SIZE)
-    table = block_tables + tl.load(rows + sequence).to(tl.int64) * table_stride
+    sequence = tl.arange(0, SEQUENCES)
+    lens = tl.load(context_lens + sequence, mask=sequence < num_sequences, other=0)
+    ends = tl.cumsum(tl.cdiv(lens, BLOCK_SIZE), 0)  # of each sequence's blocks among all
     slot = tl.arange(0, BLOCK_SIZE)[:, None]
     column = tl.arange(0, QUARTER)[None, :]
-    for index in range(tl.program_id(1), blocks, tl.num_programs(1)):
-        block = tl.load(table + index).to(tl.int64)
+    for index in range(tl.program_id(1), tl.max(ends, 0), tl.num_programs(1)):
+        begun = tl.sum((ends <= index).to(tl.int32), 0)
+        before = tl.max(tl.where(ends <= index, ends, 0), 0)
+        table = block_tables + tl.load(rows + begun).to(tl.int64) * table_stride
+        block = tl.load(table + index - before).to(tl.int64)
         vectors = kv + block * block_stride + part * part_stride + head * head_stride + slot * slot_stride
         planes = vectors.to(tl.pointer_type(tl.int16))
         quarters = load_quarters(planes, slot >= 0, into.dtype.element_ty, QUARTER, BLOCK_SIZE, False)
@@ -54,14 +58,15 @@ def expand(
     follows them in their last block is whatever the cache has there; other blocks are left alone.
     """
     num_kv_heads, block_size = kv.shape[2:4]
-    if kv.dtype != DTYPE or into.shape[:4] != kv.shape[:4] or not into.is_contiguous():
+    shape = (*kv.shape[:4], head_dim_of(kv))
+    if kv.dtype != DTYPE or into.shape != shape or not into.is_contiguous():
         raise ValueError(
             f"an fp12 cache of {tuple(kv.shape)} does not expand into {into.dtype} of {tuple(into.shape)}; "
-            "give a contiguous [blocks, 2, Hkv, block_size, D]"
+            f"give a contiguous tensor of {shape}"
         )
-    sequences, vectors = len(rows), 2 * num_kv_heads
-    shares = min(max(PROGRAMS // (sequences * vectors), LEAST_SHARES), MOST_SHARES)
-    _expand_kernel[vectors, shares, sequences](
-        into, kv, kv_scales, block_tables, rows, context_lens, block_tables.stride(0), *kv.stride()[:4],
-        kv_scales.stride(0), KV_HEADS=num_kv_heads, BLOCK_SIZE=block_size, DIM=into.shape[4], num_warps=4,
+    vectors = 2 * num_kv_heads
+    _expand_kernel[vectors, triton.cdiv(PROGRAMS, vectors)](
+        into, kv, kv_scales, block_tables, rows, context_lens, len(rows), block_tables.stride(0),
+        *kv.stride()[:4], kv_scales.stride(0), SEQUENCES=max(SEQUENCES, triton.next_power_of_2(len(rows))),
+        KV_HEADS=num_kv_heads, BLOCK_SIZE=block_size, DIM=into.shape[4], num_warps=4,
     )  # fmt: skip

@@ -51,13 +51,13 @@ def _end_after_the_kernel_ahead() -> None:
         gdc_wait()
 
 
-@gluon.jit(do_not_specialize=["window", "undivided"])
+@gluon.jit(do_not_specialize=["window", "undivided", "left_splits"])
 def _kernel(
     out: gl.tensor, partials: gl.tensor, lse: gl.tensor, arrivals: gl.tensor, q: gl.tensor, kv: gl.tensor,
     block_tables: gl.tensor, rows: gl.tensor, context_lens: gl.tensor, order: gl.tensor,
-    undivided: gl.tensor, scale_log2: gl.tensor, window: gl.tensor, q_stride: gl.tensor,
-    table_stride: gl.tensor, block_stride: gl.tensor, part_stride: gl.tensor, head_stride: gl.tensor,
-    kv_scales: gl.tensor, scale_block_stride: gl.tensor, scale_head_stride: gl.tensor,
+    undivided: gl.tensor, left_splits: gl.tensor, scale_log2: gl.tensor, window: gl.tensor,
+    q_stride: gl.tensor, table_stride: gl.tensor, block_stride: gl.tensor, part_stride: gl.tensor,
+    head_stride: gl.tensor, kv_scales: gl.tensor, scale_block_stride: gl.tensor, scale_head_stride: gl.tensor,
     rope: gl.tensor, q_norm: gl.tensor, k_norm: gl.tensor, eps: gl.tensor,
     GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
     STAGES: gl.constexpr, NEW: gl.constexpr, READY: gl.constexpr, BESIDE: gl.constexpr,
@@ -78,7 +78,7 @@ def _kernel(
     index = gl.load(order + gl.program_id(2))
     context_len = gl.load(context_lens + index)
     first_key, first_tile, tiles, split_tiles, splits = divide(
-        context_len, window, order, context_lens, undivided, max_splits, TILE, MERGES
+        context_len, window, order, context_lens, undivided, left_splits, max_splits, TILE, MERGES
     )
     if split >= gl.maximum(splits, 1):  # a row's first split waits for the kernels ahead, so this need not
         if BESIDE:
@@ -293,15 +293,14 @@ def hopper_decode(
     if kv_scales is not None:
         kv = kv.view(torch.int16)  # words of planes
     batch, merges = rows.shape[0], max_splits == 1
-    undivided, splits = batch, max_splits
+    undivided, left_splits, splits = batch, 1, max_splits
     if merges:
-        undivided, splits = plan_division(
-            batch, num_kv_heads, head_dim, multiprocessors_of(q.device), workspace
-        )
+        processors = multiprocessors_of(q.device)
+        undivided, left_splits, splits = plan_division(batch, num_kv_heads, head_dim, processors, workspace)
     _kernel[num_kv_heads, splits, batch](
         out, workspace.partials, workspace.lse, workspace.arrivals, q, kv, block_tables, rows, context_lens,
-        order, undivided, scale * LOG2_E, window, q.stride(0), block_tables.stride(0), *kv.stride()[:3],
-        *words(kv_scales), *heads,
+        order, undivided, left_splits, scale * LOG2_E, window, q.stride(0), block_tables.stride(0),
+        *kv.stride()[:3], *words(kv_scales), *heads,
         GROUP=num_q_heads // num_kv_heads, BLOCK_SIZE=block_size, DIM=head_dim, TILE=TILE, STAGES=STAGES,
         NEW=new is not None, READY=ready, BESIDE=beside, MERGES=merges,
         BRINGS=batch * num_kv_heads <= BRINGS_UP_TO,

@@ -127,6 +127,7 @@ def takes_heads(device: torch.device, dtype: torch.dtype, head_dim: int, group: 
         and dtype.itemsize == 2
         and head_dim in (64, 128)
         and group & (group - 1) == 0
+        and group <= ROWS.value
     )
 
 

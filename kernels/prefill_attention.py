@@ -158,12 +158,11 @@ def prefill_attention(
     num_sequences = rows.shape[0]
     if num_tokens == 0 or num_sequences == 0:
         return
-    if expanded is not None and not window and suits_hopper(q, expanded, max_query_len):
-        assert kv_scales is not None
-        expand(kv, kv_scales, block_tables, rows, context_lens, expanded)
-        kv, kv_scales = expanded, None
-    if not window and kv_scales is None and suits_hopper(q, kv, max_query_len):
-        hopper_prefill(q, out, kv, block_tables, rows, query_starts, context_lens, max_query_len, scale)
+    numbers = kv if expanded is None else expanded
+    if not window and suits_hopper(q, numbers, max_query_len):
+        if kv_scales is not None:
+            expand(kv, kv_scales, block_tables, rows, context_lens, numbers)
+        hopper_prefill(q, out, numbers, block_tables, rows, query_starts, context_lens, max_query_len, scale)
         return
     group = num_q_heads // num_kv_heads
     dim = triton.next_power_of_2(head_dim)

@@ -38,13 +38,14 @@ def describe(info: EngineInfo) -> list[tuple[str, str]]:
     sequences = min(info.max_num_seqs, info.num_blocks)  # of whole blocks
     each = min(info.num_blocks // sequences * info.block_size, info.max_request_tokens)
     block, blocks = _size(info.bytes_per_block), _size(info.num_blocks * info.bytes_per_block)
+    beside = f", and {_size(info.expanded_bytes)} to expand a layer" if info.expanded_bytes else ""
     host = _size(info.num_host_blocks * info.bytes_per_block)
     return [
         ("model", f"{info.model} ({info.architecture})"),
         ("device", info.device),
         ("weights", f"{_size(info.weight_bytes)} in {info.dtype}"),
         ("KV block", f"{info.block_size} tokens, {block} in {info.kv_cache_dtype}"),
-        ("KV cache", f"{info.num_blocks:,} blocks, {tokens:,} tokens, {blocks}"),
+        ("KV cache", f"{info.num_blocks:,} blocks, {tokens:,} tokens, {blocks}{beside}"),
         ("host", f"{info.num_host_blocks:,} blocks, {host}"),
         ("a request", f"at most {info.max_request_tokens:,} tokens, prompt and output"),
         ("at once", f"{at_once:,} of those, or {sequences:,} sequences of {each:,} tokens each"),

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from engine import startup
 from engine.config import EngineConfig, KVCacheDtype
-from engine.kv_cache import KVCache, bytes_per_block
+from engine.kv_cache import KVCache, bytes_per_block, expanded_dtype
 from engine.models.config import ModelConfig
 from engine.models.loader import load_model
+from engine.runner import ModelRunner
 from kernels.backend import Backend, torch_backend
 from kernels.kv_formats import ROUNDED, name_of, quantize, read_cache
+from kernels.prefill_attention import prefill_attention_reference
 from kernels.qkv_cache import qkv_to_cache_reference
 from tests.engine.test_equality_matrix import CELLS, KINDS, ON_GPU, requests, run, start, tokens_of
 from tests.models.paged_driver import PagedDriver
@@ -183,6 +185,56 @@ def test_logits_of_twelve_bits_are_those_of_a_bfloat16_cache(
     assert error(fp12, bf16) < 1e-4
     assert error(fp12, exact) == pytest.approx(error(bf16, exact), rel=1e-2)
     assert error(fp12, exact) < error(fp8, exact) / 8
+
+
+def test_hopper_expands_what_its_prefill_attention_takes(
+    monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
+) -> None:
+    config, device = config_of(model_folder("llama3-sharded")), torch.device("cuda")
+    fp8, fp12, bf16 = *ROUNDED.values(), torch.bfloat16
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    half_windowed = replace(config, windows=(0, 20))
+    for taken in (config, half_windowed):
+        assert expanded_dtype(taken, fp12, bf16, device) == bf16
+    for kv_dtype, dtype in ((fp8, bf16), (bf16, bf16), (fp12, torch.float16)):
+        assert expanded_dtype(config, kv_dtype, dtype, device) is None
+    for changes in ({"windows": (20, 20)}, {"head_dim": 256}, {"num_heads": 3, "num_kv_heads": 1}):
+        assert expanded_dtype(replace(config, **changes), fp12, bf16, device) is None
+    assert expanded_dtype(config, fp12, bf16, torch.device("cpu")) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert expanded_dtype(config, fp12, bf16, device) is None
+
+
+def test_what_is_expanded_has_room_that_counts_and_reaches_every_layer(
+    monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
+) -> None:
+    folder, measured, given = model_folder("llama3-sharded"), [], []
+
+    def spied_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int) -> int:
+        measured.append(block_bytes)
+        return 30
+
+    def spied_prefill(*arguments: Any) -> None:
+        given.append(arguments[-1])
+        prefill_attention_reference(*arguments)
+
+    monkeypatch.setattr(startup, "_measure_blocks", spied_blocks)
+    monkeypatch.setattr(startup, "expanded_dtype", lambda *_: torch.bfloat16)
+    monkeypatch.setattr(
+        startup, "torch_backend", lambda: replace(torch_backend(), prefill_attention=spied_prefill)
+    )
+    core, info = startup.start_engine(
+        EngineConfig(model=str(folder), device="cpu", kv_cache_dtype="fp12_e4m7", swap_space=0)
+    )
+    config = config_of(folder)
+    a_layer = 2 * config.num_kv_heads * 16 * config.head_dim * 2
+    assert measured == [info.bytes_per_block + a_layer]
+    assert info.expanded_bytes == 30 * a_layer
+    given.clear()
+    run(core, requests(config.vocab_size, KINDS["greedy"])[:1])
+    (room,) = {tensor.data_ptr() for tensor in given}
+    assert room == given[0].data_ptr() and given[0].nbytes == info.expanded_bytes
+    assert all(layer.expanded is given[0] for layer in core.runner.cache.layers)
 
 
 @of_each_format

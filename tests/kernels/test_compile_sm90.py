@@ -40,6 +40,7 @@ SPILLS_LIMIT = {
     "prefill_64": 88,
     "prefill_16_fp8": 432,
     "prefill_16_fp12": 248,
+    "expand_fp12": 0,
     "hopper_prefill_16": 0,
     "hopper_prefill_16_short": 0,
     "hopper_prefill_64": 0,
@@ -140,7 +141,7 @@ def compile_variants() -> dict[str, dict[str, int]]:
     from triton.compiler import ASTSource
 
     from kernels import decode_attention as decode
-    from kernels import decode_splits, embedding, gemv, qkv_cache, sampling, thresholds
+    from kernels import decode_splits, embedding, expand, gemv, qkv_cache, sampling, thresholds
     from kernels import prefill_attention as prefill
     from kernels import shared_prefix as prefix
 
@@ -225,6 +226,8 @@ def compile_variants() -> dict[str, dict[str, int]]:
         "decode_16_fp12": (decode._decode_kernel, decode_shape | alone, four_warps),
         "decode_shared_fp12": (decode._decode_kernel, decode_shape, four_warps),
     }
+    expanding = {"SEQUENCES": expand.SEQUENCES, "KV_HEADS": 8, "BLOCK_SIZE": 16, "DIM": 128}
+    variants["expand_fp12"] = (expand._expand_kernel, expanding, {"num_warps": 4})
     variants["shared_prefix_fp12"] = variants["shared_prefix_fp8"]
     qk_heads = {"Q_HEADS": 32, "KV_HEADS": 8, "BLOCK_SIZE": 16, "HALF": 64, "HALF_PADDED": 64, "HEADS": 8}
     variants["qkv_to_cache_fp8"] = (qkv_cache._qkv_to_cache_kernel, dependent | qk_heads, {"num_warps": 4})
@@ -266,6 +269,7 @@ def compile_variants() -> dict[str, dict[str, int]]:
     for name, (kernel, constants, options) in variants.items():
         kv = {"fp8": "*fp8e4nv", "fp12": "*u8"}.get(name.rsplit("_")[-1], "*bf16")
         types = pointers | {"kv": kv, "kv_ptr": kv, "scale_log2": "fp32", "eps": "fp32"}
+        types |= {"into": "*bf16", "kv_scales": "*fp16"} if name == "expand_fp12" else {}
         # Pointers and strides are multiples of 16, as the launcher finds them when serving.
         aligned = {name for name, kind in types.items() if kind[0] == "*"}
         aligned |= {name for name in kernel.arg_names if name.endswith("_stride")}
@@ -551,7 +555,7 @@ def test_serving_variants_fit(found: dict[str, dict[str, int]]) -> None:
 def test_kernels_wait_before_they_write(found: dict[str, dict[str, int]]) -> None:
     """Those that are launched dependently; prefill and products of many tokens are not and need not."""
     for name, variant in found.items():
-        launched_dependently = "prefill" not in name and "matmul" not in name
+        launched_dependently = not any(kind in name for kind in ("prefill", "expand", "matmul"))
         assert (variant["waits"] >= 0) == launched_dependently, name
         assert variant["writes_early"] == (name in WRITES_EARLY or not launched_dependently), name
 

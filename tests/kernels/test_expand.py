@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged import TOLERANCE, attend_exactly, fused_queries, make_paged
+from paged import TOLERANCE, attend_exactly, fused_queries, make_paged, share_prefixes
 from rounded import FP12, empty_vectors, in_format
 
-from kernels.expand import LEAST_SHARES, expand
+from kernels.expand import expand
 from kernels.kv_formats import read_cache
 from kernels.prefill_attention import prefill_attention
 
@@ -23,10 +23,12 @@ def test_blocks_of_the_sequences_are_what_a_read_gives_and_others_are_left_alone
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kernels.expand.MOST_SHARES", LEAST_SHARES)
+    monkeypatch.setattr("kernels.expand.PROGRAMS", 4 * kv_heads)  # two for each head's keys, or its values
     torch.manual_seed(0)
-    lengths = [0, 1, block_size, (LEAST_SHARES + 2) * block_size - 3]  # more blocks than programs
-    paged, kv_scales = in_format(make_paged(lengths, kv_heads, head_dim, block_size, dtype, device), FP12)
+    lengths = [0, 1, 0, block_size, 6 * block_size - 3, 2 * block_size + 1, 0]
+    exact = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
+    share_prefixes(exact, [[4, 5]], [2 * block_size])
+    paged, kv_scales = in_format(exact, FP12)
     shape = (*paged.kv.shape[:4], head_dim)
     into = torch.full(shape, UNTOUCHED, dtype=dtype, device=device)
     expand(paged.kv, kv_scales, paged.block_tables, paged.rows, paged.context_lens, into)
@@ -46,7 +48,7 @@ def test_blocks_of_the_sequences_are_what_a_read_gives_and_others_are_left_alone
 def test_prefill_by_what_is_expanded_is_prefill(
     heads: int, kv_heads: int, head_dim: int, window: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Whether it is or not; expanded numbers of a step before stay where they are."""
+    """By Hopper's kernel; where that does not take the heads, the cache is read as it is."""
     torch.manual_seed(0)
     query_lens, context_lens = [1, 0, 33, 70, 0], [1, 5, 150, 70, 0]
     paged, kv_scales = in_format(make_paged(context_lens, kv_heads, head_dim, 16, dtype, device), FP12)
@@ -70,6 +72,6 @@ def test_prefill_by_what_is_expanded_is_prefill(
 def test_room_that_does_not_suit_is_refused() -> None:
     planes = empty_vectors((3, 2, 1, 16, 64), FP12, "cpu")
     integers, scales = torch.zeros(1, dtype=torch.int32), torch.ones(3, 1, 16, 2).half()
-    for into in (torch.zeros(2, 2, 1, 16, 64), torch.zeros(3, 2, 1, 64, 16).mT):
-        with pytest.raises(ValueError, match=r"does not expand into .* give a contiguous"):
+    for into in (torch.zeros(2, 2, 1, 16, 64), torch.zeros(3, 2, 1, 16, 32), torch.zeros(3, 2, 1, 64, 16).mT):
+        with pytest.raises(ValueError, match=r"does not expand into .* of \(3, 2, 1, 16, 64\)"):
             expand(planes, scales, integers[None], integers, integers, into)
