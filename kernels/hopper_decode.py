@@ -44,7 +44,7 @@ BRINGS_UP_TO = 2 * FULL_DEVICE  # programs; with more of them it costs up to 1 %
 
 @gluon.jit
 def _end_after_the_kernel_ahead() -> None:
-    """As in `kernels.decode_attention`."""
+    """As in `kernels.decode_kernel`."""
     ends = gl.program_id(0) == gl.num_programs(0) - 1
     ends &= gl.program_id(1) == gl.num_programs(1) - 1
     if ends & (gl.program_id(2) == gl.num_programs(2) - 1):
@@ -63,7 +63,7 @@ def _kernel(
     STAGES: gl.constexpr, NEW: gl.constexpr, READY: gl.constexpr, BESIDE: gl.constexpr,
     MERGES: gl.constexpr, BRINGS: gl.constexpr,
 ) -> None:  # fmt: skip
-    """As `kernels.decode_attention._decode_kernel`: one split of a row's context for one kv head.
+    """As `kernels.decode_kernel`: one split of a row's context for one kv head.
 
     MERGES: only some rows are split (see `divide`), and the last program of one to be done merges its parts:
     `arrivals`, by row and kv head, counts them, and is zero before and after. Otherwise all rows' results are

@@ -141,7 +141,7 @@ def compile_variants() -> dict[str, dict[str, int]]:
     from triton.compiler import ASTSource
 
     from kernels import decode_attention as decode
-    from kernels import decode_splits, embedding, expand, gemv, qkv_cache, sampling, thresholds
+    from kernels import decode_kernel, decode_splits, embedding, expand, gemv, qkv_cache, sampling, thresholds
     from kernels import prefill_attention as prefill
     from kernels import shared_prefix as prefix
 
@@ -158,49 +158,49 @@ def compile_variants() -> dict[str, dict[str, int]]:
     eight_warps = {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
     variants = {
         "decode_16": (
-            decode._decode_kernel,
+            decode_kernel.decode_kernel,
             decode_shape | alone | no_scales,
             four_warps,
         ),
         "decode_shared": (
-            decode._decode_kernel,
+            decode_kernel.decode_kernel,
             decode_shape | no_scales,
             four_warps,
         ),
-        "decode_new": (decode._decode_kernel, new, four_warps | {"num_stages": decode.SMALL_STAGES}),
-        "decode_new_whole": (decode._decode_kernel, new, four_warps),
+        "decode_new": (decode_kernel.decode_kernel, new, four_warps | {"num_stages": decode.SMALL_STAGES}),
+        "decode_new_whole": (decode_kernel.decode_kernel, new, four_warps),
         "decode_new_plain": (
-            decode._decode_kernel,
+            decode_kernel.decode_kernel,
             new | {"FIRST": True, "EARLY": 0, "q_norm": None, "k_norm": None},
             four_warps | {"num_stages": decode.SMALL_STAGES},
         ),
         "decode_full_shared": (
-            decode._decode_kernel,
+            decode_kernel.decode_kernel,
             decode_shape | no_scales | {"EARLY": 1},
             four_warps | {"num_stages": decode.FULL_STAGES},
         ),
         "decode_full_fp8": (
-            decode._decode_kernel,
+            decode_kernel.decode_kernel,
             decode_shape | alone | {"EARLY": 1, "TILE": 128},
             four_warps | {"num_stages": decode.FULL_STAGES},
         ),
         "decode_new_short": (
-            decode._decode_kernel,
+            decode_kernel.decode_kernel,
             new | {"FIRST": True, "EARLY": 0},
             four_warps | {"num_stages": decode.SMALL_STAGES},
         ),
         "decode_beside": (
-            decode._decode_kernel,
+            decode_kernel.decode_kernel,
             decode_shape | alone | no_scales | {"BESIDE": True, "EARLY": 0},
             four_warps,
         ),
         "decode_16_fp8": (
-            decode._decode_kernel,
+            decode_kernel.decode_kernel,
             decode_shape | alone | {"TILE": 128},
             four_warps,
         ),
         "decode_shared_fp8": (
-            decode._decode_kernel,
+            decode_kernel.decode_kernel,
             decode_shape | {"TILE": 128},
             four_warps,
         ),
@@ -215,7 +215,7 @@ def compile_variants() -> dict[str, dict[str, int]]:
             {"num_warps": 4, "num_stages": 3},
         ),
         "decode_64": (
-            decode._decode_kernel,
+            decode_kernel.decode_kernel,
             decode_shape | alone | no_scales | {"BLOCK_SIZE": 64},
             four_warps,
         ),
@@ -223,8 +223,8 @@ def compile_variants() -> dict[str, dict[str, int]]:
         "prefill_64": (prefill._prefill_kernel, prefill_16 | no_scales | {"BLOCK_SIZE": 64}, eight_warps),
         "prefill_16_fp8": (prefill._prefill_kernel, prefill_16, eight_warps),
         "prefill_16_fp12": (prefill._prefill_kernel, prefill_16, eight_warps),
-        "decode_16_fp12": (decode._decode_kernel, decode_shape | alone, four_warps),
-        "decode_shared_fp12": (decode._decode_kernel, decode_shape, four_warps),
+        "decode_16_fp12": (decode_kernel.decode_kernel, decode_shape | alone, four_warps),
+        "decode_shared_fp12": (decode_kernel.decode_kernel, decode_shape, four_warps),
     }
     expanding = {"SEQUENCES": expand.SEQUENCES, "KV_HEADS": 8, "BLOCK_SIZE": 16, "DIM": 128}
     variants["expand_fp12"] = (expand._expand_kernel, expanding, {"num_warps": 4})
