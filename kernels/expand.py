@@ -1,7 +1,7 @@
 """Keys and values of an fp12 cache in bf16, at the same places of a cache for one layer.
 
 For `kernels.hopper_prefill`, whose copy engine brings numbers as they are: there is no room for planes to
-become numbers on the way. bf16 holds what fp12 does, but for the clipped and the smallest.
+become numbers on the way. bf16 holds every number that fp12 does, so both kernels read the same.
 """
 
 from __future__ import annotations
