@@ -14,29 +14,51 @@ from kernels.tile import LOWEST
 # of more than eight tiles divided, equal ones of 1,200 keys would take 82 instead of 77. Those that
 # `plan_division` leaves are divided at more than LONG_TILES, whatever the others are.
 LONG_TILES = gl.constexpr(8)
+AT_ONCE = gl.constexpr(4)  # parts of a row that are read at the same time to be merged
+
+
+@gluon.jit
+def part_of_program(
+    program: gl.tensor, long_rows: gl.tensor, long_splits: gl.tensor, undivided: gl.tensor,
+    left_splits: gl.tensor,
+) -> gl.tuple:  # fmt: skip
+    """The place of a program's row by falling length, its split, and how many the row has programs for.
+
+    See `kernels.decode_splits.Division`. Rows come one after the other: long ones begin first, and programs
+    that only end are not the last to begin, which the next kernel waits for.
+    """
+    long_programs = long_rows * long_splits
+    short = long_rows + program - long_programs
+    left = short - undivided
+    place = gl.where(left < 0, short, undivided + left // left_splits)
+    split = gl.where(left < 0, 0, left % left_splits)
+    parts = gl.where(left < 0, 1, left_splits)
+    is_long = program < long_programs
+    place = gl.where(is_long, program // long_splits, place)
+    split = gl.where(is_long, program % long_splits, split)
+    return place, split, gl.where(is_long, long_splits, parts)
 
 
 @gluon.jit
 def divide(
-    context_len: gl.tensor, window: gl.tensor, order: gl.tensor, context_lens: gl.tensor,
-    undivided: gl.tensor, left_splits: gl.tensor, max_splits: gl.tensor, TILE: gl.constexpr,
-    MERGES: gl.constexpr,
+    context_len: gl.tensor, window: gl.tensor, order: gl.tensor, context_lens: gl.tensor, place: gl.tensor,
+    parts: gl.tensor, long_rows: gl.tensor, undivided: gl.tensor, TILE: gl.constexpr, MERGES: gl.constexpr,
 ) -> gl.tuple:  # fmt: skip
-    """A row's first visible key and tile, its tiles, tiles in a split, and splits with work.
+    """A row's first visible key and tile, its tiles, tiles in a split, and splits with work, of `parts`.
 
     MERGES: only rows that are long are split, and those behind the first `undivided` of more than LONG_TILES,
-    these into `left_splits`.
+    these into all parts.
     """
     first_key = gl.where(window > 0, gl.maximum(context_len - window, 0), 0)
     first_tile = first_key // TILE
     tiles = gl.cdiv(context_len, TILE) - first_tile
-    split_tiles = gl.maximum(gl.cdiv(tiles, max_splits), 1)
+    split_tiles = gl.maximum(gl.cdiv(tiles, parts), 1)
     if MERGES:
-        usual = gl.load(context_lens + gl.load(order + gl.num_programs(2) * 3 // 8))
+        usual = gl.load(context_lens + gl.load(order + long_rows))
         whole_tiles = gl.maximum(gl.cdiv(usual * 4, 3 * TILE), LONG_TILES)
-        divided = gl.minimum(gl.cdiv(tiles, whole_tiles), max_splits)
-        behind = (gl.program_id(2) >= undivided) & (tiles > LONG_TILES)
-        divided = gl.where(behind, left_splits, divided)
+        divided = gl.minimum(gl.cdiv(tiles, whole_tiles), parts)
+        behind = (place >= undivided) & (tiles > LONG_TILES)
+        divided = gl.where(behind, parts, divided)
         split_tiles = gl.maximum(gl.cdiv(tiles, gl.maximum(divided, 1)), 1)
     return first_key, first_tile, tiles, split_tiles, gl.cdiv(tiles, split_tiles)
 
@@ -53,16 +75,24 @@ def merged_parts(
     merged = gl.zeros([LANES, DIM], gl.float32, LAYOUT)
     peak = gl.full([LANES], LOWEST, gl.float32, gl.SliceLayout(1, LAYOUT))
     total = gl.zeros([LANES], gl.float32, gl.SliceLayout(1, LAYOUT))
-    for split in range(splits):
-        place = first + split * heads
-        part_lse = gl.load(lse + place, in_group, other=0.0, cache_modifier=".cg")
-        value = gl.load(
-            partials + place[:, None] * DIM + dim[None, :], in_group[:, None], other=0.0, cache_modifier=".cg"
-        )
-        new_peak = gl.maximum(peak, part_lse)
+    for begin in range(0, splits, AT_ONCE):
+        part_lses: gl.tuple = ()
+        values: gl.tuple = ()
+        for i in gl.static_range(AT_ONCE):
+            held = in_group & (begin + i < splits)
+            place = first + (begin + i) * heads
+            part_lses += (gl.load(lse + place, held, other=float("-inf"), cache_modifier=".cg"),)
+            value = partials + (place[:, None] * DIM + dim[None, :])
+            values += (gl.load(value, held[:, None], other=0.0, cache_modifier=".cg"),)
+        new_peak = peak
+        for i in gl.static_range(AT_ONCE):
+            new_peak = gl.maximum(new_peak, part_lses[i])
         decay = gl.exp2(peak - new_peak)
-        weight = gl.exp2(part_lse - new_peak)
-        merged = merged * decay[:, None] + value * weight[:, None]
-        total = total * decay + weight
+        merged *= decay[:, None]
+        total *= decay
+        for i in gl.static_range(AT_ONCE):
+            weight = gl.exp2(part_lses[i] - new_peak)
+            merged += values[i] * weight[:, None]
+            total += weight
         peak = new_peak
     return merged / total[:, None]

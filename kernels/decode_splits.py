@@ -19,7 +19,9 @@ PART = 32  # dimensions of a head that a warp merges: the warps of a head need n
 MAX_SMALL_SPLITS = 32  # as far as measured
 FULL_DEVICE = 256  # programs: about two on every multiprocessor
 LONG_ROW_SPLITS = 3
-MOST_SPLITS_OF_LEFT = 4  # of rows that do not run at once with the others
+# Of rows that do not run at once with the others: more than FEW where so many parts fill at most half the
+# device.
+FEW_SPLITS_OF_LEFT, MOST_SPLITS_OF_LEFT = 4, 8
 # Programs of `kernels.hopper_decode` that a multiprocessor has registers for; with heads of 64 twice as many.
 RESIDENT = 2
 
@@ -29,17 +31,31 @@ Merge = Callable[[torch.Tensor, torch.Tensor, int, int, int, "DecodeWorkspace"],
 
 
 class Division(NamedTuple):
-    """Into how many programs rows are divided, by falling length.
+    """How many programs rows are given, by falling length; those that a row is not divided into only end.
 
-    The first `undivided` only for being longer than others, into `most` at most. Those behind them do not run
-    at once with the others, and are so few that they would end nearly alone: into `left_splits`, whatever the
-    others are. 34, 40 and 48 rows of 1,024 keys bring 2.86, 2.92 and 2.98 TB/s on an H100, with none divided
-    2.43, 2.67 and 2.91. Each row is given `most` programs, and those that it is not divided into only end.
+    The first `long_rows` have `long_splits` each, for being longer than others. The first `undivided` but
+    these have one. Those behind them do not run at once with the others, and are so few that they would end
+    nearly alone: they have `left_splits`, whatever the others are. 34, 40 and 48 rows of 1,024 keys bring
+    2.98, 2.95 and 2.95 TB/s on an H100, with none divided 2.35, 2.63 and 2.85.
     """
 
+    long_rows: int
+    long_splits: int
     undivided: int
     left_splits: int
-    most: int
+
+    @property
+    def most(self) -> int:
+        """Programs of a row."""
+        return max(self.long_splits, self.left_splits)
+
+    def programs(self, batch: int) -> int:
+        """Of all rows, for each kv head."""
+        return (
+            self.long_rows * self.long_splits
+            + (self.undivided - self.long_rows)
+            + (batch - self.undivided) * self.left_splits
+        )
 
 
 @dataclass(frozen=True)
@@ -90,16 +106,18 @@ def plan_division(
 ) -> Division:
     """How a batch is divided whose rows have one program for each kv head, but for some."""
     programs = batch * num_kv_heads
+    long_rows = batch * 3 // 8  # the one behind them is what `kernels.decode_division.divide` calls usual
     if programs > min(2 * FULL_DEVICE, len(workspace.arrivals)):
-        return Division(batch, 1, 1)  # so many are work enough until the last one is done
+        return Division(long_rows, 1, batch, 1)  # so many are work enough until the last one is done
     room = max(len(workspace.lse) // batch, 1)
-    most = min(LONG_ROW_SPLITS, room)
+    long_splits = min(LONG_ROW_SPLITS, room)
     at_once = RESIDENT * 128 // head_dim * multiprocessors
     left = programs - at_once
     if not 0 < left <= at_once // 2:
-        return Division(batch, 1, most)
-    left_splits = min(at_once // left, MOST_SPLITS_OF_LEFT, room)
-    return Division(at_once // num_kv_heads, left_splits, max(most, left_splits))
+        return Division(long_rows, long_splits, batch, 1)
+    wanted = max(at_once // (2 * left), FEW_SPLITS_OF_LEFT)
+    left_splits = min(wanted, MOST_SPLITS_OF_LEFT, at_once // left, room)
+    return Division(long_rows, long_splits, at_once // num_kv_heads, left_splits)
 
 
 def merge_splits(
