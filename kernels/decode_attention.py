@@ -55,17 +55,18 @@ def decode_attention(
 ) -> None:
     """Attention of each row's newest token to its context, to the first B tokens of `out` [T, Hq, D].
 
-    q [T, Hq, D]: its first B tokens are the rows' queries, at position context_len − 1 each. kv
-    [blocks, 2, Hkv, block_size, D], block_tables [*, max_blocks] i32 indexed by rows [B] i32, context_lens
-    [B] i32: a row without context writes nothing. order [B] i32 is a permutation of 0 … B − 1, best by
-    falling context length: a long row that starts last keeps the device waiting. These four are read before
-    kernels ahead have ended: they must be complete when the kernel just ahead begins. `window` limits
-    attention to that many newest keys, 0 means all. Grid and launches depend on shapes only, so CUDA graphs
-    may capture it. `max_splits` overrides `plan_splits`. Where rows are split, the results are left in the
-    workspace, and `merge` makes of them what becomes of `out`; with one, `kernels.hopper_decode` may divide
-    long rows all the same, by the workspace, and merges them itself. What the rows `shared` with others is
-    read once for all of them (read as early; no use with a window). kv_scales [blocks, Hkv, block_size, 2]
-    are those of a rounded kv (see `kernels.kv_formats`), and in fp8 q must fit fp16.
+    q [T, Hq, D]: its first B tokens are the rows' queries, at position context_len − 1 each. kv [blocks,
+    2, Hkv, block_size, D], block_tables [*, max_blocks] i32 indexed by rows [B] i32, context_lens [B]
+    i32: a row without context writes nothing. order [B] i32 is a permutation of 0 … B − 1, best by
+    falling context length: a long row that starts last keeps the device waiting, and of many rows only
+    the first three eighths may be divided for being long. These four are read before kernels ahead have
+    ended: they must be complete when the kernel just ahead begins. `window` limits attention to that many
+    newest keys, 0 means all. Grid and launches depend on shapes only, so CUDA graphs may capture it.
+    `max_splits` overrides `plan_splits`. Where rows are split, the results are left in the workspace, and
+    `merge` makes of them what becomes of `out`; with one, `kernels.hopper_decode` may divide long rows
+    all the same, by the workspace, and merges them itself. What the rows `shared` with others is read
+    once for all of them (read as early; no use with a window). kv_scales [blocks, Hkv, block_size, 2] are
+    those of a rounded kv (see `kernels.kv_formats`), and in fp8 q must fit fp16.
 
     With `new`, a token's query heads are followed by its Hkv heads of k and of v, all as the projection gave
     them: they are normalised and rotated here, and K and V written to the cache. What that held is read as

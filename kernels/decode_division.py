@@ -9,7 +9,8 @@ from kernels.decode_products import LANES
 from kernels.tile import LOWEST
 
 # Where rows fill the device each has one program for each head, but for long ones: of more than so many
-# tiles, and a third longer than the row that is three eighths of all down, as padding comes last. 32 rows of
+# tiles, and a third longer than the row that is three eighths of all down, as padding comes last, if they are
+# before that one. 32 rows of
 # about 450 keys, the longest 2,048, take 47 µs a layer of Qwen3-0.6B on an H100, undivided 57; were all rows
 # of more than eight tiles divided, equal ones of 1,200 keys would take 82 instead of 77. Those that
 # `plan_division` leaves are divided at more than LONG_TILES, whatever the others are.
@@ -24,8 +25,8 @@ def part_of_program(
 ) -> gl.tuple:  # fmt: skip
     """The place of a program's row by falling length, its split, and how many the row has programs for.
 
-    See `kernels.decode_splits.Division`. Rows come one after the other: long ones begin first, and programs
-    that only end are not the last to begin, which the next kernel waits for.
+    See `kernels.decode_splits.Division`. Rows come one after the other: long ones begin first, and those of
+    their programs that only end are not the last to begin: until all have, the next kernel cannot.
     """
     long_programs = long_rows * long_splits
     short = long_rows + program - long_programs

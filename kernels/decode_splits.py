@@ -20,7 +20,7 @@ MAX_SMALL_SPLITS = 32  # as far as measured
 FULL_DEVICE = 256  # programs: about two on every multiprocessor
 LONG_ROW_SPLITS = 3
 # Of rows that do not run at once with the others: more than FEW where so many parts fill at most half the
-# device.
+# device. A graph's batch is padded, to 48 from 33 on: there it is two parts.
 FEW_SPLITS_OF_LEFT, MOST_SPLITS_OF_LEFT = 4, 8
 # Programs of `kernels.hopper_decode` that a multiprocessor has registers for; with heads of 64 twice as many.
 RESIDENT = 2
@@ -36,7 +36,7 @@ class Division(NamedTuple):
     The first `long_rows` have `long_splits` each, for being longer than others. The first `undivided` but
     these have one. Those behind them do not run at once with the others, and are so few that they would end
     nearly alone: they have `left_splits`, whatever the others are. 34, 40 and 48 rows of 1,024 keys bring
-    2.98, 2.95 and 2.95 TB/s on an H100, with none divided 2.35, 2.63 and 2.85.
+    2.97, 2.94 and 2.95 TB/s on an H100; when none were divided it was 2.43, 2.67 and 2.91.
     """
 
     long_rows: int
@@ -46,7 +46,7 @@ class Division(NamedTuple):
 
     @property
     def most(self) -> int:
-        """Programs of a row."""
+        """Programs of the row that has most: room for so many parts of each row is in the workspace."""
         return max(self.long_splits, self.left_splits)
 
     def programs(self, batch: int) -> int:

@@ -67,7 +67,7 @@ def _kernel(
 
     MERGES: only some rows are split (see `divide`), and the last program of one to be done merges its parts:
     `arrivals`, by row and kv head, counts them, and is zero before and after. Otherwise all rows' results are
-    left as parts.
+    left as parts. Either way there is room for `max_splits` parts of each row.
     READY: before the kernel ahead began the cache held nothing that is read here (0), all but the newest
     token (1) or all (2). BRINGS: the tile after the staged ones is brought to the L2 cache meanwhile.
     """

@@ -13,7 +13,7 @@ from rounded import FP8, FP12, in_format
 from kernels.decode_attention import decode_attention
 from kernels.decode_reference import WORTH_A_PART, DecodeGather, decode_attention_reference
 from kernels.decode_splits import RESIDENT, DecodeWorkspace, plan_division
-from kernels.hopper_decode import hopper_decode
+from kernels.hopper_decode import TILE, hopper_decode
 from kernels.launch import multiprocessors_of
 from kernels.shared_prefix import PrefixWorkspace
 
@@ -273,11 +273,15 @@ def test_long_rows_beside_short_ones(
     assert workspace.lse.isfinite().any() == of_hopper(dtype, held, device)
 
 
+@pytest.mark.parametrize(("kv_heads", "more", "left_splits"), [(2, 3, 3), (8, 1, 8)])
 @pytest.mark.parametrize(
     ("window", "ready", "held", "dtype"),
     with_dtypes(READY_AND_HELD),
 )
 def test_a_few_rows_more_than_run_at_once(
+    kv_heads: int,
+    more: int,
+    left_splits: int,
     window: int,
     ready: dict[str, bool],
     held: torch.dtype | None,
@@ -286,12 +290,13 @@ def test_a_few_rows_more_than_run_at_once(
 ) -> None:
     """Hopper divides those that come last, though they are the shortest."""
     on_gpu = device.type == "cuda"
-    at_once = RESIDENT * multiprocessors_of(device) if on_gpu else 2
-    lengths = [700 - i for i in range(at_once // 2 + 3)] if on_gpu else [130, 129, 65]
-    paged, kv_scales = held_as(make_paged(lengths, 2, 128, 16, dtype, device), held)
-    q = fused_queries(len(lengths) + BEYOND, 4, 128, dtype).to(device)
+    undivided = RESIDENT * multiprocessors_of(device) // kv_heads if on_gpu else 1
+    lengths = [700 - i for i in range(undivided + more)] if on_gpu else [130, 129, 65]
+    heads = 2 * kv_heads
+    paged, kv_scales = held_as(make_paged(lengths, kv_heads, 128, 16, dtype, device), held)
+    q = fused_queries(len(lengths) + BEYOND, heads, 128, dtype).to(device)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
-    workspace = poisoned_workspace(len(lengths), 4, 128, device)
+    workspace = poisoned_workspace(len(lengths), heads, 128, device)
     order = paged.context_lens.argsort(descending=True).int()
     decode_attention(
         q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, 128**-0.5, window,
@@ -300,9 +305,14 @@ def test_a_few_rows_more_than_run_at_once(
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
     assert not workspace.arrivals.any()
     if of_hopper(dtype, held, device):
-        division = plan_division(len(lengths), 2, 128, multiprocessors_of(device), workspace)
-        parts = workspace.lse.view(-1, 4).isfinite().any(1).nonzero().flatten() // division.most
-        assert parts.unique().tolist() == list(range(at_once // 2, len(lengths)))
+        division = plan_division(len(lengths), kv_heads, 128, multiprocessors_of(device), workspace)
+        assert division.left_splits == left_splits
+        expected_parts = []
+        for row in range(undivided, len(lengths)):
+            tiles = -(-lengths[row] // TILE) - (max(lengths[row] - window, 0) // TILE if window else 0)
+            part_tiles = -(-tiles // left_splits)
+            expected_parts += [row * left_splits + part for part in range(-(-tiles // part_tiles))]
+        assert workspace.lse.isfinite().all(1).nonzero().flatten().tolist() == expected_parts
     else:
         assert workspace.lse.isnan().all()
 

@@ -8,17 +8,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels import decode_division
-from kernels.decode_splits import DecodeWorkspace, plan_division, plan_small_splits, plan_splits
+from kernels.decode_splits import (
+    DecodeWorkspace,
+    Division,
+    plan_division,
+    plan_small_splits,
+    plan_splits,
+)
 
 MULTIPROCESSORS = 132
 
 
 @pytest.mark.parametrize("max_batch", [1, 3, 8, 64, 256, 1000])
 def test_the_workspace_holds_every_plan(max_batch: int) -> None:
-    workspace = DecodeWorkspace.allocate(max_batch, 1, 1, "meta")
-    capacity = workspace.lse.numel()
-    assert plan_division(max_batch + 512, 1, 128, MULTIPROCESSORS, workspace).most == 1
-    for batch in {1, (max_batch + 1) // 2, max_batch}:
+    workspace = DecodeWorkspace.allocate(max_batch, 32, 1, "meta")
+    capacity = len(workspace.lse)
+    too_many = max_batch + 512
+    assert plan_division(too_many, 1, 128, MULTIPROCESSORS, workspace) == (too_many * 3 // 8, 1, too_many, 1)
+    for batch in {*range(1, max_batch, 7), 34, 35, 67, 135, max_batch}:
+        if batch > max_batch:
+            continue
         for kv_heads in (1, 2, 8, 32):
             for max_tiles in (1, 7, 64, 4096):
                 for plan in (plan_splits, plan_small_splits):
@@ -62,17 +71,25 @@ def test_no_row_is_divided_further_than_there_is_room() -> None:
     assert plan_division(265, 1, 128, MULTIPROCESSORS, workspace) == (99, 1, 264, 1)
 
 
-@given(st.integers(1, 600), st.sampled_from([1, 2, 3, 5, 8, 12, 16, 40, 64, 128]), st.sampled_from([64, 128]))
-def test_a_program_for_each_part_of_a_row(batch: int, kv_heads: int, head_dim: int) -> None:
+@given(*[st.integers(0, 40)] * 3, *[st.integers(1, 9)] * 2)
+def test_a_program_for_each_part_of_a_row(
+    long_rows: int, rows_of_one: int, left_rows: int, long_splits: int, left_splits: int
+) -> None:
     """In the order of rows and parts. The function is the kernel's, of all programs at once."""
-    workspace = DecodeWorkspace.allocate(batch, kv_heads, head_dim, "meta")
-    division = plan_division(batch, kv_heads, head_dim, MULTIPROCESSORS, workspace)
-    assert division.long_rows <= division.undivided <= batch
-    counts = [division.long_splits] * division.long_rows
-    counts += [1] * (division.undivided - division.long_rows)
-    counts += [division.left_splits] * (batch - division.undivided)
+    counts = [long_splits] * long_rows + [1] * rows_of_one + [left_splits] * left_rows
+    division = Division(long_rows, long_splits, long_rows + rows_of_one, left_splits)
+    programs = np.arange(division.programs(len(counts)))
     with patch.object(decode_division.gl, "where", np.where):
-        parts_of = decode_division.part_of_program.fn(np.arange(division.programs(batch)), *division)
+        found = decode_division.part_of_program.fn(programs, *division)
     expected = [(place, split, parts) for place, parts in enumerate(counts) for split in range(parts)]
-    assert list(zip(*(numbers.tolist() for numbers in parts_of), strict=True)) == expected
-    assert max(counts) <= division.most
+    assert list(zip(*(numbers.tolist() for numbers in found), strict=True)) == expected
+    assert max(counts, default=1) <= division.most
+
+
+@given(st.integers(1, 600), st.integers(1, 128), st.sampled_from([64, 128]), st.integers(1, 132))
+def test_a_division_fits_the_batch(batch: int, kv_heads: int, head_dim: int, multiprocessors: int) -> None:
+    workspace = DecodeWorkspace.allocate(batch, kv_heads, head_dim, "meta")
+    division = plan_division(batch, kv_heads, head_dim, multiprocessors, workspace)
+    assert 0 <= division.long_rows <= division.undivided <= batch
+    assert division.long_rows < batch  # the row behind them is looked at
+    assert division.most == 1 or division.most * batch <= len(workspace.lse)
