@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from engine.core import EngineCore
-from engine.kv_cache import KVCache, bytes_per_block
+from engine.kv_cache import KVCache, bytes_per_block, touched
 from engine.models.config import ModelConfig
 from engine.request import Request, SamplingParams
 from kernels.block_copy import copy_blocks_reference
@@ -73,6 +76,29 @@ def test_a_client_that_leaves_during_a_long_transfer_leaks_nothing() -> None:
         core.scheduler.check()
     blocks = core.scheduler.blocks
     assert [blocks.pool.num_free, blocks.host.pool.num_free] == [18, 18]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_host_memory_is_touched_by_all_processors(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """However few threads compute, before and afterwards."""
+    zeros, seen = torch.zeros, []
+
+    def counted(*arguments: Any, **options: Any) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        if fails:
+            raise MemoryError
+        return zeros(*arguments, **options)
+
+    monkeypatch.setattr(torch, "zeros", counted)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with pytest.raises(MemoryError) if fails else nullcontext():
+            assert not touched((3, 70_000)).any()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [len(os.sched_getaffinity(0))]
 
 
 def test_blocks_that_follow_each_other_are_copied_together(model_folder: Callable[[str], Path]) -> None:
