@@ -6,11 +6,14 @@ from typing import Any
 
 import torch
 
+from kernels.decode_splits import DecodeWorkspace
+
 HAS_GPU = torch.cuda.is_available()
 # The interpreter multiplies bf16's raw bits, so bf16 is for the GPU.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * HAS_GPU
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 NO_BLOCK = 2**31 - 1  # reading it is an illegal access
+UNTOUCHED = 7.0  # what an output holds where nothing is to be written
 
 
 def with_dtypes(cases: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -86,6 +89,23 @@ def attend_exactly(
     hidden = (age < 0) | ((age >= window) if window else torch.tensor(False))
     scores = torch.einsum("qhd,khd->hqk", q.cpu().double(), k) * scale
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+
+
+def decode_exactly(q: torch.Tensor, paged: Paged, window: int) -> torch.Tensor:
+    """Attention in fp64 of each row's newest token, q [B, Hq, D]; UNTOUCHED for rows without context."""
+    parts = [
+        attend_exactly(x, k, v, q.shape[-1] ** -0.5, window) if len(k) else torch.full(x.shape, UNTOUCHED)
+        for x, k, v in zip(q.cpu().split(1), paged.keys, paged.values, strict=True)
+    ]
+    return torch.cat([part.double() for part in parts])
+
+
+def poisoned_workspace(batch: int, heads: int, head_dim: int, device: torch.device) -> DecodeWorkspace:
+    """Scratch that is NaN until it is written."""
+    workspace = DecodeWorkspace.allocate(batch, heads, head_dim, device)
+    for scratch in (workspace.partials, workspace.lse, workspace.prefix.partials, workspace.prefix.lse):
+        scratch.fill_(torch.nan)
+    return workspace
 
 
 def share_prefixes(paged: Paged, bundles: list[list[int]], tokens: list[int]) -> None:

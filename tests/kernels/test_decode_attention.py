@@ -7,7 +7,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from paged import HAS_GPU, TOLERANCE, Paged, attend_exactly, fused_queries, make_paged, with_dtypes
+from paged import (
+    HAS_GPU,
+    TOLERANCE,
+    UNTOUCHED,
+    Paged,
+    decode_exactly,
+    fused_queries,
+    make_paged,
+    poisoned_workspace,
+    with_dtypes,
+)
 from rounded import FP8, FP12, in_format
 
 from kernels.decode_attention import decode_attention
@@ -35,13 +45,6 @@ def lengths_around(block_size: int) -> list[int]:
     return sorted({0, 1, block_size - 1, block_size, block_size + 1, 63, 64, 65, 130})
 
 
-def poisoned_workspace(batch: int, heads: int, head_dim: int, device: torch.device) -> DecodeWorkspace:
-    workspace = DecodeWorkspace.allocate(batch, heads, head_dim, device)
-    workspace.partials.fill_(torch.nan)
-    workspace.lse.fill_(torch.nan)
-    return workspace
-
-
 def held_as(paged: Paged, held: torch.dtype | None) -> tuple[Paged, torch.Tensor | None]:
     """The same, and its scales, in a rounded dtype, or with None as it is."""
     return (paged, None) if held is None else in_format(paged, held)
@@ -66,7 +69,6 @@ READY_AND_HELD = [
     ),
 ]
 
-UNTOUCHED = 7.0  # what `out` holds where nothing is to be written
 BEYOND = 2  # tokens after the rows' own, of others in the step
 
 
@@ -75,12 +77,8 @@ def any_order(batch: int, device: torch.device) -> torch.Tensor:
 
 
 def expected(q: torch.Tensor, paged: Paged, window: int) -> torch.Tensor:
-    scale = q.shape[-1] ** -0.5
-    parts = [
-        attend_exactly(x, k, v, scale, window) if len(k) else torch.full(x.shape, UNTOUCHED).double()
-        for x, k, v in zip(q[:-BEYOND].cpu().split(1), paged.keys, paged.values, strict=True)
-    ]
-    return torch.cat([*parts, torch.full((BEYOND, *q.shape[1:]), UNTOUCHED).double()])
+    beyond = torch.full((BEYOND, *q.shape[1:]), UNTOUCHED).double()
+    return torch.cat([decode_exactly(q[:-BEYOND], paged, window), beyond])
 
 
 @pytest.mark.parametrize(

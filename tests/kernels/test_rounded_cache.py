@@ -6,13 +6,21 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from paged import TOLERANCE, Paged, attend_exactly, fused_queries, make_paged, share_prefixes
+from paged import (
+    TOLERANCE,
+    UNTOUCHED,
+    attend_exactly,
+    decode_exactly,
+    fused_queries,
+    make_paged,
+    poisoned_workspace,
+    share_prefixes,
+)
 from rounded import FP8, FP12, POISON, dequantized, empty_vectors, in_format
 from test_shared_prefix import bundle_of, members_of
 
 from kernels.decode_attention import decode_attention
 from kernels.decode_reference import decode_attention_reference
-from kernels.decode_splits import DecodeWorkspace
 from kernels.kv_formats import check_kv_scales, elements_of, quantize, read_cache
 from kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
@@ -91,7 +99,9 @@ def test_a_vector_that_is_not_finite_is_read_as_nan(
     torch.testing.assert_close(read.cpu(), expected, atol=1e-3, rtol=0, equal_nan=True)
 
 
-SHAPES = [
+# Held as, q heads, kv heads, head dim, block size, window.
+Shape = tuple[torch.dtype, int, int, int, int, int]
+SHAPES: list[Shape] = [
     (FP8, 4, 2, 80, 32, 0),
     (FP8, 4, 1, 128, 16, 0),
     (FP8, 7, 1, 96, 128, 20),
@@ -103,18 +113,14 @@ SEQUENCES = [(1, 1), (0, 5), (5, 70), (33, 150), (1, 64), (0, 0), (16, 31)]
 
 
 @pytest.mark.parametrize("attention", [prefill_attention, prefill_attention_reference])
-@pytest.mark.parametrize(("held", "heads", "kv_heads", "head_dim", "block_size", "window"), SHAPES)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_prefill(
     attention: Callable[..., None],
-    held: torch.dtype,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    window: int,
+    shape: Shape,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
+    held, heads, kv_heads, head_dim, block_size, window = shape
     torch.manual_seed(0)
     query_lens, context_lens = (list(lengths) for lengths in zip(*SEQUENCES, strict=True))
     exact_cache = make_paged(context_lens, kv_heads, head_dim, block_size, dtype, device)
@@ -133,37 +139,15 @@ def test_prefill(
     torch.testing.assert_close(out.cpu().double(), torch.cat(exact), atol=TOLERANCE[dtype], rtol=0)
 
 
-UNTOUCHED = 7.0  # what `out` holds where nothing is to be written
-
-
-def decode_exactly(q: torch.Tensor, paged: Paged, window: int) -> torch.Tensor:
-    parts = [
-        attend_exactly(x, k, v, q.shape[-1] ** -0.5, window) if len(k) else torch.full(x.shape, UNTOUCHED)
-        for x, k, v in zip(q.cpu().split(1), paged.keys, paged.values, strict=True)
-    ]
-    return torch.cat([part.double() for part in parts])
-
-
-def workspace_of(batch: int, q: torch.Tensor) -> DecodeWorkspace:
-    workspace = DecodeWorkspace.allocate(batch, *q.shape[1:], q.device)
-    for scratch in (workspace.partials, workspace.lse, workspace.prefix.partials, workspace.prefix.lse):
-        scratch.fill_(torch.nan)
-    return workspace
-
-
 @pytest.mark.parametrize("max_splits", [1, 2])
-@pytest.mark.parametrize(("held", "heads", "kv_heads", "head_dim", "block_size", "window"), SHAPES)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_decode(
-    held: torch.dtype,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    window: int,
+    shape: Shape,
     max_splits: int | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
+    held, heads, kv_heads, head_dim, block_size, window = shape
     torch.manual_seed(0)
     lengths = [0, 1, 64, 127, 128, 129, 200]
     exact_cache = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
@@ -173,7 +157,7 @@ def test_decode(
     expected = decode_exactly(q, paged, window)
     common = (paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, head_dim**-0.5, window)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
-    workspace = workspace_of(len(lengths), q)
+    workspace = poisoned_workspace(len(lengths), *q.shape[1:], device)
     decode_attention(q, out, *common, workspace, max_splits, kv_scales=kv_scales)
     torch.testing.assert_close(out.cpu().double(), expected, atol=TOLERANCE[dtype], rtol=0)
     out.fill_(UNTOUCHED)
@@ -197,7 +181,7 @@ def test_weights_fit_whatever_the_values_scale(
     order = torch.zeros(1, dtype=torch.int32, device=device)
     decode_attention(
         q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, 0.125, 0,
-        workspace_of(1, q), kv_scales=kv_scales,
+        poisoned_workspace(1, *q.shape[1:], device), kv_scales=kv_scales,
     )  # fmt: skip
     torch.testing.assert_close(
         out.cpu().double(), decode_exactly(q, paged, 0), atol=TOLERANCE[dtype] * magnitude + 6e-8, rtol=0
@@ -220,8 +204,8 @@ def test_rows_that_share_a_prefix_attend_to_the_same_as_alone(
     out = torch.empty(q.shape, dtype=dtype, device=device)
     decode_attention(
         q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens,
-        torch.randperm(4).int().to(device), head_dim**-0.5, 0, workspace_of(4, q), shared=shared,
-        kv_scales=kv_scales,
+        torch.randperm(4).int().to(device), head_dim**-0.5, 0, poisoned_workspace(4, *q.shape[1:], device),
+        shared=shared, kv_scales=kv_scales,
     )  # fmt: skip
     torch.testing.assert_close(out.cpu().double(), decode_exactly(q, paged, 0), atol=TOLERANCE[dtype], rtol=0)
 
