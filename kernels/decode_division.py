@@ -29,15 +29,14 @@ def part_of_program(
     their programs that only end are not the last to begin: until all have, the next kernel cannot.
     """
     long_programs = long_rows * long_splits
-    short = long_rows + program - long_programs
-    left = short - undivided
-    place = gl.where(left < 0, short, undivided + left // left_splits)
-    split = gl.where(left < 0, 0, left % left_splits)
-    parts = gl.where(left < 0, 1, left_splits)
-    is_long = program < long_programs
-    place = gl.where(is_long, program // long_splits, place)
-    split = gl.where(is_long, program % long_splits, split)
-    return place, split, gl.where(is_long, long_splits, parts)
+    left = long_rows + program - long_programs - undivided
+    if program < long_programs:
+        place, split, parts = program // long_splits, program % long_splits, long_splits
+    elif left < 0:
+        place, split, parts = undivided + left, 0, 1
+    else:
+        place, split, parts = undivided + left // left_splits, left % left_splits, left_splits
+    return place, split, parts
 
 
 @gluon.jit

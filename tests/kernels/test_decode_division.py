@@ -1,13 +1,10 @@
 """Into how many programs decode attention divides rows, and which part of which row a program takes."""
 
-from unittest.mock import patch
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import decode_division
+from kernels.decode_division import part_of_program
 from kernels.decode_splits import (
     DecodeWorkspace,
     Division,
@@ -75,14 +72,11 @@ def test_no_row_is_divided_further_than_there_is_room() -> None:
 def test_a_program_for_each_part_of_a_row(
     long_rows: int, rows_of_one: int, left_rows: int, long_splits: int, left_splits: int
 ) -> None:
-    """In the order of rows and parts. The function is the kernel's, of all programs at once."""
+    """In the order of rows and parts."""
     counts = [long_splits] * long_rows + [1] * rows_of_one + [left_splits] * left_rows
     division = Division(long_rows, long_splits, long_rows + rows_of_one, left_splits)
-    programs = np.arange(division.programs(len(counts)))
-    with patch.object(decode_division.gl, "where", np.where):
-        found = decode_division.part_of_program.fn(programs, *division)
-    expected = [(place, split, parts) for place, parts in enumerate(counts) for split in range(parts)]
-    assert list(zip(*(numbers.tolist() for numbers in found), strict=True)) == expected
+    found = [part_of_program.fn(program, *division) for program in range(division.programs(len(counts)))]
+    assert found == [(place, split, parts) for place, parts in enumerate(counts) for split in range(parts)]
     assert max(counts, default=1) <= division.most
 
 
