@@ -20,7 +20,7 @@ MAX_SMALL_SPLITS = 32  # as far as measured
 FULL_DEVICE = 256  # programs: about two on every multiprocessor
 LONG_ROW_SPLITS = 3
 # Of rows that do not run at once with the others: more than FEW where so many parts fill at most half the
-# device. A graph's batch is padded, to 48 from 33 on: there it is two parts.
+# device. A graph's batch is padded, to 40 or 48 from 33 on: there it is four parts or two.
 FEW_SPLITS_OF_LEFT, MOST_SPLITS_OF_LEFT = 4, 8
 # Programs of `kernels.hopper_decode` that a multiprocessor has registers for; with heads of 64 twice as many.
 RESIDENT = 2
