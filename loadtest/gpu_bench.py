@@ -49,26 +49,25 @@ def main() -> int:
             ),
             ["-m", "loadtest.rounded_cache", *folders, "--json", str(output / "rounded-cache.json")],
         ]
+        runs = ["--runs", str(arguments.runs)]
         for model, workloads in OFFLINE.items():
             bench = ["-m", "service.cli", "bench", f"{models}/{model}", "--load-format", "dummy"]
-            for options in (
-                ["--workload", workloads],
-                ["--in-order", "--workload", IN_ORDER[model]],
-                ["--kv-cache-dtype", "fp12_e4m7", "--workload", IN_FP12[model]],
-            ):
-                options += ["--runs", str(arguments.runs)]
-                commands.append([*bench, *options, "--result-file", str(output / "offline.jsonl")])
+            bench += [*runs, "--result-file", str(output / "offline.jsonl")]
+            commands += (
+                [*bench, "--workload", workloads],
+                [*bench, "--in-order", "--workload", IN_ORDER[model]],
+                [*bench, "--kv-cache-dtype", "fp12_e4m7", "--workload", IN_FP12[model]],
+            )
         for order in ([], ["--in-order"]):
             for mode in ("swap", "recompute", "auto"):
                 bench = ["-m", "service.cli", "bench", f"{models}/llama-8b", "--load-format", "dummy"]
                 options = [*FEW_BLOCKS, *order, "--preemption-mode", mode, "--runs", "1"]
                 commands.append([*bench, *options, "--result-file", str(output / "offline.jsonl")])
         for model in OFFLINE:
-            startup = ["-m", "loadtest.startup_time", f"{models}/{model}", "--load-format", "dummy"]
+            startup = ["-m", "loadtest.startup_time", f"{models}/{model}", "--load-format", "dummy", *runs]
             commands.append([*startup, "--result-file", str(output / "startup.jsonl")])
-        commands.append(
-            ["-m", "loadtest.served", f"{models}/qwen3-0.6b", "--result-file", str(output / "served.jsonl")]
-        )
+        served = ["-m", "loadtest.served", f"{models}/qwen3-0.6b", *runs]
+        commands.append([*served, "--result-file", str(output / "served.jsonl")])
         failed = [command for command in commands if _run(command) != 0]
     for command in failed:
         print(f"failed: python {' '.join(command)}", file=sys.stderr)

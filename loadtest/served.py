@@ -1,8 +1,8 @@
-"""What clients see of a served model: `python -m loadtest.served MODEL [--result-file FILE]`.
+"""What clients see of a served model: `python -m loadtest.served MODEL [--runs N] [--result-file FILE]`.
 
 Starts `quire serve MODEL` with dummy weights on loopback, streams workloads to it from processes of their own
 and prints throughput, TTFT and ITL. Closed loop: `concurrency` requests are under way at any time; open loop:
-they arrive by a Poisson schedule, from which latencies count.
+they arrive by a Poisson schedule, from which latencies count. Of several runs each number's median counts.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import argparse
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from loadtest.arrivals import arrival_times
@@ -69,6 +70,7 @@ class ServedResult:
     itl_p50_ms: float
     itl_p99_ms: float
     normalized_latency_ms: float  # mean of end-to-end time ÷ output tokens
+    runs: int  # of which each number is the median
     device: str
     commit: str
     date: str
@@ -111,9 +113,20 @@ def measure(base_url: str, model: str, case: Case, device: str, salt: str) -> Se
         itl_p50_ms=_ms(summary.itl.p50),
         itl_p99_ms=_ms(summary.itl.p99),
         normalized_latency_ms=_ms(summary.normalized_latency.mean),
+        runs=1,
         device=device,
         **asdict(Provenance.here()),
     )
+
+
+def median(results: Sequence[ServedResult]) -> ServedResult:
+    """The median of each number, over runs of one case."""
+    numbers = {
+        name: statistics.median(getattr(result, name) for result in results)
+        for name, value in asdict(results[0]).items()
+        if isinstance(value, float)
+    }
+    return replace(results[0], **numbers, runs=len(results))
 
 
 def _ms(seconds: float) -> float:
@@ -157,14 +170,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", help="a model folder; its weights are not read")
+    parser.add_argument("--runs", type=int, default=3, help="of each workload")
     parser.add_argument("--result-file", type=Path, help="append one JSON object a workload")
     arguments = parser.parse_args()
+    if arguments.runs < 1:
+        parser.error(f"--runs must be at least 1, got {arguments.runs}")
     name = Path(arguments.model).resolve().name
     with running_server(arguments.model) as base_url:
         device = _device_name()
         measure(base_url, name, CASES[0], device, salt="warm-up")
         for number, case in enumerate(CASES):
-            result = measure(base_url, name, case, device, salt=f"case {number}")
+            salts = [f"case {number}, run {run}" for run in range(arguments.runs)]
+            result = median([measure(base_url, name, case, device, salt) for salt in salts])
             print(json.dumps(asdict(result)), flush=True)
             if arguments.result_file is not None:
                 with arguments.result_file.open("a", encoding="utf-8") as file:

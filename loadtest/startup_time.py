@@ -1,8 +1,9 @@
-"""How soon a server serves: `python -m loadtest.startup_time MODEL [--load-format dummy]`.
+"""How soon a server serves: `python -m loadtest.startup_time MODEL [--load-format dummy] [--runs N]`.
 
-Starts `quire serve MODEL` twice, with an empty cache of compiled kernels and then with what the first start
-left there, and asks for a completion as soon as it is ready. Prints when each phase ended, in seconds since
-the command, and the times between tokens while CUDA graphs may still be missing and when all are there.
+Starts `quire serve MODEL` twice a run, with an empty cache of compiled kernels and then with what the first
+start left there, and asks for a completion as soon as it is ready. Prints when each phase ended, in seconds
+since the command, and the times between tokens while CUDA graphs may still be missing and when all are there:
+of the run whose first token was neither the earliest nor the latest.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -45,6 +46,7 @@ class StartupTime:
     itl_max_ms: float
     later_itl_p50_ms: float  # of one when all graphs are there
     later_itl_max_ms: float
+    runs: int  # of which this is the middle one
     commit: str
     date: str
     command: str
@@ -90,7 +92,15 @@ def measure(model: str, options: list[str], kernels: str, cache: Path) -> Startu
         itl_max_ms=max(gaps),
         later_itl_p50_ms=statistics.median(later_gaps),
         later_itl_max_ms=max(later_gaps),
+        runs=1,
         **asdict(Provenance.here()),
+    )
+
+
+def middle(starts: Sequence[StartupTime]) -> StartupTime:
+    """The start with the median first token; of an even number the earlier one of two."""
+    return replace(
+        sorted(starts, key=lambda start: start.first_token_s)[(len(starts) - 1) // 2], runs=len(starts)
     )
 
 
@@ -153,15 +163,24 @@ def main() -> None:
     )
     parser.add_argument("model", help="a model folder")
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto")
-    parser.add_argument("--result-file", type=Path, help="append one JSON object a start")
+    parser.add_argument("--runs", type=int, default=3, help="the middle one counts")
+    parser.add_argument("--result-file", type=Path, help="append one JSON object, cold and warm")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as cache:
-        for kernels in ("cold", "warm"):
-            result = measure(arguments.model, ["--load-format", arguments.load_format], kernels, Path(cache))
-            print(json.dumps(asdict(result)), flush=True)
-            if arguments.result_file is not None:
-                with arguments.result_file.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(result)) + "\n")
+    if arguments.runs < 1:
+        parser.error(f"--runs must be at least 1, got {arguments.runs}")
+    starts: dict[str, list[StartupTime]] = {"cold": [], "warm": []}
+    for _ in range(arguments.runs):
+        with tempfile.TemporaryDirectory() as cache:
+            for kernels, found in starts.items():
+                options = ["--load-format", arguments.load_format]
+                found.append(measure(arguments.model, options, kernels, Path(cache)))
+                print(json.dumps(asdict(found[-1])), flush=True)
+    for found in starts.values():
+        result = middle(found)
+        print(json.dumps(asdict(result)), flush=True)
+        if arguments.result_file is not None:
+            with arguments.result_file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(result)) + "\n")
 
 
 if __name__ == "__main__":
