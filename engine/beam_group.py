@@ -65,11 +65,11 @@ class BeamGroup:
         for parent in parents:
             child = parent if parent not in order else unused.pop(0)
             if child is not parent:
-                child.tokens = parent.tokens
+                child.take_tokens(parent)
                 if parent.row == NO_ROW:
                     blocks.host.fork(parent, child)
                 else:
-                    blocks.fork(parent, child)
+                    blocks.follow(parent, child)
                     rows.context[child.row] = rows.context[parent.row]
             order.append(child)
         for sequence in unused:

@@ -11,7 +11,7 @@ from engine.moves import Moves
 from engine.prefix_cache import BlockHasher, Found, Prefix, PrefixCache
 from engine.prefixes import Prefixes
 from engine.rows import Index, Rows
-from engine.sequence import NO_ROW, Sequence, SequenceGroup
+from engine.sequence import NO_ROW, BlockTable, Sequence, SequenceGroup
 
 
 class BlockManager:
@@ -82,7 +82,35 @@ class BlockManager:
 
         What it shares already stays untouched: of beams that is nearly all, at each step.
         """
-        before, child.table = child.table, parent.table[:num_blocks]
+        self._take_over(parent, child, parent.table[:num_blocks])
+
+    def follow(self, parent: Sequence, child: Sequence) -> None:
+        """`child` goes on from where `parent` is: `fork`, but for a last block that is not full.
+
+        What `parent` has in that is copied to the child's own one, if it has one there that nobody else
+        names or copies from: shared, it would be copied all the same, to a block that had to be found first.
+        """
+        assert not child.group.transferring, "what is to be copied is not there yet"
+        position = self._rows.context.item(parent.row)
+        logical = position // self.block_size
+        table = parent.table.copy()
+        copied = (
+            position % self.block_size > 0
+            and logical < len(child.table)
+            and parent.row not in self.moves.copies  # else its tokens are not there before the next plan
+            and self.is_writable(child, position)
+            and not self.pool.is_held(child.table[logical])
+        )
+        if copied:
+            self._undo_copies(child.row)
+            table[logical] = child.table[logical]
+        self._take_over(parent, child, table)
+        if copied:
+            self._copy(child.row, parent.table[logical], table[logical])
+
+    def _take_over(self, parent: Sequence, child: Sequence, table: BlockTable) -> None:
+        """`child` names the blocks of `table` instead of its own, which hold what those of `parent` do."""
+        before, child.table = child.table, table
         child.num_found = min(parent.num_found, len(child.table))
         child.prefixes = parent.prefixes[: len(child.table)]
         child.published = min(parent.published, len(child.table))
@@ -112,13 +140,18 @@ class BlockManager:
         logical = position // self.block_size
         source = sequence.table[logical]
         destination = self.pool.allocate()
-        assert source not in self.moves.written, "a copy is made before the step writes its source"
-        self.pool.hold(source)  # nobody may get it before the copy was made
+        self._copy(sequence.row, source, destination)
         self.pool.release(source)
         self._take_back([source])
         sequence.table[logical] = destination
-        self.moves.copies.append((sequence.row, source, destination))
         self.moves.entries[sequence.row, logical] = destination
+
+    def _copy(self, row: int, source: int, destination: int) -> None:
+        """The next plan copies `source` to `destination`, which the table of `row` names."""
+        assert source not in self.moves.written, "a copy is made before the step writes its source"
+        assert row not in self.moves.copies, "a row writes to one block of others in a step"
+        self.pool.hold(source)  # nobody may get it before the copy was made
+        self.moves.copies[row] = source, destination
         self.copies_on_write += 1
 
     def free(self, sequence: Sequence) -> None:
@@ -136,8 +169,9 @@ class BlockManager:
         self._take_back(blocks)
 
     def _undo_copies(self, row: int) -> None:
-        for source in self.moves.undo_copies(row):
-            self.pool.unhold(source)
+        copy = self.moves.copies.pop(row, None)
+        if copy is not None:
+            self.pool.unhold(copy[0])
 
     def _tell(self, sequence: Sequence) -> None:
         """The device has to know the whole table of `sequence`."""
@@ -264,7 +298,7 @@ class BlockManager:
         for sequence in group.live:
             self._trim(sequence)
         # A copy that the next plan would have made is not going to be: its source is what holds the tokens.
-        sources = {destination: source for _, source, destination in self.moves.copies}
+        sources = {destination: source for source, destination in self.moves.copies.values()}
         tables = {sequence: [sources.get(b, b) for b in sequence.table] for sequence in group.live}
         if not self.host.swap_out(tables, self.moves):
             return False
@@ -291,7 +325,7 @@ class BlockManager:
 
     def copied(self, moves: Moves) -> None:
         """The step that carried `moves` is committed: its copies on the device are made."""
-        for _, source, _ in moves.copies:
+        for source, _ in moves.copies.values():
             self.pool.unhold(source)
         moves.copies.clear()
 
@@ -302,7 +336,7 @@ class BlockManager:
         """
         sequences, moves = list(sequences), [*under_way, self.moves]
         transfers = [transfer.device for each in moves for transfer in each.transfers]
-        sources = [source for each in moves for _, source, _ in each.copies]
+        sources = [source for each in moves for source, _ in each.copies.values()]
         tables = [sequence.table for sequence in sequences]
         self.pool.check(tables, [*sources, *transfers], share)
         self.cache.check(share)

@@ -19,7 +19,7 @@ class Moves(msgspec.Struct):
     """What the next plan must tell the device about blocks, row by row, so that it can be undone."""
 
     entries: dict[tuple[int, int], int] = {}  # (row, logical block) -> block
-    copies: list[tuple[int, int, int]] = []  # (row, source, destination)
+    copies: dict[int, tuple[int, int]] = {}  # row -> source, destination
     swap_out: list[Transfer] = []  # these two are never undone
     swap_in: list[Transfer] = []
     written: set[int] = set()  # blocks that the step fills with prompts
@@ -29,14 +29,6 @@ class Moves(msgspec.Struct):
         """The device need not hear of the table of `row`, which has so many blocks."""
         for logical in range(num_blocks if self.entries else 0):
             self.entries.pop((row, logical), None)
-
-    def undo_copies(self, row: int) -> list[int]:
-        """-> their sources"""
-        if not self.copies:
-            return []
-        sources = [source for owner, source, _ in self.copies if owner == row]
-        self.copies = [copy for copy in self.copies if copy[0] != row]
-        return sources
 
     @property
     def transfers(self) -> list[Transfer]:

@@ -41,6 +41,12 @@ class RowTokens:
         self._last[row] = len(tokens) - 1
         self.of(row)[:] = tokens
 
+    def copy(self, source: int, destination: int) -> None:
+        """The tokens in row `source` instead of what was in row `destination`."""
+        self._last[destination] = last = self._last.item(source)
+        begin, to = source * self._row_size, destination * self._row_size
+        self._tokens[to : to + last + 1] = self._tokens[begin : begin + last + 1]
+
     def clear(self, row: int) -> None:
         """Nobody sits in `row` any more."""
         self._last[row] = -1

@@ -63,12 +63,12 @@ class Sequence:
         """[N] all that are known. A view of its row: not to be written to, nor kept until the row is."""
         return self._own if self._lines is None else self._lines.of(self.row)
 
-    @tokens.setter
-    def tokens(self, tokens: Int32) -> None:
+    def take_tokens(self, other: Sequence) -> None:
+        """Have the tokens of `other` instead. Both sit in rows, or neither does."""
         if self._lines is None:
-            self._own = tokens.copy()
+            self._own = other.tokens.copy()
         else:
-            self._lines.put(self.row, tokens)
+            self._lines.copy(other.row, self.row)
 
     @property
     def num_tokens(self) -> int:

@@ -160,7 +160,7 @@ class StepDraft(msgspec.Struct):
             table_rows=entries[::2],
             table_columns=entries[1::2],
             table_blocks=np.fromiter(moves.entries.values(), np.int32, len(moves.entries)),
-            copies=_pairs([(source, destination) for _, source, destination in moves.copies]),
+            copies=_pairs(list(moves.copies.values())),
             swap_out=_pairs([(t.device, t.host) for t in (*moves.swap_out, *moves.spills)]),
             swap_in=_pairs([(t.host, t.device) for t in moves.swap_in]),
             sample_rows=samples.rows,

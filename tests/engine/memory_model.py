@@ -67,11 +67,11 @@ class LateMemory:
             arrivals.append((source, list(source), self.device, transfer.device))
             self.device[transfer.device] = [None] * self.block_size
         self._arrivals.append(arrivals)
-        sources = {original for _, original, _ in moves.copies}
-        destinations = [copy for _, _, copy in moves.copies]
+        sources = {original for original, _ in moves.copies.values()}
+        destinations = [copy for _, copy in moves.copies.values()]
         assert len(set(destinations)) == len(destinations), "two copies write one block"
         assert not sources & set(destinations), "a copy reads what another writes"
-        for _, original, copy in moves.copies:
+        for original, copy in moves.copies.values():
             self.device[copy] = list(self.device[original])
         written = set()
         for row, position, history in writes:

@@ -40,8 +40,13 @@ class Tables:
             self.rows.context[sequence.row] = position + 1
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        child.tokens = parent.tokens
+        child.take_tokens(parent)
         self.blocks.fork(parent, child)
+        self.rows.context[child.row] = self.rows.context[parent.row]
+
+    def follow(self, parent: Sequence, child: Sequence) -> None:
+        child.take_tokens(parent)
+        self.blocks.follow(parent, child)
         self.rows.context[child.row] = self.rows.context[parent.row]
 
     def leave(self, *sequences: Sequence) -> None:

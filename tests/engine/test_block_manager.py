@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.prefix_cache import BlockHasher
+from engine.sequence import Sequence
 from tests.engine.tables import Tables
 
 
@@ -41,11 +42,51 @@ def test_a_fork_gives_back_what_it_shares_no_more_and_undoes_its_copies() -> Non
     tables.fork(first, second)
     tables.step()
     tables.write(second, [4, 5, 6])
-    assert [row for row, _, _ in tables.blocks.moves.copies] == [second.row]
+    assert list(tables.blocks.moves.copies) == [second.row]
     tables.fork(first, second)
     assert not tables.blocks.moves.copies
     assert tables.blocks.moves.entries == {(second.row, 1): first.table[1]}
     assert tables.counts(first) == [2, 2]
+    tables.check()
+
+
+def beams_with_last_blocks() -> tuple[Tables, list[Sequence]]:
+    """Three that share a full block, and have written to one of their own each."""
+    tables = Tables(8, 2)
+    beams = tables.group([1, 2], n=3)
+    tables.write(beams[0], [])
+    for beam in beams[1:]:
+        tables.fork(beams[0], beam)
+    for token, beam in enumerate(beams):
+        tables.write(beam, [token])
+    tables.step()
+    return tables, beams
+
+
+def test_a_beam_that_follows_another_keeps_its_last_block() -> None:
+    tables, (first, second, third) = beams_with_last_blocks()
+    before, allocations = second.table, tables.blocks.pool.allocations
+    for parent in (third, first):  # the copy from the third is undone
+        tables.follow(parent, second)
+        assert second.table == before and tables.blocks.pool.allocations == allocations
+        assert tables.blocks.moves.copies == {second.row: (parent.table[1], second.table[1])}
+        assert not tables.blocks.moves.entries  # the device knows this table
+        tables.check()
+
+
+def test_what_is_still_to_be_copied_is_shared() -> None:
+    tables, (first, second, third) = beams_with_last_blocks()
+    tables.follow(first, second)
+    tables.follow(second, third)
+    assert third.table == second.table and list(tables.blocks.moves.copies) == [second.row]
+    tables.check()
+
+
+def test_nothing_is_copied_to_what_another_copies_from() -> None:
+    tables, (first, second, third) = beams_with_last_blocks()
+    tables.follow(second, third)
+    tables.follow(first, second)
+    assert second.table == first.table and list(tables.blocks.moves.copies) == [third.row]
     tables.check()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, permutations
 from typing import ClassVar
 
 import numpy as np
@@ -44,8 +44,9 @@ SETTINGS = settings(
 _WEIGHTS = {
     "start": 6,
     "compute": 14,
-    "fork": 2,
+    "fork": 6,
     "adopt": 1,
+    "follow": 3,
     "launch": 8,
     "commit": 8,
     "arrive": 8,
@@ -62,6 +63,7 @@ _REACHED = (
     "host hits",
     "copies",
     "adopted",
+    "copied at once",
     "swapped out",
     "yielded",
     "swapped in",
@@ -244,6 +246,24 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self._share(parent, child, None)
             self.done["adopted"] += 1
 
+    @precondition(lambda self: len(self.untouched()) > 1)
+    @rule(pick=st.integers(0, 63))
+    def follow(self, pick: int) -> None:
+        """The same, but that the last block's tokens may be copied to the one that the beam has."""
+        pairs = [(p, c) for p, c in permutations(self.untouched(), 2) if p.group is c.group]
+        context = self.rows.context
+        likely = [(p, c) for p, c in pairs if context[p.row] % self.size and self._writes(c, context[p.row])]
+        if pairs:
+            parent, child = (likely or pairs)[pick % len(likely or pairs)]
+            copies = self.blocks.copies_on_write
+            self.blocks.follow(parent, child)
+            self._took_over(parent, child, int(context[parent.row]))
+            self.done["copied at once"] += self.blocks.copies_on_write - copies
+
+    def _writes(self, sequence: Sequence, position: int) -> bool:
+        """Whether `sequence` has a block of its own for `position`."""
+        return position < self.rows.capacity[sequence.row] and self.blocks.is_writable(sequence, position)
+
     def _share(self, parent: Sequence, child: Sequence, part: int | None) -> None:
         context = int(self.rows.context[parent.row])
         if part is not None and part * self.size <= context:
@@ -251,12 +271,17 @@ class BlockManagerMachine(RuleBasedStateMachine):
         else:
             part = None
         self.blocks.fork(parent, child, part)
+        self._took_over(parent, child, context)
+
+    def _took_over(self, parent: Sequence, child: Sequence, context: int) -> None:
         self.epochs[child] += 1
-        child.tokens = parent.tokens
+        child.take_tokens(parent)
         self.rows.context[child.row] = context
         self.launched[child] = min(context, self.launched[parent])
         if parent.row in self.step.touched:
             self.step.touched.add(child.row)  # it reads what this step is going to write
+        elif parent.row in self.blocks.moves.copies:
+            self.step.touched |= {parent.row, child.row}  # both would copy what this step is going to copy
 
     @rule()
     def launch(self) -> None:
@@ -396,6 +421,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 self.fork(rng.randrange(64), rng.choice([None, None, 0, 1, 2]))
             elif name == "adopt" and len(self.untouched()) > 1:
                 self.adopt(rng.randrange(64), rng.randrange(64))
+            elif name == "follow" and len(self.untouched()) > 1:
+                self.follow(rng.randrange(64))
             elif name == "launch":
                 self.launch()
             elif name == "commit" and self.flights:
@@ -450,7 +477,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         pending = [self.blocks.moves, *(moves for moves, _ in (*self.moving, *self.flights))]
         coming = {t.device: t.host for moves in pending for t in moves.swap_in}
         leaving = {t.host: t.device for moves in pending for t in moves.swap_out}
-        copied = {destination: source for _, source, destination in self.blocks.moves.copies}
+        copied = {destination: source for source, destination in self.blocks.moves.copies.values()}
         for group in self.groups:
             for sequence in group.live:
                 expected = self._histories(sequence)
@@ -490,7 +517,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def _planned(self) -> list[Content]:
         """Device memory as the next step is going to leave it, but for transfers."""
         memory = list(self.memory.device)
-        for _, source, destination in self.blocks.moves.copies:
+        for source, destination in self.blocks.moves.copies.values():
             memory[destination] = memory[source]
         for row, position, history in self.step.writes:
             block = self.rows.sequences[row].table[position // self.size]

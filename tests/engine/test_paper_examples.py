@@ -25,7 +25,7 @@ def test_parallel_sampling_copies_the_last_block_on_the_first_write() -> None:
     tables.write(first, [100])  # the reference count of the last block goes from 2 to 1
     assert tables.counts(first) == [2, 1] and tables.counts(second) == [2, 1]
     assert first.table[1] != seventh and second.table[1] == seventh
-    assert tables.blocks.moves.copies == [(first.row, seventh, first.table[1])]
+    assert tables.blocks.moves.copies == {first.row: (seventh, first.table[1])}
     tables.write(second, [200])  # it is alone now: no copy
     assert second.table == [first_block, seventh]
     assert tables.blocks.copies_on_write == 1

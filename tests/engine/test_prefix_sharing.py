@@ -232,7 +232,7 @@ def test_a_fork_in_host_memory_has_the_prefixes_of_what_it_shares() -> None:
     assert tables.blocks.swap_out(first.group)
     tables.leave(first, second)
     tables.step()
-    second.tokens = first.tokens
+    second.take_tokens(first)
     tables.blocks.host.fork(first, second)
     tables.check()
     assert second.host_table == first.host_table and second.host_published == first.host_published == 3
