@@ -4,7 +4,7 @@
 
 The error, of each rounded format: logits of the same tokens, half of them prefilled and half decoded, against
 those with the cache in bfloat16, and against float32. The tokens are the model's greedy answers to a few
-questions; a folder without weights gets random ones, and random tokens.
+questions, random ones where it has no chat template; a folder without weights gets random ones too.
 
 The gain, on a GPU: rows decoding at a long context, as many in each format as in the model's own type, and as
 many as fit. Each measurement has a process of its own, so that none is left another's memory.
@@ -49,7 +49,7 @@ QUESTIONS = (
     "Who are you?",
     "How do I stream an answer with curl?",
 )
-RANDOM_TOKENS = 1024  # of a sequence, where weights are random
+RANDOM_TOKENS = 1024  # of a sequence that nobody answered
 BLOCK_SIZE = 16
 LEAD_STEPS, TIMED_STEPS = 16, 128  # of decoding
 MOST_ROWS = 256
@@ -153,7 +153,7 @@ def compare(model: str, cache: str, reference: str, logits: list[Tensor], exact:
 
 
 def sequences_of(llm: LLM, load_format: LoadFormat) -> list[list[int]]:
-    if load_format == "dummy":
+    if load_format == "dummy" or llm.tokenizer.chat_template is None:
         rng = random.Random(0)
         length = min(RANDOM_TOKENS, llm.info.max_model_len)
         return [[rng.randrange(llm.info.vocab_size) for _ in range(length)]]
