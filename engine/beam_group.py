@@ -53,11 +53,11 @@ class BeamGroup:
         return search.width, len(search.stop_tokens), len(self.order), self.num_candidates
 
     def reparent(self, step: BeamStep, blocks: BlockManager, rows: Rows) -> list[Sequence]:
-        """Each chosen beam continues its parent: the first child in the parent's row, others by a fork.
+        """Each chosen beam continues its parent: the first child in the parent's row, others follow it.
 
         -> the sequences that no beam goes on in. Those in `order` have yet to take their tokens.
-        Tables are re-parented by reference counts alone; the next write copies at most one block a beam
-        (section 4.4, Fig. 9). Of a group that yielded meanwhile it is the tables in host memory.
+        Tables are re-parented by reference counts; at most one block a beam is copied, that which it writes
+        next (section 4.4, Fig. 9). Of a group that yielded meanwhile it is the tables in host memory.
         """
         parents = [self.order[parent] for parent in step.parents]
         unused = [sequence for sequence in self.group.sequences if sequence not in parents]

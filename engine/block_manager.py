@@ -78,38 +78,38 @@ class BlockManager:
         self._rows.capacity[rows] += self.block_size
 
     def fork(self, parent: Sequence, child: Sequence, num_blocks: int | None = None) -> None:
-        """`child` shares the first `num_blocks` (all by default) of `parent`'s blocks, and has no others.
-
-        What it shares already stays untouched: of beams that is nearly all, at each step.
-        """
+        """`child` shares the first `num_blocks` (all by default) of `parent`'s blocks, and has no others."""
         self._take_over(parent, child, parent.table[:num_blocks])
 
     def follow(self, parent: Sequence, child: Sequence) -> None:
         """`child` goes on from where `parent` is: `fork`, but for a last block that is not full.
 
         What `parent` has in that is copied to the child's own one, if it has one there that nobody else
-        names or copies from: shared, it would be copied all the same, to a block that had to be found first.
+        names: shared, it would be copied all the same, to a block that had to be found first. Between two
+        plans a sequence follows once at most, and none that follows or is followed does the other.
         """
-        assert not child.group.transferring, "what is to be copied is not there yet"
+        pending = self.moves.copies
+        assert parent.row not in pending and child.row not in pending, "what is copied is not there yet"
+        assert not child.group.transferring, "blocks are copied while they are on their way"
         position = self._rows.context.item(parent.row)
         logical = position // self.block_size
         table = parent.table.copy()
         copied = (
             position % self.block_size > 0
             and logical < len(child.table)
-            and parent.row not in self.moves.copies  # else its tokens are not there before the next plan
             and self.is_writable(child, position)
-            and not self.pool.is_held(child.table[logical])
         )
         if copied:
-            self._undo_copies(child.row)
             table[logical] = child.table[logical]
         self._take_over(parent, child, table)
         if copied:
             self._copy(child.row, parent.table[logical], table[logical])
 
     def _take_over(self, parent: Sequence, child: Sequence, table: BlockTable) -> None:
-        """`child` names the blocks of `table` instead of its own, which hold what those of `parent` do."""
+        """`child` names the blocks of `table` instead of its own, which hold what those of `parent` do.
+
+        What it names already stays untouched: of beams that is nearly all, at each step.
+        """
         before, child.table = child.table, table
         child.num_found = min(parent.num_found, len(child.table))
         child.prefixes = parent.prefixes[: len(child.table)]
@@ -149,7 +149,7 @@ class BlockManager:
     def _copy(self, row: int, source: int, destination: int) -> None:
         """The next plan copies `source` to `destination`, which the table of `row` names."""
         assert source not in self.moves.written, "a copy is made before the step writes its source"
-        assert row not in self.moves.copies, "a row writes to one block of others in a step"
+        assert row not in self.moves.copies, "a row has two copies in one plan"
         self.pool.hold(source)  # nobody may get it before the copy was made
         self.moves.copies[row] = source, destination
         self.copies_on_write += 1
@@ -343,6 +343,9 @@ class BlockManager:
         for block in self.cache.promised:
             assert self.pool.count(block), f"block {block} is promised, and no table names it"
             assert not self.pool.is_kept(block), f"block {block} is kept, and only promised"
+        copied = {source for source, _ in self.moves.copies.values()}
+        written = {destination for _, destination in self.moves.copies.values()}
+        assert copied.isdisjoint(written), "a copy reads what another writes"
         for table in tables[share]:
             assert len(set(table)) == len(table), f"a table names a block twice: {table}"
         assert len(self.cache) == self.pool.num_kept

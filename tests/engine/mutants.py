@@ -207,28 +207,16 @@ MUTANTS = [
         "            pass\n",
     ),
     Mutant(
-        "a beam copies what its parent is still to get by a copy",
-        "block_manager",
-        "            and parent.row not in self.moves.copies ",
-        "            ",
-    ),
-    Mutant(
         "a beam's last tokens are copied to a block of others",
         "block_manager",
-        "            and self.is_writable(child, position)\n",
-        "",
+        "            and self.is_writable(child, position)\n        )",
+        "        )",
     ),
     Mutant(
-        "a beam's last tokens are copied over what another is to copy",
+        "a copy is not counted",
         "block_manager",
-        "            and not self.pool.is_held(child.table[logical])\n",
+        "        self.copies_on_write += 1\n",
         "",
-    ),
-    Mutant(
-        "a beam that follows two others gets the last tokens of both",
-        "block_manager",
-        "        if copied:\n            self._undo_copies(child.row)\n",
-        "        if copied:\n",
     ),
     Mutant(
         "a fork keeps what it shares no more",
@@ -517,6 +505,12 @@ MUTANTS = [
         "host_tier",
         "        child.prefixes = list(parent.prefixes)\n",
         "",
+    ),
+    Mutant(
+        "a beam that follows another gives its last block back",
+        "beam_group",
+        "                    blocks.follow(parent, child)\n",
+        "                    blocks.fork(parent, child)\n",
     ),
     Mutant("a beam that ended keeps its blocks", "beam_group", "                blocks.free(sequence)\n", ""),
     Mutant(

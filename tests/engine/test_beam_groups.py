@@ -71,7 +71,8 @@ def test_beams_that_nothing_is_left_for_keep_no_blocks(num_blocks: int) -> None:
     assert core.scheduler.blocks.pool.num_free == num_blocks
 
 
-def test_beams_that_nothing_is_left_for_keep_no_host_blocks() -> None:
+def three_beams() -> tuple[Tables, BeamGroup]:
+    """They share a prompt, and have chosen two tokens: the last block of each is its own, and half full."""
     tables = Tables(8, BLOCK_SIZE, num_host_blocks=8)
     params = SamplingParams(n=1, temperature=0.0, beam_width=WIDTH)
     group = SequenceGroup(Request(0, PROMPT, params), 0, ())
@@ -85,6 +86,23 @@ def test_beams_that_nothing_is_left_for_keep_no_host_blocks() -> None:
         for sequence, token in zip(beams.order, [4, 5, 6], strict=True):
             tables.write(sequence, [token])
         tables.step()
+    return tables, beams
+
+
+def test_beams_that_go_on_from_another_keep_their_blocks() -> None:
+    tables, beams = three_beams()
+    pool, parents, lost = tables.blocks.pool, beams.order[:2], beams.order[2]
+    own, allocations = lost.table[-1], pool.allocations
+    assert beams.reparent(BeamStep([0, 1, 1], [7, 8, 9]), tables.blocks, tables.rows) == []
+    assert beams.order == [*parents, lost] and pool.allocations == allocations
+    assert lost.table == [*parents[1].table[:-1], own]
+    assert tables.blocks.moves.copies == {lost.row: (parents[1].table[-1], own)}
+    tables.check()
+
+
+def test_beams_that_nothing_is_left_for_keep_no_host_blocks() -> None:
+    tables, beams = three_beams()
+    group = beams.group
     assert tables.blocks.swap_out(group)
     tables.leave(*group.sequences)
     tables.step()

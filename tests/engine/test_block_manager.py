@@ -65,28 +65,24 @@ def beams_with_last_blocks() -> tuple[Tables, list[Sequence]]:
 
 def test_a_beam_that_follows_another_keeps_its_last_block() -> None:
     tables, (first, second, third) = beams_with_last_blocks()
-    before, allocations = second.table, tables.blocks.pool.allocations
-    for parent in (third, first):  # the copy from the third is undone
-        tables.follow(parent, second)
-        assert second.table == before and tables.blocks.pool.allocations == allocations
-        assert tables.blocks.moves.copies == {second.row: (parent.table[1], second.table[1])}
-        assert not tables.blocks.moves.entries  # the device knows this table
-        tables.check()
-
-
-def test_what_is_still_to_be_copied_is_shared() -> None:
-    tables, (first, second, third) = beams_with_last_blocks()
-    tables.follow(first, second)
-    tables.follow(second, third)
-    assert third.table == second.table and list(tables.blocks.moves.copies) == [second.row]
+    pool, copies = tables.blocks.pool, tables.blocks.copies_on_write
+    before, allocations = [second.table, third.table], pool.allocations
+    for child in (second, third):
+        tables.follow(first, child)
+    assert [second.table, third.table] == before and pool.allocations == allocations
+    assert list(tables.blocks.moves.copies.values()) == [(first.table[1], table[1]) for table in before]
+    assert tables.blocks.copies_on_write == copies + 2
+    assert not tables.blocks.moves.entries  # the device knows these tables
     tables.check()
 
 
-def test_nothing_is_copied_to_what_another_copies_from() -> None:
+def test_a_beam_without_a_last_block_of_its_own_shares_the_one_it_follows() -> None:
     tables, (first, second, third) = beams_with_last_blocks()
-    tables.follow(second, third)
-    tables.follow(first, second)
-    assert second.table == first.table and list(tables.blocks.moves.copies) == [third.row]
+    tables.fork(first, second)
+    tables.step()
+    tables.follow(third, second)
+    assert second.table == third.table and not tables.blocks.moves.copies
+    assert tables.counts(first) == [3, 1]
     tables.check()
 
 

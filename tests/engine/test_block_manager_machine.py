@@ -250,15 +250,20 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 63))
     def follow(self, pick: int) -> None:
         """The same, but that the last block's tokens may be copied to the one that the beam has."""
-        pairs = [(p, c) for p, c in permutations(self.untouched(), 2) if p.group is c.group]
-        context = self.rows.context
+        context, copies = self.rows.context, self.blocks.moves.copies
+        sources = {source for source, _ in copies.values()}
+        sequences = [s for s in self.untouched() if s.row not in copies]
+        pairs = [
+            (p, c)
+            for p, c in permutations(sequences, 2)
+            if p.group is c.group and sources.isdisjoint(c.table)
+        ]
         likely = [(p, c) for p, c in pairs if context[p.row] % self.size and self._writes(c, context[p.row])]
         if pairs:
             parent, child = (likely or pairs)[pick % len(likely or pairs)]
-            copies = self.blocks.copies_on_write
             self.blocks.follow(parent, child)
             self._took_over(parent, child, int(context[parent.row]))
-            self.done["copied at once"] += self.blocks.copies_on_write - copies
+            self.done["copied at once"] += child.row in self.blocks.moves.copies
 
     def _writes(self, sequence: Sequence, position: int) -> bool:
         """Whether `sequence` has a block of its own for `position`."""
@@ -281,7 +286,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         if parent.row in self.step.touched:
             self.step.touched.add(child.row)  # it reads what this step is going to write
         elif parent.row in self.blocks.moves.copies:
-            self.step.touched |= {parent.row, child.row}  # both would copy what this step is going to copy
+            self.step.touched |= {parent.row, child.row}  # nobody takes over what is still to be copied
 
     @rule()
     def launch(self) -> None:

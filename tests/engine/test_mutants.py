@@ -114,6 +114,7 @@ def beams() -> None:
     for num_blocks in (80, 20):
         module.test_beams_that_nothing_is_left_for_keep_no_blocks(num_blocks)
     module.test_beams_that_nothing_is_left_for_keep_no_host_blocks()
+    module.test_beams_that_go_on_from_another_keep_their_blocks()
 
 
 def promises() -> None:

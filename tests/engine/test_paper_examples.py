@@ -62,8 +62,7 @@ def test_beams_are_re_parented_by_reference_counts() -> None:
 
     # Candidates 0 and 3 are not among the best any more: their blocks are free, and come of 1 and 2 again.
     for child, parent in ((beams[0], beams[1]), (beams[3], beams[2])):
-        tables.blocks.free(child)
-        tables.fork(parent, child)
+        tables.follow(parent, child)
     assert [tables.counts(beam) for beam in beams] == [[4, 4, 2]] * 4
     assert all(tables.blocks.pool.count(block) == 0 for block in dead)
     for token, beam in enumerate(beams):
@@ -83,13 +82,12 @@ def test_a_divergence_copies_at_most_one_block_a_beam() -> None:
     rng = random.Random(0)
     for length in range(11, 40):
         before = tables.blocks.copies_on_write
+        if length > 11:
+            tables.follow(*rng.sample(beams, 2))
         for token, beam in enumerate(beams):
             tables.write(beam, [token])
         assert tables.blocks.copies_on_write - before <= (3 if (length - 1) % 4 else 0)
         tables.step()
-        child, parent = rng.sample(beams, 2)
-        tables.blocks.free(child)
-        tables.fork(parent, child)
     assert tables.blocks.copies_on_write > 20
 
 
