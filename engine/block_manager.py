@@ -128,7 +128,7 @@ class BlockManager:
         self._rows.capacity[child.row] = len(child.table) * self.block_size
         if given_back:
             self._give_back(given_back)
-            self._undo_copies(child.row)
+            self._undo_copy(child.row)
 
     def is_writable(self, sequence: Sequence, position: int) -> bool:
         """Whether the block of `position` is this table's alone and not findable by others."""
@@ -161,14 +161,14 @@ class BlockManager:
         sequence.published = 0
         self._rows.capacity[sequence.row] = 0
         self.moves.leave(sequence.row, len(table))
-        self._undo_copies(sequence.row)
+        self._undo_copy(sequence.row)
 
     def _give_back(self, blocks: list[int]) -> None:
         """One table less names each: last first, so that of what is cached children go before parents."""
         self.pool.release(*reversed(blocks))
         self._take_back(blocks)
 
-    def _undo_copies(self, row: int) -> None:
+    def _undo_copy(self, row: int) -> None:
         copy = self.moves.copies.pop(row, None)
         if copy is not None:
             self.pool.unhold(copy[0])

@@ -185,13 +185,13 @@ MUTANTS = [
     Mutant(
         "a copy for a row that was left is made all the same",
         "block_manager",
-        "        self._undo_copies(sequence.row)\n",
+        "        self._undo_copy(sequence.row)\n",
         "",
     ),
     Mutant(
         "a copy for a block that a fork gave back is made all the same",
         "block_manager",
-        "            self._give_back(given_back)\n            self._undo_copies(child.row)\n",
+        "            self._give_back(given_back)\n            self._undo_copy(child.row)\n",
         "            self._give_back(given_back)\n",
     ),
     Mutant(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadtest import startup_time
 from service.demo import MODEL_FOLDER
@@ -19,6 +23,20 @@ def test_the_moments_of_a_start_come_in_their_order(monkeypatch: pytest.MonkeyPa
     phases = list(start.phases_s.values())
     assert phases == sorted(phases) and start.port_s <= start.ready_s < start.first_token_s <= start.graphs_s
     assert 0 < start.itl_p50_ms <= start.itl_max_ms and 0 < start.later_itl_p50_ms <= start.later_itl_max_ms
+
+
+@given(st.lists(st.floats(0, 60), min_size=1, max_size=9))
+def test_of_several_starts_the_one_in_the_middle_counts(seconds: list[float]) -> None:
+    start = startup_time.StartupTime(
+        model="m", kernels="warm", port_s=0.0, phases_s={}, ready_s=0.0, first_token_s=0.0, graphs_s=0.0,
+        itl_p50_ms=0.0, itl_max_ms=0.0, later_itl_p50_ms=0.0, later_itl_max_ms=0.0, runs=1, commit="c",
+        date="d", command="startup_time",
+    )  # fmt: skip
+    # What else was measured is that start's own: here its last graph comes a second after its first token.
+    starts = [replace(start, first_token_s=each, graphs_s=each + 1) for each in seconds]
+    first = statistics.median_low(seconds)
+    expected = replace(start, first_token_s=first, graphs_s=first + 1, runs=len(seconds))
+    assert startup_time.middle(starts) == expected
 
 
 def test_a_server_that_cannot_start_is_not_waited_for(tmp_path: Path) -> None:
