@@ -85,8 +85,8 @@ class BlockManager:
         """`child` goes on from where `parent` is: `fork`, but for a last block that is not full.
 
         What `parent` has in that is copied to the child's own one, if it has one there that nobody else
-        names: shared, it would be copied all the same, to a block that had to be found first. Between two
-        plans a sequence follows once at most, and none that follows or is followed does the other.
+        names or reads: shared, it would be copied all the same, to a block that had to be found first.
+        Between two plans a sequence follows once at most, and none follows one that has.
         """
         pending = self.moves.copies
         assert parent.row not in pending and child.row not in pending, "what is copied is not there yet"
@@ -98,6 +98,7 @@ class BlockManager:
             position % self.block_size > 0
             and logical < len(child.table)
             and self.is_writable(child, position)
+            and not self.pool.is_held(child.table[logical])
         )
         if copied:
             table[logical] = child.table[logical]
@@ -346,6 +347,7 @@ class BlockManager:
         copied = {source for source, _ in self.moves.copies.values()}
         written = {destination for _, destination in self.moves.copies.values()}
         assert copied.isdisjoint(written), "a copy reads what another writes"
+        assert not any(map(self.pool.is_held, written)), "a copy writes what a transfer or a copy reads"
         for table in tables[share]:
             assert len(set(table)) == len(table), f"a table names a block twice: {table}"
         assert len(self.cache) == self.pool.num_kept

@@ -76,6 +76,10 @@ class BlockPool:
         """Whether `allocate` could give this block, whose content is kept."""
         return block in self._cached
 
+    def is_held(self, block: int) -> bool:
+        """Whether a transfer needs `block` as it is."""
+        return self._holds[block] > 0
+
     def is_kept(self, block: int) -> bool:
         return self._kept[block]
 

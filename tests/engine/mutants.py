@@ -209,8 +209,14 @@ MUTANTS = [
     Mutant(
         "a beam's last tokens are copied to a block of others",
         "block_manager",
-        "            and self.is_writable(child, position)\n        )",
-        "        )",
+        "            and self.is_writable(child, position)\n",
+        "",
+    ),
+    Mutant(
+        "a beam's last tokens are copied over what a transfer reads",
+        "block_manager",
+        "            and not self.pool.is_held(child.table[logical])\n",
+        "",
     ),
     Mutant(
         "a copy is not counted",

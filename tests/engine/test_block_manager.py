@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.prefix_cache import BlockHasher
+from engine.prefix_cache import BlockHasher, Found
 from engine.sequence import Sequence
 from tests.engine.tables import Tables
 
@@ -83,6 +83,24 @@ def test_a_beam_without_a_last_block_of_its_own_shares_the_one_it_follows() -> N
     tables.follow(third, second)
     assert second.table == third.table and not tables.blocks.moves.copies
     assert tables.counts(first) == [3, 1]
+    tables.check()
+
+
+def test_a_beam_does_not_write_over_what_is_on_its_way_to_the_host() -> None:
+    tables = Tables(8, 4, hasher=BlockHasher(4, seed=0), num_host_blocks=8)
+    (other,) = tables.group([1, 2, 3, 4])
+    tables.blocks.attach(other, Found([], []))
+    tables.write(other, [])
+    tables.step()
+    first, second = tables.group([1, 2, 3], n=2)
+    tables.write(first, [])
+    tables.blocks.attach(second, Found(other.table, []))
+    tables.blocks.forget(other)
+    assert tables.blocks.swap_out(other.group)
+    tables.leave(other)
+    assert tables.blocks.is_writable(second, 3)
+    tables.follow(first, second)
+    assert second.table == first.table and not tables.blocks.moves.copies
     tables.check()
 
 

@@ -251,13 +251,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def follow(self, pick: int) -> None:
         """The same, but that the last block's tokens may be copied to the one that the beam has."""
         context, copies = self.rows.context, self.blocks.moves.copies
-        sources = {source for source, _ in copies.values()}
         sequences = [s for s in self.untouched() if s.row not in copies]
-        pairs = [
-            (p, c)
-            for p, c in permutations(sequences, 2)
-            if p.group is c.group and sources.isdisjoint(c.table)
-        ]
+        pairs = [(p, c) for p, c in permutations(sequences, 2) if p.group is c.group]
         likely = [(p, c) for p, c in pairs if context[p.row] % self.size and self._writes(c, context[p.row])]
         if pairs:
             parent, child = (likely or pairs)[pick % len(likely or pairs)]
