@@ -81,7 +81,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_block: int
     expanded_bytes: int = 0  # of a layer's keys and values as numbers, beside the blocks
     weight_bytes: int
-    num_layers: int
+    layer_weights: int  # elements of a layer's matrices
+    query_width: int  # query heads × head dim
+    windows: tuple[int, ...]  # of attention, a layer each; 0: it sees all
     body_weight_bytes: int  # read for every token: all but embeddings and the output head
     head_weight_bytes: int  # read for every sampled token
     has_grammars: bool = False  # whether a request may say what its text must be

@@ -91,6 +91,7 @@ class EngineCore:
         self.isolation = Isolation(scheduler)
         self.clock = clock
         self.stats = self._stats(0, 0, (0.0, 0.0, 0.0, 0.0))
+        self.plan: StepPlan | None = None  # of the last step
         self._capture_at = float("-inf")  # not before then while requests run
         self._launched: deque[InFlight] = deque()
         self._moving: deque[InFlight] = deque()  # committed, but for their transfers
@@ -182,7 +183,7 @@ class EngineCore:
         others = self._add_compiled() if self.grammars else []
         others += self.scheduler.unmask(self.mask_wait)
         begin = self.clock()
-        plan = self.isolation.schedule(begin)
+        plan = self.plan = self.isolation.schedule(begin)
         scheduled = self.clock()
         if plan is not None:
             self._launched.append(self._launch(plan))

@@ -157,7 +157,9 @@ def start_engine(
         bytes_per_block=block_bytes,
         expanded_bytes=(device_bytes - block_bytes) * num_blocks,
         weight_bytes=weight_bytes,
-        num_layers=model_config.num_layers,
+        layer_weights=model_config.layer_weights,
+        query_width=model_config.num_heads * model_config.head_dim,
+        windows=model_config.windows,
         body_weight_bytes=weight_bytes
         - matrix_bytes * (1 if model_config.tie_word_embeddings else 2)
         - learned_positions * model_config.hidden_size * dtype.itemsize,

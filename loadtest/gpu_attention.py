@@ -24,7 +24,7 @@ from kernels.decode_splits import DecodeWorkspace
 from kernels.prefill_attention import prefill_attention
 from loadtest.gpu_layer import contexts_of
 from loadtest.provenance import Provenance
-from service.bench import Ceilings, measure_ceilings
+from service.roofline import Ceilings, measure_ceilings
 
 HEAD_DIM = 128
 SCALE = HEAD_DIM**-0.5

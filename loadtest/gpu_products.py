@@ -26,7 +26,7 @@ from kernels.norm import add_rms_norm
 from loadtest.gpu_layer import MODELS, graph_seconds
 from loadtest.model_configs import write_model_folders
 from loadtest.provenance import Provenance
-from service.bench import measure_ceilings
+from service.roofline import measure_ceilings
 
 TOKENS = (264, 528, 1056, 2112, 3168, 4224, 6336, 8448)
 LAYERS, ROUNDS, EPS = 4, 3, 1e-6

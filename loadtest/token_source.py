@@ -52,7 +52,9 @@ def engine_info(config: EngineConfig, sequences: int) -> EngineInfo:
         max_num_batched_tokens=1 << 20,
         bytes_per_block=1,
         weight_bytes=1,
-        num_layers=1,
+        layer_weights=1,
+        query_width=1,
+        windows=(0,),
         body_weight_bytes=1,
         head_weight_bytes=1,
     )

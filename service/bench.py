@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from engine.config import EngineInfo, StepStats
+from engine.config import EngineInfo
 from engine.core import EngineCore
+from engine.plan import StepPlan
 from engine.request import Request, SamplingParams
 from loadtest.provenance import Provenance
 from loadtest.workloads import Work
+from service import roofline
+from service.roofline import Ceilings, Needs
 
 PHASES = ("schedule", "launch", "wait", "commit")
 
@@ -26,21 +27,13 @@ class WorkloadFailed(Exception):
     """A request ended with an error, so there is nothing to report of its workload."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """Measured on the device: bytes/s of a large copy (read + written), FLOP/s of a matrix product."""
-
-    bandwidth: float
-    flops: float
-
-
 @dataclass(slots=True)
 class Run:
     """One pass over a workload, from its first step to its last commit."""
 
     seconds: float = 0.0
     steps: int = 0
-    bound_seconds: float = 0.0
+    plans: list[tuple[StepPlan, int]] = field(default_factory=list)  # tokens in distinct blocks beside each
     preemptions: int = 0
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
@@ -65,39 +58,13 @@ class Result:
     steps: int
     preemptions: int
     step_ms: dict[str, float]
+    step_needs: Needs
     device: str
     dtype: str
     kv_cache_dtype: str
     commit: str
     date: str
     command: str
-
-
-def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """Time a large copy and a large matrix product, best of five."""
-    cuda = device.type == "cuda"
-    source = torch.empty((1 << 31 if cuda else 1 << 27) // 4, device=device)
-    target = torch.empty_like(source)
-    side = 8192 if cuda else 512  # a CPU may need seconds for a larger product in bfloat16
-    a = torch.randn(side, side, device=device).to(dtype)
-    copy = _best_time(lambda: target.copy_(source), device)
-    product = _best_time(lambda: a @ a, device)
-    return Ceilings(2 * source.nbytes / copy, 2 * side**3 / product)
-
-
-def _best_time(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds that `work` takes; on a GPU of several in a row, so that asking for one hardly counts."""
-    cuda = device.type == "cuda"
-    calls = 8 if cuda else 1
-    times = []
-    for _ in range(6):
-        begin = time.perf_counter()
-        for _ in range(calls):
-            work()
-        if cuda:
-            torch.cuda.synchronize(device)
-        times.append((time.perf_counter() - begin) / calls)
-    return min(times[1:])
 
 
 def requests(work: list[Work], seed: int) -> list[Request]:
@@ -146,7 +113,7 @@ def queue(core: EngineCore, requests: list[Request], *, in_order: bool) -> None:
         core.add(request)
 
 
-def run_workload(core: EngineCore, info: EngineInfo, ceilings: Ceilings) -> Run:
+def run_workload(core: EngineCore) -> Run:
     """Step until the last of the queued requests has finished. Raises WorkloadFailed if one fails."""
     run = Run()
     preemptions = core.stats.preemptions_recompute + core.stats.preemptions_swap
@@ -160,28 +127,13 @@ def run_workload(core: EngineCore, info: EngineInfo, ceilings: Ceilings) -> Run:
                 )
         stats = core.stats
         run.steps += 1
-        run.bound_seconds += _bound(stats, info, ceilings)
+        if core.plan is not None:
+            run.plans.append((core.plan, stats.tokens_filled))
         for phase in PHASES:
             run.phases[phase] += getattr(stats, f"{phase}_seconds")
     run.seconds = time.perf_counter() - begin
     run.preemptions = core.stats.preemptions_recompute + core.stats.preemptions_swap - preemptions
     return run
-
-
-def _bound(stats: StepStats, info: EngineInfo, ceilings: Ceilings) -> float:
-    """Least seconds a step can take: weights and context read once, or its matrix products' arithmetic.
-
-    The last layer owes a prompt's tokens no more than K and V, bar the newest; it is not counted for them.
-    """
-    tokens = stats.prefill_tokens + stats.decode_tokens
-    if not tokens:
-        return 0.0
-    context_bytes = stats.tokens_filled * info.bytes_per_block / info.block_size
-    reading = (info.body_weight_bytes + info.head_weight_bytes + context_bytes) / ceilings.bandwidth
-    dtype: torch.dtype = getattr(torch, info.dtype)
-    through_all = tokens - stats.prefill_tokens / info.num_layers
-    products = info.body_weight_bytes * through_all + info.head_weight_bytes * stats.decode_tokens
-    return max(reading, 2 * products / dtype.itemsize / ceilings.flops)
 
 
 def bench(
@@ -197,13 +149,15 @@ def bench(
     """Warm up, run `runs` times and report the median run of a workload that fits."""
     warm = [replace(one, output_len=min(one.output_len, 8)) for one in work[: info.max_num_seqs]]
     queue(core, requests(warm, seed=1 << 40), in_order=in_order)
-    run_workload(core, info, ceilings)
+    run_workload(core)
     measured = []
     for run in range(runs):
         queue(core, requests(work, seed=run << 20), in_order=in_order)
-        measured.append(run_workload(core, info, ceilings))
+        measured.append(run_workload(core))
     middle = sorted(measured, key=lambda run: run.seconds)[(len(measured) - 1) // 2]
     seconds = statistics.median(run.seconds for run in measured)
+    needs = [roofline.needs_of(plan, filled, info) for plan, filled in middle.plans]
+    bound = sum(each.seconds(ceilings) for each in needs)
     return Result(
         engine="quire",
         model=Path(info.model).name,
@@ -213,14 +167,15 @@ def bench(
         in_tok_s=round(sum(len(one.prompt) for one in work) / seconds, 1),
         req_s=round(len(work) / seconds, 2),
         seconds=round(seconds, 3),
-        bound_seconds=round(middle.bound_seconds, 3),
-        bound_share=round(middle.bound_seconds / seconds, 3),
+        bound_seconds=round(bound, 3),
+        bound_share=round(bound / seconds, 3),
         copy_tb_s=round(ceilings.bandwidth / 1e12, 3),
         product_tflop_s=round(ceilings.flops / 1e12, 1),
         runs=runs,
         steps=middle.steps,
         preemptions=middle.preemptions,
         step_ms={phase: round(1000 * total / middle.steps, 3) for phase, total in middle.phases.items()},
+        step_needs=roofline.mean(needs),
         device=info.device,
         dtype=info.dtype,
         kv_cache_dtype=info.kv_cache_dtype,
@@ -254,6 +209,35 @@ def show(results: list[Result], ceilings: Ceilings, info: EngineInfo) -> None:
         )
     console = Console()
     Console(width=max(console.width, 132)).print(table)
+
+
+def show_step(result: Result, ceilings: Ceilings) -> None:
+    """What a step of the workload needs, as a table on stdout."""
+    needs, steps = result.step_needs, result.steps
+    table = Table(
+        title=f"{result.workload}: what a step needs, on average",
+        caption="bound: in each step the longer of both, "
+        f"{1000 * result.bound_seconds / steps:.2f} ms on average;\n"
+        f"a step took {1000 * result.seconds / steps:.2f} ms, of which this is {result.bound_share:.0%}",
+    )
+    for column in ("of it", "tokens", "MB", "ms to read", "GFLOP", "ms to compute"):
+        table.add_column(column, justify="left" if column == "of it" else "right")
+    tokens = needs.prefill_tokens + needs.decode_tokens
+    for name, computed, read, flops in (
+        ("weights", None, needs.weight_bytes, None),
+        ("prefill", needs.prefill_tokens, needs.prefill_bytes, needs.prefill_flops),
+        ("decode", needs.decode_tokens, needs.decode_bytes, needs.decode_flops),
+        ("all", tokens, needs.bytes, needs.flops),
+    ):
+        table.add_row(
+            name,
+            "" if computed is None else f"{computed:,.1f}",
+            f"{read / 1e6:,.1f}",
+            f"{1000 * read / ceilings.bandwidth:,.2f}",
+            "" if flops is None else f"{flops / 1e9:,.1f}",
+            "" if flops is None else f"{1000 * flops / ceilings.flops:,.2f}",
+        )
+    Console().print(table)
 
 
 def append_result(result: Result, path: Path) -> None:

@@ -200,7 +200,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     from engine.startup import start_engine
     from loadtest.workloads import WORKLOADS
-    from service import bench
+    from service import bench, roofline
     from service.profiling import profile_steps, show_profile
     from service.progress import PhaseBars
 
@@ -216,7 +216,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     while core.capture():
         pass
     device = torch.device("cpu" if info.device == "cpu" else "cuda")
-    ceilings = bench.measure_ceilings(device, getattr(torch, info.dtype))
+    ceilings = roofline.measure_ceilings(device, getattr(torch, info.dtype))
     results = []
     for name, work in workloads:
         try:
@@ -228,6 +228,7 @@ def _bench(arguments: argparse.Namespace) -> int:
             return 1
         results.append(result)
         bench.show(results, ceilings, info)
+        bench.show_step(result, ceilings)
         if arguments.result_file is not None:
             bench.append_result(result, arguments.result_file)
         if arguments.profile is not None:

@@ -43,7 +43,7 @@ def test_requests_have_room_for_a_prompt_and_an_answer() -> None:
 def test_a_workload_that_does_not_fit_is_refused_before_anything_is_measured(
     flags: list[str], workloads: str, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("service.bench.measure_ceilings")
+    monkeypatch.delattr("service.roofline.measure_ceilings")
     *_, name = workloads.split(",")
     with pytest.raises(SystemExit, match=f"^quire bench: request 0 of workload {name} does not .*{limit}$"):
         main([*BENCH, *flags, "--workload", workloads])
@@ -72,3 +72,5 @@ def test_a_workload_that_fails_is_told_in_one_line_after_those_that_did_not(
     assert "bad: a request of the workload failed: computing it raised RuntimeError" in line
     (result,) = (json.loads(line) for line in results.read_text().splitlines())
     assert (result["workload"], result["mode"]) == ("good", "offline")
+    needs = result["step_needs"]
+    assert (needs["prefill_tokens"], needs["decode_tokens"]) == (30 / 4, 0.8)  # of 4 steps: 30, and 3
