@@ -17,6 +17,7 @@ from engine.core import EngineCore
 from engine.request import Request
 
 SHOWN = 16  # kernels in the table; the rest are summed up
+PAUSE = 10.0  # µs; kernels of one graph follow each other within 3 on an H100, so longer ones are the host's
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,16 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Traced steps: `busy_seconds` of `seconds` the device ran something."""
+    """Traced steps. The device ran something for `busy_seconds` and paused longer for `waiting_seconds`.
+
+    Tracing slows the host, so that it waits less untraced.
+    """
 
     workload: str
     steps: int
     seconds: float
     busy_seconds: float
+    waiting_seconds: float
     kernels: list[KernelTime]
     trace: Path
 
@@ -86,16 +91,22 @@ def profile_steps(
             intervals.append((event.time_range.start, event.time_range.end))
     kernels = [KernelTime(name, calls, 1e-6 * total) for name, (calls, total) in totals.items()]
     kernels.sort(key=lambda kernel: -kernel.seconds)
-    return Profile(workload, traced, 1e-6 * (end - begin), 1e-6 * _covered(intervals), kernels, trace)
+    busy, waiting = busy_and_waiting(intervals, PAUSE)
+    return Profile(workload, traced, 1e-6 * (end - begin), 1e-6 * busy, 1e-6 * waiting, kernels, trace)
 
 
-def _covered(intervals: list[tuple[float, float]]) -> float:
-    """Length of the union of (begin, end) intervals."""
-    covered, reached = 0.0, float("-inf")
+def busy_and_waiting(intervals: list[tuple[float, float]], pause: float) -> tuple[float, float]:
+    """Length of the union of (begin, end) intervals, and of the gaps in it that are longer than `pause`."""
+    busy = waiting = 0.0
+    reached: float | None = None
     for begin, end in sorted(intervals):
-        covered += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return covered
+        if reached is None or begin >= reached:
+            gap = 0.0 if reached is None else begin - reached
+            waiting += gap if gap > pause else 0.0
+            busy, reached = busy + end - begin, end
+        elif end > reached:
+            busy, reached = busy + end - reached, end
+    return busy, waiting
 
 
 def show_profile(result: Profile) -> None:
@@ -103,7 +114,8 @@ def show_profile(result: Profile) -> None:
     steps = max(result.steps, 1)
     table = Table(
         title=f"{result.workload}: {result.steps} steps of {1e3 * result.seconds / steps:.2f} ms, "
-        f"the device busy {result.busy_seconds / result.seconds:.0%} of it",
+        f"the device busy {result.busy_seconds / result.seconds:.0%} of it, "
+        f"waiting for the host {1e6 * result.waiting_seconds / steps:.0f} µs",
         caption=f"trace: {result.trace}",
     )
     for column in ("kernel", "calls a step", "µs a step", "share"):
