@@ -54,7 +54,7 @@ def main() -> int:
             bench = ["-m", "service.cli", "bench", f"{models}/{model}", "--load-format", "dummy"]
             bench += [*runs, "--result-file", str(output / "offline.jsonl")]
             commands += (
-                [*bench, "--workload", workloads],
+                [*bench, "--workload", workloads, "--profile", f"{models}/traces"],
                 [*bench, "--in-order", "--workload", IN_ORDER[model]],
                 [*bench, "--kv-cache-dtype", "fp12_e4m7", "--workload", IN_FP12[model]],
             )

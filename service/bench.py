@@ -39,6 +39,16 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Traced:
+    """Some steps of a workload under a tracer (see `service.profiling`), by which the host takes longer."""
+
+    steps: int
+    step_ms: float
+    busy_share: float  # of a step the device runs something
+    waiting_us: float  # of a step it pauses for the host
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """One line of loadtest/results/*.jsonl. Rates are per second; `bound_share` is bound ÷ measured time."""
 
@@ -65,6 +75,7 @@ class Result:
     commit: str
     date: str
     command: str
+    traced: Traced | None = None
 
 
 def requests(work: list[Work], seed: int) -> list[Request]:

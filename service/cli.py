@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -229,13 +230,15 @@ def _bench(arguments: argparse.Namespace) -> int:
         results.append(result)
         bench.show(results, ceilings, info)
         bench.show_step(result, ceilings)
-        if arguments.result_file is not None:
-            bench.append_result(result, arguments.result_file)
         if arguments.profile is not None:
             requests = bench.requests(work, seed=1 << 41)
             bench.queue(core, requests, in_order=arguments.in_order)
             skip = result.steps // 3
-            show_profile(profile_steps(core, name, requests, skip, TRACED_STEPS, arguments.profile))
+            profile = profile_steps(core, name, requests, skip, TRACED_STEPS, arguments.profile)
+            show_profile(profile)
+            result = replace(result, traced=profile.summary())
+        if arguments.result_file is not None:
+            bench.append_result(result, arguments.result_file)
     return 0
 
 

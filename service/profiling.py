@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from engine.core import EngineCore
 from engine.request import Request
+from service.bench import Traced
 
 SHOWN = 16  # kernels in the table; the rest are summed up
 PAUSE = 10.0  # µs; kernels of one graph follow each other within 3 on an H100, so longer ones are the host's
@@ -43,6 +44,15 @@ class Profile:
     waiting_seconds: float
     kernels: list[KernelTime]
     trace: Path
+
+    def summary(self) -> Traced:
+        """What goes into the workload's result."""
+        return Traced(
+            steps=self.steps,
+            step_ms=round(1e3 * self.seconds / self.steps, 3),
+            busy_share=round(self.busy_seconds / self.seconds, 3),
+            waiting_us=round(1e6 * self.waiting_seconds / self.steps, 1),
+        )
 
 
 def profile_steps(
