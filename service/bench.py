@@ -33,7 +33,7 @@ class Run:
 
     seconds: float = 0.0
     steps: int = 0
-    plans: list[tuple[StepPlan, int]] = field(default_factory=list)  # tokens in distinct blocks beside each
+    plans: list[tuple[StepPlan | None, int]] = field(default_factory=list)  # and tokens in distinct blocks
     preemptions: int = 0
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
@@ -138,8 +138,7 @@ def run_workload(core: EngineCore) -> Run:
                 )
         stats = core.stats
         run.steps += 1
-        if core.plan is not None:
-            run.plans.append((core.plan, stats.tokens_filled))
+        run.plans.append((core.plan, stats.tokens_filled))
         for phase in PHASES:
             run.phases[phase] += getattr(stats, f"{phase}_seconds")
     run.seconds = time.perf_counter() - begin

@@ -56,14 +56,13 @@ def mean(needs: Iterable[Needs]) -> Needs:
     return Needs(*(round(statistics.fmean(column), 1) for column in zip(*map(astuple, needs), strict=True)))
 
 
-def needs_of(plan: StepPlan, tokens_filled: int, info: EngineInfo) -> Needs:
-    """What the step of `plan` needs, with `tokens_filled` in all distinct blocks by then.
+def needs_of(plan: StepPlan | None, tokens_filled: int, info: EngineInfo) -> Needs:
+    """What a step that launches `plan`, if any, needs, with `tokens_filled` in all distinct blocks by then.
 
     The last layer owes a prompt's tokens no more than K and V, bar the newest, which is not counted for it
     either. Nor is what little norms, activations and sampling compute, and what goes from kernel to kernel.
     """
-    tokens = plan.num_tokens
-    if not tokens:
+    if plan is None or not plan.num_tokens:
         return NOTHING
     decodes, prefills = slice(plan.num_decodes), slice(plan.num_decodes, None)
     prefill_tokens, layers = len(plan.prefill_tokens), len(info.windows)

@@ -73,4 +73,7 @@ def test_a_workload_that_fails_is_told_in_one_line_after_those_that_did_not(
     (result,) = (json.loads(line) for line in results.read_text().splitlines())
     assert (result["workload"], result["mode"]) == ("good", "offline")
     needs = result["step_needs"]
-    assert (needs["prefill_tokens"], needs["decode_tokens"]) == (30 / 4, 0.8)  # of 4 steps: 30, and 3
+    assert (needs["prefill_tokens"], needs["decode_tokens"]) == (
+        30 / 5,
+        3 / 5,
+    )  # the fifth step launches nothing

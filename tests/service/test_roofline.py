@@ -131,4 +131,4 @@ def test_a_step_reads_while_it_computes() -> None:
 
 
 def test_a_step_that_only_moves_blocks_needs_nothing() -> None:
-    assert needs_of(plan([], []), 100, info((0,))) == NOTHING
+    assert needs_of(plan([], []), 100, info((0,))) == needs_of(None, 100, info((0,))) == NOTHING
