@@ -56,8 +56,20 @@
 {{- if and $v.auth.existingSecret $v.auth.apiKey -}}
 {{- fail "auth: either apiKey or existingSecret, not both" -}}
 {{- end -}}
+{{- if and (not $v.auth.enabled) (or $v.auth.apiKey $v.auth.existingSecret) -}}
+{{- fail "auth: a key is set, and enabled is false, which lets everyone in; set auth.enabled to true, or leave the key out" -}}
+{{- end -}}
 {{- if and $v.huggingFace.existingSecret $v.huggingFace.token -}}
 {{- fail "huggingFace: either token or existingSecret, not both" -}}
+{{- end -}}
+{{- if and $v.modelCache.existingClaim (not $v.modelCache.persistent) -}}
+{{- fail "modelCache: persistent false is an emptyDir, not existingClaim; set modelCache.persistent to true, or leave the claim out" -}}
+{{- end -}}
+{{- if and $v.modelCache.storageClass (or $v.modelCache.existingClaim (not $v.modelCache.persistent)) -}}
+{{- fail "modelCache: storageClass is for a claim that the chart makes; leave it out, or existingClaim, with modelCache.persistent true" -}}
+{{- end -}}
+{{- if and $v.serviceAccount.annotations (not $v.serviceAccount.create) -}}
+{{- fail "serviceAccount: the chart annotates only an account that it makes; set serviceAccount.create to true, or leave annotations out" -}}
 {{- end -}}
 {{- $several := or (include "quire.autoscaled" .) (gt (int $v.replicaCount) 1) -}}
 {{- if and $several $v.modelCache.persistent (hasPrefix "ReadWriteOnce" $v.modelCache.accessMode) -}}
@@ -80,6 +92,9 @@
 {{- end -}}
 {{- if and (eq $v.engine.device "cpu") $v.gpu.enabled -}}
 {{- fail "engine: device cpu would hold a GPU without using it; set gpu.enabled to false" -}}
+{{- end -}}
+{{- if and (eq $v.engine.device "cuda") (not $v.gpu.enabled) -}}
+{{- fail "engine: device cuda needs a GPU in the pod; set gpu.enabled to true" -}}
 {{- end -}}
 {{- if and (eq $v.engine.preemptionMode "swap") (eq (float64 $v.engine.swapSpace) 0.0) -}}
 {{- fail "engine: preemptionMode swap needs swapSpace" -}}

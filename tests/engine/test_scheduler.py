@@ -9,7 +9,7 @@ import pytest
 from tests.engine.nightly import NIGHTLY
 from tests.engine.simulation import simulate
 
-SEEDS = 2000 if NIGHTLY else 175  # of a chunk
+SEEDS = 3000 if NIGHTLY else 300  # of a chunk
 
 
 def test_nobody_waits_for_a_transfer_of_no_blocks() -> None:
