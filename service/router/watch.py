@@ -80,16 +80,14 @@ class RegistryWatch:
     async def _lookup(self, prefixes: dict[str, list[Digest]]) -> dict[str, int] | None:
         if self.state != "ok":
             return None
-        held: dict[str, int] = {}
+        asked = (self._directory.lookup(*each) for each in prefixes.items() if each[1])
         try:
-            for fingerprint, digests in prefixes.items():
-                if digests:
-                    held.update(await self._directory.lookup(fingerprint, digests))
+            found = await asyncio.gather(*asked)  # at once: a request waits as long as for one
         except FAILURES as error:
             self._failed(error)
             return None
         self._failures = 0
-        return held
+        return {url: blocks for held in found for url, blocks in held.items()}
 
     async def close(self) -> None:
         await self._directory.close()

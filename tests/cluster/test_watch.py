@@ -106,6 +106,27 @@ async def test_replicas_of_one_model_may_differ_in_how_they_cache(server: RedisS
         assert location.held == {"http://10.0.0.1:8000": 3, "http://10.0.0.2:8000": 3}
 
 
+async def test_all_deployments_are_asked_at_once(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a request waits no longer for many than for one."""
+    deployments = [msgspec.structs.replace(OURS, block_size=size) for size in (4, 8, 16)]
+    for number, deployment in enumerate(deployments):
+        register(server, number, deployment)
+    all_under_way = asyncio.Barrier(len(deployments))
+
+    async def lookup(self: Directory, fingerprint: str, digests: list[bytes]) -> dict[str, int]:
+        await all_under_way.wait()
+        return {fingerprint: len(digests)}
+
+    monkeypatch.setattr(Directory, "lookup", lookup)
+    async with watching(server) as watched:
+        await watched.until(lambda: len(watched.told) == len(deployments))
+        async with asyncio.timeout(10):
+            location = await watched.watch.locate("salt", TOKENS)
+    assert location.held == {each.fingerprint: 100 // each.block_size for each in deployments}
+
+
 @pytest.mark.parametrize("name", ["model", "revision", "tokenizer", "seed"])
 async def test_replicas_of_something_else_are_left_alone_and_it_is_said_why(
     server: RedisServer, caplog: pytest.LogCaptureFixture, name: str
