@@ -21,7 +21,7 @@ BOARD = json.loads((Path(__file__).parents[2] / "grafana" / "dashboard.json").re
 REPLICA = {"namespace": "llms", "pod": "quire-7d4b9c6f5-x2x4z"}  # what a cluster's Prometheus would add
 SECONDS = 90  # within which what must come has come
 
-# name -> (type, labels with their values; None: any). The tables of the README's metrics.
+# name -> (type, labels with their values; None: any)
 METRICS: dict[str, tuple[str, dict[str, set[str] | None]]] = {
     "quire_kv_blocks": ("gauge", {"tier": {"device", "host"}, "state": {"free", "active", "cached"}}),
     "quire_kv_capacity_blocks": ("gauge", {"tier": {"device", "host"}}),

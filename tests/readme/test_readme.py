@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from service.demo import MODEL_FOLDER
+from tests.grafana.test_live import METRICS, ROUTER_METRICS
 from tests.service import tool_templates
 
 ROOT = Path(__file__).parents[2]
@@ -214,3 +215,9 @@ def test_flags_that_are_named_exist() -> None:
     known = run([sys.executable, "-c", HELP_OF_ALL, json.dumps(commands)])
     for flag in set(re.findall(r"`(--[a-z-]+)", README)):
         assert re.search(rf"{flag}\b(?!-)", known), flag
+
+
+def test_every_metric_is_explained() -> None:
+    section = README.split("\n## Metrics and dashboard\n")[1].split("\n## ")[0]
+    named = set(re.findall(r"`((?:quire_|vllm:)\w+)`", section))
+    assert named == {*METRICS, *ROUTER_METRICS, "quire_kv_pinned_blocks"}

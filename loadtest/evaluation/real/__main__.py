@@ -2,7 +2,7 @@
 
 Runs them on the GPU (or slowly on a CPU) with dummy weights of a Llama-8B configuration, or with MODEL, and
 writes each result as soon as it is there, so that a run that is cut off loses nothing. On an H100 all of it
-takes about eight minutes, and what is worth most comes first. `make evaluation` makes figures of the results.
+takes about seven minutes, and what is worth most comes first. `make evaluation` makes figures of the results.
 """
 
 from __future__ import annotations
