@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -33,8 +34,8 @@ class Completion:
 class LLM:
     """`LLM(model).generate(prompts, SamplingParams(max_tokens=64))`; `settings` are EngineConfig's fields.
 
-    A model is a folder or a Hub id; left out, it is the bundled demo model. Raises ValueError as
-    EngineConfig, the loader and the tokenizer do.
+    A model is a folder or a Hub id; left out, it is the bundled demo model. Raises TypeError for a setting
+    that there is not, and ValueError as EngineConfig, the loader and the tokenizer do.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class LLM:
         on_progress: Callable[[Progress], None] = lambda _: None,
         **settings: object,
     ) -> None:
+        _check_names(settings)
         config = msgspec.convert({"model": model, **settings}, EngineConfig)
         self.core, self.info = start_engine(config, on_progress)
         self.tokenizer = Tokenizer.from_folder(resolve_model(model))
@@ -144,3 +146,12 @@ class LLM:
                 self.core.abort(request_id)
             while self.core.has_work:
                 self.core.step()
+
+
+def _check_names(settings: Iterable[str]) -> None:
+    known = [name for name in EngineConfig.__struct_fields__ if name != "model"]
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}" if near else f"there is {', '.join(known)}"
+            raise TypeError(f"LLM has no setting {name!r}: {hint}")

@@ -46,3 +46,16 @@ def test_none_is_left_queued_when_one_is_refused(llm: LLM) -> None:
         llm.generate(PROMPTS, long, stop=("",))
     assert not llm.core.has_work
     assert len(llm.generate([5] * 3, long)[0][0].token_ids) == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"blok_size": 64}, "'blok_size': did you mean 'block_size'"),
+        ({"no_enable_prefix_caching": True}, "did you mean 'enable_prefix_caching'"),
+        ({"tensors": 2}, "'tensors': there is device, dtype, .*cache_seed"),
+    ],
+)
+def test_a_setting_that_there_is_not_is_refused(wrong: dict[str, object], told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        LLM(device="cpu", **wrong)  # type: ignore[arg-type]
