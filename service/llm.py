@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,6 +20,10 @@ from service.demo import MODEL_FOLDER
 from service.tokenizer import Tokenizer
 
 Prompt = str | list[int]
+
+
+class ChatPrompt(list[int]):
+    """Token ids of a conversation: an answer to it is a text of its own, rather than its continuation."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | list[str] | list[list[int]],
+        prompts: Prompt | Sequence[str] | Sequence[list[int]],
         params: SamplingParams | list[SamplingParams] | None = None,
         stop: tuple[str, ...] = (),
     ) -> list[list[Completion]]:
@@ -63,7 +67,7 @@ class LLM:
         for a prompt that can never fit, and for too many or too few params.
         """
         single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
-        each = [cast(Prompt, prompts)] if single else cast(list[Prompt], prompts)
+        each = [cast(Prompt, prompts)] if single else cast(Sequence[Prompt], prompts)
         if params is None:
             params = [SamplingParams(seed=secrets.randbits(63)) for _ in each]
         elif isinstance(params, SamplingParams):
@@ -92,16 +96,16 @@ class LLM:
             if touched.index == 0 and (text := touched.take_text()):
                 yield text
 
-    def chat_prompt(self, messages: list[dict[str, str]]) -> list[int]:
+    def chat_prompt(self, messages: list[dict[str, str]]) -> ChatPrompt:
         """Token ids of a conversation, by the model's chat template, that ask for the next answer."""
         template = self.tokenizer.chat_template
         if template is None:
             raise ValueError("this model has no chat template; give it a plain prompt")
         text = template.render(messages, add_generation_prompt=True)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return ChatPrompt(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _add(
-        self, prompts: list[Prompt], params: list[SamplingParams], stop: tuple[str, ...]
+        self, prompts: Sequence[Prompt], params: list[SamplingParams], stop: tuple[str, ...]
     ) -> dict[int, list[Choice]]:
         if "" in stop:
             raise ValueError("a stop string is empty; it needs at least one character")
@@ -114,14 +118,16 @@ class LLM:
             for prompt, own in zip(prompts, params, strict=True)
         ]
         choices = {
-            request.id: [
-                Choice(i, self.tokenizer.detokenizer([], skip_special_tokens=True), stop)
-                for i in range(request.params.n)
-            ]
-            for request in requests
+            request.id: [self._choice(i, prompt, request, stop) for i in range(request.params.n)]
+            for prompt, request in zip(prompts, requests, strict=True)
         }
         self.core.add_all(requests)
         return choices
+
+    def _choice(self, index: int, prompt: Prompt, request: Request, stop: tuple[str, ...]) -> Choice:
+        context = [] if isinstance(prompt, ChatPrompt) else request.prompt
+        detokenizer = self.tokenizer.detokenizer(context, skip_special_tokens=True)
+        return Choice(index, detokenizer, stop)
 
     def _run(self, choices: dict[int, list[Choice]]) -> Iterator[Choice]:
         """Step until all have finished; yields each choice that something was added to."""

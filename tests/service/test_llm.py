@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from engine.request import SamplingParams
+from service.demo import MODEL_FOLDER
 from service.llm import LLM
+from tests.service import tiny_tokenizers
 
 PROMPTS = ["A block table is", "Who preempts whom?", "The prefix cache", "One token at a time"]
 
@@ -59,3 +64,22 @@ def test_none_is_left_queued_when_one_is_refused(llm: LLM) -> None:
 def test_a_setting_that_there_is_not_is_refused(wrong: dict[str, object], told: str) -> None:
     with pytest.raises(TypeError, match=told):
         LLM(device="cpu", **wrong)  # type: ignore[arg-type]
+
+
+def test_a_continuation_keeps_its_first_space_and_an_answer_has_none(tmp_path: Path) -> None:
+    """As /v1/completions and chat have it, with a tokenizer whose texts drop the first space."""
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL_FOLDER, folder)
+    backend = tiny_tokenizers.llama()
+    backend.save(str(folder / "tokenizer.json"))
+    llm = LLM(str(folder), device="cpu", max_num_seqs=2, num_gpu_blocks_override=64, swap_space=0)
+    word = {backend.token_to_id("▁the"): 100.0}
+    params = SamplingParams(max_tokens=2, temperature=0, logit_bias=word)
+    continued = [one.text for (one,) in llm.generate(["hello", "the"], params)]
+    assert continued == [" the the", " the the"]
+    assert (
+        llm.generate(llm.tokenizer.encode("hello", add_special_tokens=True), params)[0][0].text == " the the"
+    )
+    assert "".join(llm.stream("hello", params)) == " the the"
+    answer = llm.chat_prompt([{"role": "user", "content": "hello"}])
+    assert "".join(llm.stream(answer, params)) == "the the"
