@@ -127,7 +127,7 @@ class LLM:
     def _choice(self, index: int, prompt: Prompt, request: Request, stop: tuple[str, ...]) -> Choice:
         context = [] if isinstance(prompt, ChatPrompt) else request.prompt
         detokenizer = self.tokenizer.detokenizer(context, skip_special_tokens=True)
-        return Choice(index, detokenizer, stop)
+        return Choice(index, detokenizer, stop, request.params.min_tokens)
 
     def _run(self, choices: dict[int, list[Choice]]) -> Iterator[Choice]:
         """Step until all have finished; yields each choice that something was added to."""

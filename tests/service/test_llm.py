@@ -83,3 +83,11 @@ def test_a_continuation_keeps_its_first_space_and_an_answer_has_none(tmp_path: P
     assert "".join(llm.stream("hello", params)) == " the the"
     answer = llm.chat_prompt([{"role": "user", "content": "hello"}])
     assert "".join(llm.stream(answer, params)) == "the the"
+
+
+def test_stop_strings_are_looked_for_after_min_tokens(llm: LLM) -> None:
+    token, other = llm.tokenizer.encode("a b", add_special_tokens=False)[:2]
+    word = llm.tokenizer.token_text(token)
+    params = SamplingParams(max_tokens=6, min_tokens=4, temperature=0, logit_bias={token: 100.0})
+    ((one,),) = llm.generate([[other]], params, stop=(word,))
+    assert (one.text, len(one.token_ids), one.finish_reason) == (word * 4, 5, "stop")
