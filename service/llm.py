@@ -13,7 +13,7 @@ import msgspec
 
 from engine.config import EngineConfig, Progress
 from engine.models.hub import resolve_model
-from engine.request import Request, SamplingParams
+from engine.request import Request, SamplingParams, TokenLogprob
 from engine.startup import start_engine
 from service.choice import Choice
 from service.demo import MODEL_FOLDER
@@ -28,11 +28,40 @@ class ChatPrompt(list[int]):
 
 @dataclass(frozen=True)
 class Completion:
-    """One of a prompt's n samples; token_ids include a stopping eos, the text does not."""
+    """One of a prompt's n samples or beams; token_ids include a stopping eos, the text does not.
+
+    Log-probabilities are there where its params ask for them, one for each token of the output or prompt.
+    """
 
     text: str
     token_ids: list[int]
     finish_reason: str
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # None for the first token
+    cumulative_logprob: float | None = None  # of a beam
+
+
+@dataclass
+class _Asked:
+    """A prompt's request and what has come of it."""
+
+    request: Request
+    choices: list[Choice]
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+    def completions(self) -> list[Completion]:
+        with_logprobs = self.request.params.logprobs is not None
+        return [
+            Completion(
+                choice.take_text(),
+                choice.tokens,
+                choice.finish_reason or "abort",
+                [entry.logprob for entry in choice.logprobs if entry.logprob] if with_logprobs else None,
+                self.prompt_logprobs,
+                choice.cumulative_logprob,
+            )
+            for choice in self.choices
+        ]
 
 
 class LLM:
@@ -76,23 +105,17 @@ class LLM:
             raise ValueError(
                 f"there are {len(each)} prompts and {len(params)} params: give one for all, or one for each"
             )
-        choices = self._add(each, params, stop)
-        for _ in self._run(choices):
+        asked = self._add(each, params, stop)
+        for _ in self._run(asked):
             pass
-        return [
-            [
-                Completion("".join(choice.texts), choice.tokens, choice.finish_reason or "abort")
-                for choice in of_one
-            ]
-            for of_one in choices.values()
-        ]
+        return [one.completions() for one in asked.values()]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, stop: tuple[str, ...] = ()
     ) -> Iterator[str]:
         """The text of the first completion, as it comes."""
-        choices = self._add([prompt], [params or SamplingParams(seed=secrets.randbits(63))], stop)
-        for touched in self._run(choices):
+        asked = self._add([prompt], [params or SamplingParams(seed=secrets.randbits(63))], stop)
+        for touched in self._run(asked):
             if touched.index == 0 and (text := touched.take_text()):
                 yield text
 
@@ -106,7 +129,7 @@ class LLM:
 
     def _add(
         self, prompts: Sequence[Prompt], params: list[SamplingParams], stop: tuple[str, ...]
-    ) -> dict[int, list[Choice]]:
+    ) -> dict[int, _Asked]:
         if "" in stop:
             raise ValueError("a stop string is empty; it needs at least one character")
         requests = [
@@ -117,26 +140,30 @@ class LLM:
             )
             for prompt, own in zip(prompts, params, strict=True)
         ]
-        choices = {
-            request.id: [self._choice(i, prompt, request, stop) for i in range(request.params.n)]
+        asked = {
+            request.id: _Asked(
+                request, [self._choice(i, prompt, request, stop) for i in range(request.params.n)]
+            )
             for prompt, request in zip(prompts, requests, strict=True)
         }
         self.core.add_all(requests)
-        return choices
+        return asked
 
     def _choice(self, index: int, prompt: Prompt, request: Request, stop: tuple[str, ...]) -> Choice:
         context = [] if isinstance(prompt, ChatPrompt) else request.prompt
         detokenizer = self.tokenizer.detokenizer(context, skip_special_tokens=True)
         return Choice(index, detokenizer, stop, request.params.min_tokens)
 
-    def _run(self, choices: dict[int, list[Choice]]) -> Iterator[Choice]:
+    def _run(self, asked: dict[int, _Asked]) -> Iterator[Choice]:
         """Step until all have finished; yields each choice that something was added to."""
-        unfinished = sum(map(len, choices.values()))
+        unfinished = sum(len(one.choices) for one in asked.values())
         try:
             while unfinished:
                 for output in self.core.step():
-                    group = choices[output.request_id]
-                    choice = group[output.index]
+                    one = asked[output.request_id]
+                    choice = one.choices[output.index]
+                    if output.prompt_logprobs is not None:
+                        one.prompt_logprobs = output.prompt_logprobs
                     if choice.finish_reason is not None:
                         continue  # the engine was ahead of a stop string
                     if output.error is not None:
@@ -144,11 +171,11 @@ class LLM:
                     choice.add(output)
                     if choice.finish_reason is not None:
                         unfinished -= 1
-                        if all(other.finish_reason is not None for other in group):
+                        if all(other.finish_reason is not None for other in one.choices):
                             self.core.abort(output.request_id)
                     yield choice
         finally:
-            for request_id in choices:
+            for request_id in asked:
                 self.core.abort(request_id)
             while self.core.has_work:
                 self.core.step()

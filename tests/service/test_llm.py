@@ -91,3 +91,25 @@ def test_stop_strings_are_looked_for_after_min_tokens(llm: LLM) -> None:
     params = SamplingParams(max_tokens=6, min_tokens=4, temperature=0, logit_bias={token: 100.0})
     ((one,),) = llm.generate([[other]], params, stop=(word,))
     assert (one.text, len(one.token_ids), one.finish_reason) == (word * 4, 5, "stop")
+
+
+def test_log_probabilities_that_were_asked_for_are_there(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, n=2, logprobs=2, prompt_logprobs=1)
+    plain = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+    samples, (bare,) = llm.generate(["A block table is", "The prefix cache"], [params, plain])
+    prompt = llm.tokenizer.encode("A block table is", add_special_tokens=True)
+    for one in samples:
+        assert one.logprobs is not None and one.prompt_logprobs is not None
+        assert [entry.token for entry in one.logprobs] == one.token_ids
+        assert all((entry.rank, len(entry.top_tokens)) == (1, 2) for entry in one.logprobs)
+        first, *others = one.prompt_logprobs
+        assert first is None and [entry and entry.token for entry in others] == prompt[1:]
+        assert one.cumulative_logprob is None
+    assert (bare.logprobs, bare.prompt_logprobs) == (None, None)
+
+
+def test_beams_have_their_cumulative_log_probability(llm: LLM) -> None:
+    params = SamplingParams(n=2, beam_width=2, max_tokens=3, temperature=0, ignore_eos=True)
+    best, second = (one.cumulative_logprob for one in llm.generate("A block table is", params)[0])
+    assert best is not None and second is not None
+    assert second <= best < 0
