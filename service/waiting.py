@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from service.config import ServiceConfig
-from service.errors import ApiError
+from service.errors import ApiError, bad_value
 
 _UNKNOWN_RETRY_SECONDS = 10
 _LATE_STARTS = 64  # the rate of late is that of so many
@@ -28,8 +28,16 @@ class WaitingLine:
         self._starts: deque[float] = deque(maxlen=_LATE_STARTS)  # when the latest first tokens came
 
     def check(self, prompts: int, tokens: int = 0) -> None:
-        """Raises ApiError 429 if so many more do not fit. An empty line takes any one request."""
+        """Raises ApiError 429 if so many more do not fit, or 400 if so many never do.
+
+        Of tokens, an empty line takes those of any one request.
+        """
         limit, waiting = self._config.max_num_queued_reqs, self.prompts + self._untokenised
+        if prompts > limit:
+            raise bad_value(
+                "prompt",
+                f"prompt holds {prompts} prompts, and the queue at most {limit}: send fewer at once",
+            )
         if waiting + prompts > limit:
             raise self._full(f"{waiting} prompts wait and {prompts} more do not fit into {limit}")
         limit = self._config.max_num_queued_tokens

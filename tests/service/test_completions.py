@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from service.tokenizer import Tokenizer
-from tests.service.asgi import post
+from tests.service.asgi import exchange, post
 from tests.service.conftest import Service
 
 pytestmark = pytest.mark.anyio
@@ -331,10 +331,25 @@ async def test_other_served_name_is_answered_with(service: Service) -> None:
 
 
 async def test_full_queue(make_service: Callable[..., Service]) -> None:
-    service = make_service(max_num_queued_reqs=2)
-    reply = await post(service.app, PATH, {"prompt": ["a", "b", "c"]})
+    service = make_service(auto=False, max_num_queued_reqs=2)
+    waiting = exchange(service.app, PATH, {"prompt": "a", "max_tokens": 1})
+    await service.engine.until_added(1)
+    reply = await post(service.app, PATH, {"prompt": ["b", "c"]})
     assert reply.status == 429
     assert reply.error["code"] == "queue_full"
     assert 1 <= int(reply.headers["retry-after"]) <= 60
+    service.engine.step()
+    assert (await waiting.finish()).status == 200
+    service.engine.auto = True
     assert (await post(service.app, PATH, {"prompt": ["a", "b"]})).status == 200
     assert service.state.waiting.prompts == 0
+
+
+async def test_more_prompts_than_may_ever_queue_are_no_matter_of_trying_again(
+    make_service: Callable[..., Service],
+) -> None:
+    service = make_service(max_num_queued_reqs=2)
+    reply = await post(service.app, PATH, {"prompt": ["a", "b", "c"]})
+    assert (reply.status, reply.error["param"]) == (400, "prompt")
+    assert "3 prompts" in reply.error["message"] and "at most 2" in reply.error["message"]
+    assert "retry-after" not in reply.headers
