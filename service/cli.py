@@ -14,6 +14,7 @@ from engine.config import EngineConfig, RegistryConfig
 from engine.logs import configure_logging
 from service.demo import MODEL_FOLDER, MODEL_NAME
 from service.flags import (
+    DEFAULT_MAX_TOKENS,
     Parser,
     add_address_flags,
     add_engine_flags,
@@ -175,6 +176,8 @@ def _generate(arguments: argparse.Namespace) -> int:
     from service.llm import LLM
     from service.progress import PhaseBars
 
+    if arguments.max_tokens is not None and arguments.max_tokens < 1:
+        raise ValueError(f"--max-tokens must be at least 1, got {arguments.max_tokens}")
     text = arguments.prompt if arguments.prompt is not None else sys.stdin.read()
     llm = LLM(arguments.model, on_progress=PhaseBars().show, **_engine_settings(arguments))
     prompt = (
@@ -182,9 +185,8 @@ def _generate(arguments: argparse.Namespace) -> int:
         if arguments.chat
         else llm.tokenizer.encode(text, add_special_tokens=True)
     )
-    room = llm.info.max_request_tokens - len(prompt)
     params = SamplingParams(
-        max_tokens=max(1, min(arguments.max_tokens, room)),
+        max_tokens=_token_budget(arguments.max_tokens, len(prompt), llm.info.max_request_tokens),
         temperature=arguments.temperature,
         top_p=arguments.top_p,
         top_k=arguments.top_k,
@@ -194,6 +196,21 @@ def _generate(arguments: argparse.Namespace) -> int:
         print(piece, end="", flush=True)
     print()
     return 0
+
+
+def _token_budget(asked: int | None, prompt: int, limit: int) -> int:
+    """How many tokens may be generated. Raises ValueError, with the numbers, where they do not fit."""
+    room = limit - prompt
+    if room < 1:
+        raise ValueError(f"the prompt has {prompt} tokens, which leaves no room for more in {limit} tokens")
+    if asked is None:
+        return min(DEFAULT_MAX_TOKENS, room)
+    if asked > room:
+        raise ValueError(
+            f"the prompt has {prompt} tokens and --max-tokens is {asked}: together more than the {limit} "
+            "tokens that fit"
+        )
+    return asked
 
 
 def _bench(arguments: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from engine.config import BLOCK_SIZES, KVCacheDtype
 from service.demo import MODEL_FOLDER
 
 Parser = argparse.ArgumentParser
+DEFAULT_MAX_TOKENS = 256  # of `quire generate`
 
 
 def flag(parser: Parser, name: str, *, default: object = None, **options: Any) -> None:
@@ -168,7 +169,12 @@ def add_service_flags(parser: Parser) -> None:
 def add_sampling_flags(parser: Parser) -> None:
     flag(parser, "--prompt", help="the text to continue; read from standard input if left out")
     flag(parser, "--chat", action="store_true", help="the prompt is a user's message: use the chat template")
-    flag(parser, "--max-tokens", type=int, default=256)
+    flag(
+        parser,
+        "--max-tokens",
+        type=int,
+        help=f"most tokens to generate; {DEFAULT_MAX_TOKENS}, or as many as fit, if left out",
+    )
     flag(parser, "--temperature", type=float, default=0.0)
     flag(parser, "--top-p", type=float, default=1.0)
     flag(parser, "--top-k", type=int, default=0)

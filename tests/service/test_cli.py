@@ -12,6 +12,17 @@ from loadtest.workloads import Work
 from service.cli import main
 
 BENCH = ["bench", "--device", "cpu", "--swap-space", "0", "--runs", "1"]
+GENERATE = [
+    "generate",
+    "--device",
+    "cpu",
+    "--swap-space",
+    "0",
+    "--max-model-len",
+    "32",
+    "--prompt",
+    "A block",
+]
 
 
 @pytest.mark.parametrize(
@@ -30,6 +41,31 @@ def test_what_is_of_the_registry_needs_one(command: list[str], flag: str) -> Non
 def test_requests_have_room_for_a_prompt_and_an_answer() -> None:
     with pytest.raises(SystemExit, match=r"--max-model-len must be at least 2, .* got 1"):
         main(["doctor", "--max-model-len", "1"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("0", "--max-tokens must be at least 1, got 0"),
+        ("-7", "--max-tokens must be at least 1, got -7"),
+        (
+            "31",
+            r"the prompt has \d+ tokens and --max-tokens is 31: together more than the 32 tokens that fit",
+        ),
+    ],
+)
+def test_as_many_tokens_are_generated_as_asked_for_or_it_is_refused(asked: str, told: str) -> None:
+    with pytest.raises(SystemExit, match=f"^quire generate: {told}$"):
+        main([*GENERATE, "--max-tokens", asked])
+
+
+def test_as_many_tokens_are_generated_as_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(GENERATE)
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.strip()
+    with pytest.raises(SystemExit, match="leaves no room for more in 32 tokens"):
+        main([*GENERATE, "--prompt", "A block table " * 32])
 
 
 @pytest.mark.parametrize(
