@@ -10,19 +10,29 @@ from datetime import UTC, datetime
 from typing import Literal
 
 LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 FORMAT_VARIABLE = "QUIRE_LOG_FORMAT"
+LEVEL_VARIABLE = "QUIRE_LOG_LEVEL"
 
 _OF_REQUESTS = ("quire.service", "quire.router", "uvicorn")
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "color_message"}
 
 
-def configure_logging(form: LogFormat | None = None) -> None:
-    """Of this process and, through the environment, of those that it starts; None: as that says."""
+def configure_logging(form: LogFormat | None = None, level: LogLevel | None = None) -> None:
+    """Of this process and, through the environment, of those that it starts; None: as that says.
+
+    What other packages say for debugging is left out at any level: it may hold what clients sent.
+    """
     chosen = form or log_format()
+    least = level or os.environ.get(LEVEL_VARIABLE, "info")
     os.environ[FORMAT_VARIABLE] = chosen
+    os.environ[LEVEL_VARIABLE] = least
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if chosen == "json" else TextFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    number = logging.getLevelNamesMapping()[least.upper()]
+    logging.basicConfig(level=max(number, logging.INFO), handlers=[handler])
+    if number < logging.INFO:
+        logging.getLogger("quire").setLevel(number)
 
 
 def log_format() -> str:

@@ -81,11 +81,16 @@ class Yielding:
         else:
             self.recomputes += 1
             group.prefill_queue = []
+        preemption = {
+            "request": group.request.id,
+            "beneficiary": beneficiary.group.request.id,
+            "mode": "swap" if swap else "recompute",
+            "blocks": blocks,
+            "tokens": tokens,
+        }
         logger.debug(
-            "preempted request=%d for=%d mode=%s blocks=%d tokens=%d",
-            group.request.id,
-            beneficiary.group.request.id,
-            "swap" if swap else "recompute",
-            blocks,
-            tokens,
+            "preempted request=%(request)d for=%(beneficiary)d mode=%(mode)s blocks=%(blocks)d "
+            "tokens=%(tokens)d",
+            preemption,
+            extra=preemption,
         )

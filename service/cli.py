@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0 when it did what it was for, 1 when it could not, 2 for a usage error."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    configure_logging(getattr(arguments, "log_format", "text"))
+    configure_logging(getattr(arguments, "log_format", "text"), getattr(arguments, "log_level", "info"))
     commands = {
         "serve": _serve,
         "route": _route,

@@ -7,6 +7,7 @@ import os
 from typing import Any, get_args
 
 from engine.config import BLOCK_SIZES, KVCacheDtype
+from engine.logs import LogLevel
 from service.demo import MODEL_FOLDER
 
 Parser = argparse.ArgumentParser
@@ -123,6 +124,13 @@ def add_address_flags(parser: Parser) -> None:
     flag(parser, "--api-key", action="append", help="ask for one of these keys (may repeat)")
     flag(parser, "--insecure", action="store_true", help="allow a host that others reach without a key")
     flag(parser, "--log-format", choices=("text", "json"), default="text", help="json: one object a line")
+    flag(
+        parser,
+        "--log-level",
+        choices=get_args(LogLevel),
+        default="info",
+        help="the least that is logged; debug: probes and every preemption as well",
+    )
     flag(
         parser,
         "--shutdown-timeout",

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from engine.logs import JsonFormatter, TextFormatter, configure_logging
-from engine.request import Output
+from engine.request import Output, SamplingParams
+from service.llm import LLM
 from tests.service.asgi import Exchange, exchange, get, post
 from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service
@@ -176,3 +177,32 @@ def test_configured_format_is_that_of_the_processes_it_starts(monkeypatch: pytes
     configure_logging()  # as the engine process does
     (handler,) = logging.root.handlers
     assert isinstance(handler.formatter, JsonFormatter)
+
+
+def test_configured_level_is_that_of_the_processes_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, others = logging.getLogger("quire.scheduler"), logging.getLogger("uvicorn")
+    for logger in (logging.root, logging.getLogger("quire")):
+        monkeypatch.setattr(logger, "handlers", [])
+        monkeypatch.setattr(logger, "level", logging.NOTSET)
+    monkeypatch.setenv("QUIRE_LOG_LEVEL", "info")
+    configure_logging("text", "error")
+    assert not ours.isEnabledFor(logging.WARNING) and ours.isEnabledFor(logging.ERROR)
+    logging.root.handlers = []
+    configure_logging("text", "debug")
+    logging.root.handlers = []
+    logging.getLogger("quire").setLevel(logging.NOTSET)
+    configure_logging()  # as the engine process does
+    assert ours.isEnabledFor(logging.DEBUG)
+    assert others.isEnabledFor(logging.INFO) and not others.isEnabledFor(logging.DEBUG)
+
+
+def test_a_preemption_is_told_with_who_for_whom_how_and_what_it_cost(log: Log) -> None:
+    llm = LLM(device="cpu", num_gpu_blocks_override=12, swap_space=0, enable_prefix_caching=False)
+    params = SamplingParams(max_tokens=70, ignore_eos=True, temperature=0)
+    llm.generate([[5] * 40, [6] * 40, [7] * 40], params)
+    told = [line for line in log.lines if line["logger"] == "quire.scheduler"]
+    assert len(told) == llm.core.stats.preemptions_recompute > 0
+    first = told[0]
+    assert (first["level"], first["request"], first["beneficiary"]) == ("debug", 2, 0)
+    assert (first["mode"], first["blocks"]) == ("recompute", 4)
+    assert 48 < first["tokens"] <= 64
