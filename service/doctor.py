@@ -10,10 +10,8 @@ import torch
 
 from engine.config import EngineConfig, EngineInfo
 from engine.startup import start_engine
+from service.advice import advise
 from service.progress import PhaseBars
-
-MORE_ROOM = "raise --gpu-memory-utilization, lower --max-num-batched-tokens"
-SMALLER_CACHES = {"fp8_e4m3": "", "fp12_e4m7": "fp8_e4m3"}  # others: either of them
 
 
 def doctor(config: EngineConfig) -> None:
@@ -51,29 +49,6 @@ def describe(info: EngineInfo) -> list[tuple[str, str]]:
         ("at once", f"{at_once:,} of those, or {sequences:,} sequences of {each:,} tokens each"),
         ("a step", f"at most {info.max_num_batched_tokens:,} tokens"),
     ]
-
-
-def advise(info: EngineInfo, config: EngineConfig) -> list[str]:
-    """What limits requests, and which flag to change."""
-    smaller = SMALLER_CACHES.get(info.kv_cache_dtype, "fp12_e4m7 or fp8_e4m3")
-    more = MORE_ROOM + (f", or try --kv-cache-dtype {smaller}" if smaller else "")
-    if config.num_gpu_blocks_override is not None:
-        more = (
-            f"give more than {config.num_gpu_blocks_override:,} as --num-gpu-blocks-override, or leave it out"
-        )
-    elif info.device == "cpu":
-        more = "free some memory, or give --num-gpu-blocks-override"
-    advice = []
-    if info.max_request_tokens < info.max_model_len:
-        advice.append(
-            f"The KV cache holds no request of the {info.max_model_len:,} tokens that the model takes: "
-            f"{more}, or say so with --max-model-len {info.max_request_tokens}."
-        )
-    elif info.num_blocks * info.block_size < 2 * info.max_model_len:
-        advice.append(f"Two of the longest requests do not fit at once, and one has to yield: {more}.")
-    if info.num_host_blocks == 0:
-        advice.append("Requests that yield are computed again: --swap-space gives them host memory to go to.")
-    return advice
 
 
 def _size(num_bytes: int) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig, RegistryConfig
 from engine.logs import log_format
+from service.advice import too_long
 from service.config import ServiceConfig
 from service.pins import Pin, tokenize_pins
 from service.server import serve
@@ -36,8 +37,7 @@ def launch(
         pinned = await asyncio.to_thread(lambda: tokenize_pins(pins, load_tokenizer())) if pins else []
         engine = AsyncEngine(config, registry, pinned)
         await engine.start()
-        shown = _log_progress(engine) if log_format() == "json" else _show_progress(engine, service)
-        watchers.append(asyncio.create_task(shown, name="quire-progress"))
+        watchers.append(asyncio.create_task(_tell(engine, service, config), name="quire-progress"))
         return engine
 
     def load_tokenizer() -> Tokenizer:
@@ -47,6 +47,13 @@ def launch(
         return Tokenizer.from_folder(resolve_model(config.model))
 
     return serve(service, start_engine, load_tokenizer)
+
+
+async def _tell(engine: AsyncEngine, service: ServiceConfig, config: EngineConfig) -> None:
+    """How starting goes, and what then limits requests."""
+    await (_log_progress(engine) if log_format() == "json" else _show_progress(engine, service))
+    if engine.info is not None and (limit := too_long(engine.info, config)):
+        log.warning("requests have at most %d tokens: %s", engine.info.max_request_tokens, limit)
 
 
 async def _log_progress(engine: AsyncEngine) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.startup import start_engine
+from service.advice import advise
 from service.cli import main
 from service.demo import MODEL_FOLDER
-from service.doctor import advise
 
 
 def said(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[dict[str, list[int]], str]:

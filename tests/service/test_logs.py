@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from engine.logs import JsonFormatter, TextFormatter, configure_logging
@@ -16,6 +18,8 @@ from service.llm import LLM
 from tests.service.asgi import Exchange, exchange, get, post
 from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service
+from tests.service.processes import serving
+from tests.waiting import SECONDS, until
 
 SECRET = "xyzzy"
 PATH = "/v1/completions"
@@ -206,3 +210,22 @@ def test_a_preemption_is_told_with_who_for_whom_how_and_what_it_cost(log: Log) -
     assert (first["level"], first["request"], first["beneficiary"]) == ("debug", 2, 0)
     assert (first["mode"], first["blocks"]) == ("recompute", 4)
     assert 48 < first["tokens"] <= 64
+
+
+def test_a_server_tells_of_the_longest_request_and_its_engine_of_preemptions(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    lines: list[dict[str, Any]] = []
+
+    def told(logger: str, words: str) -> bool:
+        lines.extend(json.loads(line) for line in capfd.readouterr().err.splitlines())
+        return any(line["logger"] == logger and re.search(words, line["message"]) for line in lines)
+
+    few = ["--device", "cpu", "--num-gpu-blocks-override", "12", "--swap-space", "0"]
+    with serving("service.cli", "serve", *few, "--log-format", "json", "--log-level", "debug") as server:
+        flag = r"at most 192 tokens: .* more than 12 as --num-gpu-blocks-override"
+        until(lambda: told("quire.service", flag), "the limit is told")
+        prompts = {"prompt": [[5] * 40, [6] * 40, [7] * 40], "max_tokens": 70, "ignore_eos": True}
+        reply = httpx.post(f"{server.url}/v1/completions", json=prompts, timeout=SECONDS)
+        assert reply.status_code == 200
+        until(lambda: told("quire.scheduler", "^preempted request="), "the preemption is told")
