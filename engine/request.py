@@ -14,6 +14,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
 MAX_SEQUENCES = 128
+MIN_REPETITION_PENALTY = 0.01  # logits are divided by it
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,8 +58,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             value = getattr(self, name)
             if value is not None and not low <= value <= high:  # also false for NaN
                 raise ValueError(f"{name} must be between {low} and {high}, got {value}")
-        if self.repetition_penalty == 0:
-            raise ValueError("repetition_penalty must be greater than 0, got 0")
         if self.top_p == 0:
             raise ValueError("top_p must be greater than 0, got 0")
         if self.beam_width:
@@ -99,7 +98,7 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("top_p", 0.0, 1.0),
     ("top_k", 0, 1 << 20),
     ("min_p", 0.0, 1.0),
-    ("repetition_penalty", 0.0, 10.0),
+    ("repetition_penalty", MIN_REPETITION_PENALTY, 10.0),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
     ("min_tokens", 0, 1 << 24),

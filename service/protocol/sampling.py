@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from engine.request import MAX_SEQUENCES, SamplingParams
+from engine.request import MAX_SEQUENCES, MIN_REPETITION_PENALTY, SamplingParams
 from service.protocol.fields import MAX_TOKENS, LogprobCount, ModelName, TokenId
 from service.structured_output import (
     MAX_SCHEMA_BYTES,
@@ -88,7 +88,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=10)] | None = None
     logit_bias: (
         Annotated[
             dict[int, Annotated[float, Meta(ge=-100, le=100)]],

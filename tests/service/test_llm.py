@@ -113,3 +113,10 @@ def test_beams_have_their_cumulative_log_probability(llm: LLM) -> None:
     best, second = (one.cumulative_logprob for one in llm.generate("A block table is", params)[0])
     assert best is not None and second is not None
     assert second <= best < 0
+
+
+def test_a_repetition_penalty_that_logits_do_not_bear_is_refused(llm: LLM) -> None:
+    with pytest.raises(ValueError, match=r"repetition_penalty must be between 0\.01 and 10"):
+        SamplingParams(repetition_penalty=1e-300)
+    strong = SamplingParams(repetition_penalty=0.01, temperature=0, max_tokens=3, ignore_eos=True)
+    assert len(llm.generate(PROMPTS[0], strong)[0][0].token_ids) == 3

@@ -34,6 +34,8 @@ BAD_IN_BOTH: list[tuple[str, Any]] = [
     ("top_k", 2.0),
     ("min_p", 1.5),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 1e-300),
+    ("repetition_penalty", 10.5),
     ("presence_penalty", 2.5),
     ("frequency_penalty", -2.5),
     ("stream", 1),
