@@ -73,6 +73,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     (COMPLETIONS, "guided_regex", {"guided_regex": "("}, "regex"),
     (COMPLETIONS, "guided_regex", {"guided_regex": r"(?=a)b"}, "look-around"),
     (COMPLETIONS, "guided_regex", {"guided_regex": "x" * 8193}, "8192"),
+    (COMPLETIONS, "guided_regex", {"guided_regex": "(a{1000}){1000}"}, "too many expressions"),
+    (COMPLETIONS, "guided_regex", {"guided_regex": "(hello |world ){2}(a{1000}){1000}"}, "followed"),
     (COMPLETIONS, "guided_choice", {"guided_choice": []}, "length >= 1"),
     (COMPLETIONS, "guided_choice", {**CHOICE, "guided_regex": "a"}, "together with guided_regex"),
     (COMPLETIONS, "guided_json", {"guided_json": "{"}, "truncated"),
