@@ -32,7 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
-    seed: int = 0  # of dummy weights
+    seed: int | None = None  # of dummy weights; None: 0
     cache_seed: str | None = None  # what block digests are seeded with; None: drawn at random
 
     def __post_init__(self) -> None:
@@ -55,6 +55,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("--preemption-mode swap needs host memory: --swap-space must be more than 0")
         if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 1:
             raise ValueError("--num-gpu-blocks-override must be at least 1")
+        if self.seed is not None and self.load_format != "dummy":
+            raise ValueError(
+                f"--seed ({self.seed}) is of dummy weights and needs --load-format dummy; what is sampled is "
+                "seeded by a request's own seed (--sampling-seed of quire generate)"
+            )
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(
                 f"--max-model-len must be at least 2, a token of prompt and one of output, got "

@@ -112,7 +112,7 @@ def start_engine(
             dtype=dtype,
             max_model_len=max_model_len,
             load_format=config.load_format,
-            seed=config.seed,
+            seed=config.seed or 0,
             on_progress=report.phase("weights", "B"),
         )
     expanded = expanded_dtype(model_config, kv_dtype, dtype, device)

@@ -115,7 +115,7 @@ def add_engine_flags(parser: Parser) -> None:
         "drawn at random without --redis-url, else empty",
     )
     flag(parser, "--enforce-eager", action="store_true", help="no CUDA graphs")
-    flag(parser, "--seed", type=int, default=0, help="of dummy weights")
+    flag(parser, "--seed", type=int, help="of dummy weights; 0 if left out")
 
 
 def add_address_flags(parser: Parser) -> None:

@@ -1,5 +1,6 @@
 """Flags that would do nothing are refused, with the one that they need; what fails says so in one line."""
 
+import io
 import json
 from pathlib import Path
 
@@ -36,6 +37,18 @@ GENERATE = [
 def test_what_is_of_the_registry_needs_one(command: list[str], flag: str) -> None:
     with pytest.raises(SystemExit, match=f"{flag} .*give --redis-url too"):
         main(command)
+
+
+def test_a_seed_that_seeds_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    for command in ("serve", "generate", "bench", "doctor"):
+        with pytest.raises(
+            SystemExit, match=r"--seed \(0\) .* needs --load-format dummy; .* a request's own seed"
+        ):
+            main([command, "--seed", "0"])
+    with pytest.raises(SystemExit) as ended:
+        main([*GENERATE, "--seed", "3", "--load-format", "dummy", "--max-tokens", "1"])
+    assert ended.value.code == 0
 
 
 def test_requests_have_room_for_a_prompt_and_an_answer() -> None:
