@@ -20,6 +20,7 @@ _MAX_COMMAS = MAX_PROMPT_TOKENS + 4096
 
 _PATH = re.compile(r"`\$\.?([^`]*)`$")
 _NAMED = re.compile(r"(unknown field|missing required field) `([^`]*)`")
+_IN_MESSAGE = re.compile(r"unknown field `[^`]*` - at `\$\.messages\[\d+\]`$")
 
 
 class JsonResponse(Response):
@@ -46,11 +47,32 @@ async def decode(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
 def parse(data: bytes | str, decoder: msgspec.json.Decoder[T]) -> T:
     """Raises ApiError 400 whose `param` is the field at fault."""
     try:
-        return decoder.decode(data)
+        return decode_body(data, decoder)
     except msgspec.ValidationError as error:
         raise _bad_field(str(error), decoder.type) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise bad_value(None, f"this is not valid JSON: {error}", "invalid_json") from None
+
+
+def decode_body(data: bytes | str, decoder: msgspec.json.Decoder[T]) -> T:
+    """A message's unknown fields that are null say nothing: clients send back all that theirs have."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        if not _IN_MESSAGE.search(str(error)):
+            raise
+    return decoder.decode(_without_nulls(data))
+
+
+def _without_nulls(data: bytes | str) -> bytes:
+    """The body less what its messages have that is null."""
+    body: dict[str, Any] = msgspec.json.decode(data)
+    messages = body["messages"]
+    for message in messages if isinstance(messages, list) else []:
+        if isinstance(message, dict):
+            for name in [name for name, value in message.items() if value is None]:
+                del message[name]
+    return msgspec.json.encode(body)
 
 
 def _bad_field(message: str, kind: object) -> ApiError:

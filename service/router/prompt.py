@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from service.chat import prompt_text as chat_text
 from service.errors import ApiError
+from service.http import decode_body
 from service.preparation import cache_salt
 from service.protocol.chat import ChatRequest
 from service.protocol.completions import CompletionRequest
@@ -70,7 +71,7 @@ def _given(request: Request, body: bytes, tokenizer: Tokenizer) -> _Given | None
             prompts, salt = completion.prompts, cache_salt(request, completion.cache_salt)
             return _Given(prompts[0], salt, special=True, whole=len(prompts) == 1)
         case "/v1/chat/completions":
-            chat = _chats.decode(body)
+            chat = decode_body(body, _chats)
             return _Given(chat_text(tokenizer, "", chat), cache_salt(request, chat.cache_salt))
         case "/v1/responses":
             response = _responses.decode(body)

@@ -51,7 +51,7 @@ FUNCTION = {"name": "f", "parameters": {"type": "object"}}
 TOOLS = [{"type": "function", "function": FUNCTION}]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 CALLED = [  # a turn in which the model called, and was answered
-    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "call_1", "content": "2"},
 ]
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}

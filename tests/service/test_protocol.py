@@ -208,6 +208,28 @@ async def test_nested_unknown_fields_are_named(service: Service) -> None:
         assert (reply.error["param"], reply.error["code"]) == (param, "unknown_field")
 
 
+async def test_nulls_of_a_message_are_as_if_left_out(service: Service) -> None:
+    """As openai's client sends back what it has got."""
+    got = {"refusal": None, "annotations": None, "audio": None, "function_call": None, "tool_calls": None}
+    messages = [*CHAT["messages"], {"role": "assistant", "content": "hello", **got}, *CHAT["messages"]]
+    plain = [*CHAT["messages"], {"role": "assistant", "content": "hello"}, *CHAT["messages"]]
+    seed = (1 << 63) - 1
+    for asked in (messages, plain):
+        body = {"messages": asked, "max_tokens": 1, "seed": seed, "logit_bias": {"65": 1.5}}
+        assert (await post(service.app, "/v1/chat/completions", body)).status == 200
+        assert (await post(service.app, "/tokenize", {"messages": asked})).status == 200
+    first, second = service.engine.streams
+    assert first.prompt == second.prompt and first.params == second.params
+    said = [{"role": "user", "content": "a", "refusal": None, "name": "b"}]
+    reply = await post(service.app, "/v1/chat/completions", {"messages": said})
+    assert (reply.status, reply.error["param"]) == (400, "messages[0].name")
+    reply = await post(service.app, "/v1/chat/completions", {"messages": messages, "nothing": None})
+    assert (reply.status, reply.error["param"]) == (400, "nothing")
+    twice = b'{"messages": [{"role": "user", "content": "a", "x": null}], "messages": 5}'
+    reply = await post(service.app, "/v1/chat/completions", twice)
+    assert (reply.status, reply.error["param"]) == (400, "messages")
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
@@ -49,6 +49,9 @@ def test_openai_chat(client: openai.OpenAI) -> None:
     assert [len(entry.top_logprobs) for entry in content] == [3] * 6
     assert reply.usage is not None
     assert reply.usage.completion_tokens == 12
+    said = cast(Any, reply.choices[0].message.model_dump())
+    assert None in said.values()
+    client.chat.completions.create(model="tiny", messages=[*HELLO, said, *HELLO], max_tokens=1)
 
 
 def test_openai_stream(client: openai.OpenAI) -> None:
