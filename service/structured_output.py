@@ -22,7 +22,8 @@ _JSON_OPTIONS: dict[str, Any] = {
 
 _SCHEMA = (
     f"A JSON Schema of at most {MAX_SCHEMA_BYTES} bytes and {MAX_SCHEMA_DEPTH} levels. It is always "
-    "enforced; a keyword that cannot be is refused"
+    "enforced: a keyword of JSON Schema that cannot be is refused. One that JSON Schema does not have, a "
+    "misspelt one too, is ignored, as its standard says"
 )
 _NAME = "Your own label; it changes nothing"
 _STRICT = "Every schema is enforced, so it changes nothing"

@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 from engine.grammar import Grammars, load_vocabulary
 from service import grammar_trials
 from service.grammar_compiler import trial
+from service.openapi import describe
 from service.structured_output import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, json_grammar
 from service.tokenizer import Tokenizer
 from tests.server_process import serving
@@ -112,6 +113,16 @@ async def test_refusals_name_the_field(service: Service) -> None:
         assert (reply.status, reply.error["param"]) == (400, param), fields
         assert words in reply.error["message"], reply.error
     assert service.engine.streams == []
+
+
+@pytest.mark.anyio
+async def test_keywords_that_json_schema_does_not_have_are_ignored_as_is_told(service: Service) -> None:
+    for schema, status in (({"type": "string", "maxLenght": 3}, 200), ({"uniqueItems": True}, 400)):
+        reply = await post(service.app, COMPLETIONS, {"prompt": "x", "guided_json": schema})
+        assert reply.status == status
+    schemas = describe("1")["components"]["schemas"]
+    told = json.dumps(schemas["CompletionRequest"]["properties"]["guided_json"])
+    assert "One that JSON Schema does not have, a misspelt one too, is ignored" in told
 
 
 @pytest.mark.anyio
