@@ -56,7 +56,11 @@ class _Families(Collector):
         finished = [
             ({**model, "finished_reason": reason}, count) for reason, count in self._metrics.finished.items()
         ]
-        yield counter("vllm:request_success", "Requests that ended, by how", *finished)
+        yield counter(
+            "vllm:request_success",
+            "Requests that ended, each prompt of a list for one, by how their last choice did",
+            *finished,
+        )
         for name, text, latencies in (
             ("vllm:time_to_first_token_seconds", "Arrival to first token", self._metrics.time_to_first_token),
             ("vllm:inter_token_latency_seconds", "Time between tokens", self._metrics.inter_token_latency),

@@ -80,7 +80,7 @@ class Generation:
         self._inbox: list[Output] = []
         self._listener: Callable[[], None] | None = None
         self._failed: ApiError | None = None
-        self._end_reason: FinishReason = "abort"  # of choices that are unfinished when it is closed
+        self._end_reason: FinishReason = "abort"  # of prompts that are unfinished when it is closed
         self._arrived = asyncio.Event()
         self.backlog = 0  # bytes, about, that have come since its user last set this to 0
         self.unfinished = len(prompts)
@@ -263,11 +263,11 @@ class Generation:
         return entries
 
     def _finish(self, group: Group, choice: Choice, now: float) -> None:
-        reason = choice.finish_reason or "stop"
-        self._metrics.finished["stop" if reason == "tool_calls" else reason] += 1
         group.unfinished -= 1
         if group.unfinished:
             return
+        reason = choice.finish_reason or "stop"
+        self._metrics.finished["stop" if reason == "tool_calls" else reason] += 1
         group.stream.abort()  # does nothing, unless a stop string ended it before the engine did
         self.unfinished -= 1
         self._metrics.request_latency.observe(now - self._arrival)
@@ -278,7 +278,7 @@ class Generation:
         for group in self._groups.values():
             if group.unfinished:
                 group.stream.abort()
-                self._metrics.finished[self._end_reason] += group.unfinished
+                self._metrics.finished[self._end_reason] += 1
                 group.unfinished = 0
             if not group.started:
                 group.started = True

@@ -265,3 +265,17 @@ async def test_long_texts_are_tokenised_elsewhere(service: Service, tokenizer: T
     text = "hello the cat " * 1000
     reply = await post(service.app, "/tokenize", {"prompt": text})
     assert reply.json()["tokens"] == tokenizer.encode(text, add_special_tokens=True)
+
+
+async def test_a_request_ends_once_however_many_choices_it_has(service: Service) -> None:
+    ended = "vllm:request_success_total{finished_reason=%s}"
+    await post(service.app, "/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2, "n": 3, "best_of": 4})
+    service.engine.auto = False
+    left = exchange(service.app, "/v1/completions", {"prompt": "abc", "max_tokens": 3, "n": 5})
+    await service.engine.until_added(3)
+    left.leave()
+    assert left.task is not None
+    await left.task
+    after = await scrape(service)
+    assert after[ended % "length"] == after["vllm:e2e_request_latency_seconds_count"] == 2
+    assert after[ended % "abort"] == 1
