@@ -88,7 +88,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[str] | Sequence[list[int]],
         params: SamplingParams | list[SamplingParams] | None = None,
-        stop: tuple[str, ...] = (),
+        stop: str | Sequence[str] = (),
     ) -> list[list[Completion]]:
         """For each prompt its n completions, all prompts in one continuous batch.
 
@@ -111,7 +111,7 @@ class LLM:
         return [one.completions() for one in asked.values()]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, stop: tuple[str, ...] = ()
+        self, prompt: Prompt, params: SamplingParams | None = None, stop: str | Sequence[str] = ()
     ) -> Iterator[str]:
         """The text of the first completion, as it comes."""
         asked = self._add([prompt], [params or SamplingParams(seed=secrets.randbits(63))], stop)
@@ -128,10 +128,13 @@ class LLM:
         return ChatPrompt(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _add(
-        self, prompts: Sequence[Prompt], params: list[SamplingParams], stop: tuple[str, ...]
+        self, prompts: Sequence[Prompt], params: list[SamplingParams], stop: str | Sequence[str]
     ) -> dict[int, _Asked]:
-        if "" in stop:
+        strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        if "" in strings:
             raise ValueError("a stop string is empty; it needs at least one character")
+        if strings and any(own.beam_width for own in params):
+            raise ValueError("stop may not be given with beams (beam_width); stop_token_ids may")
         requests = [
             Request(
                 next(self._ids),
@@ -142,7 +145,7 @@ class LLM:
         ]
         asked = {
             request.id: _Asked(
-                request, [self._choice(i, prompt, request, stop) for i in range(request.params.n)]
+                request, [self._choice(i, prompt, request, strings) for i in range(request.params.n)]
             )
             for prompt, request in zip(prompts, requests, strict=True)
         }

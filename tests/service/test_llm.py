@@ -49,6 +49,8 @@ def test_none_is_left_queued_when_one_is_refused(llm: LLM) -> None:
         llm.generate([[5] * 3, [5, "six"]], [long, short])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="a stop string is empty"):
         llm.generate(PROMPTS, long, stop=("",))
+    with pytest.raises(ValueError, match="stop may not be given with beams"):
+        llm.generate(PROMPTS, SamplingParams(beam_width=2, n=2, temperature=0), stop="the")
     assert not llm.core.has_work
     assert len(llm.generate([5] * 3, long)[0][0].token_ids) == 4
 
@@ -90,6 +92,7 @@ def test_stop_strings_are_looked_for_after_min_tokens(llm: LLM) -> None:
     word = llm.tokenizer.token_text(token)
     params = SamplingParams(max_tokens=6, min_tokens=4, temperature=0, logit_bias={token: 100.0})
     ((one,),) = llm.generate([[other]], params, stop=(word,))
+    assert llm.generate([[other]], params, stop=word) == [[one]]
     assert (one.text, len(one.token_ids), one.finish_reason) == (word * 4, 5, "stop")
 
 
