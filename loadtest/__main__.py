@@ -76,7 +76,13 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="ask for exactly the output length (vLLM, SGLang, Quire; not OpenAI)",
+        help="ask for exactly the output length (vLLM, SGLang, Quire)",
+    )
+    target.add_argument(
+        "--openai-only",
+        action="store_true",
+        help="send no field that OpenAI does not know: no ignore_eos, no return_token_ids, by which tokens "
+        "without text are timed",
     )
     target.add_argument("--extra-body", default="{}", help='more fields of each request: {"cache_salt": "a"}')
 

@@ -145,7 +145,8 @@ def _target(arguments: Arguments) -> Target:
         base_url=arguments.url.rstrip("/"),
         model=arguments.model or "",
         api=arguments.api,
-        ignore_eos=arguments.ignore_eos,
+        ignore_eos=arguments.ignore_eos and not arguments.openai_only,
+        token_ids=not arguments.openai_only,
         extra_body=extra,
         timeout=arguments.timeout,
     )

@@ -21,9 +21,11 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     latency: float | None = None
 
     def is_met(self, record: Record) -> bool:
-        pairs = ((record.ttft, self.ttft), (record.tpot, self.tpot), (record.latency, self.latency))
+        """A request of several tokens that came all at once has no TPOT, and meets no limit of that."""
+        tpot = record.tpot if record.tpot is not None or record.output_len > 1 else 0.0
+        pairs = ((record.ttft, self.ttft), (tpot, self.tpot), (record.latency, self.latency))
         return not record.failure and all(
-            limit is None or value is None or value <= limit for value, limit in pairs
+            limit is None or (value is not None and value <= limit) for value, limit in pairs
         )
 
 

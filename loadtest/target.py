@@ -23,6 +23,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     api: Api = "completions"
     ignore_eos: bool = True  # an extension that vLLM, SGLang and Quire share: the work is fixed
+    token_ids: bool = True  # one of vLLM's and Quire's: tokens that have no text are told of when they come
     extra_body: dict[str, Any] = {}  # more fields of each request, as the server knows them
     timeout: float = 600.0  # seconds that a request may take
 
@@ -51,6 +52,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
             fields["prompt"] = "\n".join([*history, str(turn.prompt)]) if history else turn.prompt
         if self.ignore_eos:
             fields["ignore_eos"] = True
+        if self.token_ids:
+            fields["return_token_ids"] = True
         if turn.beam_width:
             fields |= {"use_beam_search": True, "best_of": turn.beam_width, "n": turn.n}
         else:
@@ -71,6 +74,7 @@ class _Choice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | None = None
 
 
 class _PromptDetails(msgspec.Struct):
@@ -125,15 +129,15 @@ class Answer:
             if event.usage.prompt_tokens_details is not None:
                 record.cached_tokens = event.usage.prompt_tokens_details.cached_tokens or 0
         for choice in event.choices:
+            if choice.index == 0:
+                self.text.append(_text(choice))
             if not _brings_token(choice):
                 continue
             if choice.index not in self._begun:
                 record.first = record.first or now
-            elif _text(choice) or choice.finish_reason is None:
+            elif choice.token_ids or _text(choice) or choice.finish_reason is None:
                 record.gaps.append(now - self._begun[choice.index])
             self._begun[choice.index] = record.last = now
-            if choice.index == 0:
-                self.text.append(_text(choice))
 
     @property
     def sequences(self) -> int:
@@ -141,7 +145,10 @@ class Answer:
 
 
 def _brings_token(choice: _Choice) -> bool:
-    """A token may have no text, and the last one may come with the end; chat may begin with a role alone."""
+    """By its token ids if it has some. Else a token may have no text, and the last one may come with the end;
+    chat may begin with a role alone."""
+    if choice.token_ids is not None:
+        return bool(choice.token_ids)
     if _text(choice) or choice.finish_reason is not None:
         return True
     if choice.delta is None:

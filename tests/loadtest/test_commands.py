@@ -41,6 +41,16 @@ def test_a_chat_of_two_turns_in_two_processes(
     assert "TTFT" in capsys.readouterr().out
 
 
+def test_tokens_without_text_are_timed_as_they_come(url: str, tmp_path: Path) -> None:
+    """The model is made to say its end token only, which shows as nothing."""
+    flags = ["--lengths", "12x20", "--requests", "3", "--text", "--concurrency", "1", "--processes", "1"]
+    body = ["--extra-body", '{"logit_bias": {"1": 100}}']
+    main(["run", "--url", url, *flags, *body, "--json", str(tmp_path / "run.json")])
+    summary = read_result(tmp_path / "run.json").summary
+    assert not summary.failures and summary.output_tokens == 60
+    assert summary.tpot.count == 3
+
+
 def test_a_sweep_of_samples_and_a_comparison(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

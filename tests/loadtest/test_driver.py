@@ -81,6 +81,27 @@ def test_samples_are_timed_each_by_itself() -> None:
     assert answer.sequences == 2 and answer.text == ["t", "t"]
 
 
+def test_token_ids_tell_of_tokens_without_text() -> None:
+    """The first and the third have none; text that comes without a token is text, and no token's time."""
+    record = Record(session=0, turn=0, due=0.0, sent=0.0)
+    answer = Answer(record, start=0.0)
+    chunks = [(1.0, "", [5]), (2.0, "b", [6, 7]), (4.0, "", [8]), (9.0, "c", [])]
+    for now, text, token_ids in chunks:
+        event = {"choices": [{"index": 0, "text": text, "finish_reason": None, "token_ids": token_ids}]}
+        answer.feed(f"data: {json.dumps(event)}\n".encode(), now)
+    assert (record.first, record.last, record.gaps) == (1.0, 4.0, [1.0, 2.0])
+    assert "".join(answer.text) == "bc"
+
+
+def test_the_last_token_may_come_with_the_end_and_without_text() -> None:
+    record = Record(session=0, turn=0, due=0.0, sent=0.0)
+    answer = Answer(record, start=0.0)
+    for now, token_ids, finish in [(1.0, [5], None), (3.0, [6], "length")]:
+        event = {"choices": [{"index": 0, "text": "", "finish_reason": finish, "token_ids": token_ids}]}
+        answer.feed(f"data: {json.dumps(event)}\n".encode(), now)
+    assert (record.first, record.last, record.gaps) == (1.0, 3.0, [2.0])
+
+
 FAILURES: dict[str, Reply] = {
     "HTTP 429": Reply(plain("429 Too Many Requests", b'{"error": "full"}')),
     "HTTP 503": Reply(plain("503 Service Unavailable", b"busy")),
@@ -201,6 +222,7 @@ def test_what_a_request_says() -> None:
             "stream": True,
             "stream_options": {"include_usage": True},
             "ignore_eos": True,
+            "return_token_ids": True,
             "cache_salt": "s",
         }
         assert first.body == {**common, "prompt": [1, 2], "temperature": 0.0}

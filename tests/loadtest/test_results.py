@@ -70,6 +70,13 @@ def test_a_summary_is_what_its_names_say(given_: list[Record], ttft: float, tpot
     assert summary.is_valid == (not lags or float(np.percentile(lags, 99)) <= 0.010)
 
 
+@pytest.mark.parametrize(("tokens", "met"), [(1, True), (2, False)])
+def test_tokens_that_came_all_at_once_meet_no_limit_of_their_time(tokens: int, met: bool) -> None:
+    record = Record(session=0, turn=0, due=0.0, sent=0.0, first=1.0, last=1.0, output_tokens=tokens)
+    assert Slo(tpot=5.0).is_met(record) == met
+    assert Slo(ttft=5.0).is_met(record)
+
+
 def line(rate: float) -> float:
     """A server that saturates at 10 requests a second."""
     return 1.0 + 99.0 * max(0.0, rate - 9.0)
