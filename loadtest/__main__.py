@@ -82,7 +82,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--openai-only",
         action="store_true",
         help="send no field that OpenAI does not know: no ignore_eos, no return_token_ids, by which tokens "
-        "without text are timed",
+        "without text are timed, no cache_salt, by which no rate of a sweep finds an earlier one's prompts",
     )
     target.add_argument("--extra-body", default="{}", help='more fields of each request: {"cache_salt": "a"}')
 

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -54,11 +55,13 @@ def sweep(arguments: Arguments) -> int:
     """1 if a run is invalid."""
     target = _target(arguments)
     sessions, workload = _sessions(arguments)
+    salt = target.extra_body.get("cache_salt") or secrets.token_hex(4)
     results: dict[float, RunResult] = {}
 
     def measure(rate: float) -> float:
         times = arrival_times(len(sessions), rate, arguments.burstiness, arguments.seed)
-        results[rate] = _measure(arguments, target, due_at(sessions, times), workload, rate, None)
+        own = target if arguments.openai_only else target.salted(f"{salt}, {rate:g} requests/s")
+        results[rate] = _measure(arguments, own, due_at(sessions, times), workload, rate, None)
         summary = results[rate].summary
         latency = summary.normalized_latency.mean
         console.print(

@@ -31,6 +31,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         return HttpClient(self.base_url, headers, self.timeout)
 
+    def salted(self, salt: str) -> Target:
+        """The same, but what others left in the prefix cache is of no use to it (vLLM, Quire)."""
+        return msgspec.structs.replace(self, extra_body={**self.extra_body, "cache_salt": salt})
+
     def check(self, session: Session) -> None:
         """Raise ValueError if the session cannot be sent."""
         are_text = all(isinstance(turn.prompt, str) for turn in session.turns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from server_process import serving
 
 from loadtest.__main__ import main
-from loadtest.result import read_result
+from loadtest.result import read_result, read_results
 
 SECONDS = 60
 
@@ -67,6 +68,17 @@ def test_a_sweep_of_samples_and_a_comparison(
     assert main(["report", *results, "--html", str(tmp_path / "all.html")]) == 0
     page = (tmp_path / "all.html").read_text(encoding="utf-8")
     assert page.count("<h2>") == 3  # two rates and a run
+
+
+def test_no_rate_of_a_sweep_finds_the_prompts_of_another(url: str, tmp_path: Path) -> None:
+    flags = ["--lengths", "64x2", "--requests", "3", "--text", "--processes", "1", "--rates", "40,50"]
+    file = tmp_path / "sweep.json"
+    for body in ({}, {}, {"cache_salt": "mine"}):  # nor does a sweep find those of one before
+        more = ["--latency-limit", "60000", "--extra-body", json.dumps(body)]
+        main(["sweep", "--url", url, *flags, *more, "--json", str(file)])
+        runs = read_results(file)
+        assert [run.summary.cached_tokens for run in runs] == [0, 0]
+        assert all(run.target.extra_body["cache_salt"].startswith(body.get("cache_salt", "")) for run in runs)
 
 
 def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
