@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import secrets
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -20,7 +22,7 @@ from loadtest import bootstrap
 from loadtest.arrivals import arrival_times
 from loadtest.counters import read_counters
 from loadtest.fleet import OnProgress, run_sessions
-from loadtest.knee import find_knee
+from loadtest.knee import describe_knee, find_knee
 from loadtest.lengths import parse_shape
 from loadtest.result import Load, RunResult, SweepResult, read_result, read_results, write_result
 from loadtest.sessions import Recipe, Session, describe, draw_sessions, due_at, from_works, read_trace
@@ -47,12 +49,12 @@ def run(arguments: Arguments) -> int:
     if arguments.json:
         write_result(arguments.json, result)
     if arguments.html:
-        _write_html(arguments, [result], None)
+        _write_html(arguments, [result], None, None)
     return 0 if result.summary.is_valid and not result.summary.failures else 1
 
 
 def sweep(arguments: Arguments) -> int:
-    """1 if a run is invalid."""
+    """1 if not even the lowest rate was sustained, or a run is invalid."""
     target = _target(arguments)
     sessions, workload = _sessions(arguments)
     salt = target.extra_body.get("cache_salt") or secrets.token_hex(4)
@@ -68,18 +70,24 @@ def sweep(arguments: Arguments) -> int:
             f"{rate:8.3g} req/s: {1e3 * latency:8.2f} ms/token, {summary.output_rate:8.0f} tok/s, "
             f"TTFT p99 {1e3 * summary.ttft.p99:.0f} ms{'' if summary.is_valid else ', INVALID'}"
         )
-        return latency
+        _show_failures(results[rate])
+        return latency if summary.is_sustained else math.inf
 
     limit = arguments.latency_limit and arguments.latency_limit / 1e3
-    _, limit, knee = find_knee(measure, arguments.rates, limit, arguments.refine)
-    where = f"{knee:.3g} requests/s" if knee is not None else "below the lowest rate"
-    console.print(f"knee: {where} (mean normalised latency of {1e3 * limit:.1f} ms per token)")
+    points, limit, knee = find_knee(measure, arguments.rates, limit, arguments.refine)
+    where = describe_knee(points, limit)
+    console.print(f"knee: {where}", soft_wrap=True)
     runs = [results[rate] for rate in sorted(results)]
     if arguments.json:
-        write_result(arguments.json, SweepResult(runs=runs, latency_limit=limit, knee=knee))
+        is_reached = any(limit is None or latency > limit for _, latency in points)
+        write_result(
+            arguments.json, SweepResult(runs=runs, latency_limit=limit, knee=knee, is_reached=is_reached)
+        )
     if arguments.html:
-        _write_html(arguments, runs, limit)
-    return 0 if all(result.summary.is_valid for result in runs) else 1
+        _write_html(arguments, runs, limit, where)
+    if not any(result.summary.latency.count for result in runs):
+        console.print("[red]no request succeeded[/red]")
+    return 0 if runs[0].summary.is_sustained and all(result.summary.is_valid for result in runs) else 1
 
 
 def compare(arguments: Arguments) -> int:
@@ -102,7 +110,7 @@ def compare(arguments: Arguments) -> int:
 
 def report(arguments: Arguments) -> int:
     results = [result for path in arguments.results for result in read_results(path)]
-    _write_html(arguments, results, None)
+    _write_html(arguments, results, None, None)
     return 0
 
 
@@ -256,9 +264,7 @@ def _show(result: RunResult) -> None:
     console.print(f"cached: {summary.cached_tokens} of {summary.prompt_tokens} prompt tokens")
     for name, change in result.counters_change.items():
         console.print(f"  {name}: {change:+g}", highlight=False)
-    for kind, count in summary.failures.items():
-        example = next(record for record in result.records if record.failure == kind)
-        console.print(f"[red]{count} × {kind}[/red]: {example.detail}", highlight=False)
+    _show_failures(result)
     if not summary.is_valid:
         console.print(
             f"[red]INVALID[/red]: the client was {1e3 * summary.lag.p99:.1f} ms behind its schedule at p99, "
@@ -266,8 +272,17 @@ def _show(result: RunResult) -> None:
         )
 
 
-def _write_html(arguments: Arguments, results: list[RunResult], limit: float | None) -> None:
+def _show_failures(result: RunResult) -> None:
+    for kind, count in result.summary.failures.items():
+        example = next(record for record in result.records if record.failure == kind)
+        console.print(f"[red]{count} × {kind}[/red]: {escape(example.detail)}", highlight=False)
+
+
+def _write_html(
+    arguments: Arguments, results: list[RunResult], limit: float | None, knee: str | None
+) -> None:
     from loadtest.report import render
 
+    title = f"Load test: {results[0].label}"
     arguments.html.parent.mkdir(parents=True, exist_ok=True)
-    arguments.html.write_text(render(f"Load test: {results[0].label}", results, limit), encoding="utf-8")
+    arguments.html.write_text(render(title, results, limit, knee), encoding="utf-8")

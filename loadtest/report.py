@@ -8,7 +8,6 @@ from pathlib import Path
 import jinja2
 import numpy as np
 
-from loadtest.knee import rate_at
 from loadtest.plot import Labels, Series, line_chart
 from loadtest.result import RunResult
 from loadtest.summary import MOST_LAG
@@ -17,8 +16,10 @@ TEMPLATE = Path(__file__).with_name("report.html")
 MAX_POINTS = 400  # of a line: more cannot be told apart
 
 
-def render(title: str, results: Sequence[RunResult], limit: float | None = None) -> str:
-    """A page on one or more runs. `limit`: of a sweep, the latency in seconds a token that makes the knee."""
+def render(
+    title: str, results: Sequence[RunResult], limit: float | None = None, knee: str | None = None
+) -> str:
+    """A page on one or more runs. `limit`: of a sweep, the seconds a token that make the `knee`."""
     template = jinja2.Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
     points = rate_points(results)
     return template.render(
@@ -33,17 +34,16 @@ def render(title: str, results: Sequence[RunResult], limit: float | None = None)
         ],
         most_lag_ms=1e3 * MOST_LAG,
         plots=_plots(results, points, limit),
-        knee=rate_at(points, limit) if limit is not None else None,
-        limit=limit,
+        knee=knee,
     )
 
 
 def rate_points(results: Sequence[RunResult]) -> list[tuple[float, float]]:
-    """(rate, mean normalised latency) of the open loops."""
+    """(rate, mean normalised latency) of the open loops in which a request succeeded."""
     return sorted(
         (result.load.rate, result.summary.normalized_latency.mean)
         for result in results
-        if result.load.rate is not None
+        if result.load.rate is not None and result.summary.normalized_latency.count
     )
 
 

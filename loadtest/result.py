@@ -70,8 +70,9 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
     """Runs of one workload at several rates, by rate, and the knee between them."""
 
     runs: list[RunResult]
-    latency_limit: float  # seconds per token, mean
+    latency_limit: float | None  # seconds per token, mean; None: the lowest rate, which sets it, failed
     knee: float | None  # requests a second; None: even the lowest rate is beyond it
+    is_reached: bool = True  # False: latency crossed the limit at no rate; the knee is there or higher
 
 
 def write_result(path: Path, result: RunResult | SweepResult) -> None:

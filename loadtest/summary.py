@@ -82,6 +82,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     is_valid: bool  # the client kept its schedule
 
+    @property
+    def is_sustained(self) -> bool:
+        """Whether the server answered all that came, in a run that says so."""
+        return self.is_valid and self.requests > 0 and not self.failures
+
     def spreads(self) -> list[tuple[str, Spread]]:
         """Each with its name, in the order in which they are shown."""
         return [

@@ -52,6 +52,13 @@ def test_tokens_without_text_are_timed_as_they_come(url: str, tmp_path: Path) ->
     assert summary.tpot.count == 3
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is too busy for the client's schedule makes no rate one that was not sustained."""
+    monkeypatch.setattr("loadtest.summary.MOST_LAG", SECONDS)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_sweep_of_samples_and_a_comparison(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +77,7 @@ def test_a_sweep_of_samples_and_a_comparison(
     assert page.count("<h2>") == 3  # two rates and a run
 
 
+@pytest.mark.usefixtures("patient")
 def test_no_rate_of_a_sweep_finds_the_prompts_of_another(url: str, tmp_path: Path) -> None:
     flags = ["--lengths", "64x2", "--requests", "3", "--text", "--processes", "1", "--rates", "40,50"]
     file = tmp_path / "sweep.json"
@@ -79,6 +87,33 @@ def test_no_rate_of_a_sweep_finds_the_prompts_of_another(url: str, tmp_path: Pat
         runs = read_results(file)
         assert [run.summary.cached_tokens for run in runs] == [0, 0]
         assert all(run.target.extra_body["cache_salt"].startswith(body.get("cache_salt", "")) for run in runs)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_sweep_in_which_all_fails_has_no_knee(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The token ids are beyond the model's vocabulary."""
+    flags = ["--lengths", "40x20", "--requests", "3", "--processes", "1", "--rates", "40,50"]
+    file, page = tmp_path / "sweep.json", tmp_path / "sweep.html"
+    assert main(["sweep", "--url", url, *flags, "--json", str(file), "--html", str(page)]) == 1
+    out = capsys.readouterr().out
+    assert "3 × HTTP 400: " in out and "no request succeeded" in out
+    assert "knee: none: 40 requests/s, the lowest rate, were not sustained" in out
+    assert len(read_results(file)) == 1, "it goes on although a rate was not sustained"
+    assert "Knee: none: 40 requests/s" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_sweep_says_when_the_knee_is_not_reached(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--lengths", "12x4", "--requests", "3", "--text", "--processes", "1", "--rates", "40,50"]
+    page = tmp_path / "sweep.html"
+    sweep = ["sweep", "--url", url, *flags, "--latency-limit", "60000"]
+    assert main([*sweep, "--html", str(page)]) == 0
+    assert "knee: 50 requests/s or more" in capsys.readouterr().out
+    assert "Knee: 50 requests/s or more" in page.read_text(encoding="utf-8")
 
 
 def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from loadtest.bootstrap import bootstrap_ratio, compare
 from loadtest.counters import parse_counters
-from loadtest.knee import find_knee, rate_at
+from loadtest.knee import describe_knee, find_knee, rate_at
 from loadtest.records import Record
 from loadtest.report import render
 from loadtest.result import Load, RunResult, SweepResult, read_result, read_results, write_result
@@ -91,6 +92,31 @@ def test_the_knee_is_where_latency_crosses_the_limit() -> None:
     below = max(rate for rate, latency in points if latency <= limit)
     above = min(rate for rate, latency in points if latency > limit)
     assert below <= knee <= above and above / below < 1.05
+
+
+def test_a_rate_that_was_not_sustained_is_beyond_the_knee() -> None:
+    def failing(rate: float) -> float:
+        return math.inf if rate > 5 else line(rate)
+
+    points, limit, knee = find_knee(failing, [1, 2, 4, 8, 16], None, refine=2)
+    assert knee == max(rate for rate, latency in points if latency < math.inf) < 5
+    assert max(rate for rate, _ in points) == 8
+    assert "were not sustained" in describe_knee(points, limit)
+    assert find_knee(lambda rate: math.inf, [1, 2], None, refine=2) == ([(1, math.inf)], None, None)
+
+
+@pytest.mark.parametrize(
+    ("points", "said"),
+    [
+        ([(1, 1.0), (2, 3.0)], "1.5 requests/s, where the mean normalised latency crosses 2000.0 ms"),
+        ([(1, 1.0), (2, 1.5)], "2 requests/s or more"),
+        ([(1, 2.5)], "below the lowest rate, 1 requests/s"),
+        ([(1, 1.0), (2, math.inf)], "1 requests/s: 2 requests/s were not sustained"),
+        ([(1, math.inf)], "none: 1 requests/s, the lowest rate, were not sustained"),
+    ],
+)
+def test_a_knee_is_said_with_what_it_rests_on(points: list[tuple[float, float]], said: str) -> None:
+    assert describe_knee(points, 2.0).startswith(said)
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 100)), max_size=8), st.floats(0.1, 100))
