@@ -80,10 +80,11 @@ class ServedResult:
 def measure(base_url: str, model: str, case: Case, device: str, salt: str) -> ServedResult:
     """Stream the workload of `case`. Raises RuntimeError if a request fails or the client is too slow.
 
-    With a `salt` of its own no run finds what an earlier one left in the prefix cache. Token ids
-    are not asked for: they cost the server time, and no earlier figure has them.
+    All of it is greedy. With a `salt` of its own no run finds what an earlier one left in the prefix cache.
+    Token ids are not asked for: they cost the server time, and no earlier figure has them.
     """
-    sessions = from_works(WORKLOADS[case.workload]()[: case.requests])
+    works = WORKLOADS[case.workload]()[: case.requests]
+    sessions = from_works(replace(work, temperature=0.0) for work in works)
     if case.rate:
         sessions = due_at(sessions, arrival_times(len(sessions), case.rate, burstiness=1.0, seed=0))
     target = Target(base_url=base_url, model=model, token_ids=False, extra_body={"cache_salt": salt})

@@ -30,6 +30,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     output_len: int
     n: int = 1
     beam_width: int = 0  # 0: no beam search
+    temperature: float | None = None  # None: 0 for one sample, 1 for several, which are to differ
+    seed: int | None = None
     think: float = 0.0  # seconds after the answer before this one, when this one is due
 
 
@@ -87,8 +89,22 @@ def draw_sessions(recipe: Recipe) -> list[Session]:
 
 
 def from_works(works: Iterable[Work]) -> list[Session]:
-    """One session a request of a fixed workload, all due at the start."""
-    return [Session(turns=[Turn(prompt=work.prompt, output_len=work.output_len)]) for work in works]
+    """One session a request of a fixed workload, all due at the start. What is sampled has its own seed."""
+    return [
+        Session(
+            turns=[
+                Turn(
+                    prompt=work.prompt,
+                    output_len=work.output_len,
+                    n=work.n,
+                    beam_width=work.beam_width,
+                    temperature=work.temperature,
+                    seed=number if work.temperature else None,
+                )
+            ]
+        )
+        for number, work in enumerate(works)
+    ]
 
 
 def due_at(sessions: Sequence[Session], times: Iterable[float]) -> list[Session]:

@@ -61,9 +61,12 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         if turn.beam_width:
             fields |= {"use_beam_search": True, "best_of": turn.beam_width, "n": turn.n}
         else:
-            fields["temperature"] = 0.0 if turn.n == 1 else 1.0  # samples that are to differ
+            default = 0.0 if turn.n == 1 else 1.0
+            fields["temperature"] = default if turn.temperature is None else turn.temperature
             if turn.n > 1:
                 fields["n"] = turn.n
+        if turn.seed is not None:
+            fields["seed"] = turn.seed
         return msgspec.json.encode(fields | self.extra_body)
 
 

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.lengths import Fixed, Shape
-from loadtest.sessions import Recipe, Session, Turn, draw_sessions, due_at, read_trace
+from loadtest.sessions import Recipe, Session, Turn, draw_sessions, due_at, from_works, read_trace
+from loadtest.target import Target
+from loadtest.workloads import WORKLOADS
 
 turns = st.builds(
     Turn,
@@ -18,6 +20,8 @@ turns = st.builds(
     output_len=st.integers(1, 9),
     n=st.integers(1, 4),
     beam_width=st.integers(0, 4),
+    temperature=st.none() | st.floats(0, 2),
+    seed=st.none() | st.integers(0, 9),
     think=st.floats(0, 9),
 )
 sessions = st.builds(Session, turns=st.lists(turns, min_size=1, max_size=3), at=st.floats(0, 100))
@@ -79,3 +83,20 @@ def test_a_recipe_says_all(count: int, turns: int, prefix: int, text: bool, seed
 def test_turns_of_token_ids_are_refused() -> None:
     with pytest.raises(ValueError, match="need text"):
         Recipe(Shape(Fixed(7), Fixed(3)), 1, turns=2)
+
+
+@pytest.mark.parametrize("name", ["mixed", "parallel8", "beam4", "beam6"])
+def test_a_workload_is_sent_as_it_says(name: str) -> None:
+    target = Target(base_url="http://h", model="m")
+    works = WORKLOADS[name]()[:3]
+    bodies = [msgspec.json.decode(target.body(session.turns[0], [])) for session in from_works(works)]
+    for number, (work, body) in enumerate(zip(works, bodies, strict=True)):
+        assert (body["prompt"], body["max_tokens"], body.get("n", 1)) == (
+            work.prompt,
+            work.output_len,
+            work.n,
+        )
+        assert body.get("use_beam_search", False) == bool(work.beam_width)
+        assert body.get("best_of", 0) == work.beam_width
+        assert body.get("temperature", 0.0) == work.temperature
+        assert body.get("seed") == (number if work.temperature else None)
