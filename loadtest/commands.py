@@ -18,8 +18,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from loadtest import bootstrap
 from loadtest.arrivals import arrival_times
+from loadtest.comparison import remarks, table_of
 from loadtest.counters import read_counters
 from loadtest.fleet import OnProgress, run_sessions
 from loadtest.knee import describe_knee, find_knee
@@ -91,20 +91,13 @@ def sweep(arguments: Arguments) -> int:
 
 
 def compare(arguments: Arguments) -> int:
+    """1 if a run has nothing to compare: no request of it succeeded."""
     first, second = read_result(arguments.first), read_result(arguments.second)
-    table = Table("figure", "first", "second", "ratio", "95 % interval", "", title="second ÷ first")
-    for ratio in bootstrap.compare(first.records, second.records):
-        table.add_row(
-            ratio.name,
-            f"{1e3 * ratio.first:.2f} ms",
-            f"{1e3 * ratio.second:.2f} ms",
-            f"{ratio.ratio:.3f}",
-            f"{ratio.low:.3f} – {ratio.high:.3f}",
-            "differs" if ratio.differs else "no difference shown",
-        )
-    rates = first.summary.output_rate, second.summary.output_rate
-    table.add_row("output tok/s", *(f"{rate:.0f}" for rate in rates), f"{rates[1] / rates[0]:.3f}", "–", "")
-    console.print(table)
+    for remark in remarks(first, second):
+        console.print(f"[red]{escape(remark)}[/red]", highlight=False, soft_wrap=True)
+    if not all(result.summary.latency.count for result in (first, second)):
+        return 1
+    console.print(table_of(first, second))
     return 0
 
 

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.__main__ import main
 from loadtest.bootstrap import bootstrap_ratio, compare
+from loadtest.comparison import remarks
 from loadtest.counters import parse_counters
 from loadtest.knee import describe_knee, find_knee, rate_at
 from loadtest.records import Record
@@ -173,6 +175,35 @@ def test_two_runs_are_told_apart_when_they_differ() -> None:
     means = {ratio.name: ratio for ratio in slower}
     assert means["TPOT mean"].differs and means["TPOT mean"].low < 2 < means["TPOT mean"].high
     assert not {ratio.name: ratio for ratio in same}["TPOT mean"].differs
+
+
+def test_a_comparison_says_what_makes_it_doubtful() -> None:
+    run = run_of(1, 1.0, rate=1.0)
+    (failures,) = remarks(run_of(4, 1.0, rate=1.0), with_records(run, run.records[:-1]))
+    assert failures.startswith("the first run (run 4) had failures") and "1 × timeout of 61" in failures
+    assert not list(remarks(*[with_records(run, run.records[:-1])] * 2))
+    late = [Record(session=0, turn=0, due=0.0, sent=9.0, first=9.0, last=9.0, output_tokens=1)]
+    assert any("the second run (run 1) is INVALID" in each for each in remarks(run, with_records(run, late)))
+    faster = run_of(1, 1.0, rate=2.0)
+    assert "the workloads differ: rate 1.0 and 2.0" in list(remarks(run, faster))
+    assert any("nothing to compare" in each for each in remarks(with_records(run, run.records[-1:]), run))
+
+
+@pytest.mark.parametrize("failed", ["first", "second"])
+def test_a_run_without_successes_is_not_compared(
+    failed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(1, 1.0)
+    for name in ("first", "second"):
+        bad = with_records(run, run.records[-1:])
+        write_result(tmp_path / name, bad if name == failed else run)
+    assert main(["compare", str(tmp_path / "first"), str(tmp_path / "second")]) == 1
+    out = capsys.readouterr().out
+    assert f"the {failed} run (run 1) has no request that succeeded" in out and "TTFT" not in out
+
+
+def with_records(run: RunResult, records: list[Record]) -> RunResult:
+    return RunResult.of(run.label, run.target, run.load, run.slo, ({}, {}), records)
 
 
 def test_results_come_back_from_their_files(tmp_path: Path) -> None:
