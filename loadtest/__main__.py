@@ -94,10 +94,14 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--workload", choices=tuple(WORKLOADS), help="a fixed one (loadtest/workloads.py)")
     source.add_argument("--trace", type=Path, help="JSON lines: at, prompt, output_len … or at, turns")
     work.add_argument("--requests", type=int, help="how many sessions; 200, or all of a workload or trace")
-    work.add_argument("--seed", type=int, default=0)
-    work.add_argument("--burstiness", type=float, default=1.0, help="1: Poisson; less: bursts; more: even")
+    work.add_argument("--seed", type=int, help="of prompts, lengths and arrivals; 0 if left out")
+    work.add_argument(
+        "--burstiness", type=float, help="of arrivals; 1: Poisson (the default); less: bursts; more: even"
+    )
     work.add_argument("--text", action="store_true", help="prompts of words, not of token ids (chat: always)")
-    work.add_argument("--most-token", type=int, default=LAST_TOKEN, help="no token id of a prompt is higher")
+    work.add_argument(
+        "--most-token", type=int, help=f"no token id of a prompt is higher; {LAST_TOKEN} if left out"
+    )
     work.add_argument("--shared-prefix", type=int, default=0, metavar="TOKENS", help="before every prompt")
     work.add_argument("--turns", type=int, default=1, help="requests of a session, each with all before it")
     work.add_argument("--think", type=float, default=0.0, help="seconds between an answer and the next turn")

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -24,11 +26,12 @@ from loadtest.counters import read_counters
 from loadtest.fleet import OnProgress, run_sessions
 from loadtest.knee import describe_knee, find_knee
 from loadtest.lengths import parse_shape
+from loadtest.options import check_options
 from loadtest.result import Load, RunResult, SweepResult, read_result, read_results, write_result
 from loadtest.sessions import Recipe, Session, describe, draw_sessions, due_at, from_works, read_trace
 from loadtest.summary import MOST_LAG, Slo
 from loadtest.target import Target
-from loadtest.workloads import WORKLOADS
+from loadtest.workloads import LAST_TOKEN, WORKLOADS
 
 Arguments = argparse.Namespace
 console = Console()
@@ -36,14 +39,13 @@ console = Console()
 
 def run(arguments: Arguments) -> int:
     """1 if a request failed or the run is invalid."""
+    check_options(arguments)
     target = _target(arguments)
     sessions, workload = _sessions(arguments)
     if arguments.rate is None and arguments.concurrency is None and not arguments.trace:
         raise ValueError("give --rate for an open loop, --concurrency for a closed one, or --trace")
     if arguments.rate is not None:
-        sessions = due_at(
-            sessions, arrival_times(len(sessions), arguments.rate, arguments.burstiness, arguments.seed)
-        )
+        sessions = due_at(sessions, _times(arguments, len(sessions), arguments.rate))
     result = _measure(arguments, target, sessions, workload, arguments.rate, arguments.concurrency)
     _show(result)
     if arguments.json:
@@ -55,13 +57,14 @@ def run(arguments: Arguments) -> int:
 
 def sweep(arguments: Arguments) -> int:
     """1 if not even the lowest rate was sustained, or a run is invalid."""
+    check_options(arguments)
     target = _target(arguments)
     sessions, workload = _sessions(arguments)
     salt = target.extra_body.get("cache_salt") or secrets.token_hex(4)
     results: dict[float, RunResult] = {}
 
     def measure(rate: float) -> float:
-        times = arrival_times(len(sessions), rate, arguments.burstiness, arguments.seed)
+        times = _times(arguments, len(sessions), rate)
         own = target if arguments.openai_only else target.salted(f"{salt}, {rate:g} requests/s")
         results[rate] = _measure(arguments, own, due_at(sessions, times), workload, rate, None)
         summary = results[rate].summary
@@ -130,7 +133,7 @@ def _measure(
     load = Load(
         mode="open" if concurrency is None else "closed",
         rate=rate,
-        burstiness=arguments.burstiness if rate is not None else None,
+        burstiness=_burstiness(arguments) if rate is not None else None,
         concurrency=concurrency,
         sessions=len(sessions),
         processes=arguments.processes,
@@ -192,9 +195,6 @@ async def _counters(target: Target, api_key: str) -> dict[str, float]:
 def _sessions(arguments: Arguments) -> tuple[list[Session], dict[str, Any]]:
     """What to send, and plain data that says what it is."""
     count = arguments.requests
-    recipe_flags = (arguments.shared_prefix, arguments.turns - 1, arguments.n - 1, arguments.beam_width)
-    if (arguments.trace or arguments.workload) and any(recipe_flags):
-        raise ValueError("--shared-prefix, --turns, --n and --beam-width go with --lengths only")
     if arguments.trace:
         return read_trace(arguments.trace)[:count], {"trace": str(arguments.trace)}
     if arguments.workload:
@@ -203,9 +203,9 @@ def _sessions(arguments: Arguments) -> tuple[list[Session], dict[str, Any]]:
     recipe = Recipe(
         shape=parse_shape(lengths),
         count=200 if count is None else count,
-        seed=arguments.seed,
+        seed=arguments.seed or 0,
         text=arguments.text or arguments.api == "chat",
-        most_token=arguments.most_token,
+        most_token=LAST_TOKEN if arguments.most_token is None else arguments.most_token,
         shared_prefix=arguments.shared_prefix,
         turns=arguments.turns,
         think=arguments.think,
@@ -213,6 +213,14 @@ def _sessions(arguments: Arguments) -> tuple[list[Session], dict[str, Any]]:
         beam_width=arguments.beam_width,
     )
     return draw_sessions(recipe), {"lengths": lengths, **describe(recipe)}
+
+
+def _burstiness(arguments: Arguments) -> float:
+    return 1.0 if arguments.burstiness is None else float(arguments.burstiness)
+
+
+def _times(arguments: Arguments, count: int, rate: float) -> NDArray[np.float64]:
+    return arrival_times(count, rate, _burstiness(arguments), arguments.seed or 0)
 
 
 def _slo(arguments: Arguments) -> Slo:

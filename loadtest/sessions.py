@@ -7,8 +7,10 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from loadtest.lengths import Shape
 from loadtest.workloads import FIRST_TOKEN, LAST_TOKEN, Work
@@ -27,19 +29,19 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     """One request. In a session's later turns the prompt is what the user adds to the conversation."""
 
     prompt: str | list[int]
-    output_len: int
-    n: int = 1
-    beam_width: int = 0  # 0: no beam search
+    output_len: Annotated[int, Meta(ge=1)]
+    n: Annotated[int, Meta(ge=1)] = 1
+    beam_width: Annotated[int, Meta(ge=0)] = 0  # 0: no beam search
     temperature: float | None = None  # None: 0 for one sample, 1 for several, which are to differ
     seed: int | None = None
-    think: float = 0.0  # seconds after the answer before this one, when this one is due
+    think: Annotated[float, Meta(ge=0)] = 0.0  # seconds from the answer before this one until it is due
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Turns that follow each other; the first is due `at` seconds after the start of an open loop."""
 
-    turns: list[Turn]
-    at: float = 0.0
+    turns: Annotated[list[Turn], Meta(min_length=1)]
+    at: Annotated[float, Meta(ge=0)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)

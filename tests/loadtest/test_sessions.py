@@ -47,7 +47,21 @@ def test_a_line_of_a_trace_may_be_one_turn(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("line", ['{"prompt": "a"}', '{"prompt": "a", "output_len": 1, "nn": 2}', "{", "3"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"prompt": "a"}',
+        '{"prompt": "a", "output_len": 1, "nn": 2}',
+        "{",
+        "3",
+        '{"prompt": "a", "output_len": 1, "at": -3}',
+        '{"prompt": "a", "output_len": 0}',
+        '{"prompt": "a", "output_len": 1, "n": 0}',
+        '{"prompt": "a", "output_len": 1, "beam_width": -1}',
+        '{"turns": [{"prompt": "a", "output_len": 1}, {"prompt": "b", "output_len": 1, "think": -1}]}',
+        '{"turns": []}',
+    ],
+)
 def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text('{"prompt": "a", "output_len": 4}\n' + line)
