@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from itertools import count
 from pathlib import Path
 
@@ -109,5 +110,10 @@ def encode() -> str:
     return JSONEncoder(sort_keys=True, indent=1).encode(dashboard().build()) + "\n"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     PATH.write_text(encode(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

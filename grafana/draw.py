@@ -7,6 +7,7 @@ matplotlib.
 
 from __future__ import annotations
 
+import argparse
 import re
 import tempfile
 import time
@@ -96,6 +97,9 @@ def draw(source: Prometheus, start: float, end: float, path: Path) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
         redis() as registry,

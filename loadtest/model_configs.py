@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,5 +85,11 @@ def _byte_tokenizer(vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help=f"where to write {', '.join(CONFIGS)}")
+    write_model_folders(parser.parse_args().folder)
+
+
 if __name__ == "__main__":
-    write_model_folders(Path(sys.argv[1]))
+    main()

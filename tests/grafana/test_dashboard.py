@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from itertools import combinations
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from grafana import dashboard, draw
 from grafana.dashboard import PATH, encode
 from grafana.panels import ROWS
 
@@ -22,6 +25,24 @@ def test_json_is_what_the_code_makes() -> None:
     """Else run `python -m grafana.dashboard`."""
     assert PATH.read_text(encoding="utf-8") == encode()
     assert (ROOT / "grafana" / "dashboard.json").resolve() == PATH
+
+
+@pytest.mark.parametrize("module", [dashboard, draw])
+def test_help_is_help(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And draws or writes nothing."""
+
+    def work(*arguments: object) -> None:
+        pytest.fail("it begins its work")
+
+    monkeypatch.setattr(module, "PATH", tmp_path / "written")
+    monkeypatch.setattr(draw, "redis", work)
+    monkeypatch.setattr(sys, "argv", [module.__name__, "--help"])
+    with pytest.raises(SystemExit) as end:
+        module.main()
+    assert not end.value.code and "usage:" in capsys.readouterr().out
+    assert not (tmp_path / "written").exists()
 
 
 def test_every_panel_is_there_once_and_has_its_place() -> None:
