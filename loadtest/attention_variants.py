@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from loadtest.provenance import Provenance
+
 DECODES = ((2, 60), (1, 512), (16, 256), (4, 2048))  # (batch, context)
 PREFILLS = ((2, 60), (4, 64), (2, 1024), (1, 4096))  # (batch, prompt)
 
@@ -191,6 +193,8 @@ def main() -> None:
             ratios = [f"{each / base:.1f} ×" for each in seconds.values()]
             table.add_row(f"{batch} × {length}", f"{1e3 * base:.2f}", *ratios)
         Console().print(table)
+    where = Provenance.here()
+    print(f"on the CPU, torch {torch.__version__}; commit {where.commit}, {where.date}: {where.command}")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,13 @@ class Provenance:
         )
 
 
+def device_name() -> str:
+    """Of the first CUDA device; cpu if there is none."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
 def _module() -> str:
     spec = sys.modules["__main__"].__spec__
     return spec.name.removesuffix(".__main__") if spec is not None else Path(sys.argv[0]).name

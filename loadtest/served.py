@@ -22,7 +22,7 @@ from pathlib import Path
 
 from loadtest.arrivals import arrival_times
 from loadtest.fleet import run_sessions
-from loadtest.provenance import Provenance
+from loadtest.provenance import Provenance, device_name
 from loadtest.server_process import free_port
 from loadtest.sessions import due_at, from_works
 from loadtest.summary import MOST_LAG, Slo, summarize
@@ -161,12 +161,6 @@ def _is_ready(port: int) -> bool:
         return False
 
 
-def _device_name() -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -179,7 +173,7 @@ def main() -> None:
         parser.error(f"--runs must be at least 1, got {arguments.runs}")
     name = Path(arguments.model).resolve().name
     with running_server(arguments.model) as base_url:
-        device = _device_name()
+        device = device_name()
         measure(base_url, name, CASES[0], device, salt="warm-up")
         for number, case in enumerate(CASES):
             salts = [f"case {number}, run {run}" for run in range(arguments.runs)]

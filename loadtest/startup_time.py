@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -47,6 +48,7 @@ class StartupTime:
     later_itl_p50_ms: float  # of one when all graphs are there
     later_itl_max_ms: float
     runs: int  # of which this is the middle one
+    device: str
     commit: str
     date: str
     command: str
@@ -93,6 +95,7 @@ def measure(model: str, options: list[str], kernels: str, cache: Path) -> Startu
         later_itl_p50_ms=statistics.median(later_gaps),
         later_itl_max_ms=max(later_gaps),
         runs=1,
+        device=_device_name(),
         **asdict(Provenance.here()),
     )
 
@@ -102,6 +105,15 @@ def middle(starts: Sequence[StartupTime]) -> StartupTime:
     return replace(
         sorted(starts, key=lambda start: start.first_token_s)[(len(starts) - 1) // 2], runs=len(starts)
     )
+
+
+@functools.cache
+def _device_name() -> str:
+    """Asked of another process: this one must hold nothing of a device on which servers start."""
+    code = "from loadtest.provenance import device_name; print(device_name())"
+    return subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.strip()
 
 
 def _accepts(port: int) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtest import attention_variants
 from loadtest.attention_variants import VARIANTS, make_case
 
 
@@ -29,3 +33,15 @@ def test_a_variant_is_attention(
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
     expected = torch.einsum("bhqk,bhkd->bhqd", weights, case.values.double())
     torch.testing.assert_close(VARIANTS[name](case).double(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_what_is_printed_says_how_to_print_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(attention_variants, "DECODES", ((1, 20),))
+    monkeypatch.setattr(attention_variants, "PREFILLS", ((1, 8),))
+    monkeypatch.setattr(sys, "argv", ["attention_variants", "--rounds", "1", "--heads", "2"])
+    attention_variants.main()
+    out = capsys.readouterr().out
+    assert "1 × 20" in out and "1 × 8" in out
+    assert re.search(r"commit \S+, \d{4}-\d\d-\d\d: python -m .* --rounds 1 --heads 2$", out, re.MULTILINE)

@@ -22,6 +22,7 @@ def test_the_moments_of_a_start_come_in_their_order(monkeypatch: pytest.MonkeyPa
     assert [*start.phases_s] == ["weights", *compiled, "memory", "warm-up", "ready"]
     phases = list(start.phases_s.values())
     assert phases == sorted(phases) and start.port_s <= start.ready_s < start.first_token_s <= start.graphs_s
+    assert start.device == (torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
     assert 0 < start.itl_p50_ms <= start.itl_max_ms and 0 < start.later_itl_p50_ms <= start.later_itl_max_ms
 
 
@@ -29,8 +30,8 @@ def test_the_moments_of_a_start_come_in_their_order(monkeypatch: pytest.MonkeyPa
 def test_of_several_starts_the_one_in_the_middle_counts(seconds: list[float]) -> None:
     start = startup_time.StartupTime(
         model="m", kernels="warm", port_s=0.0, phases_s={}, ready_s=0.0, first_token_s=0.0, graphs_s=0.0,
-        itl_p50_ms=0.0, itl_max_ms=0.0, later_itl_p50_ms=0.0, later_itl_max_ms=0.0, runs=1, commit="c",
-        date="d", command="startup_time",
+        itl_p50_ms=0.0, itl_max_ms=0.0, later_itl_p50_ms=0.0, later_itl_max_ms=0.0, runs=1, device="d",
+        commit="c", date="d", command="startup_time",
     )  # fmt: skip
     # What else was measured is that start's own: here its last graph comes a second after its first token.
     starts = [replace(start, first_token_s=each, graphs_s=each + 1) for each in seconds]
