@@ -31,7 +31,8 @@ from engine.process import (
 from engine.request import Abort, Output, Request, StepOutputs
 
 MAX_MODEL_LEN = 1 << 20
-PLAIN_TOKENS = range(300, 1324)  # of the demo model's vocabulary: text, nothing special
+VOCAB_SIZE = 4096  # the demo model's, so that any text can be a prompt
+PLAIN_TOKENS = range(300, 1324)  # of these: text, nothing special
 
 
 def engine_info(config: EngineConfig, sequences: int) -> EngineInfo:
@@ -42,7 +43,7 @@ def engine_info(config: EngineConfig, sequences: int) -> EngineInfo:
         dtype="none",
         kv_cache_dtype="none",
         device="none",
-        vocab_size=PLAIN_TOKENS.stop,
+        vocab_size=VOCAB_SIZE,
         eos_token_ids=(),
         max_model_len=MAX_MODEL_LEN,
         block_size=16,

@@ -13,7 +13,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.config import EngineConfig
 from loadtest.streaming_cost import Reader
+from loadtest.token_source import engine_info
+from service.demo import MODEL_FOLDER
 
 ROOT = Path(__file__).parents[2]
 EVENT = b'data: {"text":"data: x {"}\n\n'
@@ -64,3 +67,8 @@ def test_every_request_of_an_overload_is_answered_or_refused(tmp_path: Path) -> 
     assert [phase["multiple"] for phase in phases] == [0.5, 1, 2, 10]
     assert all(phase["failed"] == 0 for phase in phases)
     assert phases[0]["refused"] == 0
+
+
+def test_any_text_can_be_a_prompt_where_there_is_no_model() -> None:
+    config = json.loads((Path(MODEL_FOLDER) / "config.json").read_text())
+    assert engine_info(EngineConfig(model=MODEL_FOLDER), 1).vocab_size == config["vocab_size"]
