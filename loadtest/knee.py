@@ -67,7 +67,7 @@ def describe_knee(points: Sequence[Point], limit: float | None) -> str:
         return f"below the lowest rate, {points[0][0]:.3g} requests/s (mean normalised latency above {where})"
     text, beyond = f"{knee:.3g} requests/s", next((at for at, latency in points if latency > limit), None)
     if beyond is None:
-        return f"{text} or more: the highest rate kept a mean normalised latency of {where}"
+        return f"{text} or more: at every rate the mean normalised latency was within {where}"
     if beyond == unsustained:
         return f"{text}: {beyond:.3g} requests/s were not sustained (mean normalised latency up to {where})"
     return f"{text}, where the mean normalised latency crosses {where}"

@@ -111,7 +111,10 @@ def test_a_rate_that_was_not_sustained_is_beyond_the_knee() -> None:
     ("points", "said"),
     [
         ([(1, 1.0), (2, 3.0)], "1.5 requests/s, where the mean normalised latency crosses 2000.0 ms"),
-        ([(1, 1.0), (2, 1.5)], "2 requests/s or more"),
+        (
+            [(1, 1.0), (2, 1.5)],
+            "2 requests/s or more: at every rate the mean normalised latency was within 2",
+        ),
         ([(1, 2.5)], "below the lowest rate, 1 requests/s"),
         ([(1, 1.0), (2, math.inf)], "1 requests/s: 2 requests/s were not sustained"),
         ([(1, math.inf)], "none: 1 requests/s, the lowest rate, were not sustained"),
