@@ -113,7 +113,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     chunks = None
     if body.stream:
         chunks = ChunkEncoder(
-            STYLE, generation, identity, include_usage=body.include_usage, logprobs=bool(body.logprobs)
+            STYLE, generation, identity, usage=body.usage_in_stream, logprobs=bool(body.logprobs)
         )
 
     def reply() -> ChatReply:

@@ -14,6 +14,7 @@ import msgspec
 from service.choice import Choice, LogprobEntry
 from service.errors import ApiError
 from service.generation import Generation
+from service.protocol.sampling import UsageInStream
 
 DONE = b"data: [DONE]\n\n"
 
@@ -63,19 +64,19 @@ class ChunkEncoder:
         generation: Generation,
         identity: Identity,
         *,
-        include_usage: bool,
+        usage: UsageInStream,
         logprobs: bool,
     ) -> None:
         self._style = style
         self._generation = generation
         self._token_ids = generation.options.token_ids
-        self._include_usage = include_usage
+        self._usage = usage
         self._logprobs = logprobs
         head = _encode(
             {"object": style.object, "id": identity.id, "created": identity.created, "model": identity.model}
         )[:-1]
         self._head = b"data: " + head + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._tail = b"]}\n\n" if usage == "nowhere" else b'],"usage":null}\n\n'
         self._plain_tail = style.after + b',"logprobs":null,"finish_reason":null}' + self._tail
         self._before: dict[int, bytes] = {}  # by choice, from its first chunk on
         self._prompts = {
@@ -85,7 +86,7 @@ class ChunkEncoder:
     def chunk(self, choice: Choice) -> bytes:
         """What has come for `choice` and is not yet sent; empty if nothing can be shown."""
         finish = choice.finish_reason
-        extras = self._logprobs or self._token_ids
+        extras = self._logprobs or self._token_ids or self._usage == "each chunk"
         if not choice.texts and not choice.parts and finish is None and not (extras and choice.tokens):
             return b""
         before = self._before.get(choice.index)
@@ -114,8 +115,12 @@ class ChunkEncoder:
             parts += [b',"token_ids":', _encode(tokens)]
             if first:
                 parts += [b',"prompt_token_ids":', _encode(self._prompts[choice.index])]
-        parts += [b"}", self._tail]
+        parts += [b"}", self._usage_so_far() if self._usage == "each chunk" else self._tail]
         return b"".join(parts)
+
+    def _usage_so_far(self) -> bytes:
+        """The end of a chunk. Of all choices, as at the end of the stream."""
+        return b'],"usage":' + _encode(self._generation.usage()) + b"}\n\n"
 
     def _open(self, index: int) -> bytes:
         start = self._head + b'{"index":%d,' % index
@@ -123,10 +128,7 @@ class ChunkEncoder:
         return start + self._style.first
 
     def end(self) -> bytes:
-        if not self._include_usage:
-            return DONE
-        usage = _encode(self._generation.usage())
-        return self._head + b'],"usage":' + usage + b"}\n\n" + DONE
+        return DONE if self._usage == "nowhere" else self._head + self._usage_so_far() + DONE
 
     def failure(self, error: ApiError) -> bytes:
         return error.event()

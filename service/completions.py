@@ -94,9 +94,7 @@ async def completions(state: ServerState, request: Request) -> Response:
     identity = Identity.new("cmpl", model)
     chunks = None
     if body.stream:
-        chunks = ChunkEncoder(
-            STYLE, generation, identity, include_usage=body.include_usage, logprobs=logprobs
-        )
+        chunks = ChunkEncoder(STYLE, generation, identity, usage=body.usage_in_stream, logprobs=logprobs)
 
     def reply() -> CompletionReply:
         choices = [

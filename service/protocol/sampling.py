@@ -63,11 +63,22 @@ _SAME_NAME = (
     "prompt_logprobs",
 )
 
+UsageInStream = Literal["nowhere", "end", "each chunk"]
+
 _GUIDED = ("guided_json", "guided_regex", "guided_choice")
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """As OpenAI's, and vLLM's `continuous_usage_stats`."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: (
+        Annotated[bool, Meta(description="Usage so far in each chunk; needs include_usage")] | None
+    ) = None
+
+    def __post_init__(self) -> None:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise ValueError("continuous_usage_stats needs include_usage: true")
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -187,8 +198,11 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def usage_in_stream(self) -> UsageInStream:
+        options = self.stream_options
+        if options is None or not options.include_usage:
+            return "nowhere"
+        return "each chunk" if options.continuous_usage_stats else "end"
 
     def sampling_params(self, max_tokens: int, logprobs: int | None, grammar: str = "") -> SamplingParams:
         """For the engine, with a seed drawn if none was given. Raises ValueError that names the field."""

@@ -250,6 +250,26 @@ async def test_cached_tokens(service: Service) -> None:
     assert reply.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
 
 
+async def test_usage_in_each_chunk(service: Service) -> None:
+    """Also of a token that has no text, as vLLM sends it; at the end it is what the stream's end says."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": "a😀", "max_tokens": 4, "stream": True, "stream_options": options}
+    events = (await post(service.app, PATH, body)).events
+    *chunks, end = events[:-1]
+    assert [event["choices"][0]["text"] for event in chunks] == ["a", "", "", "😀"]
+    usages = [event["usage"] for event in chunks]
+    assert [usage["completion_tokens"] for usage in usages] == [1, 2, 3, 4]
+    assert [usage["total_tokens"] for usage in usages] == [5, 6, 7, 8]
+    assert (end["choices"], end["usage"]) == ([], usages[-1])
+
+
+async def test_usage_in_each_chunk_is_of_a_stream_with_usage(service: Service) -> None:
+    body = {"prompt": "a", "stream": True, "stream_options": {"continuous_usage_stats": True}}
+    reply = await post(service.app, PATH, body)
+    assert reply.status == 400
+    assert "continuous_usage_stats needs include_usage: true" in reply.json()["error"]["message"]
+
+
 async def test_stream_bytes(service: Service) -> None:
     """To the byte: what is not the text is put together by hand."""
     body = {"prompt": 'a"\n', "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}

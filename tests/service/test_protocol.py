@@ -76,6 +76,7 @@ BAD_IN_BOTH: list[tuple[str, Any]] = [
     ("early_stopping", True),
     ("early_stopping", "never"),
     ("stream_options", {"include_usage": True}),  # without stream
+    ("stream_options", {"include_usage": True, "continuous_usage_stats": 1}),
 ]
 BAD: list[tuple[str, dict[str, Any], str, Any]] = [
     *(("/v1/completions", COMPLETION, name, value) for name, value in BAD_IN_BOTH),
