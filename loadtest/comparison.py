@@ -57,4 +57,5 @@ def _load(result: RunResult) -> dict[str, object]:
     fields = msgspec.to_builtins(result.load)
     workload = fields.pop("workload")
     kept = {name: value for name, value in fields.items() if name not in NOT_THE_LOAD}
-    return {**kept, **workload, "api": result.target.api, "ignore_eos": result.target.ignore_eos}
+    target = {name: getattr(result.target, name) for name in ("api", "ignore_eos", "token_ids")}
+    return {**kept, **workload, **target}

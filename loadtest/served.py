@@ -87,7 +87,7 @@ def measure(base_url: str, model: str, case: Case, device: str, salt: str) -> Se
     sessions = from_works(replace(work, temperature=0.0) for work in works)
     if case.rate:
         sessions = due_at(sessions, arrival_times(len(sessions), case.rate, burstiness=1.0, seed=0))
-    target = Target(base_url=base_url, model=model, token_ids=False, extra_body={"cache_salt": salt})
+    target = Target(base_url=base_url, model=model, extra_body={"cache_salt": salt})
     records = run_sessions(target, sessions, concurrency=case.concurrency or None, processes=CLIENTS)
     summary = summarize(records, Slo())
     for record in records:

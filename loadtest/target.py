@@ -23,7 +23,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     api: Api = "completions"
     ignore_eos: bool = True  # an extension that vLLM, SGLang and Quire share: the work is fixed
-    token_ids: bool = True  # one of vLLM's and Quire's: tokens that have no text are told of when they come
+    token_ids: bool = False  # one of vLLM's and Quire's: tokens that have no text are told of when they come
     extra_body: dict[str, Any] = {}  # more fields of each request, as the server knows them
     timeout: float = 600.0  # seconds that a request may take
 

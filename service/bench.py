@@ -45,7 +45,7 @@ class Traced:
     steps: int
     step_ms: float
     busy_share: float  # of a step the device runs something
-    waiting_us: float  # of a step it pauses for the host
+    waiting_us: float | None  # of a step it pauses for the host; None: it is the host
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from service.choice import Choice, LogprobEntry
 from service.errors import ApiError
 from service.generation import Generation
 from service.protocol.sampling import UsageInStream
+from service.replies import Usage
 
 DONE = b"data: [DONE]\n\n"
 
@@ -79,9 +80,7 @@ class ChunkEncoder:
         self._tail = b"]}\n\n" if usage == "nowhere" else b'],"usage":null}\n\n'
         self._plain_tail = style.after + b',"logprobs":null,"finish_reason":null}' + self._tail
         self._before: dict[int, bytes] = {}  # by choice, from its first chunk on
-        self._prompts = {
-            choice.index: group.prompt.tokens for group in generation.groups for choice in group.choices
-        }
+        self._groups = {choice.index: group for group in generation.groups for choice in group.choices}
 
     def chunk(self, choice: Choice) -> bytes:
         """What has come for `choice` and is not yet sent; empty if nothing can be shown."""
@@ -114,13 +113,14 @@ class ChunkEncoder:
         if self._token_ids:
             parts += [b',"token_ids":', _encode(tokens)]
             if first:
-                parts += [b',"prompt_token_ids":', _encode(self._prompts[choice.index])]
-        parts += [b"}", self._usage_so_far() if self._usage == "each chunk" else self._tail]
+                parts += [b',"prompt_token_ids":', _encode(self._groups[choice.index].prompt.tokens)]
+        parts += [b"}", _tail_with(self._usage_of(choice)) if self._usage == "each chunk" else self._tail]
         return b"".join(parts)
 
-    def _usage_so_far(self) -> bytes:
-        """The end of a chunk. Of all choices, as at the end of the stream."""
-        return b'],"usage":' + _encode(self._generation.usage()) + b"}\n\n"
+    def _usage_of(self, choice: Choice) -> Usage:
+        """So far. That of all choices would take longer the more there are, for each of their chunks."""
+        group = self._groups[choice.index]
+        return Usage.of(len(group.prompt.tokens), choice.num_tokens, group.cached_tokens)
 
     def _open(self, index: int) -> bytes:
         start = self._head + b'{"index":%d,' % index
@@ -128,7 +128,13 @@ class ChunkEncoder:
         return start + self._style.first
 
     def end(self) -> bytes:
-        return DONE if self._usage == "nowhere" else self._head + self._usage_so_far() + DONE
+        if self._usage == "nowhere":
+            return DONE
+        return self._head + _tail_with(self._generation.usage()) + DONE
 
     def failure(self, error: ApiError) -> bytes:
         return error.event()
+
+
+def _tail_with(usage: Usage) -> bytes:
+    return b'],"usage":' + _encode(usage) + b"}\n\n"

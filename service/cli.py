@@ -247,15 +247,17 @@ def _bench(arguments: argparse.Namespace) -> int:
         results.append(result)
         bench.show(results, ceilings, info)
         bench.show_step(result, ceilings)
-        if arguments.profile is not None:
-            requests = bench.requests(work, seed=1 << 41)
-            bench.queue(core, requests, in_order=arguments.in_order)
-            skip = result.steps // 3
-            profile = profile_steps(core, name, requests, skip, TRACED_STEPS, arguments.profile)
-            show_profile(profile)
-            result = replace(result, traced=profile.summary())
-        if arguments.result_file is not None:
-            bench.append_result(result, arguments.result_file)
+        try:
+            if arguments.profile is not None:
+                requests = bench.requests(work, seed=1 << 41)
+                bench.queue(core, requests, in_order=arguments.in_order)
+                skip = result.steps // 3
+                profile = profile_steps(core, name, requests, skip, TRACED_STEPS, arguments.profile)
+                show_profile(profile)
+                result = replace(result, traced=profile.summary())
+        finally:  # what was measured is not lost with a trace
+            if arguments.result_file is not None:
+                bench.append_result(result, arguments.result_file)
     return 0
 
 

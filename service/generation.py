@@ -12,7 +12,7 @@ from engine.request import FinishReason, Output, SamplingParams, TokenLogprob
 from service.choice import Choice, LogprobEntry
 from service.engine_client import Engine, RequestStream
 from service.errors import ApiError, bad_value, not_ready
-from service.replies import PromptTokensDetails, Usage
+from service.replies import Usage
 from service.state import ServerState
 from service.tools.use import ToolUse
 
@@ -301,12 +301,7 @@ class Generation:
         prompt = sum(len(group.prompt.tokens) for group in self._groups.values())
         completion = sum(choice.num_tokens for choice in self.choices)
         cached = sum(group.cached_tokens for group in self._groups.values())
-        return Usage(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokensDetails(cached),
-        )
+        return Usage.of(prompt, completion, cached)
 
     def token_text(self, token: int) -> str:
         """A token in logprobs."""

@@ -41,7 +41,7 @@ class Profile:
     steps: int
     seconds: float
     busy_seconds: float
-    waiting_seconds: float
+    waiting_seconds: float | None  # None on a CPU, which is the host
     kernels: list[KernelTime]
     trace: Path
 
@@ -51,7 +51,9 @@ class Profile:
             steps=self.steps,
             step_ms=round(1e3 * self.seconds / self.steps, 3),
             busy_share=round(self.busy_seconds / self.seconds, 3),
-            waiting_us=round(1e6 * self.waiting_seconds / self.steps, 1),
+            waiting_us=None
+            if self.waiting_seconds is None
+            else round(1e6 * self.waiting_seconds / self.steps, 1),
         )
 
 
@@ -102,7 +104,8 @@ def profile_steps(
     kernels = [KernelTime(name, calls, 1e-6 * total) for name, (calls, total) in totals.items()]
     kernels.sort(key=lambda kernel: -kernel.seconds)
     busy, waiting = busy_and_waiting(intervals, PAUSE)
-    return Profile(workload, traced, 1e-6 * (end - begin), 1e-6 * busy, 1e-6 * waiting, kernels, trace)
+    waited = 1e-6 * waiting if cuda else None
+    return Profile(workload, traced, 1e-6 * (end - begin), 1e-6 * busy, waited, kernels, trace)
 
 
 def busy_and_waiting(intervals: list[tuple[float, float]], pause: float) -> tuple[float, float]:
@@ -122,10 +125,12 @@ def busy_and_waiting(intervals: list[tuple[float, float]], pause: float) -> tupl
 def show_profile(result: Profile) -> None:
     """The kernels that take most of a step, on stdout."""
     steps = max(result.steps, 1)
+    waiting = ""
+    if result.waiting_seconds is not None:
+        waiting = f", waiting for the host {1e6 * result.waiting_seconds / steps:.0f} µs"
     table = Table(
         title=f"{result.workload}: {result.steps} steps of {1e3 * result.seconds / steps:.2f} ms, "
-        f"the device busy {result.busy_seconds / result.seconds:.0%} of it, "
-        f"waiting for the host {1e6 * result.waiting_seconds / steps:.0f} µs",
+        f"the device busy {result.busy_seconds / result.seconds:.0%} of it{waiting}",
         caption=f"trace: {result.trace}",
     )
     for column in ("kernel", "calls a step", "µs a step", "share"):

@@ -17,6 +17,15 @@ class Usage(msgspec.Struct, kw_only=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
 
+    @classmethod
+    def of(cls, prompt: int, completion: int, cached: int) -> Usage:
+        return cls(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(cached),
+        )
+
 
 class PromptLogprob(msgspec.Struct):
     logprob: float

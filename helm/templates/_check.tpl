@@ -93,8 +93,10 @@
 {{- if and (eq $v.engine.device "cpu") $v.gpu.enabled -}}
 {{- fail "engine: device cpu would hold a GPU without using it; set gpu.enabled to false" -}}
 {{- end -}}
-{{- if and (eq $v.engine.device "cuda") (not $v.gpu.enabled) -}}
-{{- fail "engine: device cuda needs a GPU in the pod; set gpu.enabled to true" -}}
+{{- $device := $v.runtimeClassName -}}
+{{- range $name, $_ := $v.resources.limits -}}{{- if contains "/" $name -}}{{- $device = $name -}}{{- end -}}{{- end -}}
+{{- if and (eq $v.engine.device "cuda") (not $v.gpu.enabled) (not $device) -}}
+{{- fail "engine: device cuda needs a GPU in the pod; set gpu.enabled to true, or runtimeClassName or resources.limits to what brings one" -}}
 {{- end -}}
 {{- if and (eq $v.engine.preemptionMode "swap") (eq (float64 $v.engine.swapSpace) 0.0) -}}
 {{- fail "engine: preemptionMode swap needs swapSpace" -}}

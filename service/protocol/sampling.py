@@ -73,7 +73,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: (
-        Annotated[bool, Meta(description="Usage so far in each chunk; needs include_usage")] | None
+        Annotated[bool, Meta(description="A choice's usage so far in its chunks; needs include_usage")] | None
     ) = None
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from engine.config import EngineConfig
-from tests.helm.chart import CHART, HELMS, refusal
+from tests.helm.chart import CHART, HELMS, refusal, render
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
@@ -97,6 +97,11 @@ def test_choices_are_those_of_the_flags() -> None:
 )
 def test_helm_refuses_a_wrong_value_by_name(name: str, setting: str, named: str) -> None:
     assert named in refusal("--set", setting, helm_name=name)
+
+
+@pytest.mark.parametrize("way", ["runtimeClassName=n", r"resources.limits.nvidia\.com/mig-1g\.10gb=1"])
+def test_a_gpu_may_come_in_another_way(way: str) -> None:
+    assert render("--set", f"engine.device=cuda,gpu.enabled=false,{way}")
 
 
 @pytest.mark.parametrize(

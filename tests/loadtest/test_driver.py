@@ -210,7 +210,7 @@ def test_a_kept_connection_that_the_server_closed_is_no_failure() -> None:
 def test_what_a_request_says() -> None:
     async def test() -> None:
         async with scripted_server(lambda asked: Reply(chunked(events(TOKENS), 64))) as server:
-            target = Target(base_url=server.url, model="m", extra_body={"cache_salt": "s"})
+            target = Target(base_url=server.url, model="m", token_ids=True, extra_body={"cache_salt": "s"})
             turns = [Turn(prompt=[1, 2], output_len=5), Turn(prompt=[1], output_len=5, n=1, beam_width=4)]
             numbered = [(i, Session(turns=[turn])) for i, turn in enumerate(turns)]
             await drive(target, "key", numbered, 1, time.monotonic(), lambda record: None)

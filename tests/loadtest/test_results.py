@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -189,6 +190,8 @@ def test_a_comparison_says_what_makes_it_doubtful() -> None:
     assert any("the second run (run 1) is INVALID" in each for each in remarks(run, with_records(run, late)))
     faster = run_of(1, 1.0, rate=2.0)
     assert "the workloads differ: rate 1.0 and 2.0" in list(remarks(run, faster))
+    with_ids = msgspec.structs.replace(run, target=msgspec.structs.replace(run.target, token_ids=True))
+    assert "the workloads differ: token_ids False and True" in list(remarks(run, with_ids))
     assert any("nothing to compare" in each for each in remarks(with_records(run, run.records[-1:]), run))
 
 

@@ -51,6 +51,17 @@ def test_a_seed_that_seeds_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert ended.value.code == 0
 
 
+def test_what_was_measured_is_kept_when_a_trace_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("loadtest.workloads.WORKLOADS", {"short": lambda: [Work([1] * 30, 4)]})
+    results, no_folder = tmp_path / "results.jsonl", tmp_path / "file"
+    no_folder.write_text("")
+    with pytest.raises(OSError, match="file"):
+        main([*BENCH, "--workload", "short", "--result-file", str(results), "--profile", str(no_folder)])
+    assert json.loads(results.read_text())["traced"] is None
+
+
 def test_requests_have_room_for_a_prompt_and_an_answer() -> None:
     with pytest.raises(SystemExit, match=r"--max-model-len must be at least 2, .* got 1"):
         main(["doctor", "--max-model-len", "1"])

@@ -263,6 +263,16 @@ async def test_usage_in_each_chunk(service: Service) -> None:
     assert (end["choices"], end["usage"]) == ([], usages[-1])
 
 
+async def test_usage_in_each_chunk_is_of_its_choice(service: Service) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": ["ab", "abcd"], "n": 2, "max_tokens": 3, "stream": True, "stream_options": options}
+    *chunks, end = (await post(service.app, PATH, body)).events[:-1]
+    last = {chunk["choices"][0]["index"]: chunk["usage"] for chunk in chunks}
+    asked = [(last[i]["prompt_tokens"], last[i]["completion_tokens"]) for i in range(4)]
+    assert asked == [(2, 3), (2, 3), (4, 3), (4, 3)]
+    assert (end["usage"]["prompt_tokens"], end["usage"]["completion_tokens"]) == (6, 12)
+
+
 async def test_usage_in_each_chunk_is_of_a_stream_with_usage(service: Service) -> None:
     body = {"prompt": "a", "stream": True, "stream_options": {"continuous_usage_stats": True}}
     reply = await post(service.app, PATH, body)

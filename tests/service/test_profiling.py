@@ -38,9 +38,10 @@ def test_a_profile_is_of_so_many_steps_and_leaves_a_trace(
         results = ["--result-file", str(tmp_path / "results.jsonl")]
         main(["bench", "--workload", "single", "--runs", "1", "--profile", str(tmp_path), *results])
     shown = capsys.readouterr().out
-    assert f"single: {TRACED_STEPS} steps of" in shown and "waiting for the host" in shown
+    assert f"single: {TRACED_STEPS} steps of" in shown
+    assert "waiting for the host" not in shown  # it is the host
     events = json.loads((tmp_path / "single.json").read_text())["traceEvents"]
     traced = json.loads((tmp_path / "results.jsonl").read_text())["traced"]
     assert traced["steps"] == TRACED_STEPS and 0 < traced["busy_share"] <= 1
-    assert 0 <= traced["waiting_us"] < 1000 * traced["step_ms"]
+    assert traced["waiting_us"] is None
     assert {f"step {i}" for i in range(TRACED_STEPS)} <= {event["name"] for event in events}
