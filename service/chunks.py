@@ -73,6 +73,7 @@ class ChunkEncoder:
         self._token_ids = generation.options.token_ids
         self._usage = usage
         self._logprobs = logprobs
+        self._extras = logprobs or self._token_ids or usage == "each chunk"
         head = _encode(
             {"object": style.object, "id": identity.id, "created": identity.created, "model": identity.model}
         )[:-1]
@@ -85,7 +86,7 @@ class ChunkEncoder:
     def chunk(self, choice: Choice) -> bytes:
         """What has come for `choice` and is not yet sent; empty if nothing can be shown."""
         finish = choice.finish_reason
-        extras = self._logprobs or self._token_ids or self._usage == "each chunk"
+        extras = self._extras
         if not choice.texts and not choice.parts and finish is None and not (extras and choice.tokens):
             return b""
         before = self._before.get(choice.index)

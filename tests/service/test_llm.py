@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,9 +64,9 @@ def test_none_is_left_queued_when_one_is_refused(llm: LLM) -> None:
         ({"tensors": 2}, "'tensors': there is device, dtype, .*cache_seed"),
     ],
 )
-def test_a_setting_that_there_is_not_is_refused(wrong: dict[str, object], told: str) -> None:
+def test_a_setting_that_there_is_not_is_refused(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(TypeError, match=told):
-        LLM(device="cpu", **wrong)  # type: ignore[arg-type]
+        LLM(device="cpu", **wrong)
 
 
 def test_a_continuation_keeps_its_first_space_and_an_answer_has_none(tmp_path: Path) -> None:
