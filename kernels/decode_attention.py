@@ -18,7 +18,7 @@ from kernels.tile import LOG2_E, check_attention_inputs, tile_keys
 
 STAGES = 4
 # Of so many programs a third on each multiprocessor helps more than a fourth stage. On Hopper they are those
-# of rows with shared prefixes and of fp8 caches: `kernels.hopper_decode` takes most others.
+# of fp8 caches: `kernels.hopper_decode` takes most others.
 FULL_STAGES = 3
 MANY_PROGRAMS = 768
 # With these a program takes less than 48 KiB of shared memory, if heads are of 128 in 16 bits. One that takes
@@ -70,7 +70,7 @@ def decode_attention(
 
     With `new`, a token's query heads are followed by its Hkv heads of k and of v, all as the projection gave
     them: they are normalised and rotated here, and K and V written to the cache. What that held is read as
-    early, too. Not together with `shared` or kv_scales.
+    early, too. Not together with `shared` or a cache in fp8.
 
     With `beside`, the kernel just ahead must be one that began only when all before it had ended (no
     dependent launch), and must leave q, K, V and `out`'s first B tokens alone, as prefill attention of the
@@ -88,8 +88,8 @@ def decode_attention(
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = kv.shape[2:4]
     batch = rows.shape[0]
-    if new is not None and (shared is not None or kv_scales is not None):
-        raise ValueError("new heads are for a cache without scales and rows that share no prefixes")
+    if new is not None and (shared is not None or kv.dtype == FP8):
+        raise ValueError("new heads are for rows that share no prefixes, and not for a cache in fp8")
     if beside and (shared is not None or new is not None):
         raise ValueError("beside a prefill, rows share no prefixes, and the cache has their newest tokens")
     if new is not None and len(q) > 1 and q.stride(0) < (num_q_heads + 2 * num_kv_heads) * head_dim:
@@ -117,11 +117,11 @@ def decode_attention(
             f"{batch} rows × {max_splits} splits × {num_q_heads} heads exceed the workspace's "
             f"{workspace.lse.numel()} partial results; allocate it for the largest batch"
         )
-    if not small and shared is None and suits_hopper_decode(q, kv):
+    if not small and suits_hopper_decode(q, kv):
         ready = 2 if beside or new is not None else int(known)
         hopper_decode(
-            q, out, kv, block_tables, rows, context_lens, order, scale, window, workspace, max_splits, new,
-            kv_scales, ready, beside,
+            q, out, kv, block_tables, rows, context_lens, order, scale, window, workspace, max_splits,
+            prefixes, new, kv_scales, ready, beside,
         )  # fmt: skip
     else:
         launch = dependent_launch(q.device)

@@ -1,21 +1,16 @@
-"""How `kernels.hopper_decode` divides rows among programs, and merges what these found."""
+"""How `kernels.hopper_decode` divides rows among programs."""
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels.decode_products import LANES
-from kernels.tile import LOWEST
-
 # Where rows fill the device each has one program for each head, but for long ones: of more than so many
 # tiles, and a third longer than the row that is three eighths of all down, as padding comes last, if they are
-# before that one. 32 rows of
-# about 450 keys, the longest 2,048, take 47 µs a layer of Qwen3-0.6B on an H100, undivided 57; were all rows
-# of more than eight tiles divided, equal ones of 1,200 keys would take 82 instead of 77. Those that
-# `plan_division` leaves are divided at more than LONG_TILES, whatever the others are.
+# before that one. 32 rows of about 450 keys, the longest 2,048, take 47 µs a layer of Qwen3-0.6B on an H100,
+# undivided 57; were all rows of more than eight tiles divided, equal ones of 1,200 keys would take 82 instead
+# of 77. Those that `plan_division` leaves are divided at more than LONG_TILES, whatever the others are.
 LONG_TILES = gl.constexpr(8)
-AT_ONCE = gl.constexpr(4)  # parts of a row that are read at the same time to be merged
 
 
 @gluon.jit
@@ -41,15 +36,17 @@ def part_of_program(
 
 @gluon.jit
 def divide(
-    context_len: gl.tensor, window: gl.tensor, order: gl.tensor, context_lens: gl.tensor, place: gl.tensor,
-    parts: gl.tensor, long_rows: gl.tensor, undivided: gl.tensor, TILE: gl.constexpr, MERGES: gl.constexpr,
+    context_len: gl.tensor, shared_len: gl.tensor, window: gl.tensor, order: gl.tensor,
+    context_lens: gl.tensor, place: gl.tensor, parts: gl.tensor, long_rows: gl.tensor,
+    undivided: gl.tensor, TILE: gl.constexpr, MERGES: gl.constexpr,
 ) -> gl.tuple:  # fmt: skip
-    """A row's first visible key and tile, its tiles, tiles in a split, and splits with work, of `parts`.
+    """A row's first visible key behind what it shares, its tile, tiles, tiles in a split, splits with work.
 
+    `parts` is how many splits there are programs for.
     MERGES: only rows that are long are split, and those behind the first `undivided` of more than LONG_TILES,
     these into all parts.
     """
-    first_key = gl.where(window > 0, gl.maximum(context_len - window, 0), 0)
+    first_key = gl.where(window > 0, gl.maximum(context_len - window, 0), shared_len)
     first_tile = first_key // TILE
     tiles = gl.cdiv(context_len, TILE) - first_tile
     split_tiles = gl.maximum(gl.cdiv(tiles, parts), 1)
@@ -61,38 +58,3 @@ def divide(
         divided = gl.where(behind, parts, divided)
         split_tiles = gl.maximum(gl.cdiv(tiles, gl.maximum(divided, 1)), 1)
     return first_key, first_tile, tiles, split_tiles, gl.cdiv(tiles, split_tiles)
-
-
-@gluon.jit
-def merged_parts(
-    partials: gl.tensor, lse: gl.tensor, first: gl.tensor, heads: gl.tensor, splits: gl.tensor,
-    in_group: gl.tensor, dim: gl.tensor, DIM: gl.constexpr, LAYOUT: gl.constexpr,
-) -> gl.tensor:  # fmt: skip
-    """[LANES, DIM] of a row's heads, whose partial results are at `first` [LANES] and `heads` further each.
-
-    Other programs wrote them: they are read past the L1 cache, which may hold what was there before.
-    """
-    merged = gl.zeros([LANES, DIM], gl.float32, LAYOUT)
-    peak = gl.full([LANES], LOWEST, gl.float32, gl.SliceLayout(1, LAYOUT))
-    total = gl.zeros([LANES], gl.float32, gl.SliceLayout(1, LAYOUT))
-    for begin in range(0, splits, AT_ONCE):
-        part_lses: gl.tuple = ()
-        values: gl.tuple = ()
-        for i in gl.static_range(AT_ONCE):
-            held = in_group & (begin + i < splits)
-            place = first + (begin + i) * heads
-            part_lses += (gl.load(lse + place, held, other=float("-inf"), cache_modifier=".cg"),)
-            value = partials + (place[:, None] * DIM + dim[None, :])
-            values += (gl.load(value, held[:, None], other=0.0, cache_modifier=".cg"),)
-        new_peak = peak
-        for i in gl.static_range(AT_ONCE):
-            new_peak = gl.maximum(new_peak, part_lses[i])
-        decay = gl.exp2(peak - new_peak)
-        merged *= decay[:, None]
-        total *= decay
-        for i in gl.static_range(AT_ONCE):
-            weight = gl.exp2(part_lses[i] - new_peak)
-            merged += values[i] * weight[:, None]
-            total += weight
-        peak = new_peak
-    return merged / total[:, None]

@@ -6,9 +6,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels import fp12
 from kernels.decode_splits import tiles_and_splits
 from kernels.fp8 import as_exact, attend_paired, load_paired_tile, split_dims
-from kernels.kv_scales import load_words
+from kernels.kv_scales import load_words, packed
 from kernels.new_heads import load_angles, load_weights, normed_and_rotated, other_half
 from kernels.shared_prefix import MAX_SPANS, spans_of
 from kernels.tile import LOWEST, ask_for_tile, attend, load_blocks, load_tile
@@ -70,9 +71,9 @@ def decode_kernel(
     """One split of one row's context for the query heads of one kv head.
 
     NEW: heads come as the projection gave them; the last split sees to the newest token's K and V, which the
-    cache does not hold yet. FIRST: of what it does hold a split's first tile is read while that projection
-    runs. EARLY: so many tiles are brought to the L2 cache before the kernel ahead has ended.
-    BESIDE: nothing waits for the kernel ahead but the end of this one.
+    cache does not hold yet, and attends to them as it will. FIRST: of what it does hold a split's first tile
+    is read while that projection runs. EARLY: so many tiles are brought to the L2 cache before the kernel
+    ahead has ended. BESIDE: nothing waits for the kernel ahead but the end of this one.
     """
     kv_head = tl.program_id(0)
     index = tl.load(order + tl.program_id(1))
@@ -96,12 +97,14 @@ def decode_kernel(
     end = tl.minimum(begin + split_tiles, first_tile + tiles)
     cached_len = context_len - 1 if NEW else context_len
     kv += kv_head * head_stride
+    if kv_scales is not None:
+        kv_scales += kv_head * scale_head_stride
     blocks = load_blocks(table, begin * TILE, context_len, BLOCK_SIZE, TILE)
     dim = tl.arange(0, DIM)
     if FIRST:
         k, v = load_tile(
             kv, blocks, begin * TILE, cached_len, block_stride, part_stride, slot_stride,
-            BLOCK_SIZE, HEAD_DIM, DIM, TILE, True,
+            BLOCK_SIZE, HEAD_DIM, DIM, TILE, True, kv_scales, scale_block_stride, q.dtype.element_ty,
         )  # fmt: skip
     if NEW:
         q_weight, q_other_weight = load_weights(q_norm, dim, HEAD_DIM)
@@ -164,16 +167,24 @@ def decode_kernel(
             peak = new_peak
     if NEW:
         last = split == splits - 1
-        slot = kv + block * block_stride + cached_len % BLOCK_SIZE * slot_stride + dim[None, :]
-        tl.store(slot, new_k, mask=in_head & last)
-        tl.store(slot + part_stride, new_v, mask=in_head & last)
+        slot = kv + block * block_stride + cached_len % BLOCK_SIZE * slot_stride
+        if kv_scales is None:
+            tl.store(slot + dim[None, :], new_k, mask=in_head & last)
+            tl.store(slot + part_stride + dim[None, :], new_v, mask=in_head & last)
+        else:
+            new_k, k_scale = fp12.quantized(new_k.to(tl.float32))
+            new_v, v_scale = fp12.quantized(new_v.to(tl.float32))
+            if last:
+                fp12.store_vector(slot, new_k, BLOCK_SIZE)
+                fp12.store_vector(slot + part_stride, new_v, BLOCK_SIZE)
+                word = block * scale_block_stride + cached_len % BLOCK_SIZE + tl.zeros([1, 1], tl.int32)
+                tl.store(kv_scales + word, packed(k_scale, v_scale))
+            new_k, new_v = new_k * k_scale.to(tl.float32), new_v * v_scale.to(tl.float32)
         score = tl.sum(q_tile.to(tl.float32) * new_k.to(tl.float32), 1)
         peak = tl.where(last, score * scale_log2, peak)
         total = tl.where(last, 1.0, total)
         acc += tl.where(last, new_v.to(tl.float32), 0.0)
     if kv_scales is None or kv.dtype.element_ty == tl.uint8:
-        if kv_scales is not None:
-            kv_scales += kv_head * scale_head_stride
         if FIRST:
             key = begin * TILE + tl.arange(0, TILE)
             seen = (key >= first_key) & (key < cached_len)
@@ -190,7 +201,6 @@ def decode_kernel(
             seen = (key >= first_key) & (key < cached_len)
             acc, peak, total = attend(q_tile, k, v, seen[None, :], acc, peak, total, scale_log2, True)
     else:
-        kv_scales += kv_head * scale_head_stride
         q_exact = as_exact(q_tile, kv)
         if bundle_of is not None:
             peak -= HEADROOM

@@ -12,28 +12,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from kernels.decode_tiles import WARPS
+from kernels.fp12 import PAIRS
 
 LANES = gl.constexpr(16)  # query heads of a product, and one row of them is the newest key
 # A number made of words has an exponent too small by 112. Queries and weights are made larger by a part of
 # that, as bf16 has room for, and fp32's sums by the rest.
 RAISED = gl.constexpr(2.0**60)
 RAISED_AFTER = gl.constexpr(2.0**52)
-# Of words $1, with the low eight bits of two quarters, and $2, with what is left of four: see `kernels.fp12`.
-QUARTERS = gl.constexpr((
-    "{.reg .b32 t; and.b32 t, $2, 0x87008700; lop3.b32 $0, $1, 0x00ff00ff, t, 0xEA;}",
-    "{.reg .b32 t, u; shl.b32 t, $2, 4; and.b32 t, t, 0x87008700;"
-    " shr.u32 u, $1, 8; lop3.b32 $0, u, 0x00ff00ff, t, 0xEA;}",
-    "{.reg .b32 t; shl.b32 t, $2, 8; and.b32 t, t, 0x87008700; lop3.b32 $0, $1, 0x00ff00ff, t, 0xEA;}",
-    "{.reg .b32 s, t, u; shl.b32 s, $2, 12; and.b32 s, s, 0x80008000;"
-    " shr.u32 t, $2, 4; lop3.b32 t, t, 0x07000700, s, 0xEA;"
-    " shr.u32 u, $1, 8; lop3.b32 $0, u, 0x00ff00ff, t, 0xEA;}",
-))  # fmt: skip
 
 
 @gluon.jit
 def _quarter(low: gl.tensor, rest: gl.tensor, NUMBER: gl.constexpr) -> gl.tensor:
     return gl.inline_asm_elementwise(
-        QUARTERS[NUMBER], "=r,r,r", [low, rest], dtype=gl.bfloat16, is_pure=True, pack=2
+        PAIRS[NUMBER], "=r,r,r", [low, rest], dtype=gl.bfloat16, is_pure=True, pack=2
     )
 
 

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.kv_scales import unless_broken, unpack
+from kernels.kv_scales import is_broken, unless_broken, unpack
 
 DTYPE = torch.uint8  # of planes
 SMALLEST_SCALE = tl.constexpr(2.0**-14)  # below it fp16 is less exact
@@ -30,6 +30,17 @@ LARGEST = tl.constexpr(2.0 - 2.0**-7)  # of e4m7
 SMALLEST_NORMAL = tl.constexpr(2.0**-14)  # of e4m7
 SIGN_AND_EXPONENT = -0x7900  # what a plane `rest` has of a number, as int16: 0x8700
 COARSE = tl.constexpr(6.0)  # beside it fp32 has steps of 2^-21
+# Two words $1 of a plane `a` or `b` and of `rest` $2 -> a quarter's bf16s, but 2^112 times too small.
+MADE_SMALL = tl.constexpr(2.0**112)
+PAIRS = tl.constexpr((
+    "{.reg .b32 t; and.b32 t, $2, 0x87008700; lop3.b32 $0, $1, 0x00ff00ff, t, 0xEA;}",
+    "{.reg .b32 t, u; shl.b32 t, $2, 4; and.b32 t, t, 0x87008700;"
+    " shr.u32 u, $1, 8; lop3.b32 $0, u, 0x00ff00ff, t, 0xEA;}",
+    "{.reg .b32 t; shl.b32 t, $2, 8; and.b32 t, t, 0x87008700; lop3.b32 $0, $1, 0x00ff00ff, t, 0xEA;}",
+    "{.reg .b32 s, t, u; shl.b32 s, $2, 12; and.b32 s, s, 0x80008000;"
+    " shr.u32 t, $2, 4; lop3.b32 t, t, 0x07000700, s, 0xEA;"
+    " shr.u32 u, $1, 8; lop3.b32 $0, u, 0x00ff00ff, t, 0xEA;}",
+))  # fmt: skip
 
 
 def vector_bytes(head_dim: int) -> int:
@@ -81,10 +92,24 @@ def scale_of(peak: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def to_words(x: tl.tensor) -> tl.tensor:
-    """Scaled fp32 values that are a bf16's -> their twelve bits where they are in a bf16, as int32."""
+def as_held(x: tl.tensor) -> tl.tensor:
+    """Scaled fp32 values that are a bf16's -> e4m7's next to them."""
     x = tl.clamp(x, -LARGEST, LARGEST)
-    x = tl.where(tl.abs(x) < SMALLEST_NORMAL, (x + COARSE) - COARSE, x)
+    return tl.where(tl.abs(x) < SMALLEST_NORMAL, (x + COARSE) - COARSE, x)
+
+
+@triton.jit
+def quantized(x: tl.tensor) -> tl.tensor:
+    """Vectors x [N, D] in fp32 -> e4m7's values [N, D] in fp32, scales [N, 1] in fp16, NaN if x has one."""
+    broken = tl.max(is_broken(x), axis=1, keep_dims=True) > 0
+    x = nearest_bf16(x)
+    scale, inverse = scale_of(tl.max(tl.abs(x), axis=1, keep_dims=True))
+    return as_held(x * inverse), tl.where(broken, float("nan"), scale)
+
+
+@triton.jit
+def to_words(x: tl.tensor) -> tl.tensor:
+    """e4m7's values in fp32 -> their twelve bits where they are in a bf16, as int32."""
     bits = x.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
     return (bits & 0x8000) | ((bits & 0x3FFF) >> 3)
 
@@ -115,14 +140,24 @@ def store_planes(
 
 
 @triton.jit
-def load_quarters(
-    planes: tl.tensor, mask: tl.tensor, dtype: tl.constexpr, QUARTER: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    MASKED: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """The quarters [N, QUARTER] of vectors, in `dtype` and yet without their scales.
+def store_vector(planes: tl.tensor, x: tl.tensor, BLOCK_SIZE: tl.constexpr) -> None:
+    """Write e4m7's values x [1, D] in fp32 to planes, as a pointer to bytes."""
+    HALF: tl.constexpr = x.shape[1] // 2
+    first, second = tl.split(tl.permute(tl.reshape(to_words(x), [1, 2, HALF]), [0, 2, 1]))
+    there = tl.full([1, 1], 1, tl.int1)
+    planes = planes.to(tl.pointer_type(tl.int16)) + tl.zeros([1, 1], tl.int32)
+    store_planes(planes, first, second, there, HALF, BLOCK_SIZE)
 
-    planes [N, 1]: where the first of each is, as pointers to 16 bits; mask [N, 1], used if MASKED: others are
-    0.
+
+@triton.jit
+def load_quarters(
+    planes: tl.tensor, scale: tl.tensor, mask: tl.tensor, dtype: tl.constexpr, QUARTER: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """The quarters [N, QUARTER] of vectors in `dtype`.
+
+    planes [N, 1]: where the first of each is, as pointers to 16 bits; scale [N, 1] fp16; mask [N, 1], used if
+    MASKED: others are 0.
     """
     PLANE: tl.constexpr = BLOCK_SIZE * QUARTER
     planes += tl.arange(0, QUARTER)[None, :]
@@ -134,13 +169,27 @@ def load_quarters(
         a = tl.load(planes)
         b = tl.load(planes + PLANE)
         rest = tl.load(planes + 2 * PLANE)
-    a, b = a.to(tl.uint16, bitcast=True), b.to(tl.uint16, bitcast=True)
-    rest = rest.to(tl.uint16, bitcast=True)
-    q0 = (a & 0xFF) | (rest & 0x8700)
-    q1 = (a >> 8) | ((rest << 4) & 0x8700)
-    q2 = (b & 0xFF) | ((rest << 8) & 0x8700)
-    q3 = (b >> 8) | ((rest << 12) & 0x8000) | ((rest >> 4) & 0x0700)
-    return _number(q0, dtype), _number(q1, dtype), _number(q2, dtype), _number(q3, dtype)
+    if dtype == tl.bfloat16:  # two numbers at once, which are exact times any scale: both are short
+        factor, _ = tl.broadcast((scale.to(tl.float32) * MADE_SMALL).to(dtype), a)
+        q0, q1 = _scaled_pairs(a, rest, factor, 0), _scaled_pairs(a, rest, factor, 1)
+        return q0, q1, _scaled_pairs(b, rest, factor, 2), _scaled_pairs(b, rest, factor, 3)
+    else:
+        factor = scale.to(dtype)
+        a, b = a.to(tl.uint16, bitcast=True), b.to(tl.uint16, bitcast=True)
+        rest = rest.to(tl.uint16, bitcast=True)
+        q0 = _number((a & 0xFF) | (rest & 0x8700), dtype)
+        q1 = _number((a >> 8) | ((rest << 4) & 0x8700), dtype)
+        q2 = _number((b & 0xFF) | ((rest << 8) & 0x8700), dtype)
+        q3 = _number((b >> 8) | ((rest << 12) & 0x8000) | ((rest >> 4) & 0x0700), dtype)
+        return q0 * factor, q1 * factor, q2 * factor, q3 * factor
+
+
+@triton.jit
+def _scaled_pairs(low: tl.tensor, rest: tl.tensor, factor: tl.tensor, QUARTER: tl.constexpr) -> tl.tensor:
+    asm: tl.constexpr = PAIRS[QUARTER] + " mul.bf16x2 $0, $0, $3;"
+    return tl.inline_asm_elementwise(
+        asm, "=r,r,r,r", [low, rest, factor], dtype=tl.bfloat16, is_pure=True, pack=2
+    )
 
 
 @triton.jit
@@ -166,7 +215,8 @@ def load_planes_tile(
     QUARTER: tl.constexpr = DIM // 4
     k_planes = (kv + slot).to(tl.pointer_type(tl.int16))[:, None]
     v_planes = (kv + part_stride + slot).to(tl.pointer_type(tl.int16))[:, None]
-    k = joined(load_quarters(k_planes, inside[:, None], dtype, QUARTER, BLOCK_SIZE, MASKED))
-    v = joined(load_quarters(v_planes, inside[:, None], dtype, QUARTER, BLOCK_SIZE, MASKED))
     k_scale, v_scale = unpack(words)
-    return k * k_scale.to(dtype)[:, None], v * v_scale.to(dtype)[:, None]
+    inside = inside[:, None]
+    k = load_quarters(k_planes, k_scale[:, None], inside, dtype, QUARTER, BLOCK_SIZE, MASKED)
+    v = load_quarters(v_planes, v_scale[:, None], inside, dtype, QUARTER, BLOCK_SIZE, MASKED)
+    return joined(k), joined(v)

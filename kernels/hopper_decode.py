@@ -17,7 +17,9 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.decode_division import divide, merged_parts, part_of_program
+from kernels.decode_division import divide, part_of_program
+from kernels.decode_newest import store_planes
+from kernels.decode_parts import both_parts, merged_parts, no_parts, prefix_parts, with_part
 from kernels.decode_products import (
     LANES,
     as_operands,
@@ -54,6 +56,7 @@ def _end_after_the_kernel_ahead() -> None:
 def _kernel(
     out: gl.tensor, partials: gl.tensor, lse: gl.tensor, arrivals: gl.tensor, q: gl.tensor, kv: gl.tensor,
     block_tables: gl.tensor, rows: gl.tensor, context_lens: gl.tensor, order: gl.tensor,
+    bundle_of: gl.tensor, shared_lens: gl.tensor, prefix_partials: gl.tensor, prefix_lse: gl.tensor,
     long_rows: gl.tensor, long_splits: gl.tensor, undivided: gl.tensor, left_splits: gl.tensor,
     max_splits: gl.tensor, scale_log2: gl.tensor, window: gl.tensor,
     q_stride: gl.tensor, table_stride: gl.tensor, block_stride: gl.tensor, part_stride: gl.tensor,
@@ -79,8 +82,14 @@ def _kernel(
     place, split, parts = part_of_program(gl.program_id(1), long_rows, long_splits, undivided, left_splits)
     index = gl.load(order + place)
     context_len = gl.load(context_lens + index)
+    SHARED: gl.constexpr = bundle_of is not None
+    gl.static_assert(not (NEW and SHARED))
+    shared_len = 0
+    if SHARED:
+        bundle = gl.load(bundle_of + index)
+        shared_len = gl.load(shared_lens + bundle, mask=bundle >= 0, other=0)
     first_key, first_tile, tiles, split_tiles, splits = divide(
-        context_len, window, order, context_lens, place, parts, long_rows, undivided, TILE, MERGES
+        context_len, shared_len, window, order, context_lens, place, parts, long_rows, undivided, TILE, MERGES
     )
     if split >= gl.maximum(splits, 1):  # a row's first split waits for the kernels ahead, so this need not
         if BESIDE:
@@ -93,7 +102,6 @@ def _kernel(
     table = block_tables + gl.load(rows + index).to(gl.int64) * table_stride
     kv += kv_head * head_stride
     PLANES: gl.constexpr = kv_scales is not None
-    gl.static_assert(not (NEW and PLANES))
     if PLANES:
         kv_scales += kv_head * scale_head_stride
 
@@ -162,13 +170,15 @@ def _kernel(
     inside = (lane <= GROUP if NEW else lane < GROUP)[:, None]
     heads = gl.load(token + head[:, None] * DIM + dim[None, :], mask=inside, other=0.0)
     last = split == splits - 1
-    peak = gl.full([WARPS, LANES], LOWEST, gl.float32, ROW)
-    total = gl.zeros([WARPS, LANES], gl.float32, ROW)
-    sums = no_values(DIM, SCORES, PLANES)
+    # What comes to what the keys of this split give in the end: the newest token, or the shared prefix.
+    more = no_parts(DIM, LOADED)
+    if SHARED:
+        spread = (index, kv_head * GROUP + lane, lane < GROUP, num_kv_heads * GROUP)
+        more = prefix_parts(prefix_partials, prefix_lse, shared_len, spread, dim, DIM, LOADED)
     if NEW:
         heads_other = gl.load(token + head[:, None] * DIM + other[None, :], mask=inside, other=0.0)
         v_place = token + ((GROUP + 1) * num_kv_heads + kv_head) * DIM
-        new_v = gl.load(v_place + dim)
+        new_v = gl.load(v_place + dim).to(gl.float32)
         if q_norm is not None:  # rounded where `kernels.qkv_cache` rounds
             wide = heads.to(gl.float32)
             norm = gl.rsqrt(gl.sum(wide * wide, 1) / DIM + eps)[:, None]
@@ -179,16 +189,18 @@ def _kernel(
             heads = (heads.to(gl.float32) * cos + heads_other.to(gl.float32) * sin).to(dtype)
         new_k = gl.sum(gl.where((lane == GROUP)[:, None], heads.to(gl.float32), 0.0), 0)
         if last:
-            slot = kv + (block * block_stride + cached_len % BLOCK_SIZE * DIM) + dim
-            gl.store(slot, new_k.to(dtype))
-            gl.store(slot + part_stride, new_v)
+            slot = kv + (block * block_stride + cached_len % BLOCK_SIZE * WIDTH)
+            if PLANES:
+                word = kv_scales + (block * scale_block_stride + cached_len % BLOCK_SIZE)
+                new_k, new_v = store_planes(slot, part_stride, word, new_k, new_v, dim, BLOCK_SIZE)
+            else:
+                gl.store(slot + dim, new_k.to(dtype))
+                gl.store(slot + part_stride + dim, new_v.to(dtype))
             score = gl.sum(heads.to(gl.float32) * new_k[None, :], 1) * scale_log2
-            score = gl.convert_layout(score, gl.SliceLayout(0, ROW))[None, :]
-            v_row = gl.convert_layout(new_v.to(gl.float32), gl.SliceLayout(0, gl.SliceLayout(1, SCORES)))
-            warp = gl.arange(0, WARPS, gl.SliceLayout(1, ROW))[:, None]
-            peak = gl.where(warp == 0, score, peak)
-            total = gl.where(warp == 0, 1.0, total)
-            sums = (sums[0] + gl.where((warp == 0)[:, :, None], v_row[None, None, :], 0.0),)
+            more = with_part(more, score, new_v[None, :])
+    peak = gl.full([WARPS, LANES], LOWEST, gl.float32, ROW)
+    total = gl.zeros([WARPS, LANES], gl.float32, ROW)
+    sums = no_values(DIM, SCORES, PLANES)
     QUERIES: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
     spread, _ = gl.broadcast(heads[None, :, :], gl.zeros([WARPS, LANES, DIM], dtype, MERGED))
     queries = as_operands(spread, SCORES, QUERIES, PLANES)
@@ -223,9 +235,12 @@ def _kernel(
     total = gl.convert_layout(total, gl.SliceLayout(2, MERGED))
     highest = gl.max(peak, 0)
     share = gl.exp2(peak - highest[None, :])
-    whole = gl.sum(total * share, 0)
     result = gl.sum(whole_sums(sums, MERGED, PLANES) * share[:, :, None], 0)
-    result /= gl.convert_layout(whole, gl.SliceLayout(1, LOADED))[:, None]
+    whole = gl.convert_layout(gl.sum(total * share, 0), gl.SliceLayout(1, LOADED))
+    highest = gl.convert_layout(highest, gl.SliceLayout(1, LOADED))
+    if NEW or SHARED:
+        highest, whole, result = both_parts((highest, whole, result), more)
+    result /= whole[:, None]
     q_head = kv_head * GROUP + lane
     held = (lane < GROUP)[:, None]
     row_heads = num_kv_heads * GROUP
@@ -236,8 +251,7 @@ def _kernel(
         first = index.to(gl.int64) * max_splits * row_heads + q_head
         partial = first + split * row_heads
         gl.store(partials + partial[:, None] * DIM + dim[None, :], result, mask=held)
-        found_lse = gl.convert_layout(highest + gl.log2(whole), gl.SliceLayout(1, LOADED))
-        gl.store(lse + partial, found_lse, mask=lane < GROUP)
+        gl.store(lse + partial, highest + gl.log2(whole), mask=lane < GROUP)
         if MERGES:
             debug_barrier()  # all threads have stored
             arrivals += index * num_kv_heads + kv_head
@@ -278,6 +292,7 @@ def hopper_decode(
     window: int,
     workspace: DecodeWorkspace,
     max_splits: int,
+    prefixes: tuple[Tensor | None, ...],
     new: NewHeads | None,
     kv_scales: Tensor | None,
     ready: int,
@@ -285,8 +300,9 @@ def hopper_decode(
 ) -> None:
     """`kernels.decode_attention.decode_attention` of what `suits_hopper_decode`.
 
-    Several splits are not merged; with one, long rows may be divided all the same. `ready` is 1 with `known`,
-    2 with `new` or `beside`, else 0: see READY.
+    Several splits are not merged; with one, long rows may be divided all the same, but for such as share
+    `prefixes`: bundle_of, lens, and partials and lse of the workspace, or all None. `ready` is 1 with
+    `known`, 2 with `new` or `beside`, else 0: see READY.
     """
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = kv.shape[2:4]
@@ -294,13 +310,13 @@ def hopper_decode(
     if kv_scales is not None:
         kv = kv.view(torch.int16)  # words of planes
     batch, merges = rows.shape[0], max_splits == 1
-    division = Division(batch, max_splits, batch, 1)
-    if merges:
+    division = Division(batch if max_splits > 1 else 0, max_splits, batch, 1)
+    if merges and prefixes[0] is None:
         division = plan_division(batch, num_kv_heads, head_dim, multiprocessors_of(q.device), workspace)
     _kernel[num_kv_heads, division.programs(batch)](
         out, workspace.partials, workspace.lse, workspace.arrivals, q, kv, block_tables, rows, context_lens,
-        order, *division, division.most, scale * LOG2_E, window, q.stride(0), block_tables.stride(0),
-        *kv.stride()[:3], *words(kv_scales), *heads,
+        order, *prefixes, *division, division.most, scale * LOG2_E, window, q.stride(0),
+        block_tables.stride(0), *kv.stride()[:3], *words(kv_scales), *heads,
         GROUP=num_q_heads // num_kv_heads, BLOCK_SIZE=block_size, DIM=head_dim, TILE=TILE, STAGES=STAGES,
         NEW=new is not None, READY=ready, BESIDE=beside, MERGES=merges,
         BRINGS=batch * num_kv_heads <= BRINGS_UP_TO,

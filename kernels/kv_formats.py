@@ -70,3 +70,16 @@ def check_kv_scales(kv: Tensor, kv_scales: Tensor | None) -> None:
                 f"planes must be [blocks, 2, Hkv, block_size, 3, D/2] with strides {strides} in the end, "
                 f"got {tuple(kv.shape)} and {kv.stride()}; see kernels.kv_formats.vectors_of"
             )
+
+
+def check_expanded(kv: Tensor, expanded: Tensor | None) -> None:
+    """Raise ValueError unless `expanded` is room for an fp12 kv's numbers, or None."""
+    if expanded is None:
+        return
+    shape = (*kv.shape[:4], head_dim_of(kv))
+    if kv.dtype != fp12.DTYPE or expanded.shape != shape or not expanded.is_contiguous():
+        raise ValueError(
+            f"a cache in {name_of(kv.dtype)} of {tuple(kv.shape)} does not expand into {expanded.dtype} of "
+            f"{tuple(expanded.shape)}; that is for one in fp12_e4m7, and takes a contiguous tensor of shape "
+            f"{shape}"
+        )

@@ -57,8 +57,13 @@ def unpack(words: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def is_broken(first: tl.tensor, second: tl.tensor) -> tl.tensor:
-    """[N, 1], which vectors, of halves [N, D/2] in fp32, are not finite: their scales are NaN."""
-    first = (first.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= 0x7F800000
-    second = (second.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= 0x7F800000
-    return tl.max((first | second).to(tl.int32), axis=1, keep_dims=True) > 0
+def packed(key_scale: tl.tensor, value_scale: tl.tensor) -> tl.tensor:
+    """A key's and its value's scale (fp16) as a word."""
+    low = key_scale.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    return low | value_scale.to(tl.int16, bitcast=True).to(tl.int32) << 16
+
+
+@triton.jit
+def is_broken(x: tl.tensor) -> tl.tensor:
+    """Which of fp32 values are not finite, 1 or 0: the scale of a vector with one of them is NaN."""
+    return ((x.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= 0x7F800000).to(tl.int32)

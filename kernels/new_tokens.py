@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.decode_attention import decode_attention
 from kernels.decode_reference import DecodeGather, decode_attention_reference
 from kernels.decode_splits import DecodeWorkspace, merge_splits, plan_small_splits, runs_at_once
+from kernels.fp8 import DTYPE as FP8
 from kernels.fused_linear import add_linear, add_linear_reference
 from kernels.new_heads import NewHeads
 from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
@@ -43,10 +44,11 @@ def decode_new_tokens(
     what it does.
     """
     q = _queries(qkv, out)
-    if shared is None and kv_scales is None and runs_at_once(len(rows), kv.shape[2]):
+    if _by_one_kernel(kv, rows, shared):
         decode_attention(
-            q, out, kv, block_tables, rows, context_lens, order, scale, window, workspace, new=heads
-        )
+            q, out, kv, block_tables, rows, context_lens, order, scale, window, workspace,
+            kv_scales=kv_scales, new=heads,
+        )  # fmt: skip
         return
     qkv_to_cache(
         qkv, positions, slots, kv, out.shape[1], heads.rope, heads.q_norm, heads.k_norm, heads.eps, kv_scales
@@ -82,7 +84,7 @@ def add_decoded(
     In place, and `out` is overwritten. For layers whose other products are those of `kernels.fused_linear`.
     """
     (num_heads, head_dim), (num_kv_heads, block_size) = out.shape[1:], kv.shape[2:4]
-    if shared is not None or kv_scales is not None or not runs_at_once(len(rows), num_kv_heads):
+    if not _by_one_kernel(kv, rows, shared):
         decode_new_tokens(
             qkv, out, kv, positions, slots, block_tables, rows, context_lens, order, heads, scale, window,
             workspace, shared, kv_scales,
@@ -95,7 +97,8 @@ def add_decoded(
     merge = partial(add_split_output, residual, weight, bias) if added else merge_splits
     decode_attention(
         _queries(qkv, out), out, kv, block_tables, rows, context_lens, order, scale, window, workspace,
-        min(splits, MOST_SPLITS) if added else splits, new=heads, small=splits > 1, merge=merge,
+        min(splits, MOST_SPLITS) if added else splits, kv_scales=kv_scales, new=heads, small=splits > 1,
+        merge=merge,
     )  # fmt: skip
     if not added:
         add_linear(residual, out.flatten(1), weight, bias)
@@ -134,6 +137,10 @@ def add_decoded_reference(
     """The same as `add_decoded` in plain torch."""
     decode_new_tokens_reference(qkv, out, *decoding)
     add_linear_reference(residual, out.flatten(1), weight, bias)
+
+
+def _by_one_kernel(kv: Tensor, rows: Tensor, shared: SharedPrefixes | None) -> bool:
+    return shared is None and kv.dtype != FP8 and runs_at_once(len(rows), kv.shape[2])
 
 
 def _queries(qkv: Tensor, out: Tensor) -> Tensor:

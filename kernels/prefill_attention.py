@@ -146,10 +146,10 @@ def prefill_attention(
     the last tokens of a context of context_lens[p] (i32 [P]), whose K and V, the queries' own too, are
     already in kv [blocks, 2, Hkv, block_size, D] under block_tables[rows[p]]. `window` limits attention to
     that many newest keys, 0 means all. A sequence without context (padding) gets zeros. kv_scales [blocks,
-    Hkv, block_size, 2] are those of a rounded kv (see `kernels.kv_formats`), and in fp8 q must fit fp16. What
-    is read of one in fp12 is first brought to `expanded` [blocks, 2, Hkv, block_size, D], if that is given
-    and suits `kernels.hopper_prefill`. The grid depends only on shapes and on `max_query_len`, an upper
-    bound. After FlashAttention-2 (Dao 2023).
+    Hkv, block_size, 2] are those of a rounded kv (see `kernels.kv_formats`), and in fp8 q must fit fp16. With
+    `expanded` [blocks, 2, Hkv, block_size, D], where `kernels.qkv_cache` has written the queries' own K and
+    V, what else is read of a kv in fp12 is first brought there, if it suits `kernels.hopper_prefill`. The
+    grid depends only on shapes and on `max_query_len`, an upper bound. After FlashAttention-2 (Dao 2023).
     """
     check_attention_inputs(q, out, kv)
     check_kv_scales(kv, kv_scales)
@@ -161,7 +161,7 @@ def prefill_attention(
     numbers = kv if expanded is None else expanded
     if not window and suits_hopper(q, numbers, max_query_len):
         if kv_scales is not None:
-            expand(kv, kv_scales, block_tables, rows, context_lens, numbers)
+            expand(kv, kv_scales, block_tables, rows, query_starts, context_lens, numbers)
         hopper_prefill(q, out, numbers, block_tables, rows, query_starts, context_lens, max_query_len, scale)
         return
     group = num_q_heads // num_kv_heads

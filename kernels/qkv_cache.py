@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels import fp8, fp12
-from kernels.kv_formats import check_kv_scales, head_dim_of, quantize
+from kernels.kv_formats import check_expanded, check_kv_scales, head_dim_of, quantize
 from kernels.kv_scales import is_broken
 from kernels.launch import dependent_launch
 from kernels.norm import rms_norm_reference
@@ -31,16 +31,20 @@ def qkv_to_cache(
     k_norm: Tensor | None,
     eps: float,
     kv_scales: Tensor | None = None,
+    expanded: Tensor | None = None,
 ) -> None:
     """Rewrites q inside qkv and writes k and v to kv; the k and v parts of qkv are left as they were.
 
     qkv [T, (Hq + 2 Hkv) D], rows may be strided; positions [T]; slots [T], -1 writes nothing;
     kv [blocks, 2, Hkv, block_size, D], strided; rope [max_pos, D] fp32, cosines then sines, or None for
     models without; q_norm and k_norm [D], or both None; kv_scales [blocks, Hkv, block_size, 2] of a rounded
-    kv, which are written too (see `kernels.kv_formats`). Raises ValueError if the shapes do not fit. All but
-    qkv is read before kernels ahead have ended: it must be complete when the kernel just ahead begins.
+    kv, which are written too (see `kernels.kv_formats`). What a kv in fp12 holds of the tokens goes to
+    expanded [blocks, 2, Hkv, block_size, D], contiguous, as numbers, if that is given. Raises ValueError if
+    the shapes do not fit. All but qkv is read before kernels ahead have ended: it must be complete when the
+    kernel just ahead begins.
     """
     check_kv_scales(kv, kv_scales)
+    check_expanded(kv, expanded)
     kv_heads, block_size = kv.shape[2:4]
     head_dim = head_dim_of(kv)
     tokens, width = qkv.shape
@@ -66,6 +70,7 @@ def qkv_to_cache(
         kv.stride(3),
         kv_scales,
         0 if kv_scales is None else kv_scales.stride(0),
+        expanded,
         eps,
         num_q_heads,
         kv_heads,
@@ -89,8 +94,10 @@ def qkv_to_cache_reference(
     k_norm: Tensor | None,
     eps: float,
     kv_scales: Tensor | None = None,
+    expanded: Tensor | None = None,
 ) -> None:
     """The same as `qkv_to_cache` in plain torch."""
+    check_expanded(kv, expanded)
     kv_heads, block_size = kv.shape[2:4]
     head_dim = head_dim_of(kv)
     heads = qkv.unflatten(-1, (-1, head_dim))
@@ -114,6 +121,8 @@ def qkv_to_cache_reference(
         values, scales = quantize(written, kv.dtype)
         kv.view(torch.uint8)[block, :, :, offset] = values.view(torch.uint8)
         kv_scales[block, :, offset] = scales.mT
+        if expanded is not None:
+            expanded[block, :, :, offset] = fp12.dequantize(values, scales).to(expanded.dtype)
 
 
 def _rotate(heads: Tensor, table: Tensor) -> Tensor:
@@ -139,6 +148,7 @@ def _qkv_to_cache_kernel(
     kv_offset_stride: tl.tensor,
     kv_scales_ptr: tl.tensor,
     scales_block_stride: tl.tensor,
+    expanded_ptr: tl.tensor,
     eps: tl.tensor,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -188,7 +198,7 @@ def _qkv_to_cache_kernel(
 
     tl.store(source, first, inside & is_q)
     tl.store(source + HALF, second, inside & is_q)
-    if slot >= 0:
+    if (slot >= 0) & ((tl.program_id(1) + 1) * HEADS > Q_HEADS):  # to round q for nothing takes time
         kv_head = tl.where(is_qk, head - Q_HEADS, head - Q_HEADS - KV_HEADS)
         vector = (
             kv_ptr
@@ -205,20 +215,28 @@ def _qkv_to_cache_kernel(
         else:
             IN_FP12: tl.constexpr = kv_ptr.dtype.element_ty == tl.uint8
             x, y = first.to(tl.float32), second.to(tl.float32)
-            broken = is_broken(x, y)
+            broken = tl.max(is_broken(x) | is_broken(y), axis=1, keep_dims=True) > 0
             if IN_FP12:
                 x, y = fp12.nearest_bf16(x), fp12.nearest_bf16(y)
             peak = tl.max(tl.maximum(tl.abs(x), tl.abs(y)), axis=1, keep_dims=True)
             if IN_FP12:
                 kv_scale, inverse = fp12.scale_of(peak)
-                x, y = fp12.to_words(x * inverse), fp12.to_words(y * inverse)
+                x, y = fp12.as_held(x * inverse), fp12.as_held(y * inverse)
                 is_head = (head >= Q_HEADS) & (head < Q_HEADS + 2 * KV_HEADS)
-                fp12.store_planes(vector.to(tl.pointer_type(tl.int16)), x, y, is_head, HALF, BLOCK_SIZE)
+                planes = vector.to(tl.pointer_type(tl.int16))
+                fp12.store_planes(planes, fp12.to_words(x), fp12.to_words(y), is_head, HALF, BLOCK_SIZE)
             else:
                 kv_scale, inverse = fp8.scale_of(peak)
                 tl.store(target, fp8.to_e4m3(x * inverse), is_kv)
                 tl.store(target + HALF, fp8.to_e4m3(y * inverse), is_kv)
             kv_scale = tl.where(broken, float("nan"), kv_scale)
+            if expanded_ptr is not None:
+                part = (slot // BLOCK_SIZE) * 2 + (head >= Q_HEADS + KV_HEADS)
+                place = (part * KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
+                numbers = expanded_ptr + place * (2 * HALF) + column
+                number_scale = kv_scale.to(tl.float32)
+                tl.store(numbers, (x * number_scale).to(expanded_ptr.dtype.element_ty), is_kv)
+                tl.store(numbers + HALF, (y * number_scale).to(expanded_ptr.dtype.element_ty), is_kv)
             scale_target = (
                 kv_scales_ptr
                 + (slot // BLOCK_SIZE) * scales_block_stride

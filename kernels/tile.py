@@ -98,8 +98,9 @@ def ask_for_tile(
 ) -> None:
     """Have a tile's K and V brought to the L2 cache, where `load_tile` finds them sooner. For a GPU only.
 
-    Of an fp12 cache the first plane.
+    Of an fp12 cache all planes, but not the scales.
     """
+    PLANES: tl.constexpr = 3 if kv.dtype.element_ty == tl.uint8 else 1
     BYTES: tl.constexpr = kv.dtype.element_ty.primitive_bitwidth // 8
     LINE: tl.constexpr = 128 // BYTES
     WIDTH: tl.constexpr = DIM // 2 if kv.dtype.element_ty == tl.uint8 else DIM
@@ -109,14 +110,15 @@ def ask_for_tile(
     dim = tl.minimum(tl.arange(0, LINES) * LINE, HEAD_DIM - 1)
     k = (kv + slot[:, None] + dim[None, :]).to(tl.int64)
     for part in tl.static_range(2):
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [k + part * part_stride * BYTES],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        for plane in tl.static_range(PLANES):
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+                "=r,l",
+                [k + part * part_stride * BYTES + plane * (BLOCK_SIZE * WIDTH)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
 
 
 @triton.jit

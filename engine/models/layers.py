@@ -128,8 +128,8 @@ class Attention:
     def _mixed(
         self, qkv: Tensor, out: Tensor, batch: ForwardBatch, prefill: PrefillBatch, cache: LayerCache
     ) -> None:
-        q, backend = self._to_cache(qkv, batch, cache), self.backend
         kv, kv_scales, expanded = cache
+        q, backend = self._to_cache(qkv, batch, cache, expanded), self.backend
         backend.prefill_attention(
             q,
             out,
@@ -179,8 +179,13 @@ class Attention:
         )
         return out.flatten(1)
 
-    def _to_cache(self, qkv: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        """K and V of all tokens to the cache -> q [T, Hq, D], normalised and rotated: a view of qkv."""
+    def _to_cache(
+        self, qkv: Tensor, batch: ForwardBatch, cache: LayerCache, expanded: Tensor | None = None
+    ) -> Tensor:
+        """K and V of all tokens to the cache, and as numbers where prefill attention finds them.
+
+        -> q [T, Hq, D], normalised and rotated: a view of qkv.
+        """
         kv, kv_scales, _ = cache
         heads = self.heads
         self.backend.qkv_to_cache(
@@ -194,5 +199,6 @@ class Attention:
             heads.k_norm,
             heads.eps,
             kv_scales,
+            expanded,
         )
         return qkv[:, : self.num_heads * self.head_dim].unflatten(1, (self.num_heads, self.head_dim))

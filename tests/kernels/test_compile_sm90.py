@@ -35,6 +35,8 @@ SPILLS_LIMIT = {
     "shared_prefix_fp8": 0,
     "decode_16_fp12": 0,
     "decode_shared_fp12": 0,
+    "decode_new_fp12": 0,
+    "decode_new_short_fp12": 0,
     "shared_prefix_fp12": 0,
     "prefill_16": 176,
     "prefill_64": 88,
@@ -55,6 +57,10 @@ SPILLS_LIMIT = {
     "hopper_decode_64_fp12": 0,
     "hopper_decode_known_fp12": 0,
     "hopper_decode_beside_split_fp12": 0,
+    "hopper_decode_new_fp12": 0,
+    "hopper_decode_new_split_fp12": 0,
+    "hopper_decode_shared": 0,
+    "hopper_decode_shared_fp12": 0,
     "hopper_linear_16": 0,
     "hopper_linear_head_16": 0,
     "hopper_linear_64": 0,
@@ -80,6 +86,7 @@ SPILLS_LIMIT = {
     "few_tokens_add_wide": 0,
     "qkv_to_cache_fp8": 0,
     "qkv_to_cache_fp12": 0,
+    "qkv_to_cache_numbers_fp12": 0,
     "gemv_add": 0,
     "gemv_gate_up": 0,
     "embed": 0,
@@ -104,7 +111,7 @@ READS_EARLY = {
 LITTLE_SHARED_MEMORY = (
     48 * 1024
 )  # bytes: with more a program has another division of L1 cache and shared memory
-LITTLE = ("decode_new", "decode_new_plain", "decode_new_short")
+LITTLE = ("decode_new", "decode_new_plain", "decode_new_short", "decode_new_fp12", "decode_new_short_fp12")
 # What is copied to shared memory as early: by the copy engine a box for each stage of weights, two of a gate
 # and an up; or by each thread 16 bytes of 8 keys and 8 values for each stage, if the cache held them by then.
 COPIES_EARLY = {
@@ -153,7 +160,8 @@ def compile_variants() -> dict[str, dict[str, int]]:
     no_scales: dict[str, object] = {"kv_scales": None}
     decode_shape = shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 16, "BESIDE": False}
     decode_shape |= {"FIRST": False, "EARLY": decode.EARLY}
-    new = decode_shape | alone | no_scales | {"NEW": True}
+    new_rounded = decode_shape | alone | {"NEW": True}
+    new = new_rounded | no_scales
     decode_shape |= {"NEW": False} | dict.fromkeys(("rope", "q_norm", "k_norm"))
     eight_warps = {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
     variants = {
@@ -225,12 +233,25 @@ def compile_variants() -> dict[str, dict[str, int]]:
         "prefill_16_fp12": (prefill._prefill_kernel, prefill_16, eight_warps),
         "decode_16_fp12": (decode_kernel.decode_kernel, decode_shape | alone, four_warps),
         "decode_shared_fp12": (decode_kernel.decode_kernel, decode_shape, four_warps),
+        "decode_new_fp12": (
+            decode_kernel.decode_kernel,
+            new_rounded,
+            four_warps | {"num_stages": decode.SMALL_STAGES},
+        ),
+        "decode_new_short_fp12": (
+            decode_kernel.decode_kernel,
+            new_rounded | {"FIRST": True, "EARLY": 0},
+            four_warps | {"num_stages": decode.SMALL_STAGES},
+        ),
     }
     expanding = {"SEQUENCES": expand.SEQUENCES, "KV_HEADS": 8, "BLOCK_SIZE": 16, "DIM": 128}
     variants["expand_fp12"] = (expand._expand_kernel, expanding, {"num_warps": 4})
     variants["shared_prefix_fp12"] = variants["shared_prefix_fp8"]
     qk_heads = {"Q_HEADS": 32, "KV_HEADS": 8, "BLOCK_SIZE": 16, "HALF": 64, "HALF_PADDED": 64, "HEADS": 8}
-    variants["qkv_to_cache_fp8"] = (qkv_cache._qkv_to_cache_kernel, dependent | qk_heads, {"num_warps": 4})
+    qk_heads |= dependent
+    variants["qkv_to_cache_numbers_fp12"] = (qkv_cache._qkv_to_cache_kernel, qk_heads, {"num_warps": 4})
+    qk_heads |= {"expanded_ptr": None}
+    variants["qkv_to_cache_fp8"] = (qkv_cache._qkv_to_cache_kernel, qk_heads, {"num_warps": 4})
     variants["qkv_to_cache_fp12"] = variants["qkv_to_cache_fp8"]
     linear = dependent | {"OUTPUTS": 4096, "COLUMNS": 14336, "ROWS": 4, "CHUNK": 2048, "ADDED": True}
     gate_up = linear | {"COLUMNS": 4096, "ROWS": 1, "GATED": True, "ADDED": False, "bias": None}
@@ -264,7 +285,13 @@ def compile_variants() -> dict[str, dict[str, int]]:
     pointers |= dict.fromkeys(("temperature_ptr", "top_p_ptr", "min_p_ptr", "thresholds_ptr"), "*fp32")
     pointers |= {"table": "*bf16", "logits_ptr": "*bf16", "seed_ptr": "*i64", "best_ptr": "*fp32"}
     pointers |= {"rope": "*fp32", "q_norm": "*bf16", "k_norm": "*bf16"}
-    pointers |= {"qkv_ptr": "*bf16", "q_norm_ptr": "*bf16", "k_norm_ptr": "*bf16", "positions_ptr": "*i32"}
+    pointers |= {
+        "expanded_ptr": "*bf16",
+        "qkv_ptr": "*bf16",
+        "q_norm_ptr": "*bf16",
+        "k_norm_ptr": "*bf16",
+        "positions_ptr": "*i32",
+    }
     found = {}
     for name, (kernel, constants, options) in variants.items():
         kv = {"fp8": "*fp8e4nv", "fp12": "*u8"}.get(name.rsplit("_")[-1], "*bf16")
@@ -309,14 +336,17 @@ def compile_hopper_decode_variants() -> dict[str, dict[str, int]]:
     from kernels import hopper_decode
 
     pointers = dict.fromkeys(("out", "q", "kv", "q_norm", "k_norm"), "*bf16")
-    pointers |= dict.fromkeys(("partials", "lse", "rope"), "*fp32")
+    pointers |= dict.fromkeys(("partials", "lse", "rope", "prefix_partials", "prefix_lse"), "*fp32")
     pointers |= dict.fromkeys(("arrivals", "block_tables", "rows", "context_lens", "order"), "*i32")
+    pointers |= dict.fromkeys(("bundle_of", "shared_lens"), "*i32")
     types = pointers | {"scale_log2": "fp32", "eps": "fp32"}
     strides = [name for name in hopper_decode._kernel.arg_names if name.endswith("_stride")]
     no_scales: dict[str, object] = {"kv_scales": None}
     heads = dict.fromkeys(("rope", "q_norm", "k_norm"))
     both = {"GROUP": 4, "DIM": 128, "TILE": hopper_decode.TILE, "STAGES": hopper_decode.STAGES}
     both |= {"BLOCK_SIZE": 16, "NEW": False, "BESIDE": False, "MERGES": True, "BRINGS": True}
+    shared = both | heads | {"READY": 1, "BRINGS": False}
+    both |= dict.fromkeys(("bundle_of", "shared_lens", "prefix_partials", "prefix_lse"))
     variants = {
         "": both | heads | {"READY": 0, "BRINGS": False},
         "_known": both | heads | {"READY": 1},
@@ -325,8 +355,10 @@ def compile_hopper_decode_variants() -> dict[str, dict[str, int]]:
         "_new": both | {"NEW": True, "READY": 2},
         "_new_split": both | {"NEW": True, "READY": 2, "MERGES": False},
         "_new_plain": both | {"NEW": True, "READY": 2, "q_norm": None, "k_norm": None, "BLOCK_SIZE": 64},
+        "_shared": shared,
     }
-    rounded = {f"{name}_fp12": variants[name] for name in ("", "_known", "_beside_split")}
+    as_planes = ("", "_known", "_beside_split", "_new", "_new_split", "_shared")
+    rounded = {f"{name}_fp12": variants[name] for name in as_planes}
     rounded["_64_fp12"] = variants[""] | {"DIM": 64, "GROUP": 1}
     variants = {name: constants | no_scales for name, constants in variants.items()} | rounded
     found = {}

@@ -15,7 +15,7 @@ UNTOUCHED = 7.0
 
 
 @pytest.mark.parametrize(("kv_heads", "head_dim", "block_size"), [(2, 64, 16), (1, 128, 32), (1, 32, 128)])
-def test_blocks_of_the_sequences_are_what_a_read_gives_and_others_are_left_alone(
+def test_earlier_blocks_are_what_a_read_gives_and_others_are_left_alone(
     kv_heads: int,
     head_dim: int,
     block_size: int,
@@ -31,10 +31,12 @@ def test_blocks_of_the_sequences_are_what_a_read_gives_and_others_are_left_alone
     paged, kv_scales = in_format(exact, FP12)
     shape = (*paged.kv.shape[:4], head_dim)
     into = torch.full(shape, UNTOUCHED, dtype=dtype, device=device)
-    expand(paged.kv, kv_scales, paged.block_tables, paged.rows, paged.context_lens, into)
+    own = [0, 1, 0, 1, 5, block_size + 1, 0]
+    starts = torch.tensor([3, *own]).cumsum(0).int().to(device)
+    expand(paged.kv, kv_scales, paged.block_tables, paged.rows, starts, paged.context_lens, into)
     theirs = torch.zeros(shape[0], dtype=torch.bool)
-    for row, length in zip(paged.rows.tolist(), lengths, strict=True):
-        theirs[paged.block_tables[row, : -(-length // block_size)].long().cpu()] = True
+    for row, length, newest in zip(paged.rows.tolist(), lengths, own, strict=True):
+        theirs[paged.block_tables[row, : -(-(length - newest) // block_size)].long().cpu()] = True
     blocks = torch.arange(shape[0], device=device)[:, None, None]
     parts, heads = torch.arange(2, device=device)[:, None], torch.arange(kv_heads, device=device)
     held = read_cache(paged.kv, kv_scales, (blocks, parts, heads)).to(dtype).cpu()
@@ -53,6 +55,11 @@ def test_prefill_by_what_is_expanded_is_prefill(
     query_lens, context_lens = [1, 0, 33, 70, 0], [1, 5, 150, 70, 0]
     paged, kv_scales = in_format(make_paged(context_lens, kv_heads, head_dim, 16, dtype, device), FP12)
     expanded = torch.full((*paged.kv.shape[:4], head_dim), torch.nan, dtype=dtype, device=device)
+    for i, (queries, length) in enumerate(zip(query_lens, context_lens, strict=True)):  # as they were written
+        slots = torch.arange(length - queries, length)
+        blocks = paged.block_tables[paged.rows[i]].long().cpu()[slots // 16]
+        newest = torch.stack((paged.keys[i], paged.values[i]), 1)[length - queries :]
+        expanded[blocks, :, :, slots % 16] = newest.to(device, dtype)
     q = fused_queries(sum(query_lens), heads, head_dim, dtype).to(device)
     out = torch.empty(q.shape, dtype=dtype, device=device)
     starts = torch.tensor([0, *query_lens]).cumsum(0).int().to(device)
@@ -66,12 +73,13 @@ def test_prefill_by_what_is_expanded_is_prefill(
     ]
     torch.testing.assert_close(out.cpu().double(), torch.cat(exact), atol=TOLERANCE[dtype], rtol=0)
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-    assert expanded.isfinite().any() == (hopper and dtype != torch.float32 and not window)
+    earlier = expanded[paged.block_tables[paged.rows[2], 0].long()]
+    assert earlier.isfinite().all() == (hopper and dtype != torch.float32 and not window)
 
 
 def test_room_that_does_not_suit_is_refused() -> None:
     planes = empty_vectors((3, 2, 1, 16, 64), FP12, "cpu")
     integers, scales = torch.zeros(1, dtype=torch.int32), torch.ones(3, 1, 16, 2).half()
     for into in (torch.zeros(2, 2, 1, 16, 64), torch.zeros(3, 2, 1, 16, 32), torch.zeros(3, 2, 1, 64, 16).mT):
-        with pytest.raises(ValueError, match=r"does not expand into .* of \(3, 2, 1, 16, 64\)"):
-            expand(planes, scales, integers[None], integers, integers, into)
+        with pytest.raises(ValueError, match=r"does not expand into .* of shape \(3, 2, 1, 16, 64\)"):
+            expand(planes, scales, integers[None], integers, integers, integers, into)

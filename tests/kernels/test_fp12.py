@@ -55,7 +55,8 @@ def quantize_kernel(
     peak = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), axis=1, keep_dims=True)
     scale, inverse = fp12.scale_of(peak)
     tl.store(scales + row, scale)
-    first, second = fp12.to_words(first * inverse), fp12.to_words(second * inverse)
+    first, second = fp12.as_held(first * inverse), fp12.as_held(second * inverse)
+    first, second = fp12.to_words(first), fp12.to_words(second)
     fp12.store_planes(planes + row * (3 * HALF // 2), first, second, row >= 0, HALF, 1)
 
 

@@ -8,7 +8,7 @@ from rounded import FP8, FP12, in_format
 from kernels import decode_splits
 from kernels.decode_attention import decode_attention
 from kernels.decode_splits import DecodeWorkspace
-from kernels.kv_formats import read_cache
+from kernels.kv_formats import quantize, read_cache
 from kernels.new_heads import NewHeads
 from kernels.new_tokens import (
     add_decoded,
@@ -74,13 +74,16 @@ class Step:
         self.workspace = DecodeWorkspace.allocate(len(lengths), q_heads, head_dim, device)
         self.scale = head_dim**-0.5
 
-    def attend(self, splits: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def attend(
+        self, splits: int | None, kv: torch.Tensor | None = None, kv_scales: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """By the fused kernel -> (out, cache)."""
-        paged, out, kv = self.paged, self.out.clone(), self.paged.kv.clone()
+        paged, out = self.paged, self.out.clone()
+        kv = paged.kv.clone() if kv is None else kv
         q = self.qkv[:, : out[0].numel()].unflatten(1, out.shape[1:])
         decode_attention(
             q, out, kv, paged.block_tables, paged.rows, paged.context_lens, self.order, self.scale,
-            self.window, self.workspace, splits, new=self.heads,
+            self.window, self.workspace, splits, kv_scales=kv_scales, new=self.heads,
         )  # fmt: skip
         return out, kv
 
@@ -265,30 +268,86 @@ def test_rows_that_share_prefixes(device, dtype):
         assert_alike(got, expected, dtype)
 
 
-@pytest.mark.parametrize(("shape", "dtype"), with_dtypes((SHAPES[i],) for i in (0, 2, 5, 7, 8)))
-def test_over_an_fp12_cache_they_are_written_first(shape, dtype, device):
-    """By a kernel that the one which attends begins beside; one row's keys have a NaN."""
+def read_newest(step: Step, kv: torch.Tensor, kv_scales: torch.Tensor) -> torch.Tensor:
+    """What an fp12 cache holds in the blocks of the newest tokens."""
+    blocks = (step.slots[step.slots >= 0] // kv.shape[3])[:, None, None]
+    parts = torch.arange(2, device=kv.device)[:, None]
+    return read_cache(kv, kv_scales, (blocks, parts, torch.arange(kv.shape[2], device=kv.device)))
+
+
+def run_over_fp12(step: Step, function) -> tuple[torch.Tensor, torch.Tensor]:
+    """By `decode_new_tokens` or its reference -> (out, what the cache holds in the newest tokens' blocks)."""
+    held, kv_scales = in_format(step.paged, FP12)
+    out, paged = step.out.clone(), step.paged
+    step.last_qkv = step.qkv.clone()
+    function(
+        step.last_qkv, out, held.kv, step.positions, step.slots, paged.block_tables, paged.rows,
+        paged.context_lens, step.order, step.heads, step.scale, step.window, step.workspace, None, kv_scales,
+    )  # fmt: skip
+    return out, read_newest(step, held.kv, kv_scales)
+
+
+@pytest.mark.parametrize(
+    ("full_device", "shape", "dtype"),
+    with_dtypes((full_device, SHAPES[i]) for full_device in (0, 1 << 10) for i in (0, 2, 5, 7, 8)),
+)
+def test_over_an_fp12_cache(full_device, shape, dtype, device, monkeypatch):
+    """By one kernel, or by one that writes and one that begins beside it; a row's keys have a NaN."""
+    monkeypatch.setattr(decode_splits, "FULL_DEVICE", full_device)
     step = Step(shape, dtype, device)
-    _, kv_heads, _, block_size, window, *_ = shape
-    paged, last = step.paged, len(step.lengths) - 1
+    paged, last, window = step.paged, len(step.lengths) - 1, shape[4]
     paged.kv[paged.block_tables[paged.rows[last], 0], 0, 0, 3, 5] = torch.nan
-    blocks = (step.slots[step.slots >= 0] // block_size)[:, None, None]
-    parts, heads = torch.arange(2, device=device)[:, None], torch.arange(kv_heads, device=device)
-    results = []
-    for function in (decode_new_tokens, decode_new_tokens_reference):
-        held, kv_scales = in_format(paged, FP12)
-        out = step.out.clone()
-        function(
-            step.qkv.clone(), out, held.kv, step.positions, step.slots, paged.block_tables, paged.rows,
-            paged.context_lens, step.order, step.heads, step.scale, window, step.workspace, None, kv_scales,
-        )  # fmt: skip
-        results.append((out, read_cache(held.kv, kv_scales, (blocks, parts, heads))))
-    for got, expected in zip(*results, strict=True):
-        assert_alike(got, expected, torch.bfloat16)  # a last bit may decide which way a number is rounded
-    out = results[0][0]
+    expected, got = run_over_fp12(step, decode_new_tokens_reference), run_over_fp12(step, decode_new_tokens)
+    rewritten = full_device == 0 and any(shape[5:])  # only the pair rewrites q
+    assert torch.equal(step.last_qkv, step.qkv) != rewritten
+    for one, other in zip(got, expected, strict=True):
+        assert_alike(one, other, torch.bfloat16)  # a last bit may decide which way a number is rounded
+    out = got[0]
     seen = window == 0 or step.lengths[last] - 4 < window
-    assert out[last, : shape[0] // kv_heads].isnan().all() == seen
+    assert out[last, : shape[0] // shape[1]].isnan().all() == seen
     assert out[:last].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "splits", "dtype"),
+    with_dtypes(
+        (SHAPES[i], splits)
+        for i, plans in ((0, (1, 3)), (2, (16,)), (5, (16,)), (7, (1, 2)))
+        for splits in plans
+    ),
+)
+def test_splits_over_an_fp12_cache(shape, splits, dtype, device):
+    step = Step(shape, dtype, device)
+    held, kv_scales = in_format(step.paged, FP12)
+    out, _ = step.attend(splits, held.kv, kv_scales)
+    expected = run_over_fp12(step, decode_new_tokens_reference)
+    for one, other in zip((out, read_newest(step, held.kv, kv_scales)), expected, strict=True):
+        assert_alike(one, other, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("shape", "splits"), [(SHAPES[5], 1), (SHAPES[5], 16), ((4, 1, 128, 16, 0, False, False), 1)]
+)
+def test_an_fp12_cache_gets_what_rounding_gives_and_nothing_else(shape, splits, dtype, device):
+    """Bit by bit, of heads that are neither normalised nor rotated; one value has an infinity."""
+    step = Step(shape, dtype, device)
+    _, kv_heads, head_dim, *_ = shape
+    step.qkv[3, -1] = torch.inf
+    held, kv_scales = in_format(step.paged, FP12)
+    expected, expected_scales = held.kv.clone(), kv_scales.clone()
+    newest = step.qkv.unflatten(1, (-1, head_dim))[:, -2 * kv_heads :].unflatten(1, (2, kv_heads))
+    planes, scales = quantize(newest, FP12)
+    for token, slot in enumerate(step.slots.tolist()):
+        if slot >= 0:
+            block, offset = divmod(slot, held.kv.shape[3])
+            expected[block, :, :, offset] = planes[token]
+            expected_scales[block, :, offset] = scales[token].mT
+    step.attend(splits, held.kv, kv_scales)
+    broken = expected_scales.isnan()
+    assert torch.equal(kv_scales.isnan(), broken) and broken.any()
+    torch.testing.assert_close(kv_scales, expected_scales, rtol=0, atol=0, equal_nan=True)
+    whole = ~broken.permute(0, 3, 1, 2)
+    assert torch.equal(held.kv[whole], expected[whole])
 
 
 def test_new_heads_are_refused_where_they_cannot_be_taken(device):
@@ -308,5 +367,5 @@ def test_new_heads_are_refused_where_they_cannot_be_taken(device):
         decode_attention(q.contiguous(), out, paged.kv, *arguments, new=step.heads)
     fp8 = torch.zeros(paged.kv.shape, device=device).to(FP8)
     scales = torch.zeros(*fp8[:, 0, ..., 0].shape, 2, dtype=torch.float16, device=device)
-    with pytest.raises(ValueError, match="cache without scales"):
+    with pytest.raises(ValueError, match="not for a cache in fp8"):
         decode_attention(q, out, fp8, *arguments, kv_scales=scales, new=step.heads)

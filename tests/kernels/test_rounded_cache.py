@@ -21,7 +21,7 @@ from test_shared_prefix import bundle_of, members_of
 
 from kernels.decode_attention import decode_attention
 from kernels.decode_reference import decode_attention_reference
-from kernels.kv_formats import check_kv_scales, elements_of, quantize, read_cache
+from kernels.kv_formats import check_expanded, check_kv_scales, elements_of, quantize, read_cache
 from kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
 from kernels.shared_prefix import SharedPrefixes, rows_of_bundle, shared_lens
@@ -73,6 +73,55 @@ def test_the_write_is_what_the_full_precision_write_quantised_gives(
         assert (written.movedim(3, 1)[unwritten] == POISON[held]).all()
         assert written_scales.permute(0, 2, 1, 3)[unwritten].isnan().all()
         assert (cache[:, 0].view(torch.uint8) == POISON[held]).all() and cache_scales[:, 0].isnan().all()
+
+
+@pytest.mark.parametrize("write", [qkv_to_cache, qkv_to_cache_reference])
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(14, 5, 32), (4, 1, 128)])
+def test_what_an_fp12_cache_holds_is_written_as_numbers_too(
+    write: Callable[..., None],
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Numbers too small for it and a NaN among them; nothing for padding."""
+    heads = torch.randn(4, q_heads + 2 * kv_heads, head_dim, generator=torch.Generator().manual_seed(0))
+    heads *= torch.logspace(-6, 0, head_dim)
+    heads[1, -1, 3] = torch.nan
+    shape = (3, 2, kv_heads, 16, head_dim)
+    kv, expanded = (
+        empty_vectors(shape, FP12, device),
+        torch.full(shape, UNTOUCHED, dtype=dtype, device=device),
+    )
+    kv_scales = torch.ones(3, kv_heads, 16, 2, dtype=torch.float16, device=device)
+    slots = torch.tensor([0, 2 * 16 + 15, 18, -1], device=device)
+    write(
+        heads.flatten(1).to(device, dtype), slots.int().clamp(min=0), slots, kv, q_heads, None, None, None,
+        1e-6, kv_scales, expanded,
+    )  # fmt: skip
+    blocks, parts = torch.arange(3, device=device)[:, None, None], torch.arange(2, device=device)[:, None]
+    read = read_cache(kv, kv_scales, (blocks, parts, torch.arange(kv_heads, device=device))).to(dtype)
+    written = torch.zeros(3, 16, dtype=torch.bool, device=device)
+    written[slots[:3] // 16, slots[:3] % 16] = True
+    torch.testing.assert_close(
+        expanded.movedim(3, 1)[written], read.movedim(3, 1)[written], rtol=0, atol=0, equal_nan=True
+    )
+    assert (expanded.movedim(3, 1)[~written] == UNTOUCHED).all()
+    assert expanded[2, 1, -1, 15].isnan().all()
+
+
+def test_numbers_go_where_there_is_room_for_them() -> None:
+    planes = empty_vectors((3, 2, 1, 16, 64), FP12, "cpu")
+    check_expanded(planes, None)
+    check_expanded(planes, torch.zeros(3, 2, 1, 16, 64))
+    for room in (torch.zeros(2, 2, 1, 16, 64), torch.zeros(3, 2, 1, 16, 32), torch.zeros(3, 2, 1, 64, 16).mT):
+        with pytest.raises(
+            ValueError, match=r"fp12_e4m7 of .* does not expand .* of shape \(3, 2, 1, 16, 64\)"
+        ):
+            check_expanded(planes, room)
+    with pytest.raises(ValueError, match=r"a cache in float32 .* that is for one in fp12_e4m7"):
+        check_expanded(torch.zeros(3, 2, 1, 16, 64), torch.zeros(3, 2, 1, 16, 64))
 
 
 @pytest.mark.parametrize("held", [FP8, FP12])
@@ -188,7 +237,7 @@ def test_weights_fit_whatever_the_values_scale(
     )
 
 
-@pytest.mark.parametrize(("held", "head_dim"), [(FP8, 80), (FP12, 64)])
+@pytest.mark.parametrize(("held", "head_dim"), [(FP8, 80), (FP12, 64), (FP12, 128)])
 def test_rows_that_share_a_prefix_attend_to_the_same_as_alone(
     held: torch.dtype, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> None:
