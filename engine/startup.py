@@ -22,7 +22,13 @@ from engine.core import EngineCore
 from engine.deployment import hash_seed
 from engine.device_queue import CudaQueue
 from engine.grammar import grammars_of
-from engine.kv_cache import KVCache, bytes_per_block, expanded_bytes_per_block, expanded_dtype
+from engine.kv_cache import (
+    KVCache,
+    automatic_dtype,
+    bytes_per_block,
+    expanded_bytes_per_block,
+    expanded_dtype,
+)
 from engine.models.config import ModelConfig
 from engine.models.hub import resolve_model
 from engine.models.loader import load_model
@@ -212,6 +218,8 @@ def _kv_dtype(
 ) -> torch.dtype:
     """Of the KV cache. Raises ValueError where the flag's format does not suit the device or the model."""
     if config.kv_cache_dtype == "auto":
+        return automatic_dtype(model, dtype, device)
+    if config.kv_cache_dtype == "model":
         return dtype
     unsuited = {name: _why_unsuited(held, model, device) for name, held in ROUNDED.items()}
     if (why := unsuited[config.kv_cache_dtype]) is not None:

@@ -58,7 +58,8 @@ def add_engine_flags(parser: Parser) -> None:
         choices=get_args(KVCacheDtype),
         default="auto",
         help="of keys and values. fp8_e4m3: 8 bits, half of bfloat16's memory; fp12_e4m7: 12 bits, three "
-        "quarters of it with bfloat16's precision; auto: as --dtype",
+        "quarters of it with bfloat16's precision; model: as --dtype; auto: fp12_e4m7 on a Hopper GPU for a "
+        "bfloat16 model whose heads suit its kernels, else model",
     )
     flag(
         parser,

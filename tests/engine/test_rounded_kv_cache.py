@@ -39,7 +39,7 @@ def config_of(folder: Path) -> ModelConfig:
 
 
 def test_flags_and_formats_are_named_alike() -> None:
-    assert get_args(KVCacheDtype) == ("auto", *ROUNDED)
+    assert get_args(KVCacheDtype) == ("auto", "model", *ROUNDED)
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
@@ -59,7 +59,8 @@ def test_a_block_takes_its_vectors_bytes(cache: str, name: str, model_folder: Ca
     assert bytes_per_block(config, 16, torch.bfloat16) == vectors * config.head_dim * 2
     assert bytes_per_block(config, 16, ROUNDED[cache]) == vectors * VECTOR_BYTES[cache]
     settings = {"model": str(model_folder(name)), "device": "cpu", "num_gpu_blocks_override": 20}
-    for given, named, dtype in ((cache, cache, ROUNDED[cache]), ("auto", "bfloat16", torch.bfloat16)):
+    own = "bfloat16", torch.bfloat16
+    for given, named, dtype in ((cache, cache, ROUNDED[cache]), ("auto", *own), ("model", *own)):
         _, info = startup.start_engine(
             EngineConfig(**settings, dtype="bfloat16", kv_cache_dtype=given, swap_space=1e-4)
         )

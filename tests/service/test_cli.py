@@ -3,9 +3,11 @@
 import io
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from engine.config import KVCacheDtype
 from engine.device_queue import DeviceResult
 from engine.plan import StepPlan
 from engine.runner import ModelRunner
@@ -49,6 +51,26 @@ def test_a_seed_that_seeds_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(SystemExit) as ended:
         main([*GENERATE, "--seed", "3", "--load-format", "dummy", "--max-tokens", "1"])
     assert ended.value.code == 0
+
+
+def test_a_cache_that_there_is_not_is_refused_with_those_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*GENERATE, "--kv-cache-dtype", "bfloat16"])
+    monkeypatch.setenv("QUIRE_KV_CACHE_DTYPE", "fp12")
+    with pytest.raises(SystemExit):
+        main(GENERATE)
+    by_flag, by_variable = (line for line in capsys.readouterr().err.splitlines() if "error: " in line)
+    for told, name in ((by_flag, "--kv-cache-dtype"), (by_variable, "QUIRE_KV_CACHE_DTYPE must be one of")):
+        assert name in told and all(each in told for each in get_args(KVCacheDtype))
+
+
+@pytest.mark.parametrize("cache", get_args(KVCacheDtype))
+def test_every_cache_that_there_is_generates(cache: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*GENERATE, "--kv-cache-dtype", cache, "--max-tokens", "4"])
+    assert ended.value.code == 0 and capsys.readouterr().out.strip()
 
 
 def test_what_was_measured_is_kept_when_a_trace_cannot_be_written(

@@ -28,7 +28,7 @@ def said(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[dict[str, lis
 def test_it_says_what_a_server_would_have(capsys: pytest.CaptureFixture[str]) -> None:
     numbers, text = said(capsys, "--num-gpu-blocks-override", "300", "--max-num-seqs", "12")
     info = start_engine(EngineConfig(model=MODEL_FOLDER, num_gpu_blocks_override=300, max_num_seqs=12))[1]
-    assert numbers["KV block"][:2] == [info.block_size, info.bytes_per_block // 1024]
+    assert numbers["KV block"][:2] == [info.block_size, round(info.bytes_per_block / 1024)]
     assert numbers["KV cache"][:2] == [info.num_blocks, info.num_blocks * info.block_size]
     assert numbers["host"][0] == info.num_host_blocks
     assert numbers["a request"] == [info.max_request_tokens]

@@ -69,6 +69,11 @@ def test_a_setting_that_there_is_not_is_refused(wrong: dict[str, Any], told: str
         LLM(device="cpu", **wrong)
 
 
+def test_a_cache_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'fp12' - at `.*kv_cache_dtype`"):
+        LLM(device="cpu", kv_cache_dtype="fp12")
+
+
 def test_a_continuation_keeps_its_first_space_and_an_answer_has_none(tmp_path: Path) -> None:
     """As /v1/completions and chat have it, with a tokenizer whose texts drop the first space."""
     folder = tmp_path / "model"

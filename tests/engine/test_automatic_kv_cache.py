@@ -1,0 +1,98 @@
+"""What `--kv-cache-dtype auto` comes to on each device, and that `model` is the model's own type on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import startup
+from engine.config import EngineConfig
+from engine.models.config import ModelConfig
+from engine.runner import ModelRunner
+from kernels.kv_formats import ROUNDED, name_of
+
+FP12, BF16 = ROUNDED["fp12_e4m7"], torch.bfloat16
+
+
+def held_by(model: ModelConfig, dtype: torch.dtype, device: str) -> torch.dtype:
+    """What auto has keys and values held as, after a look at `model`."""
+    auto, own = EngineConfig(model="any"), EngineConfig(model="any", kv_cache_dtype="model")
+    assert startup._kv_dtype(own, model, dtype, torch.device(device)) == dtype
+    return startup._kv_dtype(auto, model, dtype, torch.device(device))
+
+
+@pytest.fixture
+def model(model_folder: Callable[[str], Path]) -> ModelConfig:
+    """Four query heads of 64 on one kv head, no windows."""
+    return ModelConfig.from_folder(model_folder("llama3-sharded"))
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        *({"num_heads": group} for group in (1, 2, 8)),
+        {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
+        {"windows": (0, 20)},
+    ],
+)
+def test_on_hopper_bfloat16_is_held_in_fp12(
+    hopper: None, model: ModelConfig, changes: dict[str, Any]
+) -> None:
+    assert held_by(replace(model, **changes), BF16, "cuda") == FP12
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"num_heads": group} for group in (3, 7)),  # which prefill attention does not take
+        *({"num_heads": group} for group in (16, 32)),  # nor decode attention these
+        *({"head_dim": head_dim} for head_dim in (32, 80, 96, 256)),
+        {"windows": (20, 20)},
+    ],
+)
+def test_heads_and_windows_that_do_not_suit_keep_their_type(
+    hopper: None, model: ModelConfig, changes: dict[str, Any]
+) -> None:
+    assert held_by(replace(model, **changes), BF16, "cuda") == BF16
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_other_types_stay_as_they_are(hopper: None, model: ModelConfig, dtype: torch.dtype) -> None:
+    assert held_by(model, dtype, "cuda") == dtype
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
+def test_other_gpus_keep_the_models_type(
+    monkeypatch: pytest.MonkeyPatch, model: ModelConfig, capability: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert held_by(model, BF16, "cuda") == BF16
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_a_cpu_keeps_the_models_type(hopper: None, model: ModelConfig, dtype: torch.dtype) -> None:
+    assert held_by(model, dtype, "cpu") == dtype
+
+
+@pytest.mark.parametrize(("given", "named"), [("auto", "fp12_e4m7"), ("model", "bfloat16")])
+def test_an_engine_says_what_it_came_to(
+    given: str, named: str, monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
+) -> None:
+    monkeypatch.setattr(startup, "automatic_dtype", lambda *_: FP12)  # as if a CPU were a Hopper GPU
+    settings = {"model": str(model_folder("llama3-sharded")), "device": "cpu", "dtype": "bfloat16"}
+    core, info = startup.start_engine(
+        EngineConfig(**settings, kv_cache_dtype=given, num_gpu_blocks_override=2, swap_space=0)
+    )
+    assert isinstance(core.runner, ModelRunner)
+    assert info.kv_cache_dtype == name_of(core.runner.cache.layers[0].kv.dtype) == named
