@@ -21,7 +21,7 @@ OFFLINE = {
     "llama-8b": "single,decode256,mixed,sharegpt,prefix,prefill,parallel8,beam4,beam6",
 }
 IN_ORDER = {"qwen3-0.6b": "mixed,sharegpt,alpaca", "llama-8b": "mixed,sharegpt"}  # as a server gets them
-IN_FP12 = {"qwen3-0.6b": "single,decode256,mixed,sharegpt", "llama-8b": "decode256,mixed,sharegpt"}
+IN_BF16 = "single,decode256,mixed,sharegpt,prefill"  # as well: by default Hopper's caches are in fp12
 ATTENTION = ["-m", "loadtest.gpu_attention"]
 FEW_BLOCKS = ["--num-gpu-blocks-override", "2048", "--workload", "pressure"]
 
@@ -56,7 +56,7 @@ def main() -> int:
             commands += (
                 [*bench, "--workload", workloads, "--profile", f"{models}/traces"],
                 [*bench, "--in-order", "--workload", IN_ORDER[model]],
-                [*bench, "--kv-cache-dtype", "fp12_e4m7", "--workload", IN_FP12[model]],
+                [*bench, "--kv-cache-dtype", "model", "--workload", IN_BF16],
             )
         for order in ([], ["--in-order"]):
             for mode in ("swap", "recompute", "auto"):

@@ -173,6 +173,7 @@ def measure_errors(model: str, load_format: LoadFormat, device: str, formats: li
         return LLM(
             model,
             dtype=dtype,
+            kv_cache_dtype="model",
             device=device,
             load_format=load_format,
             num_gpu_blocks_override=512,
@@ -310,7 +311,7 @@ def main() -> None:
         if device == "cpu" or arguments.no_decode or _is_demo(model):
             continue  # the demo model's context is too short
         for rows in (arguments.rows, 0):
-            for cache in ("auto", *formats):
+            for cache in ("model", *formats):
                 decodes.append(_apart(measure_decode, model, load_format, cache, rows, arguments.context))
                 console.print(_table("decode", decodes))
     if arguments.json is not None:

@@ -72,7 +72,7 @@ def test_what_a_comparison_says() -> None:
 
 @pytest.mark.parametrize(
     ("cache", "vector_bytes"),
-    [("auto", None), ("fp8_e4m3", 64 + 2), ("fp12_e4m7", 96 + 2)],  # with the scale's two
+    [("model", None), ("fp8_e4m3", 64 + 2), ("fp12_e4m7", 96 + 2)],  # with the scale's two
 )
 def test_rows_decode_at_their_context(cache: KVCacheDtype, vector_bytes: int | None) -> None:
     measured = measure_decode(MODEL_FOLDER, "dummy", cache, 3, 40)

@@ -89,6 +89,7 @@ class Evaluation:
             EngineConfig(
                 model=self._model,
                 load_format="dummy",
+                kv_cache_dtype="model",  # as in the paper, and as attention alone is measured here
                 max_model_len=plan.MAX_MODEL_LEN,
                 max_num_seqs=plan.MAX_NUM_SEQS,
                 max_num_batched_tokens=plan.MAX_BATCHED_TOKENS,
