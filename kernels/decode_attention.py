@@ -18,7 +18,7 @@ from kernels.tile import LOG2_E, check_attention_inputs, tile_keys
 
 STAGES = 4
 # Of so many programs a third on each multiprocessor helps more than a fourth stage. On Hopper they are those
-# of fp8 caches: `kernels.hopper_decode` takes most others.
+# of fp8 caches, and what else `kernels.hopper_decode` does not take.
 FULL_STAGES = 3
 MANY_PROGRAMS = 768
 # With these a program takes less than 48 KiB of shared memory, if heads are of 128 in 16 bits. One that takes
@@ -64,9 +64,9 @@ def decode_attention(
     newest keys, 0 means all. Grid and launches depend on shapes only, so CUDA graphs may capture it.
     `max_splits` overrides `plan_splits`. Where rows are split, the results are left in the workspace, and
     `merge` makes of them what becomes of `out`; with one, `kernels.hopper_decode` may divide long rows
-    all the same, by the workspace, and merges them itself. What the rows `shared` with others is read
-    once for all of them (read as early; no use with a window). kv_scales [blocks, Hkv, block_size, 2] are
-    those of a rounded kv (see `kernels.kv_formats`), and in fp8 q must fit fp16.
+    all the same, by the workspace, and merges them itself, unless rows share. What the rows `shared` with
+    others is read once for all of them (read as early; no use with a window). kv_scales [blocks, Hkv,
+    block_size, 2] are those of a rounded kv (see `kernels.kv_formats`), and in fp8 q must fit fp16.
 
     With `new`, a token's query heads are followed by its Hkv heads of k and of v, all as the projection gave
     them: they are normalised and rotated here, and K and V written to the cache. What that held is read as

@@ -34,8 +34,9 @@ def _expand_kernel(
     is_there = sequence < num_sequences
     queries = tl.load(query_starts + sequence + 1, mask=is_there, other=0)
     queries -= tl.load(query_starts + sequence, mask=is_there, other=0)
-    lens = tl.load(context_lens + sequence, mask=is_there, other=0) - queries
-    ends = tl.cumsum(tl.cdiv(lens, BLOCK_SIZE), 0)  # of each sequence's blocks among all
+    lens = tl.load(context_lens + sequence, mask=is_there, other=0)
+    earlier = tl.maximum(lens - queries, 0)  # padding has queries without a context
+    ends = tl.cumsum(tl.cdiv(earlier, BLOCK_SIZE), 0)  # of each sequence's blocks among all
     slot = tl.arange(0, BLOCK_SIZE)[:, None]
     column = tl.arange(0, QUARTER)[None, :]
     for index in range(tl.program_id(1), tl.max(ends, 0), tl.num_programs(1)):
@@ -66,8 +67,8 @@ def expand(
     kv [blocks, 2, Hkv, block_size, 3, D/2] u8 and kv_scales [blocks, Hkv, block_size, 2] as in
     `kernels.kv_formats`, `into` contiguous; sequence p has context_lens[p] (i32 [P]) tokens under
     block_tables[rows[p]], the newest query_starts[p + 1] − query_starts[p] (i32 [P + 1]) of them this step's
-    own. What follows earlier ones in their last block is whatever the cache has there; other blocks are left
-    alone. Raises ValueError if the shapes do not fit.
+    own; with fewer tokens than that it is padding. What follows earlier ones in their last block is whatever
+    the cache has there; other blocks are left alone. Raises ValueError if the shapes do not fit.
     """
     num_kv_heads, block_size = kv.shape[2:4]
     check_expanded(kv, into)

@@ -263,20 +263,29 @@ def _kernel(
         _end_after_the_kernel_ahead()
 
 
+def takes_heads(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> bool:
+    """Whether `hopper_decode` takes `group` query heads of dtype for each kv head.
+
+    It wants Hopper's dependent launches, 16-bit numbers, and heads of 64 or 128 in groups of fewer than 16.
+    """
+    return (
+        device.type == "cuda"
+        and torch.cuda.get_device_capability(device)[0] == 9
+        and dtype.itemsize == 2
+        and head_dim in (64, 128)
+        and group < LANES.value
+    )
+
+
 def suits_hopper_decode(q: Tensor, kv: Tensor) -> bool:
     """Whether `hopper_decode` takes q [T, Hq, D] and kv [blocks, 2, Hkv, block_size, elements].
 
-    It wants Hopper's dependent launches, 16-bit numbers of one type or bf16 and a cache in fp12, and heads of
-    64 or 128 in groups of fewer than 16.
+    Both are of one type, or q in bf16 and kv in fp12.
     """
     return (
-        q.is_cuda
-        and torch.cuda.get_device_capability(q.device)[0] == 9
+        takes_heads(q.device, q.dtype, q.shape[2], q.shape[1] // kv.shape[2])
         and (q.dtype == kv.dtype or (q.dtype == torch.bfloat16 and kv.dtype == FP12))
-        and q.element_size() == 2
-        and q.shape[2] in (64, 128)
         and kv.stride(3) == kv.shape[-1]
-        and q.shape[1] // kv.shape[2] < LANES.value
     )
 
 

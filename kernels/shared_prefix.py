@@ -1,7 +1,7 @@
 """Attention of rows to a prefix that their tables share: read once for a bundle of rows, not once a row.
 
 The queries of a bundle's rows fill the M side of one product, which for a single row is mostly padding. What
-comes of it are partial results, with which each row's own program (`kernels.decode_attention`) begins. After
+comes of it are partial results, which each row's own program (`kernels.decode_attention`) takes in. After
 Hydragen (Juravsky et al. 2024) and FlashInfer's cascade, at the granularity of blocks.
 """
 

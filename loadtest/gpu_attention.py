@@ -21,6 +21,7 @@ import torch
 from kernels import kv_formats
 from kernels.decode_attention import decode_attention
 from kernels.decode_splits import DecodeWorkspace
+from kernels.expand import expand
 from kernels.prefill_attention import prefill_attention
 from loadtest.gpu_layer import contexts_of
 from loadtest.provenance import Provenance
@@ -141,7 +142,7 @@ class CaseInputs:
         shape = (num_blocks, 2, case.num_kv_heads, block_size, HEAD_DIM)
         self.kv = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
         self.kv_scales: torch.Tensor | None = None
-        self.expanded = torch.empty_like(self.kv) if kv_cache_dtype == "fp12_e4m7" else None
+        self.expanded: torch.Tensor | None = None
         if kv_cache_dtype in kv_formats.ROUNDED:
             self._quantize(kv_formats.ROUNDED[kv_cache_dtype])
         self.block_tables = torch.from_numpy(tables).to(device)
@@ -156,6 +157,16 @@ class CaseInputs:
         self.q = qkv[:, : case.num_q_heads * HEAD_DIM].view(tokens, case.num_q_heads, HEAD_DIM)
         self.out = torch.empty_like(self.q, memory_format=torch.contiguous_format)
         self.workspace = DecodeWorkspace.allocate(batch, case.num_q_heads, HEAD_DIM, device)
+        if self.kv.dtype == kv_formats.ROUNDED["fp12_e4m7"] and not case.is_decode:
+            self.expanded = torch.empty(shape, dtype=torch.bfloat16, device=device)
+            self._expand()
+
+    def _expand(self) -> None:
+        """All keys and values, as a step's own are already there when prefill attention begins."""
+        assert self.kv_scales is not None and self.expanded is not None
+        none = torch.zeros_like(self.query_starts)
+        for rows in self.rows:
+            expand(self.kv, self.kv_scales, self.block_tables, rows, none, self.context_lens, self.expanded)
 
     def _quantize(self, dtype: torch.dtype) -> None:
         """Some blocks at a time: what it takes in between is wide."""

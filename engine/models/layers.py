@@ -129,6 +129,8 @@ class Attention:
         self, qkv: Tensor, out: Tensor, batch: ForwardBatch, prefill: PrefillBatch, cache: LayerCache
     ) -> None:
         kv, kv_scales, expanded = cache
+        if self.window:  # attention with one reads the cache itself
+            expanded = None
         q, backend = self._to_cache(qkv, batch, cache, expanded), self.backend
         backend.prefill_attention(
             q,

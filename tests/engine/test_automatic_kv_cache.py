@@ -28,8 +28,9 @@ def held_by(model: ModelConfig, dtype: torch.dtype, device: str) -> torch.dtype:
 
 @pytest.fixture
 def model(model_folder: Callable[[str], Path]) -> ModelConfig:
-    """Four query heads of 64 on one kv head, no windows."""
-    return ModelConfig.from_folder(model_folder("llama3-sharded"))
+    """Four query heads of 64 on one kv head, eight layers without windows."""
+    config = ModelConfig.from_folder(model_folder("llama3-sharded"))
+    return replace(config, num_layers=8, windows=(0,) * 8)
 
 
 @pytest.fixture
@@ -43,7 +44,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         {},
         *({"num_heads": group} for group in (1, 2, 8)),
         {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
-        {"windows": (0, 20)},
+        {"windows": (0, 20) * 4},
+        {"num_layers": 5},
     ],
 )
 def test_on_hopper_bfloat16_is_held_in_fp12(
@@ -58,10 +60,11 @@ def test_on_hopper_bfloat16_is_held_in_fp12(
         *({"num_heads": group} for group in (3, 7)),  # which prefill attention does not take
         *({"num_heads": group} for group in (16, 32)),  # nor decode attention these
         *({"head_dim": head_dim} for head_dim in (32, 80, 96, 256)),
-        {"windows": (20, 20)},
+        {"windows": (20,) * 8},
+        {"num_layers": 4},  # with one expanded they take no less memory
     ],
 )
-def test_heads_and_windows_that_do_not_suit_keep_their_type(
+def test_models_that_it_does_not_suit_keep_their_type(
     hopper: None, model: ModelConfig, changes: dict[str, Any]
 ) -> None:
     assert held_by(replace(model, **changes), BF16, "cuda") == BF16

@@ -52,6 +52,35 @@ def test_twelve_bits_are_three_quarters_of_sixteen(
     assert bytes_per_block(config, 16, ROUNDED["fp12_e4m7"]) == own * 3 // 4 + vectors * 2
 
 
+@pytest.mark.parametrize("name", ["llama3-sharded", "qwen2-late-window"])
+def test_a_step_with_prompts_leaves_its_own_tokens_as_numbers(
+    name: str, model_folder: Callable[[str], Path]
+) -> None:
+    """Where Hopper's prefill attention finds them, in the room of all layers without a window."""
+    folder, dtype, device = model_folder(name), torch.float32, torch.device("cpu")
+    config = config_of(folder)
+    model, _ = load_model(folder, config, torch_backend(), device="cpu", dtype=dtype, max_model_len=64)
+    driver = PagedDriver(model, config, rows=3, max_len=64)
+    blocks, copy_blocks = len(driver.cache.blocks), model.backend.copy_blocks
+    driver.cache = KVCache(config, blocks, 16, ROUNDED["fp12_e4m7"], device, copy_blocks, dtype)
+    last_whole = max(layer for layer, window in enumerate(config.windows) if not window)
+    kv, kv_scales, expanded = driver.cache.layers[last_whole]
+    assert expanded is not None
+    everything = torch.arange(blocks)[:, None, None], torch.arange(2)[:, None], torch.arange(kv.shape[2])
+    driver.step({}, {0: [5] * 20, 1: [6] * 3})
+    for decodes, chunks in (({0: 7}, {1: [8] * 18, 2: [9] * 5}), ({0: 7, 1: 8}, {})):
+        expanded.fill_(torch.nan)
+        before = list(driver.lengths)
+        driver.step(decodes, chunks)
+        own = torch.zeros(blocks, 16, dtype=torch.bool)
+        for row, (begin, end) in enumerate(zip(before, driver.lengths, strict=True)):
+            slots = torch.arange(begin, end)
+            own[driver.block_tables[row].long()[slots // 16], slots % 16] = len(chunks) > 0
+        held, numbers = (x.movedim(3, 1) for x in (read_cache(kv, kv_scales, everything), expanded))
+        assert torch.equal(numbers[own], held[own]) and held[own].isfinite().all()
+        assert numbers[~own].isnan().all()
+
+
 @of_each_format
 def test_a_block_takes_its_vectors_bytes(cache: str, name: str, model_folder: Callable[[str], Path]) -> None:
     config = config_of(model_folder(name))

@@ -108,6 +108,8 @@ READS_EARLY = {
     "thresholds": 0,
     "embed": 0,
 }
+# An fp12 cache is for any GPU; these have what only newer ones might.
+ON_OLDER_GPUS = ("decode_16_fp12", "decode_new_fp12", "shared_prefix_fp12", "qkv_to_cache_fp12")
 LITTLE_SHARED_MEMORY = (
     48 * 1024
 )  # bytes: with more a program has another division of L1 cache and shared memory
@@ -301,6 +303,9 @@ def compile_variants() -> dict[str, dict[str, int]]:
         aligned = {name for name, kind in types.items() if kind[0] == "*"}
         aligned |= {name for name in kernel.arg_names if name.endswith("_stride")}
         found[name] = compiled(ASTSource, kernel, constants, types, aligned, options)
+        if name in ON_OLDER_GPUS:  # which begin kernels one after the other
+            older = {**constants, **({"DEPENDENT": False} if "DEPENDENT" in constants else {})}
+            compiled(ASTSource, kernel, older, types, aligned, options, 80)
     return found
 
 
@@ -487,6 +492,7 @@ def compiled(
     types: Mapping[str, str],
     aligned: Iterable[str],
     options: Mapping[str, object],
+    capability: int = 90,
 ) -> dict[str, int]:
     """What `kernel` is once compiled. `types` of arguments, i32 if left out; `aligned` are multiples of 16.
 
@@ -504,7 +510,9 @@ def compiled(
         if name in aligned and name not in constants
     }
     result = triton.compile(
-        source(kernel, signature, values, multiples), target=GPUTarget("cuda", 90, 32), options=dict(options)
+        source(kernel, signature, values, multiples),
+        target=GPUTarget("cuda", capability, 32),
+        options=dict(options),
     )
     ptx = result.asm["ptx"]
     lines = ptx.splitlines()

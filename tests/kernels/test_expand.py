@@ -25,18 +25,19 @@ def test_earlier_blocks_are_what_a_read_gives_and_others_are_left_alone(
 ) -> None:
     monkeypatch.setattr("kernels.expand.PROGRAMS", 4 * kv_heads)  # two for each head's keys, or its values
     torch.manual_seed(0)
-    lengths = [0, 1, 0, block_size, 6 * block_size - 3, 2 * block_size + 1, 0]
+    lengths = [block_size + 3, 0, 1, 0, block_size, 6 * block_size - 3, 2 * block_size + 1, 0, 0]
     exact = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
-    share_prefixes(exact, [[4, 5]], [2 * block_size])
+    share_prefixes(exact, [[5, 6]], [2 * block_size])
     paged, kv_scales = in_format(exact, FP12)
     shape = (*paged.kv.shape[:4], head_dim)
     into = torch.full(shape, UNTOUCHED, dtype=dtype, device=device)
-    own = [0, 1, 0, 1, 5, block_size + 1, 0]
-    starts = torch.tensor([3, *own]).cumsum(0).int().to(device)
+    own = [2, 0, 1, 0, 1, 5, block_size + 1, 3 * block_size, 0]  # padding's queries have no context
+    starts = torch.tensor([7, *own]).cumsum(0).int().to(device)
     expand(paged.kv, kv_scales, paged.block_tables, paged.rows, starts, paged.context_lens, into)
     theirs = torch.zeros(shape[0], dtype=torch.bool)
     for row, length, newest in zip(paged.rows.tolist(), lengths, own, strict=True):
-        theirs[paged.block_tables[row, : -(-(length - newest) // block_size)].long().cpu()] = True
+        earlier = max(length - newest, 0)
+        theirs[paged.block_tables[row, : -(-earlier // block_size)].long().cpu()] = True
     blocks = torch.arange(shape[0], device=device)[:, None, None]
     parts, heads = torch.arange(2, device=device)[:, None], torch.arange(kv_heads, device=device)
     held = read_cache(paged.kv, kv_scales, (blocks, parts, heads)).to(dtype).cpu()

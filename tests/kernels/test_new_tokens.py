@@ -262,10 +262,12 @@ def test_rows_that_share_prefixes(device, dtype):
     bundle_of = torch.full((len(step.lengths),), -1, dtype=torch.int32, device=device)
     bundle_of[5:7] = 0
     shared = SharedPrefixes(members, bundle_of, torch.tensor([64], dtype=torch.int32, device=device))
+    step.workspace.prefix.lse.fill_(torch.nan)
     for got, expected in zip(
         step.run(decode_new_tokens, shared), step.run(decode_new_tokens_reference), strict=True
     ):
         assert_alike(got, expected, dtype)
+    assert step.workspace.prefix.lse.isfinite().any()  # they were not attended to by each row for itself
 
 
 def read_newest(step: Step, kv: torch.Tensor, kv_scales: torch.Tensor) -> torch.Tensor:
@@ -342,7 +344,11 @@ def test_an_fp12_cache_gets_what_rounding_gives_and_nothing_else(shape, splits, 
             block, offset = divmod(slot, held.kv.shape[3])
             expected[block, :, :, offset] = planes[token]
             expected_scales[block, :, offset] = scales[token].mT
-    step.attend(splits, held.kv, kv_scales)
+    out, _ = step.attend(splits, held.kv, kv_scales)
+    finite = [token for token in range(len(step.lengths)) if token != 3]
+    wanted, _ = run_over_fp12(step, decode_new_tokens_reference)  # which attends to what it has written
+    torch.testing.assert_close(out[finite], wanted[finite], atol=TOLERANCE[dtype], rtol=0)
+    assert out[3, -shape[0] // kv_heads :].isnan().all()
     broken = expected_scales.isnan()
     assert torch.equal(kv_scales.isnan(), broken) and broken.any()
     torch.testing.assert_close(kv_scales, expected_scales, rtol=0, atol=0, equal_nan=True)

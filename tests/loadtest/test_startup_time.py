@@ -23,7 +23,9 @@ def test_the_moments_of_a_start_come_in_their_order(monkeypatch: pytest.MonkeyPa
     phases = list(start.phases_s.values())
     assert phases == sorted(phases) and start.port_s <= start.ready_s < start.first_token_s <= start.graphs_s
     assert start.device == (torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
-    assert 0 < start.itl_p50_ms <= start.itl_max_ms and 0 < start.later_itl_p50_ms <= start.later_itl_max_ms
+    # Of so few tokens most may come together, with no time between.
+    assert 0 <= start.itl_p50_ms <= start.itl_max_ms and 0 <= start.later_itl_p50_ms <= start.later_itl_max_ms
+    assert start.itl_max_ms > 0 and start.later_itl_max_ms > 0
 
 
 @given(st.lists(st.floats(0, 60), min_size=1, max_size=9))
