@@ -41,6 +41,14 @@ PAIRS = tl.constexpr((
     " shr.u32 t, $2, 4; lop3.b32 t, t, 0x07000700, s, 0xEA;"
     " shr.u32 u, $1, 8; lop3.b32 $0, u, 0x00ff00ff, t, 0xEA;}",
 ))  # fmt: skip
+# The same times $3. A product alone would take Hopper; what is added, -0, changes none.
+SCALED_PAIRS = tl.constexpr(
+    tuple(
+        "{.reg .b32 pair, none; mov.b32 none, 0x80008000; "
+        f"{pair.replace('$0', 'pair')} fma.rn.bf16x2 $0, pair, $3, none;}}"
+        for pair in PAIRS.value
+    )
+)
 
 
 def vector_bytes(head_dim: int) -> int:
@@ -186,10 +194,8 @@ def load_quarters(
 
 @triton.jit
 def _scaled_pairs(low: tl.tensor, rest: tl.tensor, factor: tl.tensor, QUARTER: tl.constexpr) -> tl.tensor:
-    # The product alone would take Hopper; what is added, -0, changes no product.
-    asm: tl.constexpr = PAIRS[QUARTER] + "{.reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $0, $3, z;}"
     return tl.inline_asm_elementwise(
-        asm, "=r,r,r,r", [low, rest, factor], dtype=tl.bfloat16, is_pure=True, pack=2
+        SCALED_PAIRS[QUARTER], "=r,r,r,r", [low, rest, factor], dtype=tl.bfloat16, is_pure=True, pack=2
     )
 
 
