@@ -224,6 +224,6 @@ def load_planes_tile(
     v_planes = (kv + part_stride + slot).to(tl.pointer_type(tl.int16))[:, None]
     k_scale, v_scale = unpack(words)
     inside = inside[:, None]
-    k = load_quarters(k_planes, k_scale[:, None], inside, dtype, QUARTER, BLOCK_SIZE, MASKED)
-    v = load_quarters(v_planes, v_scale[:, None], inside, dtype, QUARTER, BLOCK_SIZE, MASKED)
-    return joined(k), joined(v)
+    k = joined(load_quarters(k_planes, k_scale[:, None], inside, dtype, QUARTER, BLOCK_SIZE, MASKED))
+    v = joined(load_quarters(v_planes, v_scale[:, None], inside, dtype, QUARTER, BLOCK_SIZE, MASKED))
+    return k, v

@@ -41,7 +41,7 @@ SPILLS_LIMIT = {
     "prefill_16": 176,
     "prefill_64": 88,
     "prefill_16_fp8": 432,
-    "prefill_16_fp12": 248,
+    "prefill_16_fp12": 208,
     "expand_fp12": 0,
     "hopper_prefill_16": 0,
     "hopper_prefill_16_short": 0,
