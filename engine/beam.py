@@ -119,6 +119,9 @@ class BeamSearch:
     def _choose(self, totals: list[float], tokens: list[int], parents: list[int]) -> BeamStep:
         """Among the best candidates of all beams, best first."""
         length = len(self._steps) + 1
+        chosen = tokens[: self.width]
+        if length < self.max_tokens and self._all_go_on(totals, chosen):
+            return self._take(length, totals[: self.width], parents[: self.width], chosen)
         stops = [token in self.stop_tokens for token in tokens]
         too_early = length <= self.min_tokens
         eligible = [i for i, total in enumerate(totals) if total > -math.inf and not (too_early and stops[i])]
@@ -131,11 +134,22 @@ class BeamSearch:
         del self._finished[self.width :]
 
         live = [] if is_last else [i for i in eligible if not stops[i]][: self.width]
-        if not live or self._is_over(totals[live[0]], length):
+        return self._take(
+            length, [totals[i] for i in live], [parents[i] for i in live], [tokens[i] for i in live]
+        )
+
+    def _all_go_on(self, totals: list[float], chosen: list[int]) -> bool:
+        """Whether none of the best stops, as at most steps, and there are as many as beams."""
+        there = len(chosen) == self.width and totals[self.width - 1] > -math.inf
+        return there and self.stop_tokens.isdisjoint(chosen)
+
+    def _take(self, length: int, totals: list[float], parents: list[int], tokens: list[int]) -> BeamStep:
+        """Go on with these, best first, unless the search is over."""
+        if not totals or self._is_over(totals[0], length):
             self.done = True
             return BeamStep([], [])
-        self._totals = [totals[i] for i in live]
-        step = BeamStep([parents[i] for i in live], [tokens[i] for i in live])
+        self._totals = totals
+        step = BeamStep(parents, tokens)
         self._steps.append(step)
         return step
 

@@ -52,16 +52,18 @@ class BeamGroup:
         search = self.search
         return search.width, len(search.stop_tokens), len(self.order), self.num_candidates
 
-    def reparent(self, step: BeamStep, blocks: BlockManager, rows: Rows) -> list[Sequence]:
+    def reparent(self, step: BeamStep, blocks: BlockManager, rows: Rows) -> tuple[list[Sequence], bool]:
         """Each chosen beam continues its parent: the first child in the parent's row, others follow it.
 
-        -> the sequences that no beam goes on in. Those in `order` have yet to take their tokens.
+        -> the sequences that no beam goes on in, and whether any two share the block that they write next.
+        Those in `order` have yet to take their tokens.
         Tables are re-parented by reference counts; at most one block a beam is copied, that which it writes
         next (section 4.4, Fig. 9). Of a group that yielded meanwhile it is the tables in host memory.
         """
         parents = [self.order[parent] for parent in step.parents]
         unused = [sequence for sequence in self.group.sequences if sequence not in parents]
         order: list[Sequence] = []
+        shares = False
         for parent in parents:
             child = parent if parent not in order else unused.pop(0)
             if child is not parent:
@@ -69,7 +71,7 @@ class BeamGroup:
                 if parent.row == NO_ROW:
                     blocks.host.fork(parent, child)
                 else:
-                    blocks.follow(parent, child)
+                    shares |= blocks.follow(parent, child)
                     rows.context[child.row] = rows.context[parent.row]
             order.append(child)
         for sequence in unused:
@@ -81,7 +83,7 @@ class BeamGroup:
         self.order = order
         self._missing = {beam.index: place for place, beam in enumerate(order)}
         self._candidates = [(NO_LOGPROBS, 0)] * len(order)
-        return unused
+        return unused, shares
 
     def outputs(self) -> list[Output]:
         """What the finished search gives: one output a hypothesis, best first."""

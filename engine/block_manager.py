@@ -81,12 +81,13 @@ class BlockManager:
         """`child` shares the first `num_blocks` (all by default) of `parent`'s blocks, and has no others."""
         self._take_over(parent, child, parent.table[:num_blocks])
 
-    def follow(self, parent: Sequence, child: Sequence) -> None:
+    def follow(self, parent: Sequence, child: Sequence) -> bool:
         """`child` goes on from where `parent` is: `fork`, but for a last block that is not full.
 
         What `parent` has in that is copied to the child's own one, if it has one there that nobody else
         names or reads: shared, it would be copied all the same, to a block that had to be found first.
-        Between two plans a sequence follows once at most, and none follows one that has.
+        -> whether it is shared. Between two plans a sequence follows once at most, and none follows one that
+        has.
         """
         pending = self.moves.copies
         assert parent.row not in pending and child.row not in pending, "what is copied is not there yet"
@@ -94,8 +95,9 @@ class BlockManager:
         position = self._rows.context.item(parent.row)
         logical = position // self.block_size
         table = parent.table.copy()
+        begun = position % self.block_size > 0
         copied = (
-            position % self.block_size > 0
+            begun
             and logical < len(child.table)
             and self.is_writable(child, position)
             and not self.pool.is_held(child.table[logical])
@@ -105,16 +107,19 @@ class BlockManager:
         self._take_over(parent, child, table)
         if copied:
             self._copy(child.row, parent.table[logical], table[logical])
+        return begun and not copied
 
     def _take_over(self, parent: Sequence, child: Sequence, table: BlockTable) -> None:
         """`child` names the blocks of `table` instead of its own, which hold what those of `parent` do.
 
         What it names already stays untouched: of beams that is nearly all, at each step.
         """
+        child.num_found = min(parent.num_found, len(table))
+        child.prefixes = parent.prefixes[: len(table)]
+        child.published = min(parent.published, len(table))
+        if table == child.table:
+            return
         before, child.table = child.table, table
-        child.num_found = min(parent.num_found, len(child.table))
-        child.prefixes = parent.prefixes[: len(child.table)]
-        child.published = min(parent.published, len(child.table))
         given_back: list[int] = []
         for logical, (old, new) in enumerate(zip_longest(before, child.table)):
             if old == new:

@@ -177,6 +177,7 @@ def _go_on(queue: RunQueue, groups: list[BeamGroup], steps: list[BeamStep | None
     outputs: list[Output] = []
     seated: list[Sequence] = []
     tokens: list[int] = []
+    shares = bool(queue.shared_tails)
     for beams, step in zip(groups, steps, strict=True):
         group = beams.group
         if step is None:
@@ -185,7 +186,8 @@ def _go_on(queue: RunQueue, groups: list[BeamGroup], steps: list[BeamStep | None
         elif beams.search.done:
             outputs += _end_beams(queue, group, beams.outputs(), "stop")
         else:
-            unused = beams.reparent(step, queue.blocks, queue.rows)
+            unused, made_some = beams.reparent(step, queue.blocks, queue.rows)
+            shares |= made_some
             group.forked = True
             if beams.order[0].row == NO_ROW:  # the group has yielded, and waits
                 for sequence, token in zip(beams.order, step.tokens, strict=True):
@@ -199,9 +201,10 @@ def _go_on(queue: RunQueue, groups: list[BeamGroup], steps: list[BeamStep | None
     rows = [sequence.row for sequence in seated]
     queue.rows.go_on(rows, tokens)
     queue.given.update(zip(rows, tokens, strict=True))
-    for sequence in seated:
-        queue.shared_tails.pop(sequence.row, None)
-        queue.expect_write(sequence)
+    if shares:  # else all of them write to blocks of their own, as nearly always
+        for sequence in seated:
+            queue.shared_tails.pop(sequence.row, None)
+            queue.expect_write(sequence)
     return outputs
 
 

@@ -201,6 +201,9 @@ class RunQueue:
             context = int(self.rows.context[row])
             assert context <= min(self.rows.capacity[row], self.rows.limit[row])
             self._check_tokens(sequence)
+            writes = self.rows.decoding[row] and context < self.rows.limit[row]
+            if writes and context % self.blocks.block_size and row not in self.shared_tails:
+                assert self.blocks.is_writable(sequence, context), "it would write to a block of others"
             # Beams step together: one that got its block may have to wait for the others'.
             allowed = self.blocks.blocks_for(max(context, 1)) + (sequence.group.beams is not None)
             assert len(sequence.table) <= allowed, "a block too many"

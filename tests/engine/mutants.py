@@ -239,7 +239,7 @@ MUTANTS = [
     Mutant(
         "a fork takes as many blocks for published as it had before",
         "block_manager",
-        "        child.published = min(parent.published, len(child.table))\n",
+        "        child.published = min(parent.published, len(table))\n",
         "",
     ),
     Mutant(
@@ -497,7 +497,7 @@ MUTANTS = [
     Mutant(
         "a beam keeps the digests of the one it was",
         "block_manager",
-        "        child.prefixes = parent.prefixes[: len(child.table)]\n",
+        "        child.prefixes = parent.prefixes[: len(table)]\n",
         "",
     ),
     Mutant(
@@ -515,8 +515,14 @@ MUTANTS = [
     Mutant(
         "a beam that follows another gives its last block back",
         "beam_group",
-        "                    blocks.follow(parent, child)\n",
-        "                    blocks.fork(parent, child)\n",
+        "                    shares |= blocks.follow(parent, child)\n",
+        "                    blocks.fork(parent, child)\n                    shares = True\n",
+    ),
+    Mutant(
+        "nobody hears that two beams are to write to the same block",
+        "block_manager",
+        "        return begun and not copied\n",
+        "        return False\n",
     ),
     Mutant("a beam that ended keeps its blocks", "beam_group", "                blocks.free(sequence)\n", ""),
     Mutant(
