@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,8 +33,7 @@ class Hypothesis:
     stop_token: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class BeamStep:
+class BeamStep(msgspec.Struct, frozen=True):
     """The next live beams, best first: beam i continues the old beam parents[i] with tokens[i].
 
     At most `width` of them, fewer only where the vocabulary leaves no more; none when the search is over.

@@ -72,7 +72,7 @@ class BeamGroup:
                     blocks.host.fork(parent, child)
                 else:
                     shares |= blocks.follow(parent, child)
-                    rows.context[child.row] = rows.context[parent.row]
+                    rows.context[child.row] = rows.context.item(parent.row)
             order.append(child)
         for sequence in unused:
             if sequence.row == NO_ROW:

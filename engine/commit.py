@@ -78,8 +78,9 @@ def _look_at(queue: RunQueue, flight: Flight, result: StepResult, samples: list[
     constrained: list[tuple[Sequence, Output]] = []
     complete: defaultdict[tuple[int, ...], list[BeamGroup]] = defaultdict(list)
     candidates = {sample: at for at, sample in enumerate(result.logprob_samples.tolist())}
+    sequences = flight.samples.sequences
     for i in samples:
-        sequence = flight.samples.sequences[i]
+        sequence = sequences[i]
         beams = sequence.group.beams
         if sequence.finish_reason is not None:
             continue

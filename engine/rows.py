@@ -105,6 +105,11 @@ class Rows:
         self.decoding[sequence.row] = may
         self._decodes = None
 
+    def wait(self, rows: list[int]) -> None:
+        """The sequences in `rows` may not decode for now."""
+        self.decoding[rows] = False
+        self._decodes = None
+
     def go_on(self, rows: list[int], tokens: list[int]) -> None:
         """The sequences in `rows` take a token each, and may decode."""
         index = np.array(rows, np.intp)

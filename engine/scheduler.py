@@ -127,17 +127,21 @@ class Scheduler:
         moves = self.blocks.take_moves()
         self.blocks_swapped_out += len(moves.swap_out) + len(moves.spills)
         self.blocks_swapped_in += len(moves.swap_in)
-        given = {row: token for row, token in queue.given.items() if rows.decoding[row]}
+        decoding = rows.decoding.tolist()
+        given = {row: token for row, token in queue.given.items() if decoding[row]}
         for row in given:
             del queue.given[row]
         plan, flight = draft.build(rows, decodes, contexts, moves, given, self.blocks.block_size)
         queue.flights.append(flight)
         if queue.num_in_lockstep:
+            waiting: list[int] = []
             for sequence in flight.samples.sequences:
-                if sequence.group.in_lockstep:
-                    rows.may_decode(sequence, False)
-                if sequence.group.beams is not None:
-                    sequence.group.beams.pending = True
+                group = sequence.group
+                if group.in_lockstep:
+                    waiting.append(sequence.row)
+                if group.beams is not None:
+                    group.beams.pending = True
+            rows.wait(waiting)
         return plan
 
     def _schedule_decodes(self, draft: StepDraft) -> Index:
