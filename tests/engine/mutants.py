@@ -640,7 +640,7 @@ MUTANTS = [
     Mutant(
         "a constrained row decodes without waiting",
         "scheduler",
-        "                if sequence.group.in_lockstep:\n",
-        "                if sequence.group.beams is not None:\n",
+        "                if group.in_lockstep:\n",
+        "                if group.beams is not None:\n",
     ),
 ]
