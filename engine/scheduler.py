@@ -127,7 +127,7 @@ class Scheduler:
         moves = self.blocks.take_moves()
         self.blocks_swapped_out += len(moves.swap_out) + len(moves.spills)
         self.blocks_swapped_in += len(moves.swap_in)
-        decoding = rows.decoding.tolist()
+        decoding = rows.decoding.tolist() if queue.given else []
         given = {row: token for row, token in queue.given.items() if decoding[row]}
         for row in given:
             del queue.given[row]
@@ -141,7 +141,8 @@ class Scheduler:
                     waiting.append(sequence.row)
                 if group.beams is not None:
                     group.beams.pending = True
-            rows.wait(waiting)
+            if waiting:
+                rows.wait(waiting)
         return plan
 
     def _schedule_decodes(self, draft: StepDraft) -> Index:
