@@ -223,7 +223,9 @@ class EngineCore:
         """The oldest step that was launched raised `error`. Returns what ends by it; raises what ends all."""
         self.runner.settle()
         self._launched.clear()
-        return self.isolation.raised(error)
+        ended = self.isolation.raised(error)
+        error.__traceback__ = None  # whose frames hold the step that holds the error: a cycle
+        return ended
 
     def _deliver(self, *, wait: bool) -> None:
         """Book the transfers that are done, in order; with `wait`, the oldest one at least."""

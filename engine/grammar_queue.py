@@ -47,7 +47,8 @@ class GrammarQueue:
             try:
                 constraint = future.result()
             except ValueError as refusal:
-                taken.append((request, refusal))
+                # Its traceback holds this very list, and with it the request.
+                taken.append((request, refusal.with_traceback(None)))
                 continue
             self.keep(request.params.grammar, constraint)
             taken.append((request, constraint))

@@ -23,6 +23,10 @@ class Masking:
         if sequence in self._stays:
             self._stays[sequence] = False
 
+    def drop(self, sequence: Sequence) -> None:
+        """`sequence` has ended: its mask is not waited for."""
+        self._stays.pop(sequence, None)
+
     def take(self, seconds: float | None) -> list[tuple[Sequence, bool]]:
         """Those whose masks are there, and whether each kept its row.
 

@@ -89,6 +89,7 @@ class Rows:
         row = sequence.row
         assert self.sequences[row] is sequence
         self.sequences[row] = self._sequence[row] = None
+        self._samples = None  # which may name the sequence, and would keep it alive
         self.may_decode(sequence, False)
         self.context[row] = 0
         sequence.leave()

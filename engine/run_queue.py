@@ -124,6 +124,7 @@ class RunQueue:
         if sequence.row != NO_ROW:
             self._release(sequence)
         self.blocks.host.drop(sequence)
+        self.masking.drop(sequence)
         if sequence in group.prefill_queue:
             group.prefill_queue.remove(sequence)
         if not group.live:
@@ -136,6 +137,7 @@ class RunQueue:
         self.num_swapped -= group.swapped
         for token in group.stop_tokens:
             self.ending_at[token] -= 1
+        group.end()
 
     def _release(self, sequence: Sequence) -> None:
         for flight in self.flights:

@@ -159,6 +159,16 @@ class SequenceGroup:
         self.queue_seconds: float | None = None
         self.first_output_due = True
 
+    def end(self) -> None:
+        """Let go of what names it, now that its last sequence has ended.
+
+        Steps in flight still name the sequences, and those their group. Nothing else does, and no cycle is
+        left: all of it is freed with the last of these steps, and waits for no collector.
+        """
+        self.sequences = []
+        self.prefill_queue = []
+        self.beams = None
+
     @property
     def in_lockstep(self) -> bool:
         """Until a step is committed nobody knows how its sequences may go on."""
