@@ -7,6 +7,7 @@ from itertools import chain, zip_longest
 
 from engine.block_pool import EVERY, BlockPool, OutOfBlocks
 from engine.host_tier import HostTier
+from engine.match import Match
 from engine.moves import Moves
 from engine.prefix_cache import BlockHasher, Found, Prefix, PrefixCache
 from engine.prefixes import Prefixes
@@ -188,18 +189,14 @@ class BlockManager:
     # -- content ---------------------------------------------------------------------------------------
 
     def match(self, sequence: Sequence) -> Found:
-        """Blocks that hold the first tokens of `sequence`, as many as are findable."""
-        found = Found([], [])
-        for prefix in self._extend(sequence, sequence.num_tokens // self.block_size):
-            block = None if found.host else self.cache.find(prefix)
-            if block is not None:
-                found.device.append(block)
-                continue
-            block = self.host.cache.find(prefix)
-            if block is None:
-                break
-            found.host.append(block)
-        return found
+        """Blocks that hold the first tokens of `sequence`, as many as are findable.
+
+        What was found is remembered until it is attached, for the next time.
+        """
+        prefixes = self._extend(sequence, sequence.num_tokens // self.block_size)
+        if sequence.match is None or sequence.match.prefixes is not prefixes:
+            sequence.match = Match(prefixes, self.cache, self.host.cache)
+        return sequence.match.renew()
 
     def is_promised(self, found: Found) -> bool:
         """Whether the last block of `found` may be one that is not written yet."""
@@ -221,6 +218,7 @@ class BlockManager:
         sequence.num_found = min(sequence.num_found, sequence.published)
         for block in found.host:
             sequence.table.append(self.host.bring(block, self.moves))
+        sequence.match = None
         self._tell(sequence)
 
     def promise(self, sequence: Sequence, start: int, end: int) -> None:

@@ -38,6 +38,7 @@ class BlockPool:
         self._kept = [False] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the lowest ids go first
         self._cached: OrderedDict[int, None] = OrderedDict()  # the next to evict first
+        self._evictable = bytearray(num_blocks)  # which are in `_cached`
         self._pinned: set[int] = set()
         self._resting: set[int] = set()  # cached and pinned, so not to be evicted
 
@@ -72,9 +73,9 @@ class BlockPool:
         """How many tables name `block`."""
         return self._counts[block]
 
-    def is_evictable(self, block: int) -> bool:
-        """Whether `allocate` could give this block, whose content is kept."""
-        return block in self._cached
+    def num_evictable(self, blocks: Sequence[int]) -> int:
+        """How many of `blocks`, whose content is kept, `allocate` could give. Quick for thousands in an array."""
+        return int(np.count_nonzero(np.frombuffer(self._evictable, np.bool_)[np.asarray(blocks, np.intp)]))
 
     def is_held(self, block: int) -> bool:
         """Whether a transfer needs `block` as it is."""
@@ -108,6 +109,7 @@ class BlockPool:
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
+        self._evictable[block] = False
         self._kept[block] = False
         self.evictions += 1
         self._on_evict(block)
@@ -126,6 +128,7 @@ class BlockPool:
         """One more table names `block`, which is active or cached."""
         if self._counts[block] == 0:
             assert self._kept[block], f"block {block} holds nothing that could be shared"
+            self._evictable[block] = False
             self._cached.pop(block, None)  # it may be in transfer instead
             self._resting.discard(block)
             self.num_active += 1
@@ -146,6 +149,7 @@ class BlockPool:
     def hold(self, block: int) -> None:
         """A transfer needs `block` as it is until `unhold`, whatever tables do."""
         assert self._counts[block] > 0 or self._holds[block] > 0 or self._kept[block]
+        self._evictable[block] = False
         self._cached.pop(block, None)
         self._resting.discard(block)
         self._holds[block] += 1
@@ -170,6 +174,7 @@ class BlockPool:
         self._kept[block] = False
         if block in self._cached:
             del self._cached[block]
+            self._evictable[block] = False
             self._free.append(block)
 
     def pin(self, block: int) -> None:
@@ -177,6 +182,7 @@ class BlockPool:
         assert block in self._cached or block in self._pinned, f"block {block} is not cached"
         if block in self._cached:
             del self._cached[block]
+            self._evictable[block] = False
             self._resting.add(block)
         self._pinned.add(block)
 
@@ -188,6 +194,7 @@ class BlockPool:
             self._resting.add(block)
         elif self._kept[block]:
             self._cached[block] = None
+            self._evictable[block] = True
         else:
             self._free.append(block)
 
@@ -214,6 +221,7 @@ class BlockPool:
         kept, pinned = np.array(self._kept[share], np.bool_), times(self._pinned)
         cached = np.array([block in self._cached for block in blocks.tolist()], np.bool_)
         agree(times(self._free), idle & ~kept, "times on the free list")
+        agree(np.frombuffer(self._evictable, np.bool_)[share], cached, "to be evicted")
         agree(cached, idle & kept & (pinned == 0), "cached")
         agree(times(self._resting), idle & (pinned > 0), "resting")
         assert not np.any(~kept & (pinned > 0)), "a pinned block holds nothing that could be found"

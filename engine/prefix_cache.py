@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from engine.block_pool import EVERY
 from engine.row_tokens import as_blocks
@@ -84,6 +86,7 @@ class PrefixCache:
         self.promised: set[int] = set()  # blocks that are findable and not published
         self._blocks: dict[Digest, int] = {}
         self._prefixes: list[Prefix | None] = [None] * num_blocks  # of findable blocks
+        self._times_forgotten = array("q", bytes(8 * num_blocks))
 
     def __len__(self) -> int:
         """How many blocks are published."""
@@ -134,10 +137,15 @@ class PrefixCache:
     def forget(self, block: int) -> None:
         """`block` is not to be found any more; perhaps it is going to hold something else."""
         prefix, self._prefixes[block] = self.prefix(block), None
+        self._times_forgotten[block] += 1
         del self._blocks[prefix.digest]
         self.promised.discard(block)
         if self.on_change is not None:  # of a promise too: `prefixes` may have told of it
             self.on_change(prefix, False)
+
+    def times_forgotten(self, blocks: array[int]) -> NDArray[np.int64]:
+        """[N] how often each of `blocks` has been forgotten: what was found there is until it has once more."""
+        return np.asarray(self._times_forgotten)[np.asarray(blocks)]
 
     def prefixes(self) -> list[Prefix]:
         """All that are published. Another thread may ask: promises of this very moment may be among them."""
@@ -157,8 +165,8 @@ class PrefixCache:
 class Found:
     """Blocks that hold a sequence's first tokens: on the device, and after those in host memory."""
 
-    device: list[int]
-    host: list[int]
+    device: Sequence[int]
+    host: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.device) + len(self.host)

@@ -333,7 +333,7 @@ class Scheduler:
 
         One more when the tokens are found whole: the last one is computed in a copy of its block.
         """
-        kept = sum(not self.blocks.pool.is_evictable(block) for block in found.device)
+        kept = len(found.device) - self.blocks.pool.num_evictable(found.device)
         return self._blocks_to_resume(group) - kept + self._is_whole(group.in_cache[0], found)
 
     def _blocks_to_come(self, group: SequenceGroup) -> int:

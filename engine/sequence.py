@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.match import Match
 from engine.plan import Int32
 from engine.prefix_cache import Prefix
 from engine.request import FinishReason, Request, TokenLogprob
@@ -32,6 +33,7 @@ class Sequence:
         "host_published",
         "host_table",
         "index",
+        "match",
         "num_found",
         "prefixes",
         "published",
@@ -49,6 +51,7 @@ class Sequence:
         self.salt = group.request.cache_salt
         self.table: BlockTable = []
         self.prefixes: list[Prefix] = []  # of the full blocks of `tokens`, as far as they were needed
+        self.match: Match | None = None  # of `prefixes`, while it waits
         self.published = 0  # blocks of `table` that are findable, or were found
         self.num_found = sys.maxsize  # first blocks that were published when it began, or began again
         self.host_table: BlockTable = []  # host blocks that hold what `table` named, while swapped out

@@ -643,4 +643,61 @@ MUTANTS = [
         "                if group.in_lockstep:\n",
         "                if group.beams is not None:\n",
     ),
+    # -- what was found before ---------------------------------------------------------------------------------
+    Mutant(
+        "what was found is found for ever",
+        "prefix_cache",
+        "        self._times_forgotten[block] += 1\n",
+        "",
+    ),
+    Mutant(
+        "what has become findable is not looked for",
+        "match",
+        "        device.follow(self.prefixes, end)\n",
+        "        if not device.blocks:\n            device.follow(self.prefixes, end)\n",
+    ),
+    Mutant(
+        "found in host memory although something before it is not",
+        "match",
+        "        if before.end >= self.begin:\n",
+        "        if True:\n",
+    ),
+    Mutant(
+        "found in host memory and on the device as well",
+        "match",
+        "            kept = slice(max(0, begin - self.begin), None)\n",
+        "            kept = slice(0, None)\n",
+    ),
+    Mutant(
+        "what was found for the tokens of another beam",
+        "block_manager",
+        "if sequence.match is None or sequence.match.prefixes is not prefixes:",
+        "if sequence.match is None:",
+    ),
+    Mutant(
+        "a block that is given out counts as room",
+        "block_pool",
+        "            self._evictable[block] = False\n            self._cached.pop",
+        "            self._cached.pop",
+    ),
+    # -- what is left of a request that has ended ------------------------------------------------------------
+    Mutant("a group that has ended keeps its sequences", "run_queue", "        group.end()\n", ""),
+    Mutant(
+        "the last samples keep whose they were",
+        "rows",
+        "        self._samples = None  # which may name the sequence, and would keep it alive\n",
+        "",
+    ),
+    Mutant(
+        "a refusal keeps what it refuses",
+        "grammar_queue",
+        "refusal.with_traceback(None)",
+        "refusal",
+    ),
+    Mutant(
+        "an error keeps the step that raised it",
+        "core",
+        "        error.__traceback__ = None  # whose frames hold the step that holds the error: a cycle\n",
+        "",
+    ),
 ]

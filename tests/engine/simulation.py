@@ -7,6 +7,7 @@ how long anyone waits.
 from __future__ import annotations
 
 import random
+from array import array
 from collections import Counter
 
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from engine.core import EngineCore
 from engine.pinning import pin_prefixes
 from engine.plan import Int32, StepPlan
 from engine.preemption import PreemptionMode, PreemptionPolicy
-from engine.prefix_cache import BlockHasher, Found
+from engine.prefix_cache import BlockHasher, Found, Prefix, PrefixCache
 from engine.request import Output, Request, SamplingParams
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
@@ -30,6 +31,21 @@ LONGEST_DELAY = 5  # steps that a transfer may take longer than its own
 COMMON = [7 * i % VOCAB for i in range(24)]  # what many prompts begin with
 
 
+def plain_match(prefixes: list[Prefix], device: PrefixCache, host: PrefixCache) -> Found:
+    """What `Match.renew` must give, whatever it has given before."""
+    found = Found(array("i"), array("i"))
+    for prefix in prefixes:
+        block = None if found.host else device.find(prefix)
+        if block is not None:
+            found.device.append(block)
+            continue
+        block = host.find(prefix)
+        if block is None:
+            break
+        found.host.append(block)
+    return found
+
+
 class WatchedScheduler(Scheduler):
     """A scheduler that may only do what was promised."""
 
@@ -38,6 +54,11 @@ class WatchedScheduler(Scheduler):
     def _attach(self, sequence: Sequence, found: Found) -> None:
         self.promised_hits += sum(not self.blocks.pool.is_kept(block) for block in found.device)
         super()._attach(sequence, found)
+
+    def _find(self, sequence: Sequence) -> Found:
+        found = self.blocks.match(sequence)
+        assert found == plain_match(sequence.prefixes, self.blocks.cache, self.blocks.host.cache)
+        return super()._find(sequence)
 
     def schedule(self, now: float = 0.0) -> StepPlan | None:
         fresh = [group for group in self.queue.waiting if group.queue_seconds is None]

@@ -126,8 +126,31 @@ def promises() -> None:
         module.test_preemptions_do_not_grow_with_the_output(mode, False)
 
 
+def matches() -> None:
+    module = importlib.import_module("tests.engine.test_match")
+    for seed in range(40):
+        module.test_whatever_the_caches_go_through_a_match_is_what_a_new_one_would_be(seed)
+
+
+def memory() -> None:
+    module = importlib.import_module("tests.engine.test_request_memory")
+    module.test_batches_that_end_at_once_leave_nothing()
+    module.test_who_leaves_is_gone_two_steps_later("constrained")
+    module.test_who_makes_steps_raise_leaves_nothing("token")
+    module.test_a_grammar_that_is_refused_takes_its_request_along()
+
+
 # The quickest first.
-KILLERS: list[Callable[[], None]] = [examples, promised_blocks, beams, walks, simulations, promises]
+KILLERS: list[Callable[[], None]] = [
+    examples,
+    promised_blocks,
+    matches,
+    beams,
+    walks,
+    simulations,
+    promises,
+    memory,
+]
 
 
 def test_mutants_have_names_of_their_own() -> None:

@@ -19,7 +19,7 @@ def cached(tables: Tables, tokens: list[int], salt: str = "") -> list[int]:
 
 def found(tables: Tables, tokens: list[int], salt: str = "") -> list[int]:
     (sequence,) = tables.group(tokens, salt=salt)
-    blocks = tables.blocks.match(sequence).device
+    blocks = list(tables.blocks.match(sequence).device)
     tables.rows.release(sequence)
     return blocks
 
@@ -200,7 +200,7 @@ def test_swapping_keeps_children_before_parents_in_both_tiers() -> None:
     tables.leave(filler)
     (again,) = tables.group([1, 2, 3, 4, 5, 6])
     hit = tables.blocks.match(again)
-    assert (hit.device, hit.host) == ([], host_blocks)
+    assert (list(hit.device), list(hit.host)) == ([], host_blocks)
     tables.blocks.attach(again, hit)
     tables.step()
     assert tables.blocks.host.pool.next_to_evict(8) == host_blocks[::-1]

@@ -1,0 +1,104 @@
+"""A long cached prompt that waits is looked up once; what changes meanwhile is noticed all the same."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from engine.match import Match
+from engine.prefix_cache import BlockHasher, Prefix, PrefixCache
+from engine.prefixes import Prefixes
+from engine.request import Request, SamplingParams
+from engine.scheduler import MAX_SPILLS, Scheduler
+from tests.engine.simulation import WatchedScheduler, make_core, plain_match
+
+BLOCK_SIZE = 4
+CACHED_BLOCKS = 200
+FEW = 10  # lookups that a step may take, besides those of what it spills
+
+
+def chains(hasher: BlockHasher) -> list[list[Prefix]]:
+    """The prefixes of prompts that share their beginnings; one object for each prefix of each prompt."""
+    made = []
+    for prompt in ([0] * 12, [0] * 7 + [1] * 5, [0] * 3 + [2] * 9, [0] * 12):
+        prefixes: list[Prefix] = []
+        Prefixes(hasher).extend(prefixes, hasher.pieces(prompt), "")
+        made.append(prefixes)
+    return made
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_the_caches_go_through_a_match_is_what_a_new_one_would_be(seed: int) -> None:
+    rng = random.Random(seed)
+    made = chains(BlockHasher(1, seed=0))
+    tiers = [PrefixCache(30), PrefixCache(30)]
+    matches = [Match([], *tiers) for _ in made]
+    for prefixes, match in zip(made, matches, strict=True):
+        match.prefixes = prefixes[: rng.choice([5, 12])]
+    for _ in range(400):
+        cache = rng.choice(tiers)
+        block = rng.randrange(30)
+        change = rng.random()
+        if block in cache:
+            if change < 0.5 or cache is tiers[1]:
+                cache.forget(block)
+            elif block in cache.promised:
+                cache.publish(cache.prefix(block), block)
+        else:
+            prefix = rng.choice(rng.choice(made))
+            if change < 0.3 and cache is tiers[0]:
+                cache.promise([prefix], [block])
+            else:
+                cache.publish(prefix, block)
+        for prefixes, match in zip(made, matches, strict=True):
+            if rng.random() < 0.5:
+                assert match.renew() == plain_match(match.prefixes, *tiers)
+            if rng.random() < 0.02 and len(match.prefixes) < 12:
+                match.prefixes.append(prefixes[len(match.prefixes)])
+        for tier in tiers:
+            tier.check()
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, CACHED_BLOCKS])
+def test_a_long_cached_prompt_at_the_head_of_the_queue_costs_a_step_little(
+    num_host_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While others decode, fill blocks, and push out what is cached: the end of that prompt, too."""
+    core = make_core(CACHED_BLOCKS + 40, BLOCK_SIZE, 8, 2000, num_host_blocks=num_host_blocks)
+    prompt = [i * 7 % 50 for i in range(CACHED_BLOCKS * BLOCK_SIZE)]
+    core.add(Request(0, prompt, SamplingParams(max_tokens=1, ignore_eos=True)))
+    while core.has_work:
+        core.step()
+    for i in range(1, 5):
+        core.add(Request(i, [i] * 40, SamplingParams(max_tokens=80, ignore_eos=True)))
+    for _ in range(4):
+        core.step()
+    core.add(Request(9, [*prompt, 1, 2, 3], SamplingParams(max_tokens=8, ignore_eos=True)))
+    core.step()
+    (waiting,) = core.scheduler.queue.waiting
+    monkeypatch.setattr(WatchedScheduler, "_find", Scheduler._find)
+    counts: Counter[str] = Counter()
+    for cls, name in ((PrefixCache, "find"), (BlockHasher, "next")):
+
+        def counting(self: Any, *args: Any, method: Any = getattr(cls, name), name: str = name) -> Any:
+            counts[name] += 1
+            return method(self, *args)
+
+        monkeypatch.setattr(cls, name, counting)
+    evictions, steps = core.scheduler.blocks.pool.evictions, 0
+    while True:
+        counts.clear()
+        core.step()
+        if not core.scheduler.queue.waiting:
+            break
+        steps += 1
+        assert counts["find"] <= FEW + (MAX_SPILLS if num_host_blocks else 0) and counts["next"] <= FEW, (
+            f"step {steps} looks up {counts}"
+        )
+    assert steps > 50
+    assert core.scheduler.blocks.pool.evictions > evictions + 20
+    assert 0 < waiting.cached_tokens < len(prompt) or num_host_blocks
+    assert bool(num_host_blocks) == bool(waiting.cached_host_tokens)
