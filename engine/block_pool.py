@@ -74,7 +74,7 @@ class BlockPool:
         return self._counts[block]
 
     def num_evictable(self, blocks: Sequence[int]) -> int:
-        """How many of `blocks`, whose content is kept, `allocate` could give. Quick for thousands in an array."""
+        """How many of `blocks`, whose content is kept, `allocate` could give. Quick for an array."""
         return int(np.count_nonzero(np.frombuffer(self._evictable, np.bool_)[np.asarray(blocks, np.intp)]))
 
     def is_held(self, block: int) -> bool:

@@ -144,7 +144,7 @@ class PrefixCache:
             self.on_change(prefix, False)
 
     def times_forgotten(self, blocks: array[int]) -> NDArray[np.int64]:
-        """[N] how often each of `blocks` has been forgotten: what was found there is until it has once more."""
+        """[N] how often each of `blocks` was forgotten: what was found in it is there until once more."""
         return np.asarray(self._times_forgotten)[np.asarray(blocks)]
 
     def prefixes(self) -> list[Prefix]:

@@ -56,6 +56,9 @@ TIMED_BLOCKS = 64  # moved to time the link to host memory
 # fewer are quick: it may take 20 ms for each token of a small model in bfloat16.
 TIMED_TOKENS = {"cuda": (2048,), "cpu": (8, 64, 512)}
 QUICK_SECONDS = 0.1
+# Times as many tokens stand before the chunk that is timed once more, for what its attention takes: a prefill
+# of 100,000 tokens takes several times as long a token as one of 2,048.
+LONGER_CONTEXT = 8
 FIRST_FP8_CAPABILITY = (8, 9)  # Ada; Triton has no e4m3 before
 UNFUSED_TOKENS = 304  # whose products `kernels.hopper_matmul` does not take but for the smallest models
 RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
@@ -287,7 +290,7 @@ def _activation_bytes(runner: ModelRunner) -> int:
 
 
 def measure_costs(runner: ModelRunner, num_blocks: int) -> PreemptionPolicy:
-    """Time one transfer of a few blocks and one prefill: what a preemption costs either way."""
+    """Time a transfer of a few blocks and two prefills: what a preemption costs either way."""
     assert runner.cache.host is not None
     count = min(TIMED_BLOCKS, num_blocks, len(runner.cache.host))
     blocks = np.arange(count, dtype=np.int32)
@@ -295,29 +298,40 @@ def measure_costs(runner: ModelRunner, num_blocks: int) -> PreemptionPolicy:
     nothing = largest_step(Limits(1, 1, 1), sampled=1)
     transfer = msgspec.structs.replace(nothing, swap_out=pairs)
     seconds = [_best_seconds(runner, plan) for plan in (transfer, nothing)]
+    per_token, per_pair = _prefill_costs(runner)
     return PreemptionPolicy(
         seconds_per_block=max(seconds[0] - seconds[1], 0.0) / count,
-        seconds_per_token=_prefill_seconds(runner),
+        seconds_per_token=per_token,
+        seconds_per_pair=per_pair,
     )
 
 
-def _prefill_seconds(runner: ModelRunner) -> float:
-    """Of one token, in the longest prefill that is timed."""
+def _prefill_costs(runner: ModelRunner) -> tuple[float, float]:
+    """Seconds a token, and for each one before it: of the longest prefill that is timed.
+
+    As a prompt's beginning, and far behind one: what comes between costs the same a token, but for attention.
+    """
     most = min(runner.limits.max_num_batched_tokens, runner.limits.max_model_len)
     for count in TIMED_TOKENS[runner.device.type]:
         tokens = min(count, most)
-        seconds = _best_seconds(runner, largest_step(Limits(1, tokens, tokens), sampled=1))
+        chunk = largest_step(Limits(1, tokens, tokens), sampled=1)
+        seconds = _best_seconds(runner, chunk)
         if tokens == most or seconds > QUICK_SECONDS:
             break
-    return seconds / tokens
+    before = min(LONGER_CONTEXT * tokens, runner.limits.max_model_len - tokens)
+    per_pair = 0.0
+    if before > 0:
+        farther = msgspec.structs.replace(chunk, context_lens=chunk.context_lens + np.int32(before))
+        per_pair = max(_best_seconds(runner, farther, times=2) - seconds, 0.0) / (tokens * before)
+    return max(seconds / tokens - per_pair * tokens / 2, 0.0), per_pair
 
 
-def _best_seconds(runner: ModelRunner, plan: StepPlan) -> float:
-    times = []
-    for _ in range(3):
+def _best_seconds(runner: ModelRunner, plan: StepPlan, times: int = 3) -> float:
+    taken = []
+    for _ in range(times):
         begin = time.perf_counter()
         flight = runner.launch(plan)
         flight.wait()
         flight.has_moved(wait=True)
-        times.append(time.perf_counter() - begin)
-    return min(times)
+        taken.append(time.perf_counter() - begin)
+    return min(taken)

@@ -68,12 +68,12 @@ class Yielding:
         group = self._queue.running[-1]
         rows = {sequence.row for sequence in group.live}
         blocks = len({block for sequence in group.live for block in sequence.table})
-        tokens = int(self._queue.rows.context[list(rows)].sum())
+        contexts = self._queue.rows.context[list(rows)].tolist()
         # What this very step was to write to its blocks has not been written yet, and will not be.
         # Little is lost then: the group was let in just now, or is computing several sequences again.
         drafted = any(prefill.row in rows for prefill in draft.prefills) or not self._blocks.is_written(group)
         draft.preempted |= rows
-        swap = not drafted and self._policy.swaps(blocks, tokens) and self._blocks.swap_out(group)
+        swap = not drafted and self._policy.swaps(blocks, contexts) and self._blocks.swap_out(group)
         self._queue.leave(group, swapped=swap)
         if swap:
             self.swaps += 1
@@ -86,7 +86,7 @@ class Yielding:
             "beneficiary": beneficiary.group.request.id,
             "mode": "swap" if swap else "recompute",
             "blocks": blocks,
-            "tokens": tokens,
+            "tokens": sum(contexts),
         }
         logger.debug(
             "preempted request=%(request)d for=%(beneficiary)d mode=%(mode)s blocks=%(blocks)d "

@@ -643,7 +643,7 @@ MUTANTS = [
         "                if group.in_lockstep:\n",
         "                if group.beams is not None:\n",
     ),
-    # -- what was found before ---------------------------------------------------------------------------------
+    # -- what was found before -----------------------------------------------------------------------------
     Mutant(
         "what was found is found for ever",
         "prefix_cache",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -62,6 +63,14 @@ def test_whatever_the_caches_go_through_a_match_is_what_a_new_one_would_be(seed:
             tier.check()
 
 
+def counted(method: Callable[..., Any], counts: Counter[str]) -> Callable[..., Any]:
+    def counting(*args: Any) -> Any:
+        counts[method.__name__] += 1
+        return method(*args)
+
+    return counting
+
+
 @pytest.mark.parametrize("num_host_blocks", [0, CACHED_BLOCKS])
 def test_a_long_cached_prompt_at_the_head_of_the_queue_costs_a_step_little(
     num_host_blocks: int, monkeypatch: pytest.MonkeyPatch
@@ -82,12 +91,7 @@ def test_a_long_cached_prompt_at_the_head_of_the_queue_costs_a_step_little(
     monkeypatch.setattr(WatchedScheduler, "_find", Scheduler._find)
     counts: Counter[str] = Counter()
     for cls, name in ((PrefixCache, "find"), (BlockHasher, "next")):
-
-        def counting(self: Any, *args: Any, method: Any = getattr(cls, name), name: str = name) -> Any:
-            counts[name] += 1
-            return method(self, *args)
-
-        monkeypatch.setattr(cls, name, counting)
+        monkeypatch.setattr(cls, name, counted(getattr(cls, name), counts))
     evictions, steps = core.scheduler.blocks.pool.evictions, 0
     while True:
         counts.clear()

@@ -104,7 +104,7 @@ def test_batches_that_end_at_once_leave_nothing() -> None:
 def test_an_engine_that_is_never_idle_holds_only_what_is_unfinished(
     mode: PreemptionMode, aborts: float
 ) -> None:
-    """What has ended in the step just committed may still be named by the one in flight, and by no later one."""
+    """What has ended in the step just committed may be named by the one in flight, and by no later one."""
     rng = random.Random(1)
     core = some_core(mode, BLOCKS if mode == "swap" else 0, pushed=random.Random(2))
     added, unfinished, most = 0, {}, 0
