@@ -33,6 +33,7 @@ from kernels.decode_splits import DecodeWorkspace
 from kernels.shared_prefix import LANES, SharedPrefixes, rows_of_bundle, shared_lens
 
 LOGPROB_SLICE = 256  # rows of logits that are held at once while prompt logprobs are computed
+TABLE_ENTRIES = 1 << 18  # of whole tables that a step sends: a hundred rows of 40,000 tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class ModelRunner:
         max_blocks = -(-limits.max_model_len // cache.block_size)
         self.block_tables = torch.zeros(rows, max_blocks, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
-        self.staging = Staging(_staging_words(limits, rows, max_blocks), device)
+        self.staging = Staging(staging_words(limits, max_blocks), device)
         self.row_state = RowState(rows, device, self.staging)
         self.processor = LogitProcessor(rows, config.vocab_size, device, backend)
         self.workspace: DecodeWorkspace | DecodeGather = DecodeGather()
@@ -294,17 +295,14 @@ class ModelRunner:
         return DeviceLogprobs(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _staging_words(limits: Limits, rows: int, max_blocks: int) -> int:
-    """Most int32 words of a plan: 13 columns a row, 4 a token (targets included), and blocks' moves.
+def staging_words(limits: Limits, max_blocks: int) -> int:
+    """int32 words of nearly every plan: 13 columns a row, 4 a token (targets included), and blocks' moves.
 
-    A step names new blocks for the tokens it computes, two a row to spare, and for each row that forks a
-    whole table. Of rows that share prefixes it names those of a bundle to every four.
+    A step names new blocks for the tokens it computes, two a row to spare, and whole tables for rows that
+    fork, share or come back: of these so many as are usual at once, and more by more memory. Of rows that
+    share prefixes it names those of a bundle to every four.
     """
-    tokens = limits.max_num_batched_tokens
-    words = (
-        (13 + LANES // SMALLEST_BUNDLE) * rows
-        + 4 * tokens
-        + 2 * (tokens + 2 * rows + rows * max_blocks)
-        + 2 * rows
-    )
+    rows, tokens = limits.max_num_seqs + 1, limits.max_num_batched_tokens
+    tables = min(rows * max_blocks, max(max_blocks, TABLE_ENTRIES))
+    words = (13 + LANES // SMALLEST_BUNDLE) * rows + 4 * tokens + 2 * (tokens + 2 * rows + tables) + 2 * rows
     return words + ALIGNMENT * (32 + rows)

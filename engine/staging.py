@@ -55,20 +55,30 @@ class PaddedInputs:
 
 
 class Staging:
-    """Rotating pinned int32 buffers, from which arrays go to the device."""
+    """Rotating pinned int32 buffers, from which arrays go to the device.
+
+    A buffer that is too small is replaced by a larger one when its turn comes: the most that a step can ever
+    send, whole tables for all rows, would be gigabytes of pinned memory that hardly any step needs.
+    """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
-        pinned = device.type == "cuda"
-        self._host = [torch.empty(capacity, dtype=torch.int32, pin_memory=pinned) for _ in range(ROTATION)]
+        """`capacity`: words of nearly all uploads."""
+        self._pinned = device.type == "cuda"
+        self._host = [self._buffer(capacity) for _ in range(ROTATION)]
         self._views = [buffer.numpy() for buffer in self._host]
-        self._copy = copy_pinned if pinned else Tensor.copy_
+        self._copy = copy_pinned if self._pinned else Tensor.copy_
         self._device = device
         self._turn = 0
 
+    @property
+    def num_bytes(self) -> int:
+        """That the buffers take."""
+        return sum(buffer.nbytes for buffer in self._host)
+
     def upload(self, arrays: list[Int32]) -> list[Tensor]:
         """Each array as a view of a new device buffer; one copy in stream order."""
-        host, view = self._next()
         begins = _begins(arrays)
+        host, view = self._next(begins[-1])
         for array, begin in zip(arrays, begins, strict=False):
             view[begin : begin + array.size] = array.ravel()
         target = torch.empty(begins[-1], dtype=torch.int32, device=self._device)
@@ -77,8 +87,8 @@ class Staging:
 
     def upload_into(self, inputs: PaddedInputs, arrays: list[Int32]) -> None:
         """Flat arrays that `inputs` hold, padded; one copy in stream order."""
-        host, view = self._next()
         words = len(inputs.words)
+        host, view = self._next(words)
         view[:words] = inputs.words
         for array, begin in zip(arrays, inputs.begins, strict=False):
             view[begin : begin + len(array)] = array
@@ -86,11 +96,19 @@ class Staging:
 
     def upload_words(self, target: Tensor, words: Int32) -> None:
         """`words` to all of `target` [N] i32 on the device, in stream order."""
-        host, view = self._next()
+        host, view = self._next(words.size)
         view[: words.size] = words.ravel()
         self._copy(target, host[: words.size])
 
-    def _next(self) -> tuple[Tensor, Int32]:
-        """The buffer whose turn it is, and what the host sees of it."""
-        self._turn = (self._turn + 1) % ROTATION
-        return self._host[self._turn], self._views[self._turn]
+    def _next(self, words: int) -> tuple[Tensor, Int32]:
+        """The buffer whose turn it is, which holds so many, and what the host sees of it."""
+        self._turn = turn = (self._turn + 1) % ROTATION
+        if words > len(
+            self._views[turn]
+        ):  # nothing reads the smaller one any more, or it would not be its turn
+            self._host[turn] = self._buffer(1 << (words - 1).bit_length())
+            self._views[turn] = self._host[turn].numpy()
+        return self._host[turn], self._views[turn]
+
+    def _buffer(self, words: int) -> Tensor:
+        return torch.empty(words, dtype=torch.int32, pin_memory=self._pinned)

@@ -171,9 +171,9 @@ def test_no_step_uploads_more_than_its_share_of_the_buffers(
         uploads.append(0)
         return execute(plan)
 
-    def counted() -> tuple[Tensor, Int32]:
+    def counted(words: int) -> tuple[Tensor, Int32]:
         uploads[-1] += 1
-        return take_turn()
+        return take_turn(words)
 
     monkeypatch.setattr(runner, "_execute", executed)
     monkeypatch.setattr(runner.staging, "_next", counted)
