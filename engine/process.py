@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine import garbage
 from engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
 from engine.core import EngineCore
 from engine.logs import configure_logging
@@ -145,7 +146,7 @@ def run_engine(connection: socket.socket) -> int:
             from engine.publisher import start_publisher
 
             publisher = start_publisher(start.registry, start.config, info, core, start.pinned)
-        _collect_garbage_when_idle()
+        garbage.keep_what_is_there()
         connection.sendall(encode_frame(StepFrame(StepOutputs(), core.stats)))
         connection.sendall(encode_frame(ReadyFrame(info)))
         _serve(connection, reader, core, frames, publisher)
@@ -200,15 +201,7 @@ def _serve(
         steps += 1
         if steps % CHECK_EVERY == 0:
             core.scheduler.check(CHECK_SHARES[steps // CHECK_EVERY % len(CHECK_SHARES)])
-        if not core.has_work:
-            gc.collect(1)
-
-
-def _collect_garbage_when_idle() -> None:
-    """From here on; a full collection over the model's objects takes milliseconds, so it is the last one."""
-    gc.disable()
-    gc.collect()
-    gc.freeze()
+        garbage.collect(garbage.BUSY_OBJECTS if core.has_work else garbage.IDLE_OBJECTS)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from engine.prefixes import Prefixes
 from engine.request import Request, SamplingParams
 from engine.scheduler import MAX_SPILLS, Scheduler
 from tests.engine.simulation import WatchedScheduler, make_core, plain_match
+from tests.engine.tables import Tables
 
 BLOCK_SIZE = 4
 CACHED_BLOCKS = 200
@@ -61,6 +62,24 @@ def test_whatever_the_caches_go_through_a_match_is_what_a_new_one_would_be(seed:
                 match.prefixes.append(prefixes[len(match.prefixes)])
         for tier in tiers:
             tier.check()
+
+
+def test_a_beam_that_goes_on_from_another_is_looked_up_anew() -> None:
+    tables = Tables(12, 2, hasher=BlockHasher(2, seed=0))
+    cached = [*tables.group([1, 2, 3, 4]), *tables.group([1, 2, 5, 6])]
+    for sequence in cached:
+        tables.write(sequence, [])
+    tables.step()
+    blocks = [list(sequence.table) for sequence in cached]
+    tables.leave(*cached)
+    parent, child = tables.group([1, 2], n=2)
+    for beam, tokens in ((parent, [3, 4]), (child, [5, 6])):
+        for token in tokens:
+            beam.append(token)
+    assert [list(tables.blocks.match(beam).device) for beam in (parent, child)] == blocks
+    child.take_tokens(parent)
+    tables.blocks.host.fork(parent, child)
+    assert list(tables.blocks.match(child).device) == blocks[0]
 
 
 def counted(method: Callable[..., Any], counts: Counter[str]) -> Callable[..., Any]:

@@ -130,6 +130,7 @@ def matches() -> None:
     module = importlib.import_module("tests.engine.test_match")
     for seed in range(40):
         module.test_whatever_the_caches_go_through_a_match_is_what_a_new_one_would_be(seed)
+    module.test_a_beam_that_goes_on_from_another_is_looked_up_anew()
 
 
 def memory() -> None:
