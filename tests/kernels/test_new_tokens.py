@@ -328,14 +328,15 @@ def test_splits_over_an_fp12_cache(shape, splits, dtype, device):
         assert_alike(one, other, torch.bfloat16)
 
 
+@pytest.mark.parametrize("large", [torch.inf, 65408.0])
 @pytest.mark.parametrize(
     ("shape", "splits"), [(SHAPES[5], 1), (SHAPES[5], 16), ((4, 1, 128, 16, 0, False, False), 1)]
 )
-def test_an_fp12_cache_gets_what_rounding_gives_and_nothing_else(shape, splits, dtype, device):
-    """Bit by bit, of heads that are neither normalised nor rotated; one value has an infinity."""
+def test_an_fp12_cache_gets_what_rounding_gives_and_nothing_else(shape, splits, large, dtype, device):
+    """Bit by bit, of heads that are neither normalised nor rotated; one value has what is too large."""
     step = Step(shape, dtype, device)
     _, kv_heads, head_dim, *_ = shape
-    step.qkv[3, -1] = torch.inf
+    step.qkv[3, -1] = large
     held, kv_scales = in_format(step.paged, FP12)
     expected, expected_scales = held.kv.clone(), kv_scales.clone()
     newest = step.qkv.unflatten(1, (-1, head_dim))[:, -2 * kv_heads :].unflatten(1, (2, kv_heads))
