@@ -73,8 +73,8 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     low, high = quarters & 0xFF, quarters & 0x8700
     turned = [(part >> 4 * j | part << (16 - 4 * j)) & 0xFFFF for j, part in enumerate(high.unbind(-2))]
     planes = (low[..., 0, :] | low[..., 1, :] << 8, low[..., 2, :] | low[..., 3, :] << 8, sum(turned))
-    planes = torch.stack(planes, -2).to(torch.int16).view(torch.uint8)
-    return planes, unless_broken(scales.half(), given, BEYOND)
+    scales = unless_broken(scales.half(), given, BEYOND)
+    return torch.stack(planes, -2).to(torch.int16).view(torch.uint8), scales
 
 
 def dequantize(planes: Tensor, scales: Tensor) -> Tensor:

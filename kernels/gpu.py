@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -55,7 +56,7 @@ def gpu_of(device: torch.device) -> Gpu:
     """Return the description of a CUDA device, or NO_GPU for any other device."""
     if device.type != "cuda":
         return NO_GPU
-    found = torch.cuda.get_device_properties(device)
+    found: Any = torch.cuda.get_device_properties(device)  # torch's types leave out what is opted into
     return Gpu(
         found.name,
         (found.major, found.minor),
