@@ -19,6 +19,7 @@ from engine.config import EngineConfig, KVCacheDtype
 from engine.kv_cache import KVCache, bytes_per_block, expanded_dtype
 from engine.models.config import ModelConfig
 from engine.models.loader import load_model
+from engine.request import Request, SamplingParams
 from engine.runner import ModelRunner
 from kernels.backend import Backend, torch_backend
 from kernels.gpu import NO_GPU
@@ -282,6 +283,33 @@ def test_a_nan_among_keys_and_values_becomes_one_in_later_logits(
     later = driver.step({0: 10}, {1: [10, 11]}) | driver.step({}, {0: [11, 12]})
     assert later[0].isnan().all()
     assert later[1][:, bad + 1 :].isfinite().all()  # where weights are tied, the bad token's logit is NaN
+
+
+@pytest.mark.parametrize(("cache", "large"), [("fp12_e4m7", 70_000.0), ("fp8_e4m3", 3e7)])
+def test_a_value_larger_than_its_format_ends_the_request_that_has_it_alone(
+    cache: str, large: float, model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """It was clipped, and the answer another than the model's."""
+    folder, bad = shutil.copytree(model_folder("llama3-sharded"), tmp_path / "model"), 5
+    for part in folder.glob("*.safetensors"):
+        weights = load_file(part)
+        for name, weight in weights.items():
+            if name.endswith("embed_tokens.weight"):  # only the bad token has anything in its first place
+                weight[:, 0], weight[bad] = 0.0, 0.0
+                weight[bad, 0] = 1.0
+            if name.endswith("layers.0.self_attn.v_proj.weight"):
+                weight[:, 0] = large
+            if name.endswith("layers.0.input_layernorm.weight"):
+                weight.fill_(1.0)
+        save_file(weights, part, {"format": "pt"})
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    asked = [Request(0, [7, bad, 8], params), Request(1, [7, 9, 8], params)]
+    rounded, whole = (run(start(folder, {"kv_cache_dtype": held}), asked) for held in (cache, "model"))
+    assert [outputs[-1].finish_reason for outputs in whole.values()] == ["length", "length"]
+    assert rounded[0, 0][-1].finish_reason == "error" and not tokens_of(rounded[0, 0])
+    assert "--kv-cache-dtype model" in (rounded[0, 0][-1].error or "")
+    alone = run(start(folder, {"kv_cache_dtype": cache}), asked[1:])
+    assert tokens_of(rounded[1, 0]) == tokens_of(alone[1, 0])
 
 
 def test_scales_of_a_checkpoint_are_refused_by_name(
