@@ -133,7 +133,10 @@ def _append(queue: RunQueue, sequence: Sequence, token: int, logprob: TokenLogpr
     if token == NOT_FINITE:
         output.tokens = []
         output.finish_reason = "error"
-        output.error = "the model gave logits that are not finite"
+        output.error = (
+            "the model gave logits that are not finite; if its keys or values are larger than a rounded KV "
+            "cache holds (fp12_e4m7: 65,280), --kv-cache-dtype model keeps them as they are"
+        )
     else:
         sequence.append(token)
         if logprob is not None:

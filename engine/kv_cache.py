@@ -15,6 +15,7 @@ from engine.models.config import ModelConfig
 from engine.plan import Int32
 from kernels import hopper_decode, hopper_prefill
 from kernels.fp12 import DTYPE as FP12
+from kernels.gpu import Gpu
 from kernels.kv_formats import ROUNDED, elements_of, vectors_of
 
 SCALE_TYPE = torch.float16
@@ -45,7 +46,7 @@ def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) ->
 
 
 def expanded_dtype(
-    config: ModelConfig, kv_dtype: torch.dtype, dtype: torch.dtype, device: torch.device
+    config: ModelConfig, kv_dtype: torch.dtype, dtype: torch.dtype, gpu: Gpu
 ) -> torch.dtype | None:
     """What prefill attention of a model in dtype has a cache expanded to; None: it reads that itself.
 
@@ -53,20 +54,20 @@ def expanded_dtype(
     """
     expands = kv_dtype == FP12 and dtype == torch.bfloat16 and not all(config.windows)
     group = config.num_heads // config.num_kv_heads
-    suits = expands and hopper_prefill.takes_heads(device, dtype, config.head_dim, group)
+    suits = expands and hopper_prefill.takes_heads(gpu, dtype, config.head_dim, group)
     return dtype if suits else None
 
 
-def automatic_dtype(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+def automatic_dtype(config: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> torch.dtype:
     """What `--kv-cache-dtype auto` has keys and values of a model in dtype held as.
 
     That is fp12 where Hopper's prefill attention takes what it is expanded to (see `expanded_dtype`) and
     `kernels.hopper_decode` its planes: elsewhere it would be slower than dtype itself. Nor is it of use in
     models of so few layers that with what one is expanded to they take no less memory.
     """
-    expanded = expanded_dtype(config, FP12, dtype, device)
+    expanded = expanded_dtype(config, FP12, dtype, gpu)
     group = config.num_heads // config.num_kv_heads
-    if expanded is None or not hopper_decode.takes_heads(device, dtype, config.head_dim, group):
+    if expanded is None or not hopper_decode.takes_heads(gpu, dtype, config.head_dim, group):
         return dtype
     taken = bytes_per_block(config, 1, FP12) + expanded_bytes_per_block(config, 1, expanded)
     return FP12 if taken < bytes_per_block(config, 1, dtype) else dtype

@@ -14,6 +14,7 @@ from engine.runner import Limits, ModelRunner
 from engine.trial_steps import rare_step
 from kernels.backend import Backend
 from kernels.compiling import only_compiled
+from kernels.gpu import gpu_of
 from kernels.hopper_matmul import launch_each
 
 
@@ -33,7 +34,7 @@ def rehearse(
     windows = (*dict.fromkeys(config.windows), config.windows[-1])
     config = replace(config, num_layers=len(windows), windows=windows)
     model = build_model(config, backend, Weights(device, dtype), limits.max_model_len)
-    expanded = expanded_dtype(config, kv_dtype, dtype, device)
+    expanded = expanded_dtype(config, kv_dtype, dtype, gpu_of(device))
     cache = KVCache(config, 1, block_size, kv_dtype, device, backend.copy_blocks, expanded)
     runner = ModelRunner(model, backend, cache, limits, device)
     with only_compiled():

@@ -43,6 +43,7 @@ from engine.trial_steps import largest_step, rare_step
 from kernels.backend import torch_backend, triton_backend
 from kernels.compiling import compiling_beside
 from kernels.fp8 import DTYPE as FP8
+from kernels.gpu import FIRST_CAPABILITY, NO_GPU, Gpu, gpu_of
 from kernels.kv_formats import ROUNDED, elements_of, name_of
 
 CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
@@ -59,7 +60,6 @@ QUICK_SECONDS = 0.1
 # Times as many tokens stand before the chunk that is timed once more, for what its attention takes: a prefill
 # of 100,000 tokens takes several times as long a token as one of 2,048.
 LONGER_CONTEXT = 8
-FIRST_FP8_CAPABILITY = (8, 9)  # Ada; Triton has no e4m3 before
 UNFUSED_TOKENS = 304  # whose products `kernels.hopper_matmul` does not take but for the smallest models
 RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
 
@@ -94,17 +94,18 @@ def start_engine(
     asked_at: `time.monotonic()` of any process here, from which progress counts its seconds; None: now.
     """
     report = _Reporter(on_progress, time.monotonic() if asked_at is None else asked_at)
+    device = _device(config)
+    gpu = gpu_of(device)
     folder = resolve_model(config.model, report.phase("download", "B"))
     model_config = ModelConfig.from_folder(folder)
-    device = _device(config)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # one core is the API process's
     dtype = _dtype(config, model_config, device)
-    kv_dtype = _kv_dtype(config, model_config, dtype, device)
+    kv_dtype = _kv_dtype(config, model_config, dtype, gpu)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     backend = triton_backend() if device.type == "cuda" else torch_backend()
     max_num_batched_tokens = config.max_num_batched_tokens or max(
-        _default_batched_tokens(device), config.max_num_seqs
+        _default_batched_tokens(device, gpu), config.max_num_seqs
     )
     limits = Limits(config.max_num_seqs, max_num_batched_tokens, max_model_len)
     with_graphs = device.type == "cuda" and not config.enforce_eager
@@ -124,7 +125,7 @@ def start_engine(
             seed=config.seed or 0,
             on_progress=report.phase("weights", "B"),
         )
-    expanded = expanded_dtype(model_config, kv_dtype, dtype, device)
+    expanded = expanded_dtype(model_config, kv_dtype, dtype, gpu)
     held = (config.block_size, kv_dtype, device, backend.copy_blocks, expanded)
     runner = ModelRunner(model, backend, KVCache(model_config, 1, *held), limits, device)
 
@@ -154,7 +155,7 @@ def start_engine(
         architecture=model_config.architecture,
         dtype=name_of(dtype),
         kv_cache_dtype=name_of(kv_dtype),
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        device=gpu.name,
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
         max_model_len=max_model_len,
@@ -193,11 +194,19 @@ def start_engine(
 
 
 def _device(config: EngineConfig) -> torch.device:
-    if config.device == "cuda" and not torch.cuda.is_available():
+    """Return the device of the flag. Raises ValueError if it is not there, or too old for the kernels."""
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
         raise ValueError("--device cuda: this torch sees no CUDA device; use --device cpu or auto")
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(config.device)
+    device = torch.device("cuda")
+    gpu = gpu_of(device)
+    if gpu.capability < FIRST_CAPABILITY:
+        raise ValueError(
+            f"{gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]}) is too old: Quire needs compute "
+            "capability 8.0 (Ampere) or later; use --device cpu"
+        )
+    return device
 
 
 def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
@@ -209,36 +218,28 @@ def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> to
     return dtype
 
 
-def _default_batched_tokens(device: torch.device) -> int:
+def _default_batched_tokens(device: torch.device, gpu: Gpu) -> int:
     if device.type == "cpu":
         return CPU_BATCHED_TOKENS
-    multiprocessors: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return BATCHED_TOKENS_PER_MULTIPROCESSOR * multiprocessors
+    return BATCHED_TOKENS_PER_MULTIPROCESSOR * gpu.multiprocessors
 
 
-def _kv_dtype(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> torch.dtype:
+def _kv_dtype(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> torch.dtype:
     """Of the KV cache. Raises ValueError where the flag's format does not suit the device or the model."""
     if config.kv_cache_dtype == "auto":
-        return automatic_dtype(model, dtype, device)
+        return automatic_dtype(model, dtype, gpu)
     if config.kv_cache_dtype == "model":
         return dtype
-    unsuited = {name: _why_unsuited(held, model, device) for name, held in ROUNDED.items()}
+    unsuited = {name: _why_unsuited(held, model, gpu) for name, held in ROUNDED.items()}
     if (why := unsuited[config.kv_cache_dtype]) is not None:
         others = [f"give {name}, or " for name, reason in unsuited.items() if reason is None]
         raise ValueError(f"--kv-cache-dtype: {why}; {''.join(others)}leave it out")
     return ROUNDED[config.kv_cache_dtype]
 
 
-def _why_unsuited(kv_dtype: torch.dtype, model: ModelConfig, device: torch.device) -> str | None:
-    if (
-        kv_dtype == FP8
-        and device.type == "cuda"
-        and torch.cuda.get_device_capability(device) < FIRST_FP8_CAPABILITY
-    ):
-        name = torch.cuda.get_device_name(device)
-        return f"fp8_e4m3 needs a GPU of compute capability 8.9 or later, but {name} is older"
+def _why_unsuited(kv_dtype: torch.dtype, model: ModelConfig, gpu: Gpu) -> str | None:
+    if kv_dtype == FP8 and gpu is not NO_GPU and not gpu.has_e4m3:
+        return f"fp8_e4m3 needs a GPU of compute capability 8.9 or later, but {gpu.name} is older"
     try:
         elements_of(model.head_dim, kv_dtype)
     except ValueError as error:

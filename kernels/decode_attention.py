@@ -8,7 +8,10 @@ import triton
 from kernels.decode_kernel import decode_kernel
 from kernels.decode_splits import DecodeWorkspace, Merge, merge_splits, plan_splits
 from kernels.fp8 import DTYPE as FP8
+from kernels.gpu import Gpu, gpu_of
+from kernels.hopper_decode import TILE as HOPPER_TILE
 from kernels.hopper_decode import hopper_decode, suits_hopper_decode
+from kernels.key_tiles import KeyTiles, key_tiles
 from kernels.kv_formats import check_kv_scales
 from kernels.kv_scales import words
 from kernels.launch import dependent_launch
@@ -31,6 +34,14 @@ SMALL_STAGES = 2
 # through the loop: 28.3 against 29.7 µs of 8 rows.
 FIRST_SPLITS = 16
 EARLY = 2
+
+
+def decode_tiles(gpu: Gpu, lanes: int, dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> KeyTiles:
+    """Return the tiles of `kernels.decode_kernel` of `lanes` query heads of dim, both powers of two."""
+    keys, paired = tile_keys(dim, dtype.itemsize), False
+    if kv_dtype == FP8 and dtype.itemsize == 2:
+        keys, paired = 2 * keys, True  # in as many bytes
+    return key_tiles(gpu, KeyTiles(keys, STAGES), lanes, dim, dtype, kv_dtype, paired=paired)
 
 
 def decode_attention(
@@ -101,9 +112,10 @@ def decode_attention(
         return
     group = num_q_heads // num_kv_heads
     dim = triton.next_power_of_2(head_dim)
-    tile = tile_keys(dim, q.element_size())
-    if kv.dtype == FP8 and q.element_size() == 2:
-        tile *= 2  # in as many bytes
+    lanes = max(16, triton.next_power_of_2(group))
+    by_hopper = not small and suits_hopper_decode(q, kv)
+    tiles = decode_tiles(gpu_of(q.device), lanes, dim, q.dtype, kv.dtype)
+    tile = HOPPER_TILE if by_hopper else tiles.keys
     max_tiles = triton.cdiv(block_tables.shape[1] * block_size, tile)
     prefixes: tuple[torch.Tensor | None, ...] = (None, None, None, None)
     if shared is not None and window == 0:
@@ -117,7 +129,7 @@ def decode_attention(
             f"{batch} rows × {max_splits} splits × {num_q_heads} heads exceed the workspace's "
             f"{workspace.lse.numel()} partial results; allocate it for the largest batch"
         )
-    if not small and suits_hopper_decode(q, kv):
+    if by_hopper:
         ready = 2 if beside or new is not None else int(known)
         hopper_decode(
             q, out, kv, block_tables, rows, context_lens, order, scale, window, workspace, max_splits,
@@ -126,17 +138,17 @@ def decode_attention(
     else:
         launch = dependent_launch(q.device)
         heads = (None, None, None, 0.0) if new is None else (new.rope, new.q_norm, new.k_norm, new.eps)
-        first = new is not None and max_splits >= FIRST_SPLITS
-        early, stages = 0 if first or beside else EARLY, STAGES
+        first = new is not None and max_splits >= FIRST_SPLITS and tiles.stages >= SMALL_STAGES
+        early, stages = 0 if first or beside else EARLY, tiles.stages
         if first or (small and max_splits > 1):
-            stages = SMALL_STAGES
+            stages = min(SMALL_STAGES, stages)
         elif not beside and num_kv_heads * batch >= MANY_PROGRAMS:
-            early, stages = 1, FULL_STAGES
+            early, stages = 1, min(FULL_STAGES, stages)
         decode_kernel[num_kv_heads, batch, max_splits](
             out, workspace.partials, workspace.lse, q, kv, block_tables, rows, context_lens, order,
             *prefixes, scale * LOG2_E, window,
             q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(kv_scales), *heads,
-            GROUP=group, BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_SIZE=block_size,
+            GROUP=group, BLOCK_M=lanes, BLOCK_SIZE=block_size,
             HEAD_DIM=head_dim, DIM=dim, TILE=tile, NEW=new is not None, FIRST=first, EARLY=early,
             BESIDE=beside and launch["DEPENDENT"], num_warps=4, num_stages=stages, **launch,
         )  # fmt: skip

@@ -5,14 +5,14 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels.fp12 import as_held, nearest_bf16, scale_of, to_words
+from kernels.fp12 import BEYOND_BITS, as_held, nearest_bf16, scale_of, to_words
 from kernels.kv_scales import is_broken, packed
 
 
 @gluon.jit
 def _quantized(x: gl.tensor) -> gl.tuple:
     """As `kernels.fp12.quantized` of one vector [DIM]."""
-    broken = gl.max(is_broken(x), 0) > 0
+    broken = gl.max(is_broken(x, BEYOND_BITS), 0) > 0
     x = nearest_bf16(x)
     scale, inverse = scale_of(gl.max(gl.abs(x), 0))
     return as_held(x * inverse), gl.where(broken, float("nan"), scale)

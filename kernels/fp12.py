@@ -2,7 +2,8 @@
 
 A vector's scale (`kernels.kv_scales`) brings its largest number to between 1 and 2, if it is from 2^-14 to
 2^16, and depends on nothing else. All of bf16's numbers down to 2^-14 of the scale are held to the bit,
-smaller ones in steps of 2^-21, as e4m7 underflows gradually, and larger than any of it are clipped.
+smaller ones in steps of 2^-21, as e4m7 underflows gradually. Past 65,280 there is none: a vector with such a
+number is read as NaN.
 
 A vector of D numbers is three planes of D/4 words of 16 bits. Word c of plane `a` has the low eight bits of
 dimensions c and D/4 + c, of plane `b` those of D/2 + c and 3 D/4 + c, and of plane `rest` what is left of all
@@ -26,7 +27,8 @@ from kernels.kv_scales import is_broken, unless_broken, unpack
 DTYPE = torch.uint8  # of planes
 SMALLEST_SCALE = tl.constexpr(2.0**-14)  # below it fp16 is less exact
 LARGEST_SCALE = tl.constexpr(2.0**15)
-LARGEST = tl.constexpr(2.0 - 2.0**-7)  # of e4m7
+BEYOND = 65408.0  # and what is larger becomes no number of bf16 that a scale brings below 2
+BEYOND_BITS = tl.constexpr(0x477F8000)  # of BEYOND in fp32
 SMALLEST_NORMAL = tl.constexpr(2.0**-14)  # of e4m7
 SIGN_AND_EXPONENT = -0x7900  # what a plane `rest` has of a number, as int16: 0x8700
 COARSE = tl.constexpr(6.0)  # beside it fp32 has steps of 2^-21
@@ -63,7 +65,7 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     given, x = x, x.bfloat16().float()
     peak = x.abs().amax(-1).clamp(SMALLEST_SCALE.value, LARGEST_SCALE.value)
     scales = torch.ldexp(torch.ones_like(peak), peak.frexp().exponent - 1)
-    x = (x / scales.unsqueeze(-1)).clamp_(-LARGEST.value, LARGEST.value)
+    x = x / scales.unsqueeze(-1)
     x = torch.where(x.abs() < SMALLEST_NORMAL.value, (x + COARSE.value) - COARSE.value, x)
     bits = x.half().view(torch.int16).int()
     words = (bits & 0x8000) | (bits & 0x3FFF) >> 3  # as in a bf16
@@ -71,7 +73,8 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     low, high = quarters & 0xFF, quarters & 0x8700
     turned = [(part >> 4 * j | part << (16 - 4 * j)) & 0xFFFF for j, part in enumerate(high.unbind(-2))]
     planes = (low[..., 0, :] | low[..., 1, :] << 8, low[..., 2, :] | low[..., 3, :] << 8, sum(turned))
-    return torch.stack(planes, -2).to(torch.int16).view(torch.uint8), unless_broken(scales.half(), given)
+    scales = unless_broken(scales.half(), given, BEYOND)
+    return torch.stack(planes, -2).to(torch.int16).view(torch.uint8), scales
 
 
 def dequantize(planes: Tensor, scales: Tensor) -> Tensor:
@@ -102,14 +105,13 @@ def scale_of(peak: tl.tensor) -> tl.tensor:
 @triton.jit
 def as_held(x: tl.tensor) -> tl.tensor:
     """Scaled fp32 values that are a bf16's -> e4m7's next to them."""
-    x = tl.clamp(x, -LARGEST, LARGEST)
     return tl.where(tl.abs(x) < SMALLEST_NORMAL, (x + COARSE) - COARSE, x)
 
 
 @triton.jit
 def quantized(x: tl.tensor) -> tl.tensor:
     """Vectors x [N, D] in fp32 -> e4m7's values [N, D] in fp32 and scales [N, 1] in fp16."""
-    broken = tl.max(is_broken(x), axis=1, keep_dims=True) > 0
+    broken = tl.max(is_broken(x, BEYOND_BITS), axis=1, keep_dims=True) > 0
     x = nearest_bf16(x)
     scale, inverse = scale_of(tl.max(tl.abs(x), axis=1, keep_dims=True))
     return as_held(x * inverse), tl.where(broken, float("nan"), scale)

@@ -1,7 +1,7 @@
 """Keys and values in eight bits: e4m3, scaled so that the largest of each token and head is 448.
 
 A scale (`kernels.kv_scales`) depends on nothing but the token's own vector: not on the batch, not on what
-came before.
+came before. A vector with a number past 448 times the largest scale is read as NaN.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ LARGEST = tl.constexpr(448.0)  # of e4m3
 SMALLEST_NORMAL = tl.constexpr(2.0**-6)  # of e4m3
 SMALLEST_SCALE = tl.constexpr(2.0**-14)  # below it fp16 is less exact
 LARGEST_SCALE = tl.constexpr(65504.0)
+BEYOND = 29345794.0  # the next fp32 above 448 times the largest scale
+BEYOND_BITS = tl.constexpr(0x4BDFE401)  # of BEYOND in fp32
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [..., D] -> (values [..., D] in e4m3, scales [...] in fp16) with x ≈ values · scales."""
     x = x.float()
     scales = x.abs().amax(-1) * (1 / LARGEST.value)
-    scales = unless_broken(scales.clamp(SMALLEST_SCALE.value, LARGEST_SCALE.value).half(), x)
+    scales = unless_broken(scales.clamp(SMALLEST_SCALE.value, LARGEST_SCALE.value).half(), x, BEYOND)
     x = x * (1 / scales.float()).unsqueeze(-1)
     return x.clamp(-LARGEST.value, LARGEST.value).to(DTYPE), scales
 

@@ -1,4 +1,4 @@
-"""Decode attention for Hopper: each warp has keys of its own, the first on their way before their turn.
+"""Decode attention from Hopper on: each warp has keys of its own, the first on their way before their turn.
 
 In Gluon, Triton's lower level. Of each tile every warp attends to a part of the keys, with a softmax of its
 own, so that no numbers go from warp to warp until all are merged in the end. Stages of shared memory are
@@ -32,8 +32,8 @@ from kernels.decode_products import (
 from kernels.decode_splits import FULL_DEVICE, DecodeWorkspace, Division, plan_division
 from kernels.decode_tiles import WARPS, allocate_stages, ask_for_tile, bring_tile, find_keys
 from kernels.fp12 import DTYPE as FP12
+from kernels.gpu import Gpu, gpu_of
 from kernels.kv_scales import words
-from kernels.launch import multiprocessors_of
 from kernels.new_heads import NewHeads
 from kernels.tile import LOG2_E, LOWEST
 
@@ -263,18 +263,12 @@ def _kernel(
         _end_after_the_kernel_ahead()
 
 
-def takes_heads(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> bool:
+def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> bool:
     """Whether `hopper_decode` takes `group` query heads of dtype for each kv head.
 
-    It wants Hopper's dependent launches, 16-bit numbers, and heads of 64 or 128 in groups of fewer than 16.
+    It wants dependent launches, 16-bit numbers, and heads of 64 or 128 in groups of fewer than 16.
     """
-    return (
-        device.type == "cuda"
-        and torch.cuda.get_device_capability(device)[0] == 9
-        and dtype.itemsize == 2
-        and head_dim in (64, 128)
-        and group < LANES.value
-    )
+    return gpu.has_dependent_launch and dtype.itemsize == 2 and head_dim in (64, 128) and group < LANES.value
 
 
 def suits_hopper_decode(q: Tensor, kv: Tensor) -> bool:
@@ -283,7 +277,7 @@ def suits_hopper_decode(q: Tensor, kv: Tensor) -> bool:
     Both are of one type, or q in bf16 and kv in fp12.
     """
     return (
-        takes_heads(q.device, q.dtype, q.shape[2], q.shape[1] // kv.shape[2])
+        takes_heads(gpu_of(q.device), q.dtype, q.shape[2], q.shape[1] // kv.shape[2])
         and (q.dtype == kv.dtype or (q.dtype == torch.bfloat16 and kv.dtype == FP12))
         and kv.stride(3) == kv.shape[-1]
     )
@@ -321,7 +315,7 @@ def hopper_decode(
     batch, merges = rows.shape[0], max_splits == 1
     division = Division(batch if max_splits > 1 else 0, max_splits, batch, 1)
     if merges and prefixes[0] is None:
-        division = plan_division(batch, num_kv_heads, head_dim, multiprocessors_of(q.device), workspace)
+        division = plan_division(batch, num_kv_heads, head_dim, gpu_of(q.device).multiprocessors, workspace)
     _kernel[num_kv_heads, division.programs(batch)](
         out, workspace.partials, workspace.lse, workspace.arrivals, q, kv, block_tables, rows, context_lens,
         order, *prefixes, *division, division.most, scale * LOG2_E, window, q.stride(0),

@@ -25,6 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.gpu import gpu_of
+
 WIDE = 1 << 24  # elements of a weight from which reading it is most of the time, and must not happen twice
 ITEMSIZE = 2
 SHARED = 192 * 1024  # bytes of stages, as many as leave a program the multiprocessor for itself
@@ -205,8 +207,7 @@ def warps_of(tiles: Tiling) -> int:
 def suits_hopper_linear(x: Tensor, weight: Tensor) -> bool:
     """Whether x [T, K] and weight [N, K] are what the functions here take."""
     return (
-        x.is_cuda
-        and torch.cuda.get_device_capability(x.device)[0] == 9
+        gpu_of(x.device).has_warpgroup_products
         and x.dtype == weight.dtype
         and x.element_size() == ITEMSIZE
         and len(x) > 0

@@ -23,8 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kernels.gpu import gpu_of
 from kernels.hopper_linear import silu_of_halves, suits_hopper_linear
-from kernels.launch import multiprocessors_of
 
 CONSUMERS = gl.constexpr(2)
 ROWS = gl.constexpr(64)  # tokens of a consumer: what one wgmma takes
@@ -204,7 +204,7 @@ def suits_hopper_matmul(x: Tensor, weight: Tensor, *, spared: int) -> bool:
     return (
         suits_hopper_linear(x, weight)
         and takes(outputs, columns)
-        and is_quick(len(x), outputs, columns, multiprocessors_of(x.device), spared=spared)
+        and is_quick(len(x), outputs, columns, gpu_of(x.device).multiprocessors, spared=spared)
     )
 
 
@@ -246,7 +246,7 @@ def _launch(out: Tensor, x: Tensor, weight: Tensor, *, gated: bool, added: bool)
     token_tiles = triton.cdiv(count, TOKENS.value)
     banded = triton.cdiv(token_tiles, triton.cdiv(token_tiles, MOST_BANDED))  # bands as even as can be
     tiles = token_tiles * (outputs // width)
-    _kernel[(min(tiles, multiprocessors_of(x.device)),)](
+    _kernel[(min(tiles, gpu_of(x.device).multiprocessors),)](
         TensorDescriptor(out, list(out.shape), [outputs, 1], [rows, width], layout),
         TensorDescriptor(x, list(x.shape), [columns, 1], [rows, chunk], layout),
         TensorDescriptor(weight, list(weight.shape), [columns, 1], [width, chunk], layout),

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from kernels.launch import multiprocessors_of
+from kernels.gpu import Gpu, gpu_of
 from kernels.prefill_consumer import consume
 from kernels.prefill_places import CONSUMERS, PANEL, QUERIES, ROWS
 from kernels.prefill_producer import produce
@@ -115,15 +115,14 @@ def turns_of_a_program(turns: int, multiprocessors: int) -> int:
     return max(min(turns // (multiprocessors * LEAST_ROUNDS), MOST_TURNS), 1)
 
 
-def takes_heads(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> bool:
+def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> bool:
     """Whether `hopper_prefill` takes `group` query heads of dtype for each kv head.
 
     It wants Hopper's instructions, 16-bit numbers, and heads of 64 or 128 in groups of a power of two up to
     64.
     """
     return (
-        device.type == "cuda"
-        and torch.cuda.get_device_capability(device)[0] == 9
+        gpu.has_warpgroup_products
         and dtype.itemsize == 2
         and head_dim in (64, 128)
         and group & (group - 1) == 0
@@ -139,7 +138,7 @@ def suits_hopper(q: torch.Tensor, kv: torch.Tensor, max_query_len: int) -> bool:
     group = q.shape[1] // kv.shape[2]
     return (
         q.dtype == kv.dtype
-        and takes_heads(q.device, q.dtype, q.shape[2], group)
+        and takes_heads(gpu_of(q.device), q.dtype, q.shape[2], group)
         and max_query_len * group > ROWS.value
     )
 
@@ -179,7 +178,7 @@ def hopper_prefill(
     num_sequences = rows.shape[0]
     block_q = CONSUMERS.value * ROWS.value // group
     turns = num_tokens // block_q + num_sequences
-    turns_each = turns_of_a_program(num_kv_heads * turns, multiprocessors_of(q.device))
+    turns_each = turns_of_a_program(num_kv_heads * turns, gpu_of(q.device).multiprocessors)
     _kernel[num_kv_heads, triton.cdiv(turns, turns_each)](
         out, q_source, kv_source, block_tables, rows, query_starts, context_lens, num_sequences, turns,
         turns_each, num_kv_heads,

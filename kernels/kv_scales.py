@@ -1,7 +1,8 @@
 """The scales of a cache that holds rounded keys and values (`kernels.fp8`, `kernels.fp12`): one a vector.
 
 fp16 [blocks, kv heads, block size, 2], a key's beside its value's, so that one 32-bit word brings both. That
-of a vector with a NaN or an infinity is NaN: what comes of it is not to pass for something that was computed.
+of a vector with a NaN, an infinity or a number past the format's range is NaN: what comes of it is not to
+pass for something that was computed, nor a clipped number for the model's.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ def words(kv_scales: Tensor | None) -> tuple[Tensor | None, int, int]:
     return both, both.stride(0), both.stride(1)
 
 
-def unless_broken(scales: Tensor, x: Tensor) -> Tensor:
-    """scales [...] of x [..., D], but NaN where x is not finite."""
-    return scales.where(x.isfinite().all(-1), torch.nan)
+def unless_broken(scales: Tensor, x: Tensor, beyond: float) -> Tensor:
+    """Return scales [...] of x [..., D], but NaN where a number's magnitude is NaN or not below `beyond`."""
+    return scales.where((x.abs() < beyond).all(-1), torch.nan)
 
 
 @triton.jit
@@ -64,6 +65,9 @@ def packed(key_scale: tl.tensor, value_scale: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def is_broken(x: tl.tensor) -> tl.tensor:
-    """Which of fp32 values are not finite, 1 or 0: the scale of a vector with one of them is NaN."""
-    return ((x.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= 0x7F800000).to(tl.int32)
+def is_broken(x: tl.tensor, BEYOND: tl.constexpr) -> tl.tensor:
+    """Return 1 for fp32 values that are NaN or whose magnitude's bits are BEYOND or more, 0 for others.
+
+    The scale of a vector with one of them is NaN.
+    """
+    return ((x.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= BEYOND).to(tl.int32)

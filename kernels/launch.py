@@ -1,23 +1,10 @@
-"""How kernels that run one after the other are launched, and on how many multiprocessors."""
+"""How kernels that run one after the other are launched."""
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
-FIRST_CAPABILITY = (9, 0)  # Hopper
-
-
-@cache
-def _has_dependent_launch(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
-
-
-@cache
-def multiprocessors_of(device: torch.device) -> int:
-    """How many a CUDA device has."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
+from kernels.gpu import gpu_of
 
 
 def dependent_launch(device: torch.device) -> dict[str, bool]:
@@ -29,6 +16,6 @@ def dependent_launch(device: torch.device) -> dict[str, bool]:
     enough, since the one before that may still run. And of each grid at least one program must wait before it
     exits: who waits for this grid relies on all before it having ended, too.
     """
-    if _has_dependent_launch(device):
+    if gpu_of(device).has_dependent_launch:
         return {"DEPENDENT": True, "launch_pdl": True}
     return {"DEPENDENT": False}

@@ -9,10 +9,14 @@ import triton.language as tl
 
 from kernels.expand import expand
 from kernels.fp8 import as_exact
+from kernels.gpu import Gpu, gpu_of
 from kernels.hopper_prefill import hopper_prefill, suits_hopper
+from kernels.key_tiles import KeyTiles, key_tiles
 from kernels.kv_formats import check_kv_scales, read_cache
 from kernels.kv_scales import words
-from kernels.tile import LOG2_E, LOWEST, attend, check_attention_inputs, load_blocks, load_tile
+from kernels.tile import LOG2_E, LOWEST, attend, check_attention_inputs, load_blocks, load_tile, tile_keys
+
+STAGES = 2
 
 
 @triton.jit
@@ -125,6 +129,11 @@ def _prefill_kernel(
     tl.store(out + offset, acc.to(out.dtype.element_ty), mask=q_mask)
 
 
+def prefill_tiles(gpu: Gpu, lanes: int, dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> KeyTiles:
+    """Return the tiles of a program that attends with `lanes` queries of dim, a power of two."""
+    return key_tiles(gpu, KeyTiles(tile_keys(dim, dtype.itemsize), STAGES), lanes, dim, dtype, kv_dtype)
+
+
 def prefill_attention(
     q: torch.Tensor,
     out: torch.Tensor,
@@ -166,14 +175,14 @@ def prefill_attention(
         return
     group = num_q_heads // num_kv_heads
     dim = triton.next_power_of_2(head_dim)
-    row_bytes = dim * q.element_size()
-    block_m = 128 if row_bytes <= 256 and max_query_len * group > 64 else 64
+    block_m = 128 if dim * q.element_size() <= 256 and max_query_len * group > 64 else 64
+    tiles = prefill_tiles(gpu_of(q.device), block_m, dim, q.dtype, kv.dtype)
     _prefill_kernel[num_kv_heads, num_tokens // (block_m // group) + num_sequences](
         out, q, kv, block_tables, rows, query_starts, context_lens, num_sequences,
         scale * LOG2_E, window,
         q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(kv_scales),
         GROUP=group, BLOCK_M=block_m, BLOCK_SIZE=block_size, HEAD_DIM=head_dim, DIM=dim,
-        TILE=64 if row_bytes <= 512 else 32, num_warps=block_m // 16, num_stages=2,
+        TILE=tiles.keys, num_warps=block_m // 16, num_stages=tiles.stages,
         maxnreg=128 if block_m == 128 else None,  # two programs on a multiprocessor: a third faster
     )  # fmt: skip
 

@@ -215,7 +215,8 @@ def _qkv_to_cache_kernel(
         else:
             IN_FP12: tl.constexpr = kv_ptr.dtype.element_ty == tl.uint8
             x, y = first.to(tl.float32), second.to(tl.float32)
-            broken = tl.max(is_broken(x) | is_broken(y), axis=1, keep_dims=True) > 0
+            BEYOND: tl.constexpr = fp12.BEYOND_BITS if IN_FP12 else fp8.BEYOND_BITS
+            broken = tl.max(is_broken(x, BEYOND) | is_broken(y, BEYOND), axis=1, keep_dims=True) > 0
             if IN_FP12:
                 x, y = fp12.nearest_bf16(x), fp12.nearest_bf16(y)
             peak = tl.max(tl.maximum(tl.abs(x), tl.abs(y)), axis=1, keep_dims=True)

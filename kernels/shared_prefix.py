@@ -15,6 +15,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.fp8 import as_exact
+from kernels.gpu import Gpu, gpu_of
+from kernels.key_tiles import KeyTiles, key_tiles
 from kernels.kv_scales import words
 from kernels.launch import dependent_launch
 from kernels.tile import LOG2_E, LOWEST, attend, load_blocks, load_tile, tile_keys
@@ -24,6 +26,7 @@ SHORTEST = tl.constexpr(256)  # tokens: a shorter prefix is cheaper read by each
 QUANTUM = tl.constexpr(64)  # tokens: prefixes are whole tiles
 SPAN = tl.constexpr(1024)  # tokens that a program reads, or a quarter of the prefix
 MAX_SPANS = tl.constexpr(4)
+STAGES = 3
 COLUMNS = tl.constexpr(64)  # of the tables that are compared at once
 
 
@@ -207,6 +210,11 @@ def _prefix_kernel(
     tl.store(lse + partial, peak + tl.log2(total), mask=is_query)
 
 
+def prefix_tiles(gpu: Gpu, dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> KeyTiles:
+    """Return the tiles that a program reads of a prefix for heads of dim, a power of two."""
+    return key_tiles(gpu, KeyTiles(tile_keys(dim, dtype.itemsize), STAGES), LANES, dim, dtype, kv_dtype)
+
+
 def prefix_attention(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -229,11 +237,12 @@ def prefix_attention(
     group = num_q_heads // num_kv_heads
     bundles, width = shared.members.shape
     dim = triton.next_power_of_2(head_dim)
+    tiles = prefix_tiles(gpu_of(q.device), dim, q.dtype, kv.dtype)
     _prefix_kernel[num_kv_heads, bundles, MAX_SPANS.value](
         workspace.partials, workspace.lse, q, kv, block_tables, rows, shared.members, shared.lens,
         scale * LOG2_E,
         q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(kv_scales),
         GROUP=group, ROWS=width, BLOCK_M=LANES, BLOCK_SIZE=block_size,
-        HEAD_DIM=head_dim, DIM=dim, TILE=tile_keys(dim, q.element_size()), num_warps=4, num_stages=3,
+        HEAD_DIM=head_dim, DIM=dim, TILE=tiles.keys, num_warps=4, num_stages=tiles.stages,
         **dependent_launch(q.device),
     )  # fmt: skip

@@ -17,7 +17,7 @@ LOG2_E = 1.4426950408889634
 
 
 def tile_keys(dim: int, itemsize: int) -> int:
-    """Keys in a tile of decode attention: stages of K and V [keys, dim] must fit in shared memory."""
+    """Return how many keys are best in a tile, if there is room (see `kernels.key_tiles`)."""
     return 64 if dim * itemsize <= 512 else 32
 
 

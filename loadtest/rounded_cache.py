@@ -36,6 +36,7 @@ from engine.models.hub import resolve_model
 from engine.request import Request, SamplingParams
 from engine.runner import ModelRunner
 from engine.startup import start_engine
+from kernels.gpu import gpu_of
 from kernels.kv_formats import ROUNDED
 from loadtest.provenance import Provenance
 from service.demo import MODEL_FOLDER
@@ -98,7 +99,7 @@ def logits_of(core: EngineCore, kv_dtype: torch.dtype, tokens: list[int]) -> Ten
     assert isinstance(runner, ModelRunner)
     model, device = runner.model, runner.device
     blocks = -(-len(tokens) // BLOCK_SIZE)
-    expanded = expanded_dtype(model.config, kv_dtype, model.embedding.dtype, device)
+    expanded = expanded_dtype(model.config, kv_dtype, model.embedding.dtype, gpu_of(device))
     cache = KVCache(model.config, blocks, BLOCK_SIZE, kv_dtype, device, runner.backend.copy_blocks, expanded)
     tables = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).int()[None].to(device)
 

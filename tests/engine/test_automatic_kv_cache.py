@@ -14,16 +14,18 @@ from engine import startup
 from engine.config import EngineConfig
 from engine.models.config import ModelConfig
 from engine.runner import ModelRunner
+from kernels.gpu import NO_GPU, Gpu
 from kernels.kv_formats import ROUNDED, name_of
+from tests.kernels.gpus import GPUS
 
 FP12, BF16 = ROUNDED["fp12_e4m7"], torch.bfloat16
 
 
-def held_by(model: ModelConfig, dtype: torch.dtype, device: str) -> torch.dtype:
+def held_by(model: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> torch.dtype:
     """What auto has keys and values held as, after a look at `model`."""
     auto, own = EngineConfig(model="any"), EngineConfig(model="any", kv_cache_dtype="model")
-    assert startup._kv_dtype(own, model, dtype, torch.device(device)) == dtype
-    return startup._kv_dtype(auto, model, dtype, torch.device(device))
+    assert startup._kv_dtype(own, model, dtype, gpu) == dtype
+    return startup._kv_dtype(auto, model, dtype, gpu)
 
 
 @pytest.fixture
@@ -31,11 +33,6 @@ def model(model_folder: Callable[[str], Path]) -> ModelConfig:
     """Four query heads of 64 on one kv head, eight layers without windows."""
     config = ModelConfig.from_folder(model_folder("llama3-sharded"))
     return replace(config, num_layers=8, windows=(0,) * 8)
-
-
-@pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
 @pytest.mark.parametrize(
@@ -48,10 +45,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         {"num_layers": 5},
     ],
 )
-def test_on_hopper_bfloat16_is_held_in_fp12(
-    hopper: None, model: ModelConfig, changes: dict[str, Any]
-) -> None:
-    assert held_by(replace(model, **changes), BF16, "cuda") == FP12
+def test_on_hopper_bfloat16_is_held_in_fp12(model: ModelConfig, changes: dict[str, Any]) -> None:
+    assert held_by(replace(model, **changes), BF16, GPUS[90]) == FP12
 
 
 @pytest.mark.parametrize(
@@ -64,28 +59,23 @@ def test_on_hopper_bfloat16_is_held_in_fp12(
         {"num_layers": 4},  # with one expanded they take no less memory
     ],
 )
-def test_models_that_it_does_not_suit_keep_their_type(
-    hopper: None, model: ModelConfig, changes: dict[str, Any]
-) -> None:
-    assert held_by(replace(model, **changes), BF16, "cuda") == BF16
+def test_models_that_it_does_not_suit_keep_their_type(model: ModelConfig, changes: dict[str, Any]) -> None:
+    assert held_by(replace(model, **changes), BF16, GPUS[90]) == BF16
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_other_types_stay_as_they_are(hopper: None, model: ModelConfig, dtype: torch.dtype) -> None:
-    assert held_by(model, dtype, "cuda") == dtype
+def test_other_types_stay_as_they_are(model: ModelConfig, dtype: torch.dtype) -> None:
+    assert held_by(model, dtype, GPUS[90]) == dtype
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
-def test_other_gpus_keep_the_models_type(
-    monkeypatch: pytest.MonkeyPatch, model: ModelConfig, capability: tuple[int, int]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert held_by(model, BF16, "cuda") == BF16
+@pytest.mark.parametrize("capability", [80, 86, 89, 100, 120])
+def test_other_gpus_keep_the_models_type(model: ModelConfig, capability: int) -> None:
+    assert held_by(model, BF16, GPUS[capability]) == BF16
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
-def test_a_cpu_keeps_the_models_type(hopper: None, model: ModelConfig, dtype: torch.dtype) -> None:
-    assert held_by(model, dtype, "cpu") == dtype
+def test_a_cpu_keeps_the_models_type(model: ModelConfig, dtype: torch.dtype) -> None:
+    assert held_by(model, dtype, NO_GPU) == dtype
 
 
 @pytest.mark.parametrize(("given", "named"), [("auto", "fp12_e4m7"), ("model", "bfloat16")])

@@ -19,12 +19,15 @@ from engine.config import EngineConfig, KVCacheDtype
 from engine.kv_cache import KVCache, bytes_per_block, expanded_dtype
 from engine.models.config import ModelConfig
 from engine.models.loader import load_model
+from engine.request import Request, SamplingParams
 from engine.runner import ModelRunner
 from kernels.backend import Backend, torch_backend
+from kernels.gpu import NO_GPU
 from kernels.kv_formats import ROUNDED, name_of, quantize, read_cache
 from kernels.prefill_attention import prefill_attention_reference
 from kernels.qkv_cache import qkv_to_cache_reference
 from tests.engine.test_equality_matrix import CELLS, KINDS, ON_GPU, requests, run, start, tokens_of
+from tests.kernels.gpus import GPUS
 from tests.models.paged_driver import PagedDriver
 from tests.models.tiny_models import MODELS
 
@@ -217,22 +220,18 @@ def test_logits_of_twelve_bits_are_those_of_a_bfloat16_cache(
     assert error(fp12, exact) < error(fp8, exact) / 8
 
 
-def test_hopper_expands_what_its_prefill_attention_takes(
-    monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
-) -> None:
-    config, device = config_of(model_folder("llama3-sharded")), torch.device("cuda")
+def test_hopper_expands_what_its_prefill_attention_takes(model_folder: Callable[[str], Path]) -> None:
+    config, hopper = config_of(model_folder("llama3-sharded")), GPUS[90]
     fp8, fp12, bf16 = *ROUNDED.values(), torch.bfloat16
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     half_windowed = replace(config, windows=(0, 20))
     for taken in (config, half_windowed):
-        assert expanded_dtype(taken, fp12, bf16, device) == bf16
+        assert expanded_dtype(taken, fp12, bf16, hopper) == bf16
     for kv_dtype, dtype in ((fp8, bf16), (bf16, bf16), (fp12, torch.float16)):
-        assert expanded_dtype(config, kv_dtype, dtype, device) is None
+        assert expanded_dtype(config, kv_dtype, dtype, hopper) is None
     for changes in ({"windows": (20, 20)}, {"head_dim": 256}, {"num_heads": 3, "num_kv_heads": 1}):
-        assert expanded_dtype(replace(config, **changes), fp12, bf16, device) is None
-    assert expanded_dtype(config, fp12, bf16, torch.device("cpu")) is None
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert expanded_dtype(config, fp12, bf16, device) is None
+        assert expanded_dtype(replace(config, **changes), fp12, bf16, hopper) is None
+    for other in (NO_GPU, GPUS[80], GPUS[100]):
+        assert expanded_dtype(config, fp12, bf16, other) is None
 
 
 def test_what_is_expanded_has_room_that_counts_and_reaches_every_layer(
@@ -286,6 +285,33 @@ def test_a_nan_among_keys_and_values_becomes_one_in_later_logits(
     assert later[1][:, bad + 1 :].isfinite().all()  # where weights are tied, the bad token's logit is NaN
 
 
+@pytest.mark.parametrize(("cache", "large"), [("fp12_e4m7", 70_000.0), ("fp8_e4m3", 3e7)])
+def test_a_value_larger_than_its_format_ends_the_request_that_has_it_alone(
+    cache: str, large: float, model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """It was clipped, and the answer another than the model's."""
+    folder, bad = shutil.copytree(model_folder("llama3-sharded"), tmp_path / "model"), 5
+    for part in folder.glob("*.safetensors"):
+        weights = load_file(part)
+        for name, weight in weights.items():
+            if name.endswith("embed_tokens.weight"):  # only the bad token has anything in its first place
+                weight[:, 0], weight[bad] = 0.0, 0.0
+                weight[bad, 0] = 1.0
+            if name.endswith("layers.0.self_attn.v_proj.weight"):
+                weight[:, 0] = large
+            if name.endswith("layers.0.input_layernorm.weight"):
+                weight.fill_(1.0)
+        save_file(weights, part, {"format": "pt"})
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    asked = [Request(0, [7, bad, 8], params), Request(1, [7, 9, 8], params)]
+    rounded, whole = (run(start(folder, {"kv_cache_dtype": held}), asked) for held in (cache, "model"))
+    assert [outputs[-1].finish_reason for outputs in whole.values()] == ["length", "length"]
+    assert rounded[0, 0][-1].finish_reason == "error" and not tokens_of(rounded[0, 0])
+    assert "--kv-cache-dtype model" in (rounded[0, 0][-1].error or "")
+    alone = run(start(folder, {"kv_cache_dtype": cache}), asked[1:])
+    assert tokens_of(rounded[1, 0]) == tokens_of(alone[1, 0])
+
+
 def test_scales_of_a_checkpoint_are_refused_by_name(
     model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -298,21 +324,17 @@ def test_scales_of_a_checkpoint_are_refused_by_name(
         start(folder, {"kv_cache_dtype": "fp8_e4m3"})
 
 
-def test_a_gpu_without_e4m3_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an A100")
-    model, device = config_of(model_folder("opt")), torch.device("cuda")
+def test_a_gpu_without_e4m3_is_refused_by_name(model_folder: Callable[[str], Path]) -> None:
+    model, gpu = config_of(model_folder("opt")), GPUS[80]
     in_fp8, in_fp12 = (EngineConfig(model="any", kv_cache_dtype=cache) for cache in ("fp8_e4m3", "fp12_e4m7"))
-    older = r"^--kv-cache-dtype: fp8_e4m3 needs .* 8\.9 .* an A100 is older; "
+    older = r"^--kv-cache-dtype: fp8_e4m3 needs .* 8\.9 .* A100 is older; "
     with pytest.raises(ValueError, match=older + "give fp12_e4m7, or leave it out$"):
-        startup._kv_dtype(in_fp8, model, torch.bfloat16, device)
+        startup._kv_dtype(in_fp8, model, torch.bfloat16, gpu)
     model_of_96 = config_of(model_folder("qwen3"))
     for neither in (in_fp8, in_fp12):
         with pytest.raises(ValueError, match=r"; leave it out$"):
-            startup._kv_dtype(neither, model_of_96, torch.bfloat16, device)
-    assert startup._kv_dtype(in_fp12, model, torch.bfloat16, device) == ROUNDED["fp12_e4m7"]
+            startup._kv_dtype(neither, model_of_96, torch.bfloat16, gpu)
+    assert startup._kv_dtype(in_fp12, model, torch.bfloat16, gpu) == ROUNDED["fp12_e4m7"]
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral-window", "llama-tied-linear"])  # of 96, 80 and 48

@@ -9,11 +9,10 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
+from compiled import Case, compiled_for
 
 SHARED_MEMORY_LIMIT = 227 * 1024  # bytes a program can have
 # Bytes a thread. Prefill is held to 128 registers so that two programs share a multiprocessor: what that
@@ -108,8 +107,6 @@ READS_EARLY = {
     "thresholds": 0,
     "embed": 0,
 }
-# An fp12 cache is for any GPU; these have what only newer ones might.
-ON_OLDER_GPUS = ("decode_16_fp12", "decode_new_fp12", "shared_prefix_fp12", "qkv_to_cache_fp12")
 LITTLE_SHARED_MEMORY = (
     48 * 1024
 )  # bytes: with more a program has another division of L1 cache and shared memory
@@ -145,8 +142,8 @@ WRITES_EARLY = {
 }  # what no kernel ahead touches; all others wait before they write
 
 
-def compile_variants() -> dict[str, dict[str, int]]:
-    """Shared memory and spilled bytes of each variant: bf16 (the cache as named), head dim 128, group 4."""
+def plain_variants() -> dict[str, Case]:
+    """Return kernels in plain Triton: bf16 (the cache as named), head dim 128, group 4."""
     from triton.compiler import ASTSource
 
     from kernels import decode_attention as decode
@@ -302,15 +299,12 @@ def compile_variants() -> dict[str, dict[str, int]]:
         # Pointers and strides are multiples of 16, as the launcher finds them when serving.
         aligned = {name for name, kind in types.items() if kind[0] == "*"}
         aligned |= {name for name in kernel.arg_names if name.endswith("_stride")}
-        found[name] = compiled(ASTSource, kernel, constants, types, aligned, options)
-        if name in ON_OLDER_GPUS:  # which begin kernels one after the other
-            older = {**constants, **({"DEPENDENT": False} if "DEPENDENT" in constants else {})}
-            compiled(ASTSource, kernel, older, types, aligned, options, 80)
+        found[name] = Case(ASTSource, kernel, constants, types, aligned, options)
     return found
 
 
-def compile_hopper_variants() -> dict[str, dict[str, int]]:
-    """The same of prefill attention in Gluon."""
+def hopper_variants() -> dict[str, Case]:
+    """Return variants of prefill attention in Gluon."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -328,14 +322,12 @@ def compile_hopper_variants() -> dict[str, dict[str, int]]:
             "kv_source": f"tensordesc<bf16[{block_size}, 64],{boxes!r}>",
             "scale_log2": "fp32",
         }
-        found[f"hopper_prefill_{name}"] = compiled(
-            GluonASTSource, kernel, constants, types, (), {"num_warps": 4}
-        )
+        found[f"hopper_prefill_{name}"] = Case(GluonASTSource, kernel, constants, types, (), {"num_warps": 4})
     return found
 
 
-def compile_hopper_decode_variants() -> dict[str, dict[str, int]]:
-    """The same of decode attention in Gluon."""
+def hopper_decode_variants() -> dict[str, Case]:
+    """Return variants of decode attention in Gluon."""
     from triton.experimental.gluon._runtime import GluonASTSource
 
     from kernels import hopper_decode
@@ -369,15 +361,15 @@ def compile_hopper_decode_variants() -> dict[str, dict[str, int]]:
     found = {}
     for name, constants in variants.items():
         cache = {"kv": "*i16", "kv_scales": "*i32"} if name.endswith("fp12") else {}
-        found[f"hopper_decode{name}"] = compiled(
+        found[f"hopper_decode{name}"] = Case(
             GluonASTSource, hopper_decode._kernel, constants, types | cache,
             (*pointers, "kv_scales", *strides), {"num_warps": 4},
         )  # fmt: skip
     return found
 
 
-def compile_few_tokens_variants() -> dict[str, dict[str, int]]:
-    """The same of the fused linear layers of a few tokens, with the widths of Qwen3-0.6B and -1.7B."""
+def few_tokens_variants() -> dict[str, Case]:
+    """Return the fused linear layers of a few tokens, with the widths of Qwen3-0.6B and -1.7B."""
     from triton.experimental.gluon._runtime import GluonASTSource
 
     from kernels import few_tokens, split_output
@@ -401,21 +393,21 @@ def compile_few_tokens_variants() -> dict[str, dict[str, int]]:
         ahead = few_tokens.chunks_ahead(columns, warps, added=added)
         constants = both | {"OUTPUTS": outputs, "COLUMNS": columns, "GATED": gated, "ADDED": added}
         constants |= {"AHEAD": ahead} | ({"norm": None} if added else {})
-        found[f"few_tokens_{name}"] = compiled(
+        found[f"few_tokens_{name}"] = Case(
             GluonASTSource, kernel, constants, types, pointers, {"num_warps": warps}
         )
     output: dict[str, object] = {"HEADS": 16, "HEAD_DIM": 128, "TILE": 64, "bias": None, "DEPENDENT": True}
     output |= {"ROWS": split_output.ROWS, "ROUND": split_output.ROUND}
     pointers = {"residual": "*bf16", "weight": "*bf16", "partials": "*fp32", "lse": "*fp32"}
     pointers |= {"context_lens": "*i32"}
-    found["split_output"] = compiled(
+    found["split_output"] = Case(
         GluonASTSource, split_output._kernel, output, pointers, pointers, {"num_warps": 8}
     )
     return found
 
 
-def compile_hopper_linear_variants() -> dict[str, dict[str, int]]:
-    """The same of the linear layers in Gluon, with the widths of Llama-3.1-8B, and of Qwen3-0.6B (narrow)."""
+def hopper_linear_variants() -> dict[str, Case]:
+    """Return the linear layers in Gluon, with the widths of Llama-3.1-8B, and of Qwen3-0.6B (narrow)."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -454,12 +446,12 @@ def compile_hopper_linear_variants() -> dict[str, dict[str, int]]:
             "bias": "*bf16",
         }
         aligned, options = ("out", "outputs", "columns"), {"num_warps": hopper_linear.warps_of(tiles)}
-        found[f"hopper_linear_{name}"] = compiled(GluonASTSource, kernel, constants, types, aligned, options)
+        found[f"hopper_linear_{name}"] = Case(GluonASTSource, kernel, constants, types, aligned, options)
     return found
 
 
-def compile_hopper_matmul_variants() -> dict[str, dict[str, int]]:
-    """The same of products of many tokens."""
+def hopper_matmul_variants() -> dict[str, Case]:
+    """Return products of many tokens."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -479,41 +471,15 @@ def compile_hopper_matmul_variants() -> dict[str, dict[str, int]]:
             "x_source": f"tensordesc<bf16[64, 64],{layout!r}>",
             "w_source": f"tensordesc<bf16[{width}, 64],{layout!r}>",
         }
-        found[f"hopper_matmul{name}"] = compiled(
+        found[f"hopper_matmul{name}"] = Case(
             GluonASTSource, hopper_matmul._kernel, constants, types, ("outputs", "columns"), {"num_warps": 4}
         )
     return found
 
 
-def compiled(
-    source: Any,
-    kernel: Any,
-    constants: Mapping[str, object],
-    types: Mapping[str, str],
-    aligned: Iterable[str],
-    options: Mapping[str, object],
-    capability: int = 90,
-) -> dict[str, int]:
-    """What `kernel` is once compiled. `types` of arguments, i32 if left out; `aligned` are multiples of 16.
-
-    Places in the PTX are lines, and -1 stands for never.
-    """
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
-    values = {(names.index(name),): value for name, value in constants.items()}
-    multiples = {
-        (i,): [["tt.divisibility", 16]]
-        for i, name in enumerate(names)
-        if name in aligned and name not in constants
-    }
-    result = triton.compile(
-        source(kernel, signature, values, multiples),
-        target=GPUTarget("cuda", capability, 32),
-        options=dict(options),
-    )
+def described(case: Case) -> dict[str, int]:
+    """Return what a kernel is once compiled. Places in the PTX are lines, and -1 stands for never."""
+    result = compiled_for(case, 90)
     ptx = result.asm["ptx"]
     lines = ptx.splitlines()
 
@@ -613,6 +579,6 @@ def test_the_first_layer_begins_when_what_is_known_of_tokens_is_there(
 
 
 if __name__ == "__main__":
-    hopper = compile_hopper_variants() | compile_hopper_linear_variants() | compile_hopper_decode_variants()
-    hopper |= compile_hopper_matmul_variants()
-    print(json.dumps(compile_variants() | hopper | compile_few_tokens_variants()))
+    cases = plain_variants() | few_tokens_variants() | hopper_variants() | hopper_decode_variants()
+    cases |= hopper_linear_variants() | hopper_matmul_variants()
+    print(json.dumps({name: described(case) for name, case in cases.items()}))

@@ -23,8 +23,8 @@ from rounded import FP8, FP12, in_format
 from kernels.decode_attention import decode_attention
 from kernels.decode_reference import WORTH_A_PART, DecodeGather, decode_attention_reference
 from kernels.decode_splits import RESIDENT, DecodeWorkspace, plan_division
+from kernels.gpu import gpu_of
 from kernels.hopper_decode import TILE, hopper_decode
-from kernels.launch import multiprocessors_of
 from kernels.shared_prefix import PrefixWorkspace
 
 # (q heads, kv heads, head dim, block size, window): groups of 1, 2, 4, 7 and 8, every block size
@@ -53,7 +53,7 @@ def held_as(paged: Paged, held: torch.dtype | None) -> tuple[Paged, torch.Tensor
 def of_hopper(dtype: torch.dtype, held: torch.dtype | None, device: torch.device) -> bool:
     """Whether `kernels.hopper_decode` takes such heads."""
     types = {torch.float16, torch.bfloat16} if held is None else {torch.bfloat16}
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9 and dtype in types
+    return gpu_of(device).has_dependent_launch and dtype in types
 
 
 # A step's keys and values: what is ready before the kernel ahead, and what they are held as.
@@ -288,7 +288,7 @@ def test_a_few_rows_more_than_run_at_once(
 ) -> None:
     """Hopper divides those that come last, though they are the shortest."""
     on_gpu = device.type == "cuda"
-    undivided = RESIDENT * multiprocessors_of(device) // kv_heads if on_gpu else 1
+    undivided = RESIDENT * gpu_of(device).multiprocessors // kv_heads if on_gpu else 1
     lengths = [700 - i for i in range(undivided + more)] if on_gpu else [130, 129, 65]
     heads = 2 * kv_heads
     paged, kv_scales = held_as(make_paged(lengths, kv_heads, 128, 16, dtype, device), held)
@@ -303,7 +303,7 @@ def test_a_few_rows_more_than_run_at_once(
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
     assert not workspace.arrivals.any()
     if of_hopper(dtype, held, device):
-        division = plan_division(len(lengths), kv_heads, 128, multiprocessors_of(device), workspace)
+        division = plan_division(len(lengths), kv_heads, 128, gpu_of(device).multiprocessors, workspace)
         assert division.left_splits == left_splits
         expected_parts = []
         for row in range(undivided, len(lengths)):

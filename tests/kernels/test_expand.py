@@ -8,6 +8,7 @@ from paged import TOLERANCE, attend_exactly, fused_queries, make_paged, share_pr
 from rounded import FP12, empty_vectors, in_format
 
 from kernels.expand import expand
+from kernels.gpu import gpu_of
 from kernels.kv_formats import read_cache
 from kernels.prefill_attention import prefill_attention
 
@@ -73,7 +74,7 @@ def test_prefill_by_what_is_expanded_is_prefill(
         for x, k, v in zip(q.split(query_lens), paged.keys, paged.values, strict=True)
     ]
     torch.testing.assert_close(out.cpu().double(), torch.cat(exact), atol=TOLERANCE[dtype], rtol=0)
-    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    hopper = gpu_of(device).has_warpgroup_products
     earlier = expanded[paged.block_tables[paged.rows[2], 0].long()]
     assert earlier.isfinite().all() == (hopper and dtype != torch.float32 and not window)
 

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels import fp12
+from kernels.kv_scales import is_broken
 
 ALL = torch.arange(1 << 16).to(torch.int16).view(torch.bfloat16).float()
 FINITE = ALL[ALL.isfinite()]
@@ -31,11 +32,14 @@ def test_every_bf16_down_to_two_to_the_minus_14_of_the_largest_is_held_and_small
     assert torch.equal(fp12.dequantize(planes, scales).double(), held)
 
 
-def test_what_is_too_large_becomes_the_largest() -> None:
-    x = torch.tensor([[1e9, -1e9, 65280.0, 1.0] * 8])
-    held = fp12.dequantize(*fp12.quantize(x))
-    assert held[0, :4].tolist() == [65280.0, -65280.0, 65280.0, 1.0]
-    assert fp12.dequantize(*fp12.quantize(torch.full((1, 32), torch.nan))).isnan().all()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_vector_with_what_is_too_large_is_read_as_nan(dtype: torch.dtype) -> None:
+    """Nothing is clipped: what has no number to be held as ends who reads it. The largest is 65,280."""
+    held = fp12.dequantize(*fp12.quantize(torch.tensor([[65376.0, -65280.0, 0.0, 1.0] * 8]).to(dtype)))
+    assert held[0, :4].tolist() == [65280.0, -65280.0, 0.0, 1.0]
+    for large in (65408.0, -65504.0, 65536.0, 1e9, torch.inf, torch.nan):
+        held = fp12.dequantize(*fp12.quantize(torch.tensor([[1.0, large, 0.0, 1.0] * 8]).to(dtype)))
+        assert held.isnan().all(), large
 
 
 def test_other_types_are_rounded_to_bf16_first() -> None:
@@ -50,11 +54,12 @@ def quantize_kernel(
 ) -> None:
     row = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, HALF)[None, :]
-    first = fp12.nearest_bf16(tl.load(x + row * 2 * HALF + column))
-    second = fp12.nearest_bf16(tl.load(x + row * 2 * HALF + HALF + column))
+    first, second = tl.load(x + row * 2 * HALF + column), tl.load(x + row * 2 * HALF + HALF + column)
+    broken = is_broken(first, fp12.BEYOND_BITS) | is_broken(second, fp12.BEYOND_BITS)
+    first, second = fp12.nearest_bf16(first), fp12.nearest_bf16(second)
     peak = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), axis=1, keep_dims=True)
     scale, inverse = fp12.scale_of(peak)
-    tl.store(scales + row, scale)
+    tl.store(scales + row, tl.where(tl.max(broken, axis=1, keep_dims=True) > 0, float("nan"), scale))
     first, second = fp12.as_held(first * inverse), fp12.as_held(second * inverse)
     first, second = fp12.to_words(first), fp12.to_words(second)
     fp12.store_planes(planes + row * (3 * HALF // 2), first, second, row >= 0, HALF, 1)
@@ -71,9 +76,14 @@ def test_the_kernels_round_as_torch_does(device: torch.device) -> None:
     x[128:192] = halfway[torch.randint(len(halfway), (64, 64), generator=generator)]
     x[192:200] = 0.0
     x[200:208] = 1e9
+    x[208:212, 5], x[212:216, 5] = 65376.0, 65408.0
     planes = torch.empty(256, 3, 32, dtype=torch.uint8, device=device)
     scales = torch.empty(256, dtype=torch.float16, device=device)
     quantize_kernel[(1,)](x.to(device), planes.view(torch.int16), scales, 32, 256)
     expected_planes, expected_scales = fp12.quantize(x)
-    assert torch.equal(scales.cpu(), expected_scales)
-    assert torch.equal(planes.cpu(), expected_planes)
+    torch.testing.assert_close(scales.cpu(), expected_scales, rtol=0, atol=0, equal_nan=True)
+    assert (
+        scales[200:208].isnan().all() and (scales[208:212] == 2.0**15).all() and scales[212:216].isnan().all()
+    )
+    whole = ~expected_scales.isnan()
+    assert torch.equal(planes.cpu()[whole], expected_planes[whole])

@@ -7,7 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.fp8 import DTYPE, quantize, scale_of, to_e4m3
+from kernels.fp8 import BEYOND_BITS, DTYPE, quantize, scale_of, to_e4m3
+from kernels.kv_scales import is_broken
 
 E4M3 = torch.arange(256, dtype=torch.uint8).view(DTYPE)
 FINITE = E4M3[~E4M3.float().isnan()].float().unique()
@@ -34,7 +35,8 @@ def quantize_kernel(
     vector = tl.load(x + row * D + tl.arange(0, D)[None, :])
     scale, inverse = scale_of(tl.max(tl.abs(vector), axis=1, keep_dims=True))
     tl.store(values + row * D + tl.arange(0, D)[None, :], to_e4m3(vector * inverse))
-    tl.store(scales + row, scale)
+    broken = tl.max(is_broken(vector, BEYOND_BITS), axis=1, keep_dims=True) > 0
+    tl.store(scales + row, tl.where(broken, float("nan"), scale))
 
 
 def test_the_kernels_round_as_torch_does(device: torch.device) -> None:
@@ -47,8 +49,13 @@ def test_the_kernels_round_as_torch_does(device: torch.device) -> None:
     generator = torch.Generator().manual_seed(0)
     x[128:192] = torch.randn(64, 64, generator=generator) * torch.logspace(-12, 7, 64)[:, None]
     x[192:200] = 1e9
+    x[200:204, 3], x[204:208, 3] = 65504.0 * 448, 65504.0 * 448 + 2
     values, scales = torch.empty(256, 64, dtype=DTYPE, device=device), torch.empty(256, device=device).half()
     quantize_kernel[(1,)](x.to(device), values, scales, 64, 256)
     expected_values, expected_scales = quantize(x)
-    assert torch.equal(scales.cpu(), expected_scales)
-    assert torch.equal(values.cpu().float(), expected_values.float())
+    torch.testing.assert_close(scales.cpu(), expected_scales, rtol=0, atol=0, equal_nan=True)
+    whole = ~expected_scales.isnan()
+    assert torch.equal(values.cpu().float()[whole], expected_values.float()[whole])
+    assert (
+        scales[192:200].isnan().all() and (scales[200:204] == 65504).all() and scales[204:208].isnan().all()
+    )

@@ -1,12 +1,14 @@
 """Prefill attention, kernel and reference, against fp64 attention over the gathered blocks."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from paged import TOLERANCE, attend_exactly, fused_queries, make_paged, with_dtypes
 
 from kernels import hopper_prefill
+from kernels.gpu import gpu_of
 from kernels.prefill_attention import prefill_attention, prefill_attention_reference
 
 # (query length, context length): whole prompts, chunks on top of a context, single tokens, an empty row
@@ -93,7 +95,8 @@ def test_a_program_takes_several_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on Hopper if there are many for each multiprocessor."""
-    monkeypatch.setattr(hopper_prefill, "multiprocessors_of", lambda device: 1)
+    gpu = replace(gpu_of(device), multiprocessors=1)
+    monkeypatch.setattr(hopper_prefill, "gpu_of", lambda device: gpu)
     monkeypatch.setattr(hopper_prefill, "MOST_TURNS", turns)
     heads, kv_heads, *_, sequences = case
     tokens = 70 + sum(queries for queries, _ in sequences) + 3

@@ -126,13 +126,16 @@ def test_numbers_go_where_there_is_room_for_them() -> None:
 
 @pytest.mark.parametrize("held", [FP8, FP12])
 @pytest.mark.parametrize("write", [qkv_to_cache, qkv_to_cache_reference])
-def test_a_vector_that_is_not_finite_is_read_as_nan(
-    write: Callable[..., None], held: torch.dtype, dtype: torch.dtype, device: torch.device
+@pytest.mark.parametrize("large", [-torch.inf, 3e7, 65408.0])
+def test_a_vector_that_its_format_cannot_hold_is_read_as_nan(
+    write: Callable[..., None], held: torch.dtype, large: float, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """One number of a key, one of a value's second half, and all of a key; an infinity in a value."""
+    """One number of a key, one of a value's second half, and all of a key; a value with a large number."""
+    if held == FP8 and large == 65408.0:
+        large = 448 * 65504.0 + 4
     heads = torch.ones(3, 4, 64)  # of q, q, k, v
     heads[0, 2, 5] = heads[1, 3, 40] = heads[2, 2] = torch.nan
-    heads[2, 3, 7] = -torch.inf
+    heads[2, 3, 7] = large
     kv = empty_vectors((1, 2, 1, 16, 64), held, device)
     kv_scales = torch.zeros(1, 1, 16, 2, dtype=torch.float16, device=device)
     slots = torch.arange(3, device=device)

@@ -1,0 +1,65 @@
+"""A GPU as the choice of kernels sees it: features and limits, asked of the device once."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+FIRST_CAPABILITY = (8, 0)  # Ampere: asynchronous copies, and products of bf16
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What kernels may use of a GPU.
+
+    capability is CUDA's compute capability, shared_memory the bytes that one program may have at most,
+    multiprocessors how many there are.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    shared_memory: int
+    multiprocessors: int
+
+    @property
+    def has_e4m3(self) -> bool:
+        """Whether Triton has fp8 numbers of four bits of exponent: from Ada on."""
+        return self.capability >= (8, 9)
+
+    @property
+    def has_dependent_launch(self) -> bool:
+        """Whether a kernel may begin before the one ahead has ended: from Hopper on."""
+        return self.capability >= (9, 0)
+
+    @property
+    def has_warpgroup_products(self) -> bool:
+        """Whether four warps multiply together (wgmma): Hopper's only, Blackwell has others instead."""
+        return self.capability[0] == 9
+
+    @property
+    def has_products_of_shared_memory(self) -> bool:
+        """Whether Triton multiplies large tiles from shared memory: by wgmma, and by tcgen05 of data centres'
+        Blackwell."""
+        return (9, 0) <= self.capability < (11, 0)
+
+
+# A CPU runs the kernels in Triton's interpreter, which bounds no shared memory.
+NO_GPU = Gpu("cpu", (0, 0), sys.maxsize, 1)
+
+
+@cache
+def gpu_of(device: torch.device) -> Gpu:
+    """Return the description of a CUDA device, or NO_GPU for any other device."""
+    if device.type != "cuda":
+        return NO_GPU
+    found: Any = torch.cuda.get_device_properties(device)  # torch's types leave out what is opted into
+    return Gpu(
+        found.name,
+        (found.major, found.minor),
+        found.shared_memory_per_block_optin,
+        found.multi_processor_count,
+    )

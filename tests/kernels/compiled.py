@@ -1,0 +1,80 @@
+"""Kernels compiled for chips that need not be there; for scripts outside Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+
+class Case(NamedTuple):
+    """A kernel and its arguments: constants, types of the others (i32 if left out), multiples of 16."""
+
+    source: Any  # ASTSource, or Gluon's
+    kernel: Any
+    constants: Mapping[str, object]
+    types: Mapping[str, str]
+    aligned: Iterable[str]
+    options: Mapping[str, object]
+
+    def on_older_gpu(self) -> Case:
+        """Return the same for a GPU that begins kernels one after the other."""
+        alone = {name: False for name in ("DEPENDENT", "DEPENDENTS") if name in self.constants}
+        return self._replace(constants={**self.constants, **alone})
+
+
+def compiled_for(case: Case, capability: int) -> Any:
+    """Compile a case down to machine code."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    return triton.compile(
+        _source_of(case), target=GPUTarget("cuda", capability, 32), options=dict(case.options)
+    )
+
+
+def shared_bytes(case: Case, capability: int) -> int:
+    """Return the shared memory of a program, as `compiled_for` gives it in `metadata.shared`.
+
+    Compile only as far as shared memory is allotted, which takes a third of the time.
+    """
+    from triton._C.libtriton import ir, nvidia, passes
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend, get_ptx_version_from_options
+
+    target = GPUTarget("cuda", capability, 32)
+    backend, source = CUDABackend(target), _source_of(case)
+    options = backend.parse_options({**case.options, **source.parse_options()})
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, source.language)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    makers = backend.get_codegen_implementation(options), backend.get_module_map()
+    module = source.make_ir(target, options, *makers, context)
+    metadata: dict[str, Any] = {}
+    for name in ("ttir", "ttgir"):
+        if name in stages:
+            module = stages[name](module, metadata)
+    manager = ir.pass_manager(context)
+    passes.ttgpuir.add_combine_tensor_select_and_if(manager)
+    passes.ttgpuir.add_allocate_warp_groups(manager)
+    passes.convert.add_scf_to_cf(manager)
+    passes.gluon.add_inliner(manager)
+    version = get_ptx_version_from_options(options, capability)
+    nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, capability, version)
+    manager.run(module, "shared memory")
+    shared: int = module.get_int_attr("ttg.shared")
+    return shared
+
+
+def _source_of(case: Case) -> Any:
+    names, constants = case.kernel.arg_names, case.constants
+    signature = {name: "constexpr" if name in constants else case.types.get(name, "i32") for name in names}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    aligned = set(case.aligned)
+    multiples = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(names)
+        if name in aligned and name not in constants
+    }
+    return case.source(case.kernel, signature, values, multiples)

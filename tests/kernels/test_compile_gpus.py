@@ -1,0 +1,278 @@
+"""Every kernel that is not for Hopper alone compiles for other GPUs, present or not, and fits their memory.
+
+Compiling needs the kernels outside the interpreter, so it has a process of its own: this file as a script. Of
+attention, whose shared memory depends on heads, types and tiles, every format and head dim is compiled as far
+as that memory is allotted, as tiles are chosen for each GPU; one case of each kernel down to machine code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from compiled import Case, compiled_for, shared_bytes
+from gpus import GPUS
+from rounded import FP8, FP12
+from test_compile_sm90 import few_tokens_variants, hopper_decode_variants, plain_variants
+
+from kernels import (
+    activation,
+    block_copy,
+    logprobs,
+    norm,
+    pinned_copy,
+    prefill_attention,
+    shared_prefix,
+    token_mask,
+    token_places,
+)
+from kernels.decode_attention import EARLY, SMALL_STAGES, decode_tiles
+from kernels.decode_kernel import decode_kernel
+from kernels.gpu import Gpu
+from kernels.key_tiles import KeyTiles
+
+BF16, FP32 = torch.bfloat16, torch.float32
+# fp16 takes what bf16 takes, and heads of 80 and 96 what those of 128 take: they are padded to as many.
+HELD = [(BF16, BF16), (FP32, FP32), (BF16, FP8), (FP32, FP8), (BF16, FP12), (FP32, FP12)]
+OTHERS = [(torch.float16, torch.float16, 80), (BF16, FP8, 96)]
+DIMS = (256, 128, 64)
+ALIKE = {80: 80, 86: 80, 89: 80, 120: 80}  # what is allotted for one of them is for the others
+NAMES = {BF16: "bf16", torch.float16: "fp16", FP32: "fp32", FP8: "fp8e4nv", FP12: "u8"}
+# One case of each kernel, down to machine code: for the oldest GPU, and those after Hopper.
+WHOLE = {
+    80: (
+        "decode_16",
+        "decode_new_short_fp12",
+        "prefill_16",
+        "prefill_16_fp12",
+        "shared_prefix",
+        "qkv_to_cache_fp12",
+        "gemv_gate_up",
+        "few_tokens_gated",
+        "split_output",
+        "merge",
+        "thresholds",
+        "chunk_argmax",
+    ),
+    89: ("decode_16_fp8", "prefill_16_fp8", "qkv_to_cache_fp8"),
+    100: ("decode_16", "prefill_16", "hopper_decode_known", "hopper_decode_new_fp12", "few_tokens_gated"),
+    120: ("decode_16", "decode_16_fp8", "prefill_16", "hopper_decode_known", "hopper_decode_new_fp12"),
+}
+SHARED_OF_HOPPER_DECODE = (
+    "hopper_decode",
+    "hopper_decode_fp12",
+    "hopper_decode_new",
+    "hopper_decode_64_fp12",
+)
+
+
+class Attention(NamedTuple):
+    """A kernel of attention as it is launched, but for the types: what tells cases apart, and the case."""
+
+    name: str
+    lanes: int
+    tiles: KeyTiles
+    kernel: Any
+    constants: dict[str, object]
+    options: dict[str, object]
+
+
+def decode_kernels(gpu: Gpu, dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> Iterator[Attention]:
+    alone = dict.fromkeys(("bundle_of", "shared_lens", "prefix_partials", "prefix_lse"))
+    for group in (4, 64) if dim == 256 and kv_dtype in (dtype, FP8) else (4,):
+        lanes = max(group, 16)
+        tiles = decode_tiles(gpu, lanes, dim, dtype, kv_dtype)
+        both = {"GROUP": group, "BLOCK_M": lanes, "BESIDE": False, "DEPENDENT": gpu.has_dependent_launch}
+        known = {"NEW": False, "FIRST": False, "EARLY": EARLY, "rope": None, "q_norm": None, "k_norm": None}
+        options: dict[str, object] = {"num_warps": 4, "num_stages": tiles.stages}
+        yield Attention("decode", lanes, tiles, decode_kernel, both | known | alone, options)
+        if tiles.stages <= SMALL_STAGES and kv_dtype != FP8:  # with more stages the others take more
+            new = {"NEW": True, "FIRST": tiles.stages == SMALL_STAGES, "EARLY": 0}
+            yield Attention("decode_new", lanes, tiles, decode_kernel, both | new | alone, options)
+
+
+def prefix_kernels(gpu: Gpu, dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> Iterator[Attention]:
+    lanes = shared_prefix.LANES
+    tiles = shared_prefix.prefix_tiles(gpu, dim, dtype, kv_dtype)
+    constants = {"GROUP": 4, "ROWS": lanes // 4, "BLOCK_M": lanes, "DEPENDENT": gpu.has_dependent_launch}
+    options: dict[str, object] = {"num_warps": 4, "num_stages": tiles.stages}
+    yield Attention("prefix", lanes, tiles, shared_prefix._prefix_kernel, constants, options)
+
+
+def prefill_kernels(gpu: Gpu, dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> Iterator[Attention]:
+    wide = dim * dtype.itemsize <= 256
+    tiles = {
+        lanes: prefill_attention.prefill_tiles(gpu, lanes, dim, dtype, kv_dtype)
+        for lanes in ((128, 64) if wide else (64,))
+    }
+    for lanes, chosen in tiles.items():
+        if lanes == 64 and wide and chosen == tiles[128]:
+            continue  # takes less than with more lanes
+        options = {"num_warps": lanes // 16, "num_stages": chosen.stages}
+        options |= {"maxnreg": 128} if lanes == 128 else {}
+        constants = {"GROUP": 4, "BLOCK_M": lanes}
+        yield Attention("prefill", lanes, chosen, prefill_attention._prefill_kernel, constants, options)
+
+
+def attention_cases(gpu: Gpu) -> Iterator[tuple[tuple[Any, ...], Case]]:
+    """Yield cases and what tells them apart; of heads with as many keys and stages the largest."""
+    from triton.compiler import ASTSource
+
+    seen = set()
+    for dtype, kv_dtype, head_dim in [(*types, dim) for types in HELD for dim in DIMS] + OTHERS:
+        if kv_dtype == FP8 and not gpu.has_e4m3:
+            continue
+        dim = 1 << (head_dim - 1).bit_length()
+        kernels = (decode_kernels, prefix_kernels, prefill_kernels)
+        for found in (found for make in kernels for found in make(gpu, dim, dtype, kv_dtype)):
+            sort = (found.name, dtype, kv_dtype, found.lanes, found.tiles, head_dim < dim)
+            if sort in seen:
+                continue
+            seen.add(sort)
+            constants: dict[str, object] = {"BLOCK_SIZE": 16, "HEAD_DIM": head_dim, "DIM": dim}
+            constants |= found.constants | {"TILE": found.tiles.keys}
+            constants |= {"kv_scales": None} if kv_dtype == dtype else {}
+            types = types_of(NAMES[dtype], NAMES[kv_dtype])
+            aligned = [name for name, kind in types.items() if kind[0] == "*"]
+            aligned += [name for name in found.kernel.arg_names if name.endswith("_stride")]
+            case = Case(ASTSource, found.kernel, constants, types, aligned, found.options)
+            tiles = (found.tiles.keys, found.tiles.stages)
+            yield (found.name, NAMES[dtype], NAMES[kv_dtype], head_dim, found.lanes, *tiles), case
+
+
+def types_of(dtype: str, kv_dtype: str) -> dict[str, str]:
+    types = dict.fromkeys(("block_tables", "rows", "query_starts", "context_lens", "order"), "*i32")
+    types |= dict.fromkeys(("bundle_of", "members", "lens", "shared_lens", "kv_scales"), "*i32")
+    types |= dict.fromkeys(("partials", "lse", "prefix_partials", "prefix_lse", "rope"), "*fp32")
+    types |= dict.fromkeys(("q", "out", "q_norm", "k_norm"), f"*{dtype}")
+    return types | {"kv": f"*{kv_dtype}", "scale_log2": "fp32", "eps": "fp32"}
+
+
+def small_cases() -> dict[str, Case]:
+    """Return the kernels that need little shared memory, whatever the model."""
+    from triton.compiler import ASTSource
+
+    pointers = dict.fromkeys(
+        ("x_ptr", "residual_ptr", "weight_ptr", "y_ptr", "gate_up_ptr", "out_ptr"), "*bf16"
+    )
+    pointers |= dict.fromkeys(("peaks_ptr", "totals_ptr", "greater_ptr", "best_ptr", "chosen_ptr"), "*fp32")
+    pointers |= dict.fromkeys(("best_tokens_ptr", "rank_ptr", "top_tokens_ptr", "tokens_ptr"), "*i32")
+    pointers |= dict.fromkeys(("words_ptr", "pairs_ptr", "masks_ptr", "target_ptr", "source_ptr"), "*i32")
+    pointers |= {"logits_ptr": "*bf16", "top_ptr": "*fp32", "lens": "*i32", "members": "*i32", "rows": "*i32"}
+    pointers |= dict.fromkeys(("given_ptr", "positions_ptr", "last_tokens_ptr", "block_tables_ptr"), "*i32")
+    pointers |= dict.fromkeys(("places_ptr", "context_lens", "block_tables"), "*i32")
+    pointers |= {"slots_ptr": "*i64", "rows_ptr": "*i32"}
+    norm_of_8b = {"HIDDEN": 4096, "BLOCK": 4096, "PARTS": 4, "DEPENDENT": True}
+    best = {"CHUNKS": 38, "CHUNKS_PADDED": 64, "WIDTH": 32}
+    found: dict[str, tuple[Any, dict[str, Any], int, dict[str, str]]] = {
+        "add_rms_norm": (norm._rms_norm_kernel, norm_of_8b, 16, {"x_ptr": "*fp32"}),
+        "silu_mul": (activation._silu_mul_kernel, {"WIDTH": 14336, "BLOCK": 1024, "DEPENDENT": True}, 8, {}),
+        "copy_blocks": (block_copy._copy_blocks_kernel, {"WORDS": block_copy.WORDS}, 8, {}),
+        "copy_pinned": (pinned_copy.copy_kernel, {"WORDS": pinned_copy.WORDS}, 4, {}),
+        "logprobs": (logprobs._chunk_kernel, {"VOCABULARY": 151936, "CHUNK": logprobs.CHUNK}, 8, {}),
+        "logprobs_merge": (logprobs._merge_kernel, best, 8, {}),
+        "mask_tokens": (token_mask._mask_tokens_kernel, {"BLOCK": token_mask.BLOCK}, 4, {"rows_ptr": "*i64"}),
+        "shared_lens": (
+            shared_prefix._lens_kernel, {"ROWS": 16, "LANE_ROWS": 16, "BLOCK_SIZE": 16}, 4, {},
+        ),
+        "token_places": (
+            token_places.token_places_kernel,
+            {"BLOCK_SIZE": 16, "BLOCK": token_places.BLOCK, "DEPENDENTS": True}, 4, {},
+        ),
+    }  # fmt: skip
+    return {
+        name: Case(
+            ASTSource, kernel, constants, pointers | {"eps": "fp32"} | types, pointers, {"num_warps": warps}
+        )
+        for name, (kernel, constants, warps, types) in found.items()
+    }
+
+
+def for_gpu(case: Case, gpu: Gpu) -> Case:
+    """Return the case as that GPU launches it."""
+    return case if gpu.has_dependent_launch else case.on_older_gpu()
+
+
+def all_compiled() -> dict[str, Any]:
+    """Return shared memory: of attention by GPU and case, of the others, and of all that is whole code."""
+    measured: dict[tuple[Any, ...], int] = {}
+    attention, small, whole = [], [], []
+    for capability, gpu in GPUS.items():
+        for kind, case in attention_cases(gpu):
+            key = (ALIKE.get(capability, capability), *kind)
+            if key not in measured:
+                measured[key] = shared_bytes(case, capability)
+            attention.append((capability, kind, measured[key]))
+    both = plain_variants() | few_tokens_variants() | hopper_decode_variants()
+    fixed = small_cases() | {
+        name: case
+        for name, case in both.items()
+        if not name.startswith(("decode", "prefill", "shared_prefix", "hopper"))
+    }
+    for capability, names in WHOLE.items():
+        chip = GPUS[capability]
+        for name in names:
+            result = compiled_for(for_gpu(both[name], chip), capability)
+            assert result.asm["cubin"]
+            whole.append((capability, name, result.metadata.shared))
+    for capability in (80, 120):
+        chip = GPUS[capability]
+        of_chip = fixed | {name: both[name] for name in SHARED_OF_HOPPER_DECODE if chip.has_dependent_launch}
+        for name, case in of_chip.items():
+            if chip.has_e4m3 or "fp8" not in name:
+                small.append((capability, name, shared_bytes(for_gpu(case, chip), capability)))
+    alike = {
+        name: [shared_bytes(both[name].on_older_gpu(), capability) for capability in ALIKE]
+        for name in ("decode_16", "prefill_16", "prefill_16_fp12", "shared_prefix", "shared_prefix_fp12")
+    }
+    return {"attention": attention, "small": small, "whole": whole, "alike": alike}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    root = Path(__file__).parents[2]
+    script = subprocess.run(
+        [sys.executable, __file__],
+        check=True,
+        stdout=subprocess.PIPE,
+        cwd=root,
+        env=environment | {"PYTHONPATH": str(root)},
+    )
+    results: dict[str, Any] = json.loads(script.stdout)
+    return results
+
+
+def test_attention_of_every_format_and_head_fits_each_gpu(found: dict[str, Any]) -> None:
+    assert {capability for capability, *_ in found["attention"]} == set(GPUS)
+    for capability, kind, shared in found["attention"]:
+        assert shared <= GPUS[capability].shared_memory, (capability, kind)
+
+
+def test_all_others_fit_any_gpu(found: dict[str, Any]) -> None:
+    for capability, name, shared in found["small"]:
+        few = 48 * 1024 if "hopper" not in name else GPUS[capability].shared_memory
+        assert shared <= few, (capability, name)
+
+
+def test_machine_code_is_made_for_each(found: dict[str, Any]) -> None:
+    assert {(capability, name) for capability, name, _ in found["whole"]} == {
+        (capability, name) for capability, names in WHOLE.items() for name in names
+    }
+
+
+def test_gpus_without_products_of_shared_memory_allot_alike(found: dict[str, Any]) -> None:
+    """So what is compiled for one of them stands for all."""
+    for name, measured in found["alike"].items():
+        assert len(set(measured)) == 1, name
+
+
+if __name__ == "__main__":
+    print(json.dumps(all_compiled()))

@@ -1,0 +1,68 @@
+"""Tiles of attention: the best where a GPU has room for them, and smaller ones elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from gpus import GPUS
+from rounded import FP8, FP12
+
+from kernels.decode_attention import decode_tiles
+from kernels.gpu import NO_GPU, Gpu
+from kernels.key_tiles import KeyTiles
+from kernels.prefill_attention import prefill_tiles
+from kernels.shared_prefix import prefix_tiles
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+HELD = [(BF16, BF16), (FP16, FP16), (FP32, FP32), *product((BF16, FP16, FP32), (FP8, FP12))]
+
+
+@pytest.mark.parametrize("gpu", [GPUS[90], GPUS[100], NO_GPU], ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize(("dtype", "held"), HELD, ids=str)
+def test_with_227_kib_tiles_are_the_best(gpu: Gpu, dim: int, dtype: torch.dtype, held: torch.dtype) -> None:
+    """They are those that every figure in README was measured with."""
+    keys = 32 if dim == 256 and dtype == FP32 else 64
+    decoded = 2 * keys if held == FP8 and dtype != FP32 else keys
+    assert decode_tiles(gpu, 16, dim, dtype, held) == KeyTiles(decoded, 4)
+    assert prefix_tiles(gpu, dim, dtype, held) == KeyTiles(keys, 3)
+    for lanes in (64, 128) if dim * dtype.itemsize <= 256 else (64,):
+        assert prefill_tiles(gpu, lanes, dim, dtype, held) == KeyTiles(keys, 2)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "held", "dim", "decode", "prefix", "prefill"),
+    [
+        (80, BF16, BF16, 128, (64, 4), (64, 3), (64, 2)),
+        (80, BF16, BF16, 256, (64, 3), (64, 2), (64, 2)),
+        (80, FP32, FP32, 128, (64, 3), (64, 2), (64, 2)),
+        (86, BF16, BF16, 64, (64, 4), (64, 3), (64, 2)),
+        (86, BF16, BF16, 128, (64, 3), (64, 3), (64, 2)),
+        (86, BF16, FP12, 128, (64, 4), (64, 3), (64, 2)),
+        (89, BF16, FP8, 128, (128, 3), (64, 3), (64, 2)),
+        (120, BF16, BF16, 128, (64, 3), (64, 3), (64, 2)),
+        (120, BF16, BF16, 256, (64, 2), (32, 2), (32, 2)),
+        (120, FP32, FP32, 256, (32, 2), (16, 1), (16, 1)),
+    ],
+)
+def test_with_less_fewer_keys_are_on_their_way(
+    capability: int,
+    dtype: torch.dtype,
+    held: torch.dtype,
+    dim: int,
+    decode: tuple[int, int],
+    prefix: tuple[int, int],
+    prefill: tuple[int, int],
+) -> None:
+    gpu = GPUS[capability]
+    assert decode_tiles(gpu, 16, dim, dtype, held) == KeyTiles(*decode)
+    assert prefix_tiles(gpu, dim, dtype, held) == KeyTiles(*prefix)
+    assert prefill_tiles(gpu, 64, dim, dtype, held) == KeyTiles(*prefill)
+
+
+def test_too_little_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"A10 has 49152 bytes of shared memory .* 64 queries of 256"):
+        prefix_tiles(replace(GPUS[86], shared_memory=49152), 256, FP32, FP32)
