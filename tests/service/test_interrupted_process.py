@@ -43,7 +43,7 @@ PROGRAM = """
 def run(*command: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [sys.executable, *command],
+        ["env", "--default-signal=INT", sys.executable, *command],  # behind a shell's `&` it is ignored
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
