@@ -113,7 +113,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """A start-up phase as it goes; `done` and `total` are in `unit`."""
 
-    phase: Literal["download", "weights", "kernels", "memory", "warm-up", "ready"]
+    phase: Literal["download", "weights", "kernels", "memory", "warm-up", "graphs", "ready"]
     done: int
     total: int
     unit: str

@@ -94,6 +94,8 @@ class EngineCore:
         self.plan: StepPlan | None = None  # of the last step
         self._capture_at = float("-inf")  # not before then while requests run
         self._launched: deque[InFlight] = deque()
+        self._unreturned: list[Output] = []  # of a step that has not ended yet
+        self.torn = False  # a step was left where no other can go on
         self._moving: deque[InFlight] = deque()  # committed, but for their transfers
 
     @property
@@ -177,47 +179,65 @@ class EngineCore:
             self._capture_at = end + (end - begin) * (1 / CAPTURE_SHARE - 1)
 
     def step(self) -> StepOutputs:
-        """Launch the next step, if there is one, and return what the one before it gave."""
+        """Launch the next step, if there is one, and return what the one before it gave.
+
+        If the runner's `launch` or the wait for a flight is interrupted, nothing is lost, and the next step
+        goes on from there. What else is raised leaves the engine `torn`.
+        """
+        self.torn = True
         if self._launched and self.runner.graphs_left:
             self._capture_beside()
-        others = self._add_compiled() if self.grammars else []
-        others += self.scheduler.unmask(self.mask_wait)
+        if self.grammars:
+            self._unreturned += self._add_compiled()
+        self._unreturned += self.scheduler.unmask(self.mask_wait)
         begin = self.clock()
-        plan = self.plan = self.isolation.schedule(begin)
+        interrupted = len(self._launched) > (0 if self.isolation.on_trial else 1)  # before it could commit
+        plan = self.plan = None if interrupted else self.isolation.schedule(begin)
         scheduled = self.clock()
         if plan is not None:
-            self._launched.append(self._launch(plan))
+            self._launch(plan)
         launched = waited = self.clock()
         outputs = StepOutputs()
         nothing_else = plan is None and not self._launched
         if self._launched and (plan is None or len(self._launched) > 1 or self.isolation.on_trial):
-            flight = self._launched.popleft()
+            flight = self._launched[0]
+            self.torn = False
             try:
                 result = flight.wait()
             except Exception as error:
+                self.torn = True
                 outputs.others += self._recover(error)
             else:
+                self.torn = True
+                self._launched.popleft()
                 waited = self.clock()
                 outputs = self.isolation.passed(self.scheduler.commit(result))
                 if self.scheduler.num_deliveries > len(self._moving):
                     self._moving.append(flight)
         if nothing_else:
-            others += self.scheduler.unmask(None)
+            self._unreturned += self.scheduler.unmask(None)
         self._deliver(wait=nothing_else)
-        outputs.others += others
+        outputs.others += self._unreturned
+        self._unreturned = []
         committed = self.clock()
         decodes = plan.num_decodes if plan else 0
         prefills = len(plan.prefill_tokens) if plan else 0
         phases = (scheduled - begin, launched - scheduled, waited - launched, committed - waited)
         self.stats = self._stats(prefills, decodes, phases)
+        self.torn = False
         return outputs
 
-    def _launch(self, plan: StepPlan) -> InFlight:
+    def _launch(self, plan: StepPlan) -> None:
         """What raises here is raised when the step's turn has come: those before it may have gone well."""
         try:
-            return self.runner.launch(plan)
+            flight: InFlight = self.runner.launch(plan)
         except Exception as error:
-            return _NotLaunched(error)
+            flight = _NotLaunched(error)
+        except BaseException:
+            self._launched.append(_NotLaunched(RuntimeError("the launch of a step was interrupted")))
+            self.torn = False
+            raise
+        self._launched.append(flight)
 
     def _recover(self, error: Exception) -> list[Output]:
         """The oldest step that was launched raised `error`. Returns what ends by it; raises what ends all."""

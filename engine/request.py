@@ -5,8 +5,11 @@ Plain msgspec structs, array-encoded, so that one frame per step carries them be
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
-from typing import Literal
+from numbers import Integral, Real
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -15,14 +18,15 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 MAX_LOGPROBS = 20
 MAX_SEQUENCES = 128
 MIN_REPETITION_PENALTY = 0.01  # logits are divided by it
+MAX_LOGIT_BIAS = 1e6  # far beyond any logit, and far from where float32 ends
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a request's tokens are chosen.
 
     Processing order: logit bias, penalties, temperature, min-p, top-k, top-p. Temperature 0 is greedy.
-    Logprobs are of the raw logits. `seed` is always concrete here: a front end that was given none draws
-    one, so that preemption cannot change a request's tokens. Raises ValueError that names the field.
+    Logprobs are of the raw logits. Without a `seed` each Request that is made with these params draws its
+    own. Raises ValueError, or TypeError for a value of another type, that names the field.
     """
 
     n: int = 1
@@ -38,7 +42,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_tokens: int = 16
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
-    seed: int = 0
+    seed: int | None = None  # of what is sampled; None: drawn
     beam_width: int = 0  # 0: no beam search; else the n best of so many beams, by transformers' scores
     length_penalty: float = 1.0  # of beam search: score = sum of log-probabilities / length ** penalty
     early_stopping: bool | Literal["never"] = False  # of beam search
@@ -54,10 +58,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.beam_width or self.n
 
     def __post_init__(self) -> None:
-        for name, low, high in _BOUNDS:
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:  # also false for NaN
-                raise ValueError(f"{name} must be between {low} and {high}, got {value}")
+        for value, rule in zip(_VALUES(self), _RULES, strict=True):
+            if value is not rule.default:
+                rule.check(value)
+        if self.logit_bias:
+            self._check_bias()
+        for token in self.stop_token_ids:
+            _STOP_TOKEN.check(token)
+        if self.early_stopping.__class__ is str and self.early_stopping != "never":
+            raise ValueError(f"early_stopping must be True, False or 'never', got {self.early_stopping!r}")
         if self.top_p == 0:
             raise ValueError("top_p must be greater than 0, got 0")
         if self.beam_width:
@@ -68,6 +77,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise ValueError(
                 f"min_tokens must not exceed max_tokens ({self.max_tokens}), got {self.min_tokens}"
             )
+
+    def _check_bias(self) -> None:
+        for token, bias in self.logit_bias.items():
+            _BIASED_TOKEN.check(token)
+            _Rule(f"logit_bias of token {token}", None, _REAL, "a number", _BIASES).check(bias)
 
     def _check_beams(self) -> None:
         if self.n > self.beam_width:
@@ -90,33 +104,79 @@ _NOT_WITH_BEAMS: tuple[tuple[str, object], ...] = (
     ("grammar", ""),
 )
 
-_BOUNDS: tuple[tuple[str, float, float], ...] = (
-    ("n", 1, MAX_SEQUENCES),
-    ("temperature", 0.0, 2.0),
-    ("beam_width", 0, MAX_SEQUENCES),
-    ("length_penalty", -5.0, 5.0),
-    ("top_p", 0.0, 1.0),
-    ("top_k", 0, 1 << 20),
-    ("min_p", 0.0, 1.0),
-    ("repetition_penalty", MIN_REPETITION_PENALTY, 10.0),
-    ("presence_penalty", -2.0, 2.0),
-    ("frequency_penalty", -2.0, 2.0),
-    ("min_tokens", 0, 1 << 24),
-    ("max_tokens", 1, 1 << 24),
-    ("seed", -(1 << 63), (1 << 63) - 1),
-    ("logprobs", 0, MAX_LOGPROBS),
-    ("prompt_logprobs", 0, MAX_LOGPROBS),
+
+class _Rule(NamedTuple):
+    """What a field may be, besides its default."""
+
+    name: str
+    default: Any
+    kinds: tuple[type, ...]
+    expected: str
+    bounds: tuple[float, float] | None = None
+
+    def check(self, value: Any) -> None:
+        name, _, kinds, expected, bounds = self
+        kind = value.__class__
+        if kind not in kinds and (kind is bool or not isinstance(value, kinds)):  # True is no number
+            raise TypeError(f"{name} must be {expected}, got {value!r}")
+        if bounds is not None and not bounds[0] <= value <= bounds[1]:  # also false for NaN
+            raise ValueError(f"{name} must be between {bounds[0]} and {bounds[1]}, got {value}")
+
+
+_INTEGER = (int, Integral)  # numpy's, too
+_REAL = (float, int, Real)
+_BIASES = (-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+_DEFAULTS: dict[str, Any] = dict(
+    zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True)
 )
+_RULES = tuple(
+    _Rule(name, _DEFAULTS[name], *rest)
+    for name, *rest in (
+        ("n", _INTEGER, "an integer", (1, MAX_SEQUENCES)),
+        ("temperature", _REAL, "a number", (0.0, 2.0)),
+        ("beam_width", _INTEGER, "an integer", (0, MAX_SEQUENCES)),
+        ("length_penalty", _REAL, "a number", (-5.0, 5.0)),
+        ("top_p", _REAL, "a number", (0.0, 1.0)),
+        ("top_k", _INTEGER, "an integer", (0, 1 << 20)),
+        ("min_p", _REAL, "a number", (0.0, 1.0)),
+        ("repetition_penalty", _REAL, "a number", (MIN_REPETITION_PENALTY, 10.0)),
+        ("presence_penalty", _REAL, "a number", (-2.0, 2.0)),
+        ("frequency_penalty", _REAL, "a number", (-2.0, 2.0)),
+        ("min_tokens", _INTEGER, "an integer", (0, 1 << 24)),
+        ("max_tokens", _INTEGER, "an integer", (1, 1 << 24)),
+        ("seed", _INTEGER, "an integer or None", (-(1 << 63), (1 << 63) - 1)),
+        ("logprobs", _INTEGER, "an integer or None", (0, MAX_LOGPROBS)),
+        ("prompt_logprobs", _INTEGER, "an integer or None", (0, MAX_LOGPROBS)),
+        ("logit_bias", (dict,), "a dict of token ids and numbers"),
+        ("ignore_eos", (bool,), "True or False"),
+        ("stop_token_ids", (tuple, list, set, frozenset), "a tuple of token ids"),
+        ("early_stopping", (bool, str), "True, False or 'never'"),
+        ("grammar", (str,), "a string"),
+    )
+)
+_STOP_TOKEN = _Rule("stop_token_ids", None, _INTEGER, "integers")
+_BIASED_TOKEN = _Rule("the keys of logit_bias", None, _INTEGER, "token ids, integers")
+_VALUES = attrgetter(*(rule.name for rule in _RULES))
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, tag="add"):
-    """One group of `params.num_sequences` sequences over one prompt. `id` is never used again."""
+    """One group of `params.num_sequences` sequences over one prompt. `id` is never used again.
+
+    What it samples is settled here, by a seed that is drawn if none was given: preemption, and the process
+    that it is sent to, change none of its tokens.
+    """
 
     id: int
     prompt: list[int]
     params: SamplingParams
     arrival: float = 0.0  # time.monotonic() at the front end, seconds
     cache_salt: str = ""  # prompts share cached blocks only with those of the same salt
+
+    def __post_init__(self) -> None:
+        params = self.params
+        if params.seed is None and params.temperature:
+            drawn = msgspec.structs.replace(params, seed=secrets.randbits(63))
+            msgspec.structs.force_setattr(self, "params", drawn)
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):

@@ -39,7 +39,7 @@ class RowState:
             return
         for start in starts:
             row, params = start.row, start.params
-            self._seeds[row] = params.seed
+            self._seeds[row] = params.seed or 0  # none: greedy, or nobody's
             self._floats[2:5, row] = params.temperature, params.min_p, params.top_p
             self._words[5:7, row] = params.top_k, start.index
         self._upload()

@@ -1,6 +1,6 @@
 """From an EngineConfig to an engine that can step: kernels, weights, KV memory, warm-up.
 
-CUDA graphs are no part of it: the engine captures them between its first steps.
+A server captures CUDA graphs between its first steps; who has work for all of them at once, before.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ LONGER_CONTEXT = 8
 UNFUSED_TOKENS = 304  # whose products `kernels.hopper_matmul` does not take but for the smallest models
 RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
 
-Phase = Literal["download", "weights", "kernels", "memory", "warm-up", "ready"]
+Phase = Literal["download", "weights", "kernels", "memory", "warm-up", "graphs", "ready"]
 
 
 class _Reporter:
@@ -94,6 +94,33 @@ def start_engine(
     asked_at: `time.monotonic()` of any process here, from which progress counts its seconds; None: now.
     """
     report = _Reporter(on_progress, time.monotonic() if asked_at is None else asked_at)
+    core, info = _start(config, report)
+    report.phase("ready", "s")(1, 1)
+    return core, info
+
+
+def start_with_graphs(
+    config: EngineConfig, on_progress: Callable[[Progress], None] = lambda _: None
+) -> tuple[EngineCore, EngineInfo]:
+    """As `start_engine`, and capture all CUDA graphs, so that no step is slower than later ones."""
+    report = _Reporter(on_progress, time.monotonic())
+    core, info = _start(config, report)
+    capture_all(core, report.phase("graphs", "graphs"))
+    report.phase("ready", "s")(1, 1)
+    return core, info
+
+
+def capture_all(core: EngineCore, report: Callable[[int, int], None] = lambda *_: None) -> None:
+    """Capture the CUDA graphs that are left. `report` is told how many of how many are done."""
+    total = core.runner.graphs_left
+    while left := core.runner.graphs_left:
+        report(total - left, total)
+        core.capture()
+    if total:
+        report(total, total)
+
+
+def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineInfo]:
     device = _device(config)
     gpu = gpu_of(device)
     folder = resolve_model(config.model, report.phase("download", "B"))
@@ -189,7 +216,6 @@ def start_engine(
         num_host_blocks=num_host_blocks,
         policy=policy,
     )
-    report.phase("ready", "s")(1, 1)
     return EngineCore(scheduler, runner, grammars=grammars), info
 
 

@@ -1,4 +1,7 @@
-"""`quire bench`: offline throughput of a workload, beside what the hardware would allow."""
+"""`quire bench`: offline throughput of a workload, beside what the hardware would allow.
+
+It is what `LLM.generate` gives. The engine alone, stepped without making text of its tokens, runs in turn.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import statistics
 import time
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +22,7 @@ from engine.request import Request, SamplingParams
 from loadtest.provenance import Provenance
 from loadtest.workloads import Work
 from service import roofline
+from service.offline import OfflineEngine, RequestFailed, without_collections
 from service.roofline import Ceilings, Needs
 
 PHASES = ("schedule", "launch", "wait", "commit")
@@ -29,7 +34,7 @@ class WorkloadFailed(Exception):
 
 @dataclass(slots=True)
 class Run:
-    """One pass over a workload, from its first step to its last commit."""
+    """One pass of the engine alone over a workload, from its first step to its last commit."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -50,7 +55,10 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One line of loadtest/results/*.jsonl. Rates are per second; `bound_share` is bound ÷ measured time."""
+    """One line of loadtest/results/*.jsonl. Rates are per second; `bound_share` is bound ÷ measured time.
+
+    Steps and what is of them are of the engine alone.
+    """
 
     engine: str
     model: str
@@ -75,6 +83,7 @@ class Result:
     commit: str
     date: str
     command: str
+    engine_out_tok_s: float  # of the engine alone
     traced: Traced | None = None
 
 
@@ -132,10 +141,7 @@ def run_workload(core: EngineCore) -> Run:
     while core.has_work:
         for output in core.step().others:
             if output.error is not None:
-                raise WorkloadFailed(
-                    f"a request of the workload failed: {output.error} (the log says where); if it was "
-                    "memory, lower --max-num-batched-tokens or --gpu-memory-utilization"
-                )
+                raise _failure(output.error)
         stats = core.stats
         run.steps += 1
         run.plans.append((core.plan, stats.tokens_filled))
@@ -146,8 +152,25 @@ def run_workload(core: EngineCore) -> Run:
     return run
 
 
+def _failure(error: str) -> WorkloadFailed:
+    return WorkloadFailed(
+        f"a request of the workload failed: {error} (the log says where); if it was memory, lower "
+        "--max-num-batched-tokens or --gpu-memory-utilization"
+    )
+
+
+def seconds_to_answer(engine: OfflineEngine, requests: list[Request], *, in_order: bool) -> float:
+    """What `LLM.generate` takes for them, from prompts of token ids to texts. Raises WorkloadFailed."""
+    begin = time.perf_counter()
+    try:
+        engine.answer(requests, partial(queue, engine.core, in_order=in_order))
+    except RequestFailed as failed:
+        raise _failure(failed.error) from None
+    return time.perf_counter() - begin
+
+
 def bench(
-    core: EngineCore,
+    engine: OfflineEngine,
     info: EngineInfo,
     name: str,
     work: list[Work],
@@ -157,15 +180,19 @@ def bench(
     in_order: bool = False,
 ) -> Result:
     """Warm up, run `runs` times and report the median run of a workload that fits."""
+    core = engine.core
     warm = [replace(one, output_len=min(one.output_len, 8)) for one in work[: info.max_num_seqs]]
     queue(core, requests(warm, seed=1 << 40), in_order=in_order)
     run_workload(core)
-    measured = []
-    for run in range(runs):
+    alone, answered = [], []
+    for run in range(0, 2 * runs, 2):
         queue(core, requests(work, seed=run << 20), in_order=in_order)
-        measured.append(run_workload(core))
-    middle = sorted(measured, key=lambda run: run.seconds)[(len(measured) - 1) // 2]
-    seconds = statistics.median(run.seconds for run in measured)
+        with without_collections():  # as there are none while answers are made
+            alone.append(run_workload(core))
+        answered.append(seconds_to_answer(engine, requests(work, seed=(run + 1) << 20), in_order=in_order))
+    middle = sorted(alone, key=lambda run: run.seconds)[(len(alone) - 1) // 2]
+    seconds = statistics.median(answered)
+    output_tokens = sum(one.output_tokens for one in work)
     needs = [roofline.needs_of(plan, filled, info) for plan, filled in middle.plans]
     bound = sum(each.seconds(ceilings) for each in needs)
     return Result(
@@ -173,7 +200,7 @@ def bench(
         model=Path(info.model).name,
         workload=name,
         mode="offline" if in_order else "offline, longest first",
-        out_tok_s=round(sum(one.output_tokens for one in work) / seconds, 1),
+        out_tok_s=round(output_tokens / seconds, 1),
         in_tok_s=round(sum(len(one.prompt) for one in work) / seconds, 1),
         req_s=round(len(work) / seconds, 2),
         seconds=round(seconds, 3),
@@ -189,6 +216,7 @@ def bench(
         device=info.device,
         dtype=info.dtype,
         kv_cache_dtype=info.kv_cache_dtype,
+        engine_out_tok_s=round(output_tokens / statistics.median(run.seconds for run in alone), 1),
         **asdict(Provenance.here()),
     )
 
@@ -199,9 +227,19 @@ def show(results: list[Result], ceilings: Ceilings, info: EngineInfo) -> None:
         title=f"{info.architecture} {info.dtype} on {info.device}: weights {info.weight_bytes / 1e9:.2f} GB, "
         f"{info.num_blocks:,} blocks of {info.block_size} in {info.kv_cache_dtype}",
         caption=f"bound: {ceilings.bandwidth / 1e12:.2f} TB/s, {ceilings.flops / 1e12:.1f} TFLOP/s, measured "
-        "here; phases are ms a step",
+        "here; engine: stepped alone, without texts; phases are its ms a step",
     )
-    for column in ("workload", "out tok/s", "in tok/s", "req/s", "seconds", "bound s", "share", "steps"):
+    for column in (
+        "workload",
+        "out tok/s",
+        "in tok/s",
+        "req/s",
+        "seconds",
+        "bound s",
+        "share",
+        "engine tok/s",
+        "steps",
+    ):
         table.add_column(column, justify="left" if column == "workload" else "right")
     for phase in PHASES:
         table.add_column(phase, justify="right")
@@ -214,11 +252,12 @@ def show(results: list[Result], ceilings: Ceilings, info: EngineInfo) -> None:
             f"{result.seconds:.2f}",
             f"{result.bound_seconds:.2f}",
             f"{result.bound_share:.0%}",
+            f"{result.engine_out_tok_s:,.0f}",
             f"{result.steps:,}",
             *(f"{result.step_ms[phase]:.3f}" for phase in PHASES),
         )
     console = Console()
-    Console(width=max(console.width, 132)).print(table)
+    Console(width=max(console.width, 144)).print(table)
 
 
 def show_step(result: Result, ceilings: Ceilings) -> None:

@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ValueError as error:
         sys.exit(f"quire {arguments.command}: {error}")
     except KeyboardInterrupt:
+        print(f"\nquire {arguments.command}: interrupted", file=sys.stderr)
         sys.exit(130)
 
 
@@ -216,11 +217,14 @@ def _token_budget(asked: int | None, prompt: int, limit: int) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     import torch
 
-    from engine.startup import start_engine
+    from engine.models.hub import resolve_model
+    from engine.startup import capture_all, start_engine
     from loadtest.workloads import WORKLOADS
     from service import bench, roofline
+    from service.offline import OfflineEngine
     from service.profiling import profile_steps, show_profile
     from service.progress import PhaseBars
+    from service.tokenizer import Tokenizer
 
     names = arguments.workload.split(",")
     unknown = [name for name in names if name not in WORKLOADS]
@@ -231,15 +235,15 @@ def _bench(arguments: argparse.Namespace) -> int:
     config = _engine_config(arguments)
     core, info = start_engine(config, PhaseBars().show)
     workloads = [(name, bench.fit(name, WORKLOADS[name](), info)) for name in names]
-    while core.capture():
-        pass
+    engine = OfflineEngine(core, Tokenizer.from_folder(resolve_model(arguments.model)))
+    capture_all(core)
     device = torch.device("cpu" if info.device == "cpu" else "cuda")
     ceilings = roofline.measure_ceilings(device, getattr(torch, info.dtype))
     results = []
     for name, work in workloads:
         try:
             result = bench.bench(
-                core, info, name, work, arguments.runs, ceilings, in_order=arguments.in_order
+                engine, info, name, work, arguments.runs, ceilings, in_order=arguments.in_order
             )
         except bench.WorkloadFailed as failure:
             print(f"quire bench: {name}: {failure}", file=sys.stderr)

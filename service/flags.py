@@ -187,4 +187,4 @@ def add_sampling_flags(parser: Parser) -> None:
     flag(parser, "--temperature", type=float, default=0.0)
     flag(parser, "--top-p", type=float, default=1.0)
     flag(parser, "--top-k", type=int, default=0)
-    flag(parser, "--sampling-seed", type=int, default=0)
+    flag(parser, "--sampling-seed", type=int, help="of what is sampled; drawn if left out")

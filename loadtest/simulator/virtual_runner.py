@@ -64,7 +64,7 @@ class VirtualRunner(Runner):
         for start in plan.starts:
             self._candidates[start.row] = start.num_candidates
             sample = 0 if start.num_candidates else start.index + 1
-            self._keys[start.row] = (start.params.seed * 1_000_003 + sample) % (1 << 62)
+            self._keys[start.row] = ((start.params.seed or 0) * 1_000_003 + sample) % (1 << 62)
         self._last[plan.given_rows] = plan.given_tokens
         ends = np.cumsum(plan.query_lens[plan.num_decodes :]) - 1
         self._last[plan.rows[plan.num_decodes :]] = plan.prefill_tokens[ends]

@@ -27,7 +27,7 @@ def _hash(history: int, position: int, token: int) -> int:
 
 
 def _next_token(history: int, params: SamplingParams, index: int, allowed: list[int] | None = None) -> int:
-    seed = params.seed * 31 + (index if params.temperature else 0)
+    seed = (params.seed or 0) * 31 + (index if params.temperature else 0)
     tokens = allowed or range(VOCAB)
     return tokens[(_hash(history, seed, index) >> 7) % len(tokens)]
 
@@ -56,9 +56,9 @@ def expected_tokens(request: Request, index: int, eos: tuple[int, ...] = ()) -> 
     return generated
 
 
-def _candidates(history: int, seed: int) -> tuple[list[int], list[float]]:
+def _candidates(history: int, seed: int | None) -> tuple[list[int], list[float]]:
     """The best tokens of a beam, best first, and their log-probabilities."""
-    rng = random.Random(history ^ seed)
+    rng = random.Random(history ^ (seed or 0))
     return rng.sample(range(VOCAB), CANDIDATES), sorted(
         (-4 * rng.random() for _ in range(CANDIDATES)), reverse=True
     )

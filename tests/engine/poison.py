@@ -92,9 +92,9 @@ class PoisonedRunner(OracleRunner):
         moves = len(plan.swap_in) + len(plan.swap_out) > 0
         for r, row in enumerate(plan.rows.tolist()):
             params, index = self.state[row]
-            position, kind = divmod(params.seed - POISON, len(KINDS))
+            position, kind = divmod((params.seed or 0) - POISON, len(KINDS))
             decodes = r < plan.num_decodes
-            if params.seed < POISON or plan.context_lens[r] <= position:
+            if (params.seed or 0) < POISON or plan.context_lens[r] <= position:
                 continue
             if [True, decodes, index > 0, moves and self.most_moved > 0][kind]:
                 self.most_moved -= KINDS[kind] == "moved"

@@ -20,7 +20,10 @@ from engine.request import Output, Request, SamplingParams
 from engine.sequence import SequenceGroup
 from loadtest.workloads import Work
 from service import bench
+from service.demo import MODEL_FOLDER
+from service.offline import OfflineEngine
 from service.roofline import Ceilings
+from service.tokenizer import Tokenizer
 from tests.engine.oracle import VOCAB, OracleFlight, OracleRunner, expected_beams, expected_tokens
 from tests.engine.poison import KINDS, POISON, Poisoned, PoisonedRunner, Trouble, poisoned
 from tests.engine.simulation import COMMON, EOS, LONGEST_DELAY, check_outputs, make_core, random_request
@@ -74,8 +77,8 @@ def check_culprit(core: EngineCore, culprit: Request, requests: list[Request], g
 
 def check_survivor(request: Request) -> None:
     """It was never computed where it is poisoned: the last token of all is not."""
-    position, kind = divmod(request.params.seed - POISON, len(KINDS))
-    if request.params.seed >= POISON and KINDS[kind] == "token" and not request.params.beam_width:
+    position, kind = divmod((request.params.seed or 0) - POISON, len(KINDS))
+    if (request.params.seed or 0) >= POISON and KINDS[kind] == "token" and not request.params.beam_width:
         for index in range(request.params.n):
             length = len(request.prompt) + len(expected_tokens(request, index, EOS))
             assert position >= length - 1, "a step that raised went unnoticed"
@@ -158,7 +161,7 @@ def simulate(seed: int) -> Counter[str]:
         assert scheduler.blocks.host.pool.num_available == host
     for request in accepted:
         if request.id in failed:
-            assert request.params.seed >= POISON, "an innocent request was failed"
+            assert (request.params.seed or 0) >= POISON, "an innocent request was failed"
             for index in range(request.params.n):
                 ends_of_one = [o.finish_reason for o in got[request.id, index] if o.finish_reason]
                 assert len(ends_of_one) == 1 and got[request.id, index][-1].finish_reason
@@ -167,7 +170,7 @@ def simulate(seed: int) -> Counter[str]:
             done["beams" if params.beam_width > 1 else "samples" if params.n > 1 else "one"] += 1
         elif request.id not in aborted:
             check_outputs(request, got, done)
-            done["poisoned, but lived"] += request.params.seed >= POISON
+            done["poisoned, but lived"] += (request.params.seed or 0) >= POISON
             check_survivor(request)
             done["beside"] += bool(failed)
     done.update(runner.raised)
@@ -353,7 +356,8 @@ def test_a_prefix_that_raises_cannot_be_pinned() -> None:
 def test_nothing_is_measured_of_a_workload_that_fails() -> None:
     info = EngineInfo(**dict.fromkeys(EngineInfo.__struct_fields__, 0))
     with pytest.raises(bench.WorkloadFailed, match=r"workload failed: .* raised Poisoned"):
-        bench.bench(roomy([], prompts_raise), info, "one", [Work([1, 2, 3], 4)], 1, Ceilings(1, 1))
+        engine = OfflineEngine(roomy([], prompts_raise), Tokenizer.from_folder(MODEL_FOLDER))
+        bench.bench(engine, info, "one", [Work([1, 2, 3], 4)], 1, Ceilings(1, 1))
 
 
 def test_a_runner_that_does_not_settle_ends_all() -> None:

@@ -81,7 +81,7 @@ def test_who_makes_steps_raise_ends_alone(
     prompts = {request.id: len(request.prompt) for request in requests()}
 
     def poisoned(plan: StepPlan) -> DeviceResult:
-        seeds.update({start.row: start.params.seed for start in plan.starts})
+        seeds.update({start.row: start.params.seed or 0 for start in plan.starts})
         for row, length in zip(plan.rows.tolist(), plan.context_lens.tolist(), strict=True):
             if seeds[row] in CULPRITS and length >= prompts[seeds[row]] + generated:
                 raise RuntimeError("an index out of bounds")

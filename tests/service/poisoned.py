@@ -32,7 +32,7 @@ class PoisonedRunner(ModelRunner):
     broken = False
 
     def _execute(self, plan: StepPlan) -> DeviceResult:
-        self.seeds.update({start.row: start.params.seed for start in plan.starts})
+        self.seeds.update({start.row: start.params.seed or 0 for start in plan.starts})
         result = super()._execute(plan)
         for row, length in zip(plan.rows.tolist(), plan.context_lens.tolist(), strict=True):
             if self.seeds[row] == FATAL:

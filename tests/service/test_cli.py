@@ -3,16 +3,20 @@
 import io
 import json
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from engine.config import KVCacheDtype
+from engine.core import EngineCore
 from engine.device_queue import DeviceResult
 from engine.plan import StepPlan
 from engine.runner import ModelRunner
 from loadtest.workloads import Work
+from service import bench
 from service.cli import main
+from service.completion import Completion
+from service.offline import OfflineEngine
 
 BENCH = ["bench", "--device", "cpu", "--swap-space", "0", "--runs", "1"]
 GENERATE = [
@@ -154,8 +158,36 @@ def test_a_workload_that_fails_is_told_in_one_line_after_those_that_did_not(
     assert "bad: a request of the workload failed: computing it raised RuntimeError" in line
     (result,) = (json.loads(line) for line in results.read_text().splitlines())
     assert (result["workload"], result["mode"]) == ("good", "offline")
+    assert result["engine_out_tok_s"] > 0
     needs = result["step_needs"]
     assert (needs["prefill_tokens"], needs["decode_tokens"]) == (
         30 / 5,
         3 / 5,
     )  # the fifth step launches nothing
+
+
+def test_what_is_measured_is_what_a_user_calls(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside it the engine alone, as often."""
+    work = [Work([1] * 30, 4), Work([2] * 20, 6, n=2)]
+    monkeypatch.setattr("loadtest.workloads.WORKLOADS", {"short": lambda: work})
+    calls: list[str] = []
+    answer, run_workload = OfflineEngine.answer, bench.run_workload
+
+    def answered(self: OfflineEngine, *arguments: Any) -> list[list[Completion]]:
+        calls.append("answer")
+        answers = answer(self, *arguments)
+        assert [[len(one.token_ids) for one in each] for each in answers] == [[4], [6, 6]]
+        return answers
+
+    def alone(core: EngineCore) -> bench.Run:
+        calls.append("engine")
+        return run_workload(core)
+
+    monkeypatch.setattr(OfflineEngine, "answer", answered)
+    monkeypatch.setattr(bench, "run_workload", alone)
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([*BENCH[:-1], "2", "--workload", "short"])
+    assert calls == ["engine", *["engine", "answer"] * 2]  # the first one warms up
+    assert "engine tok/s" in capsys.readouterr().out

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from engine.config import EngineConfig, Progress
+from engine.core import Runner
 from engine.request import SamplingParams
 from service.demo import MODEL_FOLDER
 from service.llm import LLM
+from tests.engine.simulation import make_core
 from tests.service import tiny_tokenizers
 
 PROMPTS = ["A block table is", "Who preempts whom?", "The prefix cache", "One token at a time"]
@@ -129,3 +132,72 @@ def test_a_repetition_penalty_that_logits_do_not_bear_is_refused(llm: LLM) -> No
         SamplingParams(repetition_penalty=1e-300)
     strong = SamplingParams(repetition_penalty=0.01, temperature=0, max_tokens=3, ignore_eos=True)
     assert len(llm.generate(PROMPTS[0], strong)[0][0].token_ids) == 3
+
+
+def test_prompts_that_share_params_without_a_seed_have_noise_of_their_own(llm: LLM) -> None:
+    """Nor does the next call have the same again."""
+    flat = SamplingParams(max_tokens=8, temperature=2.0, ignore_eos=True)
+    answers = llm.generate(["My"] * 4, flat) + llm.generate(["My"] * 4, flat)
+    assert len({tuple(one.token_ids) for (one,) in answers}) == 8
+    assert len({"".join(llm.stream("My", flat)) for _ in range(3)}) == 3
+    assert len({llm.generate("My")[0][0].text for _ in range(6)}) > 1
+
+
+def test_a_seed_that_is_given_is_every_prompts(llm: LLM) -> None:
+    seeded = SamplingParams(max_tokens=8, temperature=2.0, ignore_eos=True, seed=7)
+    (first,), *others = llm.generate(["My"] * 4, seeded) + llm.generate(["My"], seeded)
+    assert all(one == first for (one,) in others)
+
+
+def test_params_of_another_type_are_refused(llm: LLM) -> None:
+    for wrong in ({"temperature": 0}, [{"temperature": 0}], "greedy"):
+        with pytest.raises(TypeError, match="params must be SamplingParams, or a list of them, got "):
+            llm.generate("My", wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="stop must be a string or several, got 5"):
+        llm.generate("My", stop=[5])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="temperature must be a number, got 'hot'"):
+        llm.generate("My", SamplingParams(temperature="hot"))  # type: ignore[arg-type]
+    assert not llm.core.has_work
+
+
+def test_a_stream_beside_answers(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    alone = "".join(llm.stream(PROMPTS[0], params))
+    stream = llm.stream(PROMPTS[0], params)
+    text = next(stream)
+    answers = llm.generate(PROMPTS[1:], params)
+    assert text + "".join(stream) == alone
+    assert answers == llm.generate(PROMPTS[1:], params)
+    left = llm.stream(PROMPTS[0], params)
+    next(left)
+    left.close()
+    assert not llm.core.has_work
+
+
+class Uncaptured(Runner):
+    left = 3
+
+    @property
+    def graphs_left(self) -> int:
+        return self.left
+
+    def capture(self, *, missed: bool = False) -> None:
+        assert not missed
+        self.left -= 1
+
+
+def test_all_graphs_are_captured_before_an_llm_is_there(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Progress] = []
+    core = make_core(8, 4, 4, 16)
+    core.runner = Uncaptured()
+
+    def start(config: EngineConfig, report: object) -> object:
+        return core, llm.info
+
+    monkeypatch.setattr("engine.startup._start", start)
+    LLM(on_progress=events.append)
+    assert core.runner.graphs_left == 0
+    assert [(event.phase, event.done, event.total) for event in events] == [
+        *(("graphs", done, 3) for done in range(4)),
+        ("ready", 1, 1),
+    ]

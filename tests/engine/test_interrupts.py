@@ -1,0 +1,130 @@
+"""An interrupt where a step launches or waits loses nothing: the steps after it go on from there."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from engine.plan import StepPlan, StepResult
+from engine.request import Output, Request
+from tests.engine.oracle import OracleFlight, OracleRunner
+from tests.engine.simulation import check_outputs, make_core, random_request
+
+
+class InterruptedFlight(OracleFlight):
+    def __init__(self, flight: OracleFlight) -> None:
+        super().__init__(flight.runner, flight.result, flight.arrive, flight.due)
+
+    def wait(self) -> StepResult:
+        assert isinstance(self.runner, InterruptedRunner)
+        self.runner.may_interrupt("wait")
+        return super().wait()
+
+
+class InterruptedRunner(OracleRunner):
+    """Raises KeyboardInterrupt now and then, where one may be raised; a launch that it ends did nothing."""
+
+    rng: random.Random
+    places: tuple[str, ...] = ()
+    interrupts = 0
+    refuses = False  # to compute, as what was to be computed before it was not
+
+    def may_interrupt(self, place: str) -> None:
+        if place in self.places and self.rng.random() < 0.2:
+            self.interrupts += 1
+            if place == "launch":  # once: what it drops is computed again, in trials that count as others do
+                self.places = ("wait",) if "wait" in self.places else ()
+            raise KeyboardInterrupt
+
+    def launch(self, plan: StepPlan) -> OracleFlight:
+        if self.refuses:
+            raise RuntimeError("a step before this one has raised")
+        self.refuses = True
+        self.may_interrupt("launch")
+        flight = InterruptedFlight(super().launch(plan))
+        self.refuses = False
+        return flight
+
+    def settle(self) -> None:
+        self.refuses = False
+
+
+def interrupted_core(seed: int, *places: str, **how: Any) -> Any:
+    core = make_core(40, 4, 6, 16, num_host_blocks=40, mode="auto", **how)
+    core.runner = InterruptedRunner(40, 4, 6, 40)
+    core.runner.rng = random.Random(seed)
+    core.runner.places = places
+    return core
+
+
+def most_in_flight(core: Any) -> int:
+    return max(len(core._launched), len(core.scheduler.queue.flights))
+
+
+@pytest.mark.parametrize("places", [("wait",), ("launch",), ("launch", "wait")])
+def test_every_request_has_its_tokens_however_often_steps_are_interrupted(places: tuple[str, ...]) -> None:
+    interrupts = 0
+    for seed in range(30):
+        rng = random.Random(seed)
+        core = interrupted_core(seed, *places, delays=random.Random(seed))
+        requests = [random_request(rng, i, 12, 6) for i in range(8)]
+        requests = [request for request in requests if not core.handle(request)]
+        got: dict[tuple[int, int], list[Output]] = {}
+        steps = 0
+        while core.has_work:
+            steps += 1
+            assert steps < 5_000
+            try:
+                outputs = core.step()
+            except KeyboardInterrupt:
+                core.scheduler.check()
+                assert not core.torn
+                assert most_in_flight(core) <= 2, "an interrupted step has others launched in vain"
+                continue
+            for output in outputs:
+                got.setdefault((output.request_id, output.index), []).append(output)
+            core.scheduler.check()
+        interrupts += core.runner.interrupts
+        for request in requests:
+            check_outputs(request, got, Counter())
+        assert core.scheduler.blocks.pool.num_available == 40
+    assert interrupts >= 30
+
+
+def test_what_is_aborted_after_an_interrupt_leaves_nothing() -> None:
+    for seed in range(20):
+        core = interrupted_core(seed, "wait", "launch")
+        requests: list[Request] = [random_request(random.Random(seed + i), i, 12, 6) for i in range(8)]
+        requests = [request for request in requests if not core.handle(request)]
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                core.step()
+        core.runner.places = ()
+        for request in requests:
+            core.abort(request.id)
+        for _ in range(40):
+            if core.has_work:
+                assert not list(core.step())
+        assert not core.has_work
+        core.scheduler.check()
+        assert core.scheduler.blocks.pool.num_available == 40
+
+
+def test_an_exception_that_is_raised_elsewhere_leaves_the_engine_torn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = interrupted_core(0)
+    core.add(random_request(random.Random(1), 0, 12, 1))
+    core.step()
+    assert not core.torn
+
+    def raises(now: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(core.isolation, "schedule", raises)
+    with pytest.raises(KeyboardInterrupt):
+        core.step()
+    assert core.torn

@@ -1,0 +1,109 @@
+"""Ctrl-C on what runs offline: a command says so and exits with 130, a program has KeyboardInterrupt."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import SECONDS
+
+ROOT = Path(__file__).parents[2]
+FLAGS = ["--device", "cpu", "--swap-space", "0", "--num-gpu-blocks-override", "400"]
+
+PROGRAM = """
+    import signal, time
+    from engine.request import SamplingParams
+    from service.llm import LLM
+
+    llm = LLM(device="cpu", dtype="float32", num_gpu_blocks_override=400, swap_space=0)
+    params = SamplingParams(max_tokens=500, ignore_eos=True)
+    for _ in range(3):
+        print("begin", flush=True)
+        try:
+            llm.generate(["A block table is"] * 8, params)
+        except KeyboardInterrupt:
+            core = llm.core
+            core.scheduler.check()
+            assert not core.has_work and core.scheduler.blocks.pool.num_available == 400
+            print("interrupted", flush=True)
+        ((answer,),) = llm.generate("A block", SamplingParams(max_tokens=4, ignore_eos=True))
+        assert len(answer.token_ids) == 4
+    print("end", flush=True)
+"""
+
+
+def run(*command: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        ["env", "--default-signal=INT", sys.executable, *command],  # behind a shell's `&` it is ignored
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_a_program_that_is_interrupted_goes_on_with_the_same_llm() -> None:
+    process = run("-c", textwrap.dedent(PROGRAM))
+    assert process.stdout is not None
+    try:
+        for _ in range(3):
+            assert process.stdout.readline() == b"begin\n"
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == b"interrupted\n"
+        out, errors = process.communicate(timeout=SECONDS)
+        assert (out, process.returncode) == (b"end\n", 0), errors.decode()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("command", ["generate", "bench"])
+def test_a_command_that_is_interrupted_says_so_in_a_line(command: str) -> None:
+    flags = (
+        ["--workload", "decode256"] if command == "bench" else ["--prompt", "A block", "--max-tokens", "900"]
+    )
+    process = run("-m", "service.cli", command, *FLAGS, "--max-model-len", "2000", *flags)
+    assert process.stderr is not None and process.stdout is not None
+    try:
+        while line := process.stderr.readline():
+            if b"ready" in line:
+                break
+        if command == "generate":
+            assert process.stdout.read(1)
+        else:
+            time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=SECONDS)
+        assert errors.decode().strip() == f"quire {command}: interrupted"
+        assert process.returncode == 130
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_an_llm_shows_how_it_starts_on_a_terminal_only() -> None:
+    program = "from service.llm import LLM; LLM(device='cpu', num_gpu_blocks_override=8, swap_space=0)"
+    silent = run("-c", program)
+    assert silent.communicate(timeout=SECONDS) == (b"", b"")
+    ours, theirs = pty.openpty()
+    subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
+        stderr=theirs,
+        check=True,
+        timeout=SECONDS,
+    )
+    assert b"ready" in os.read(ours, 1 << 16)
+    os.close(ours)
+    os.close(theirs)
