@@ -119,6 +119,31 @@ mentions it agrees: (dict "context" $ "secret" name "key" key)
 {{- end }}
 {{- end -}}
 
+{{/* The flag of the Secret with named keys, its mount and its volume: the kubelet keeps the file up to date. */}}
+{{- define "quire.namedKeysArg" -}}
+{{- if .Values.auth.namedKeys.existingSecret -}}
+- --api-key-file=/keys/keys
+{{- end -}}
+{{- end -}}
+
+{{- define "quire.namedKeysMount" -}}
+{{- if .Values.auth.namedKeys.existingSecret -}}
+- { name: keys, mountPath: /keys, readOnly: true }
+{{- end -}}
+{{- end -}}
+
+{{- define "quire.namedKeysVolume" -}}
+{{- with .Values.auth.namedKeys -}}
+{{- if .existingSecret -}}
+- name: keys
+  secret:
+    secretName: {{ .existingSecret }}
+    items:
+      - { key: {{ .existingSecretKey | quote }}, path: keys }
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "quire.apiKey" -}}
 {{- default (include "quire.password" (dict "context" . "secret" (include "quire.authSecret" .) "key" "api-key")) .Values.auth.apiKey -}}
 {{- end -}}
