@@ -74,7 +74,14 @@ class _Reporter:
         self._begin = begin
 
     def phase(self, phase: Phase, unit: str) -> Callable[[int, int], None]:
+        """Return what takes (done, total) of this phase; the same counts again are no news."""
+        told: tuple[int, int] | None = None
+
         def report(done: int, total: int) -> None:
+            nonlocal told
+            if (done, total) == told:
+                return
+            told = (done, total)
             self._on_progress(
                 Progress(
                     phase=phase, done=done, total=total, unit=unit, seconds=time.monotonic() - self._begin

@@ -89,9 +89,10 @@ class Gate:
 
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         """Neither queries nor headers: they may hold keys. What probes ask all the time is for debugging."""
+        answers_probe = status < 400 or (scope["path"] == "/ready" and status == 503)  # "not yet" is no fault
         method, path = scope.get("method", "WEBSOCKET"), scope["path"][:_LOGGED_PATH]
         log.log(
-            logging.DEBUG if path in self._public and status < 400 else logging.INFO,
+            logging.DEBUG if path in self._public and answers_probe else logging.INFO,
             "%s %s %s",
             method,
             path,

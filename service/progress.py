@@ -45,7 +45,8 @@ class PhaseBars:
 
     def stop(self) -> None:
         """Leave the bars as they are; later events start them again."""
-        self._bars.stop()
+        if self._console.is_terminal:  # elsewhere the library would print an empty line
+            self._bars.stop()
 
 
 def _amount(event: config.Progress) -> str:

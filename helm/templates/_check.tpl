@@ -36,6 +36,9 @@
 {{- if and $v.router.enabled (eq $v.router.discovery "registry") (not (include "quire.registry" .)) -}}
 {{- fail "router: it finds replicas in the registry; set redis.enabled, redis.external.url or redis.external.existingSecret, or router.discovery to dns" -}}
 {{- end -}}
+{{- if and $v.router.allowReplicas (ne $v.router.discovery "registry") -}}
+{{- fail "router: allowReplicas is for replicas that the registry names; leave it out, or set router.discovery to registry" -}}
+{{- end -}}
 {{- if and $v.redis.enabled (or $v.redis.external.url $v.redis.external.existingSecret) -}}
 {{- fail "redis: either redis.enabled or redis.external, not both" -}}
 {{- end -}}
@@ -56,7 +59,7 @@
 {{- if and $v.auth.existingSecret $v.auth.apiKey -}}
 {{- fail "auth: either apiKey or existingSecret, not both" -}}
 {{- end -}}
-{{- if and (not $v.auth.enabled) (or $v.auth.apiKey $v.auth.existingSecret) -}}
+{{- if and (not $v.auth.enabled) (or $v.auth.apiKey $v.auth.existingSecret $v.auth.namedKeys.existingSecret) -}}
 {{- fail "auth: a key is set, and enabled is false, which lets everyone in; set auth.enabled to true, or leave the key out" -}}
 {{- end -}}
 {{- if and $v.huggingFace.existingSecret $v.huggingFace.token -}}

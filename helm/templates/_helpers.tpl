@@ -119,6 +119,31 @@ mentions it agrees: (dict "context" $ "secret" name "key" key)
 {{- end }}
 {{- end -}}
 
+{{/* The flag of the Secret with named keys, its mount and its volume: the kubelet keeps the file up to date. */}}
+{{- define "quire.namedKeysArg" -}}
+{{- if .Values.auth.namedKeys.existingSecret -}}
+- --api-key-file=/keys/keys
+{{- end -}}
+{{- end -}}
+
+{{- define "quire.namedKeysMount" -}}
+{{- if .Values.auth.namedKeys.existingSecret -}}
+- { name: keys, mountPath: /keys, readOnly: true }
+{{- end -}}
+{{- end -}}
+
+{{- define "quire.namedKeysVolume" -}}
+{{- with .Values.auth.namedKeys -}}
+{{- if .existingSecret -}}
+- name: keys
+  secret:
+    secretName: {{ .existingSecret }}
+    items:
+      - { key: {{ .existingSecretKey | quote }}, path: keys }
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "quire.apiKey" -}}
 {{- default (include "quire.password" (dict "context" . "secret" (include "quire.authSecret" .) "key" "api-key")) .Values.auth.apiKey -}}
 {{- end -}}
@@ -133,16 +158,12 @@ mentions it agrees: (dict "context" $ "secret" name "key" key)
 {{- end }}
 {{- end -}}
 
-{{/* What pods start anew for when it changes. */}}
+{{/*
+What pods start anew for when it changes: secrets that values give. Those that the chart makes differ at every render
+without a cluster, which must restart nothing.
+*/}}
 {{- define "quire.checksum" -}}
-{{- $secrets := list .Values.huggingFace.token .Values.redis.external.url -}}
-{{- if and .Values.auth.enabled (not .Values.auth.existingSecret) -}}
-{{- $secrets = append $secrets (include "quire.apiKey" .) -}}
-{{- end -}}
-{{- if or .Values.redis.enabled .Values.redis.external.url -}}
-{{- $secrets = append $secrets (include "quire.cacheSeed" .) -}}
-{{- end -}}
-checksum/secrets: {{ append $secrets (include "quire.registryChecksum" .) | join "," | sha256sum }}
+checksum/secrets: {{ list .Values.auth.apiKey .Values.huggingFace.token .Values.redis.external.url | toJson | sha256sum }}
 {{- end -}}
 
 {{/* What digests are seeded with, so that nobody can tell from them what a prompt was. */}}
@@ -189,13 +210,14 @@ checksum/secrets: {{ append $secrets (include "quire.registryChecksum" .) | join
       key: cache-seed
 {{- end -}}
 
-{{- define "quire.registryChecksum" -}}
-{{- if .Values.redis.enabled -}}
-{{- $secret := include "quire.registrySecret" . -}}
-{{- range list "replica-password" "router-password" -}}
-{{- include "quire.password" (dict "context" $ "secret" $secret "key" .) | sha256sum -}}
-{{- end -}}
-{{- end -}}
+{{/*
+A replica may change what is Quire's; the router may only read it; nobody may empty or reconfigure the server:
+(dict "replica" password "router" password)
+*/}}
+{{- define "quire.acl" -}}
+user default reset off
+user replica reset on #{{ sha256sum .replica }} ~quire:* +@all -@admin -@dangerous
+user router reset on #{{ sha256sum .router }} %R~quire:* +@connection +@read +eval_ro +evalsha_ro +time +script|load
 {{- end -}}
 
 {{- define "quire.egressToNames" -}}

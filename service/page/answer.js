@@ -24,6 +24,7 @@ export async function streamAnswer(message, body, signal, changed) {
       usage = event.usage ?? usage;
       changed();
     }
+    message.finishReason = finishReason;
     message.status = finishReason === "length" ? "length" : "done";
   } catch (error) {
     if (signal.aborted) {

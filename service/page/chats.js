@@ -10,6 +10,7 @@ export class ChatsPanel {
   #problem = byId("import-problem");
   #library;
   #changed;
+  #drawn = "";
 
   /** changed(undo?) is called when another conversation is current; `undo` takes a deletion back. */
   constructor(library, changed) {
@@ -32,8 +33,14 @@ export class ChatsPanel {
     this.#dialog.showModal();
   }
 
+  /** Draws what another tab has changed, where anything is to be seen of it. */
+  refresh() {
+    if (this.#dialog.open && this.#drawn !== summary(this.#library.all())) this.#draw();
+  }
+
   #draw() {
     const conversations = this.#library.all();
+    this.#drawn = summary(conversations);
     byId("no-chats").hidden = conversations.length > 0;
     byId("export-chats").disabled = conversations.length === 0;
     this.#list.replaceChildren(...conversations.map((conversation) => this.#entry(conversation)));
@@ -86,4 +93,8 @@ export class ChatsPanel {
     }
     this.#draw();
   }
+}
+
+function summary(conversations) {
+  return JSON.stringify(conversations.map(({ id, title, updated }) => [id, title, updated]));
 }

@@ -9,15 +9,21 @@ export class Composer {
   #ready = false;
   #early = false; // Enter was pressed before the server was ready, and the text not changed since
   #send;
+  #changed;
 
-  constructor({ send, stop }) {
+  /** changed(text) is called whenever the text is no longer what it was. */
+  constructor({ send, stop, changed }) {
     this.#send = send;
+    this.#changed = changed;
     this.#form.addEventListener("submit", (event) => {
       event.preventDefault();
       if (this.#busy) stop();
       else this.#submit();
     });
-    this.#input.addEventListener("input", () => this.takeBack());
+    this.#input.addEventListener("input", () => {
+      this.takeBack();
+      this.#changed(this.text);
+    });
     this.#input.addEventListener("keydown", (event) => {
       // Enter that ends an input method's composition is not ours.
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -31,6 +37,15 @@ export class Composer {
       else if (startsTyping(event)) this.focus();
     });
     this.#refresh();
+  }
+
+  get text() {
+    return this.#input.value;
+  }
+
+  set text(text) {
+    this.#input.value = text;
+    this.takeBack();
   }
 
   focus() {
@@ -66,6 +81,7 @@ export class Composer {
     if (!this.#ready || this.#busy || text === "") return this.#refresh();
     this.#input.value = "";
     this.#refresh();
+    this.#changed("");
     this.#send(text);
   }
 

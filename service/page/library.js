@@ -1,28 +1,60 @@
 // The conversations that this browser keeps, one entry of its storage each, so that a growing answer rewrites one.
+//
+// Other tabs write there, too. Whoever saves a conversation first takes in what is stored of it. A deleted one leaves
+// its date in its place, so that no tab that still shows it saves it again.
 
 import { Conversation } from "./conversation.js";
 import { load, remove, save, storedKeys } from "./storage.js";
 
 const PREFIX = "quire.chat.";
 const CURRENT = "quire.current-chat"; // of this tab
+const DRAFT = "quire.draft."; // of this tab, too
 const SAVE_EVERY_MS = 500;
+const DELETED_FOR_MS = 30 * 24 * 3600 * 1000; // no tab shows a conversation for longer unseen
 const FORMAT = "quire-conversations";
 
 export class Library {
   #timer = 0;
-  #lost;
+  #full;
 
-  /** `lost` is called whenever the browser's storage takes no more. */
-  constructor(lost) {
-    this.#lost = lost;
+  /**
+   * full() is called whenever the browser's storage takes no more. elsewhere(what) is called when another tab has
+   * changed something: what is "current" or "deleted" where it is the current conversation, else "other".
+   */
+  constructor({ full, elsewhere }) {
+    this.#full = full;
     const id = load(CURRENT, null, "sessionStorage"); // of one that was only begun, nothing is kept
     this.current = (id === null ? this.all()[0] : this.#find(id)) ?? new Conversation();
+    for (const key of storedKeys(PREFIX)) {
+      if (load(key, null)?.deleted < Date.now() - DELETED_FOR_MS) remove(key);
+    }
+    window.addEventListener("storage", ({ key }) => {
+      if (key === PREFIX + this.current.id) elsewhere(this.#catchUp());
+      else if (key?.startsWith(PREFIX)) elsewhere("other");
+    });
+    window.addEventListener("pageshow", ({ persisted }) => {
+      if (persisted) elsewhere(this.#catchUp()); // nothing was told while the page was put away
+    });
   }
 
   /** All that are kept, the newest first. */
   all() {
     const kept = storedKeys(PREFIX).map((key) => Conversation.from(load(key, null)));
     return kept.filter((conversation) => conversation).sort((a, b) => b.updated - a.updated);
+  }
+
+  /** What was written and not sent: of each conversation, and of the one that is still to begin. */
+  get draft() {
+    return load(this.#draftKey, "", "sessionStorage");
+  }
+
+  set draft(text) {
+    if (text === "") remove(this.#draftKey, "sessionStorage");
+    else save(this.#draftKey, text, "sessionStorage");
+  }
+
+  get #draftKey() {
+    return DRAFT + (this.current.isEmpty ? "new" : this.current.id);
   }
 
   open(id) {
@@ -41,10 +73,11 @@ export class Library {
   remove(id) {
     this.saveNow();
     const removed = this.#find(id);
-    remove(PREFIX + id);
+    if (!save(PREFIX + id, { deleted: Date.now() })) remove(PREFIX + id);
     if (this.current.id === id) this.#select(this.all()[0] ?? new Conversation());
     return () => {
-      this.#keep(removed);
+      if (!removed) return; // another tab had deleted it before
+      this.#bringBack(removed);
       this.open(id);
     };
   }
@@ -66,7 +99,7 @@ export class Library {
     return JSON.stringify({ format: FORMAT, version: 1, conversations: this.all() }, null, 2);
   }
 
-  /** Takes in such a file; one that is here already is replaced if the file's is newer. Returns how many came. */
+  /** Takes in such a file; one that is here already gets what a newer one of the file has. Returns how many came. */
   takeIn(text) {
     let file;
     try {
@@ -81,13 +114,40 @@ export class Library {
     const broken = given.indexOf(null);
     if (broken >= 0) throw new Error(`Conversation ${broken + 1} of the file is damaged; nothing was imported.`);
     const newer = given.filter(({ id, updated }) => updated > (this.#find(id)?.updated ?? 0));
-    for (const conversation of newer) this.#keep(conversation);
+    for (const conversation of newer) this.#bringBack(conversation);
     if (newer.length > 0) this.#select(this.all()[0]);
     return newer.length;
   }
 
+  /** What has become of the current conversation in another tab: "current" or "deleted". */
+  #catchUp() {
+    const { id } = this.current;
+    if (this.#isDeleted(id)) {
+      this.#select(new Conversation());
+      return "deleted";
+    }
+    const stored = this.#find(id);
+    // Two tabs that save at the same moment may not see each other's: then what is missing is saved again.
+    if (stored && this.current.merge(stored)) this.saveSoon();
+    this.current.follow();
+    return "current";
+  }
+
   #keep(conversation) {
-    if (!save(PREFIX + conversation.id, conversation)) this.#lost();
+    const { id } = conversation;
+    if (this.#isDeleted(id)) return;
+    const stored = this.#find(id);
+    if (stored) conversation.merge(stored);
+    if (!save(PREFIX + id, conversation)) this.#full();
+  }
+
+  #bringBack(conversation) {
+    if (this.#isDeleted(conversation.id)) remove(PREFIX + conversation.id);
+    this.#keep(conversation);
+  }
+
+  #isDeleted(id) {
+    return Number.isFinite(load(PREFIX + id, null)?.deleted);
   }
 
   #find(id) {

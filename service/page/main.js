@@ -35,24 +35,26 @@ const PLACEHOLDERS = {
 
 const byId = (id) => document.getElementById(id);
 
-const library = new Library(() => {
-  showToast("The browser's storage is full: delete a chat, or export them.", null);
+const library = new Library({
+  full: () => showToast("The browser's storage is full: delete a chat, or export them.", null),
+  elsewhere: showElsewhere,
 });
-const settings = new Settings();
+const settings = new Settings((refusal) => showToast(refusal, null));
 const startup = new StartupCard(() => connection.open());
 const transcript = new Transcript({
   again: answerAgain,
   edit: askInstead,
   show: showBranch,
   alternatives: (message) => library.current.alternatives(message),
+  isWritten: (message) => library.current.isWritten(message),
 });
-const composer = new Composer({ send, stop });
+const composer = new Composer({ send, stop, changed: keepDraft });
 const connection = new Connection(showConnection);
 const kvbar = new KvBar(() => connection.open());
-new ChatsPanel(library, chatChanged);
+const chats = new ChatsPanel(library, chatChanged);
 
 let model = null; // what GET /v1/models says of it
-let running = null; // the AbortController of the answer that is being made
+let running = null; // {message, abort}: the answer that is being made, and its AbortController
 let undoTimer = 0;
 
 function showConnection(state) {
@@ -125,7 +127,11 @@ function setBusy(busy) {
 }
 
 function stop() {
-  running?.abort();
+  running?.abort.abort();
+}
+
+function keepDraft(text) {
+  library.draft = text;
 }
 
 function answerAgain() {
@@ -138,9 +144,9 @@ function answerAgain() {
 async function answer() {
   const abort = new AbortController();
   const conversation = library.current;
-  running = abort;
   const body = { model: model.id, messages: conversation.forModel(settings.systemPrompt), ...settings.sampling };
   const message = conversation.beginAnswer();
+  running = { message, abort };
   library.saveNow();
   const view = transcript.add(message);
   transcript.follow();
@@ -155,12 +161,12 @@ async function answer() {
     );
   } finally {
     // A new chat may have begun while this answer ended.
-    if (running === abort) running = null;
+    if (running?.message === message) running = null;
     if (conversation === library.current) library.saveNow();
     view.render();
     transcript.keepUp();
     setBusy(running !== null);
-    announce(OUTCOMES[message.status]);
+    announce(message.status === "done" && message.content === "" ? "No text." : OUTCOMES[message.status]);
     composer.focusWithKeyboard();
   }
 }
@@ -189,7 +195,7 @@ function newChat() {
 function chatChanged(undo = null) {
   stop();
   running = null;
-  composer.takeBack();
+  composer.text = library.draft;
   hideToast();
   transcript.show(library.current.branch);
   showEmptiness();
@@ -199,6 +205,20 @@ function chatChanged(undo = null) {
       undo();
       chatChanged();
     });
+  }
+}
+
+/** Another tab has changed the conversation that is shown ("current"), or "deleted" it, or changed some "other". */
+function showElsewhere(what) {
+  chats.refresh();
+  if (what === "current") {
+    transcript.update(library.current.branch);
+    showEmptiness();
+  } else if (what === "deleted") {
+    // What was being written here goes into the new chat, after what may wait there.
+    library.draft = [library.draft, composer.text].filter((text) => text !== "").join("\n\n");
+    chatChanged();
+    showToast("This chat was deleted in another tab.", null);
   }
 }
 
@@ -221,11 +241,14 @@ function hideToast() {
 
 byId("new-chat").addEventListener("click", newChat);
 window.addEventListener("pagehide", () => {
-  stop(); // else the browser's cutting the stream would look like the server's
+  // Else the browser's cutting the stream would look like the server's, and to other tabs as if it went on.
+  if (running) running.message.status = "stopped";
+  stop();
   library.saveNow();
 });
 
 transcript.show(library.current.branch);
 showEmptiness();
+composer.text = library.draft;
 composer.focusWithKeyboard();
 connection.open();

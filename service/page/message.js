@@ -3,16 +3,20 @@
 import { copyButton, element, icon } from "./dom.js";
 import { Prose } from "./prose.js";
 
-/** What a reader may do: again() and edit(message, text), show(message), and alternatives(message) to show. */
+/**
+ * What a reader may do: again() and edit(message, text), show(message); and what it knows of a message: the
+ * alternatives(message) to show, and whether it isWritten(message) at this moment.
+ */
 export class MessageView {
-  #message;
+  message;
   #reader;
   #prose = null;
   #foot = element("footer");
   #frame = 0;
+  #drawn = ""; // what tells whether the message has changed since
 
   constructor(message, reader) {
-    this.#message = message;
+    this.message = message;
     this.#reader = reader;
     if (message.role === "user") {
       this.node = element("article", { class: "question", "aria-label": "You" });
@@ -25,16 +29,17 @@ export class MessageView {
   }
 
   #showQuestion() {
+    this.#drawn = this.#state();
     const actions = element("div", { class: "actions" });
-    actions.append(...this.#branches(), copyButton("Copy", () => this.#message.content));
+    actions.append(...this.#branches(), copyButton("Copy", () => this.message.content));
     actions.append(button("edit", "Edit", () => this.#editQuestion()));
     this.#foot.replaceChildren(actions);
-    this.node.replaceChildren(element("p", { class: "asked" }, this.#message.content), this.#foot);
+    this.node.replaceChildren(element("p", { class: "asked" }, this.message.content), this.#foot);
   }
 
   #editQuestion() {
     const field = element("textarea", { "aria-label": "Edit the message", rows: 3 });
-    field.value = this.#message.content;
+    field.value = this.message.content;
     const cancel = element("button", { type: "button", class: "plain" }, "Cancel");
     const form = element("form", { class: "editing" }, field);
     form.append(element("div", {}, cancel, element("button", { class: "primary" }, "Send")));
@@ -45,7 +50,7 @@ export class MessageView {
     cancel.addEventListener("click", leave);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      if (field.value.trim() !== "") this.#reader.edit(this.#message, field.value.trim());
+      if (field.value.trim() !== "") this.#reader.edit(this.message, field.value.trim());
     });
     form.addEventListener("keydown", (event) => {
       if (event.key === "Escape") leave();
@@ -60,9 +65,9 @@ export class MessageView {
 
   /** Where a message has been edited or tried again: which of its versions this is, and the way to the others. */
   #branches() {
-    const all = this.#reader.alternatives(this.#message);
+    const all = this.#reader.alternatives(this.message);
     if (all.length < 2) return [];
-    const at = all.indexOf(this.#message);
+    const at = all.indexOf(this.message);
     const step = (name, label, to) => {
       const arrow = button(name, "", () => this.#reader.show(all[to]));
       arrow.setAttribute("aria-label", label);
@@ -82,11 +87,25 @@ export class MessageView {
     });
   }
 
+  /** Draws what another tab has changed. A question that is being edited stays as it is. */
+  refresh() {
+    if (this.#drawn === this.#state() || this.node.querySelector(".editing")) return;
+    if (this.#prose) this.render();
+    else this.#showQuestion();
+  }
+
+  #state() {
+    const { content, status } = this.message;
+    const versions = this.#reader.alternatives(this.message).length;
+    return [content.length, status, this.#reader.isWritten(this.message), versions].join();
+  }
+
   render() {
     cancelAnimationFrame(this.#frame);
     this.#frame = 0;
-    const { content, status } = this.#message;
-    const streaming = status === "streaming";
+    this.#drawn = this.#state();
+    const { content } = this.message;
+    const streaming = this.#reader.isWritten(this.message);
     this.node.classList.toggle("streaming", streaming);
     this.node.classList.toggle("waiting", streaming && content === "");
     this.node.setAttribute("aria-busy", String(streaming));
@@ -95,18 +114,23 @@ export class MessageView {
   }
 
   #footer() {
-    const { content, status, stats } = this.#message;
-    if (status === "streaming") {
+    const { content, status, stats, finishReason } = this.message;
+    if (this.#reader.isWritten(this.message)) {
       return content === "" ? [waiting()] : [element("p", { class: "stats" }, ...figures(stats))];
     }
     const nodes = [];
     if (status === "error") nodes.push(this.#failure());
-    if (status === "length") nodes.push(element("p", { class: "note" }, "The answer reached the token limit."));
+    const ended = status === "done" || status === "length";
+    if (ended && content === "") {
+      nodes.push(element("p", { class: "note" }, `The model ended without text: ${finishReason ?? "no reason given"}`));
+    } else if (status === "length") {
+      nodes.push(element("p", { class: "note" }, "The answer reached the token limit."));
+    }
     const items = figures(stats);
-    if (status === "stopped") items.unshift(element("span", { class: "stopped" }, "Stopped"));
+    if (status === "stopped" || status === "streaming") items.unshift(element("span", { class: "stopped" }, "Stopped"));
     const actions = element("div", { class: "actions" });
     actions.append(...this.#branches());
-    if (content !== "") actions.append(copyButton("Copy", () => this.#message.content));
+    if (content !== "") actions.append(copyButton("Copy", () => this.message.content));
     if (status !== "error") actions.append(this.#againButton("Try again", "quiet"));
     nodes.push(element("div", { class: "under" }, element("p", { class: "stats" }, ...items), actions));
     return nodes;
@@ -119,7 +143,7 @@ export class MessageView {
   }
 
   #failure() {
-    const { message, status, code } = this.#message.error;
+    const { message, status, code } = this.message.error;
     const detail = [status || null, code].filter((part) => part !== null && part !== undefined).join(" · ");
     return element(
       "div",

@@ -10,6 +10,7 @@ export class Transcript {
   #jump = document.getElementById("jump");
   #following = true;
   #reader;
+  #views = [];
 
   /** `reader` is what each MessageView wants. */
   constructor(reader) {
@@ -21,6 +22,7 @@ export class Transcript {
 
   show(messages) {
     this.#list.replaceChildren();
+    this.#views = [];
     for (const message of messages) this.add(message);
     this.follow();
   }
@@ -28,7 +30,19 @@ export class Transcript {
   add(message) {
     const view = new MessageView(message, this.#reader);
     this.#list.append(view.node);
+    this.#views.push(view);
     return view;
+  }
+
+  /** Draws what has changed, which mostly is that something has come to the end. */
+  update(messages) {
+    if (this.#views.some(({ message }, i) => message !== messages[i])) {
+      this.show(messages);
+      return;
+    }
+    for (const view of this.#views) view.refresh();
+    for (const message of messages.slice(this.#views.length)) this.add(message);
+    this.keepUp();
   }
 
   /** Goes to the end and stays there while text comes, until the reader scrolls up. */

@@ -22,6 +22,10 @@ VALUES: dict[str, tuple[str, ...]] = {
     "external": ("-f", str(HERE / "external.yaml")),
     "dns": ("-f", str(HERE / "dns.yaml")),
 }
+FEATURES: dict[str, tuple[str, ...]] = {  # one or a few each, as chart-testing tools look for them
+    path.name.removesuffix("-values.yaml"): ("-f", str(path))
+    for path in sorted((CHART / "ci").glob("*-values.yaml"))
+}
 NAMES = {values: "llm" if values == "external" else "quire" for values in VALUES}  # of the Deployment
 Manifest = dict[str, Any]
 

@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.urls import split_address
 from service import cli
 from service.pins import read_pins
-from tests.helm.chart import NAMES, VALUES, Manifest, container, find, pods, render
+from tests.helm.chart import FEATURES, NAMES, VALUES, Manifest, container, find, pods, render
 from tests.helm.command_line import parsed, usage
 
 every_set = pytest.mark.parametrize("values", VALUES)
@@ -97,7 +97,7 @@ def test_every_flag_has_a_value(command: str, left_out: set[str]) -> None:
         "engine.enablePrefixCaching=false",
     )
     given = {"model"}  # which has no dashes
-    for values in (VALUES["everything"], *(("--set", off) for off in switched)):
+    for values in (VALUES["everything"], *FEATURES.values(), *(("--set", off) for off in switched)):
         for _, pod in pods(render(*values)):
             (part,) = pod["containers"]
             if part.get("args", [""])[0] == command:

@@ -178,6 +178,9 @@ def test_pods_start_anew_when_a_secret_changes() -> None:
     for change in ("auth.apiKey=other", "huggingFace.token=t"):
         after = checksums(*fixed, "--set", change)
         assert all(after[name] != before[name] for name in before), change
+    urls = [f"auth.apiKey=k,router.enabled=true,redis.external.url=redis://{host}" for host in "ab"]
+    before, after = (checksums("--set", url) for url in urls)
+    assert all(after[name] != before[name] for name in before)
 
 
 @pytest.mark.parametrize("model", ["/cache/mine", "/models/in-the-image", "Qwen/Qwen3-0.6B"])

@@ -92,6 +92,8 @@ def test_choices_are_those_of_the_flags() -> None:
         ("drain.marginSeconds=0", "marginSeconds"),
         ("redis.external.url=http://r", "url"),
         ("redis.external.caSecretKey=a/b", "caSecretKey"),
+        ("auth.namedKeys.existingSecretKey=a/b", "existingSecretKey"),
+        ("service.corsOrigins[0]=chat.example", "corsOrigins"),
         ("router.extraEnv[0].value=x", "name"),
     ],
 )
@@ -134,6 +136,8 @@ def test_a_gpu_may_come_in_another_way(way: str) -> None:
         ("engine.device=cuda,gpu.enabled=false", "set gpu.enabled to true"),
         ("auth.enabled=false,auth.apiKey=a", "lets everyone in"),
         ("auth.enabled=false,auth.existingSecret=s", "lets everyone in"),
+        ("auth.enabled=false,auth.namedKeys.existingSecret=s", "lets everyone in"),
+        ("router.enabled=true,router.discovery=dns,router.allowReplicas[0]=a", "allowReplicas is for"),
         ("modelCache.persistent=false,modelCache.existingClaim=c", "leave the claim out"),
         ("modelCache.persistent=false,modelCache.storageClass=s", "leave it out, or existingClaim"),
         ("modelCache.existingClaim=c,modelCache.storageClass=s", "leave it out, or existingClaim"),

@@ -113,3 +113,23 @@ def open_page(browser: Browser, stub: StubServer) -> Iterator[Callable[..., Page
     for context in contexts:
         context.close()
     assert console.problems == []
+
+
+@pytest.fixture
+def open_tab(page: Page, stub: StubServer) -> Iterator[Callable[..., Page]]:
+    """Opens the chat page in another tab of the same browser, under the same condition."""
+    console = Console()
+    tabs = []
+
+    def open_(script: str = "") -> Page:
+        tab = page.context.new_page()
+        tabs.append(tab)
+        console.listen(tab)
+        tab.add_init_script(script)
+        tab.goto(stub.url)
+        return tab
+
+    yield open_
+    for tab in tabs:
+        tab.close()
+    assert console.problems == []

@@ -1,5 +1,6 @@
 """axe-core finds nothing serious or critical on the page: in light, in dark, on a phone."""
 
+import base64
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -72,3 +73,49 @@ def test_no_serious_finding(open_page: Callable[..., Page], stub: StubServer, lo
         expect(page.get_by_role("dialog")).to_be_visible()
         assert_accessible(page)
         page.keyboard.press("Escape")
+
+
+# How dark each rectangle of a picture is on average: 0 is white, 1 is black.
+DARKNESS = """async ([picture, rectangles]) => {
+    const bytes = Uint8Array.from(atob(picture), (c) => c.charCodeAt(0));
+    const bitmap = await createImageBitmap(new Blob([bytes], { type: "image/png" }));
+    const canvas = new OffscreenCanvas(bitmap.width, bitmap.height);
+    const context = canvas.getContext("2d", { willReadFrequently: true });
+    context.drawImage(bitmap, 0, 0);
+    return rectangles.map((rectangle) => {
+        const { data } = context.getImageData(...rectangle.map(Math.round));
+        let light = 0;
+        for (let i = 0; i < data.length; i += 4) light += data[i] + data[i + 1] + data[i + 2];
+        return 1 - light / (data.length / 4) / 765;
+    });
+}"""
+# The map's cells and the legend's swatches of a state.
+PLACES = """(state) => {
+    const box = (node) => {
+        const { x, y, width, height } = node.getBoundingClientRect();
+        return [x, y, width, height];
+    };
+    const [x, y, , height] = box(document.getElementById(`kv-${state}`));
+    const side = 0.55 * 16;
+    const swatch = [x, y + (height - side) / 2, side, side];
+    return [swatch, ...[...document.querySelectorAll(`#kv-map .${state}`)].map(box)];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_forced_colours_leave_the_states_of_blocks_apart(
+    open_page: Callable[..., Page], stub: StubServer, scheme: str
+) -> None:
+    page = open_page(forced_colors="active", color_scheme=scheme, viewport={"width": 1280, "height": 800})
+    for state, count in (("active", 12), ("cached", 20), ("free", 32)):
+        expect(page.locator(f"#kv-map .{state}")).to_have_count(count)
+    picture = base64.b64encode(page.screenshot()).decode()
+    full, hatched, empty = (
+        page.evaluate(DARKNESS, [picture, page.evaluate(PLACES, state)])
+        for state in ("active", "cached", "free")
+    )
+    if scheme == "dark":  # there a filling is light
+        full, hatched, empty = ([1 - share for share in shares] for shares in (full, hatched, empty))
+    assert min(full) > max(hatched) + 0.15
+    assert min(hatched) > max(empty) + 0.05
+    assert min(empty) > 0.05  # an outline: the whole is to be seen, too

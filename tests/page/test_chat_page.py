@@ -7,43 +7,12 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from playwright.sync_api import Locator, Page, expect
+from chatting import ask, chats, endless, last_answer, prose, said
+from playwright.sync_api import Page, expect
 from stub_server import StubServer, api_error, delta, ending, event, opened
 
 OpenPage = Callable[..., Page]
 WAITING = "Sent as soon as the model is ready."
-
-
-def ask(page: Page, text: str) -> None:
-    box = page.get_by_label("Message", exact=True)
-    box.fill(text)
-    expect(page.get_by_role("button", name="Send")).to_be_enabled()
-    box.press("Enter")
-
-
-def last_answer(page: Page) -> Locator:
-    return page.locator(".answer").last
-
-
-def prose(page: Page) -> Locator:
-    return last_answer(page).locator(".prose")
-
-
-def said(*texts: str) -> Callable[[], AsyncIterator[str]]:
-    """A complete answer in these deltas."""
-
-    async def script() -> AsyncIterator[str]:
-        for text in texts:
-            yield delta(text)
-        yield ending(prompt_tokens=21, completion_tokens=max(len(texts), 2), cached_tokens=16)
-
-    return script
-
-
-async def endless() -> AsyncIterator[str]:
-    while True:
-        yield delta("more ")
-        await asyncio.sleep(0.01)
 
 
 def test_answer_streams_in_and_is_measured(page: Page, stub: StubServer) -> None:
@@ -188,12 +157,6 @@ def test_conversation_survives_a_reload_and_goes_on(page: Page, stub: StubServer
     expect(prose(page)).to_have_text("Yes.")
     roles = [message["role"] for message in stub.requests[-1]["messages"]]
     assert roles == ["user", "assistant", "user", "assistant", "user"]
-
-
-def chats(page: Page) -> Locator:
-    """The entries of the panel of chats, which it opens."""
-    page.get_by_role("button", name="Chats", exact=True).click()
-    return page.locator("#chat-list .chat-title")
 
 
 def test_chats_are_kept_opened_and_deleted(page: Page, stub: StubServer) -> None:
@@ -371,6 +334,90 @@ def test_settings_are_sent_kept_and_checked(page: Page, stub: StubServer) -> Non
     assert set(stub.requests[-1]) == {"model", "messages", "stream", "stream_options"}
 
 
+def test_a_refused_setting_stays_in_the_panel_and_is_said(page: Page, stub: StubServer) -> None:
+    stub.scripts = [said("Aye.")]
+    opener = page.get_by_role("button", name="Settings")
+    opener.click()
+    field, problem = page.get_by_label("Temperature", exact=True), page.locator("#temperature-problem")
+    field.fill("0.5")
+    page.get_by_label("Top-k").fill("4")
+    field.press("Control+a")
+    field.press_sequentially("15")  # its first digit alone would be taken
+    expect(problem).to_contain_text("0.5 holds")
+    page.get_by_role("button", name="Done").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    expect(field).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    expect(page.locator("#toast")).to_contain_text("Not taken. Temperature: Value must be less than")
+    expect(opener).to_have_attribute("title", "Settings (not all are taken)")
+    ask(page, "Ahoy")
+    expect(prose(page)).to_have_text("Aye.")
+    assert stub.requests[-1]["temperature"] == 0.5
+    opener.click()
+    expect(field).to_have_value("15")
+    expect(field).to_be_focused()
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(problem).to_contain_text("less than or equal to 2. Until then 0.5 holds.")
+    field.fill("1.5")
+    expect(problem).to_have_text("")
+    page.get_by_role("button", name="Done").click()
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    expect(opener).to_have_attribute("title", "Settings (changed)")
+    ask(page, "Again")
+    expect(page.locator(".answer")).to_have_count(2)
+    expect(prose(page)).to_have_text("Aye.")
+    assert stub.requests[-1]["temperature"] == 1.5
+
+
+def test_what_was_not_sent_is_kept_for_each_chat(page: Page, stub: StubServer) -> None:
+    stub.scripts = [said("One.")]
+    message = page.get_by_label("Message", exact=True)
+    message.fill("For a chat\nto begin")
+    page.reload()
+    expect(message).to_have_value("For a chat\nto begin")
+    ask(page, "First")
+    expect(prose(page)).to_have_text("One.")
+    page.reload()
+    expect(page.locator(".asked")).to_have_text(["First"])
+    expect(message).to_have_value("")
+    message.fill("For the first")
+    page.get_by_role("button", name="New chat").click()
+    expect(message).to_have_value("")
+    message.fill("For the second")
+    page.reload()
+    expect(message).to_have_value("For the second")
+    chats(page).click()
+    expect(message).to_have_value("For the first")
+    page.reload()
+    expect(message).to_have_value("For the first")
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    message.press("Enter")
+    expect(page.locator(".asked")).to_have_text(["First", "For the first"])
+    expect(page.locator(".answer .prose")).to_have_text(["One.", "One."])
+    page.reload()
+    expect(message).to_have_value("")
+    page.get_by_role("button", name="New chat").click()
+    expect(message).to_have_value("For the second")
+
+
+def test_an_answer_without_text_says_so(page: Page, stub: StubServer) -> None:
+    async def cut() -> AsyncIterator[str]:
+        yield ending(prompt_tokens=21, completion_tokens=9, reason="length")
+
+    async def silent() -> AsyncIterator[str]:
+        yield ending(prompt_tokens=21, completion_tokens=1)
+
+    for script, reason, tokens in ((cut, "length", "9 tokens"), (silent, "stop", "1 token")):
+        stub.scripts = [script]
+        ask(page, "Say nothing")
+        for _ in range(2):
+            note = last_answer(page).locator(".note")
+            expect(note).to_have_text(f"The model ended without text: {reason}")
+            expect(last_answer(page).locator(".stats")).to_contain_text(tokens)
+            page.reload()
+
+
 def test_asks_for_the_key_until_it_fits(page: Page, stub: StubServer) -> None:
     stub.api_key = "secret"
     page.reload()
@@ -462,16 +509,19 @@ def test_what_is_entered_early_goes_to_no_other_chat(page: Page, stub: StubServe
     stub.loaded.clear()
     page.reload()
     message, waiting = page.get_by_label("Message", exact=True), page.get_by_text(WAITING)
-    for chat in ("a new chat", "the first"):
-        message.fill(f"Meant for {chat}")
+    for again in (False, True):
+        message.fill("Meant for the first")
         message.press("Enter")
         expect(waiting).to_be_visible()
-        if chat == "a new chat":
+        if again:
             chats(page).click()
         else:
             page.get_by_role("button", name="New chat").click()
         expect(waiting).not_to_be_attached()
-        expect(message).to_have_value(f"Meant for {chat}")
+        expect(message).to_have_value("Meant for the first" if again else "")
+        if not again:
+            chats(page).click()
+            expect(message).to_have_value("Meant for the first")
     stub.loaded.set()
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
     assert len(stub.requests) == 1

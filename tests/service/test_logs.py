@@ -150,15 +150,33 @@ async def test_a_bug_is_told_by_place_and_kind(
     assert (log.lines[-1]["status"], log.lines[-1]["error"]) == (500, "internal_error")
 
 
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_start_tells_each_phase_once_and_of_no_probe(
+    capfd: pytest.CaptureFixture[str], log_format: str
+) -> None:
+    with serving("service.cli", "serve", "--device", "cpu", "--log-format", log_format):
+        lines: list[str] = []
+
+        def ended() -> bool:
+            lines.extend(capfd.readouterr().err.splitlines())
+            return any("ready" in line and " after " in line for line in lines)
+
+        until(ended, "the start is told")  # /ready was asked all the while
+    for phase in ("weights", "memory", "warm-up"):
+        assert sum(f"{phase}: " in line or f"{phase} after " in line for line in lines) == 1, lines
+    assert not any("/ready" in line for line in lines)
+    assert "" not in lines
+
+
 @pytest.mark.anyio
 async def test_probes_are_for_debugging_unless_they_fail(service: Service, log: Log) -> None:
     for path in ("/health", "/ready", "/metrics"):
         await get(service.app, path)
     assert {line["level"] for line in log.lines if "path" in line} == {"debug"}
     service.engine.die("gone")
-    await get(service.app, "/health")
-    assert log.lines[-1]["level"] == "info"
-    assert log.lines[-1]["status"] == 503
+    for path, level in (("/health", "info"), ("/ready", "debug")):  # not to be ready is no fault
+        await get(service.app, path)
+        assert (log.lines[-1]["level"], log.lines[-1]["status"]) == (level, 503)
 
 
 def test_what_is_no_request_keeps_its_words(log: Log) -> None:
