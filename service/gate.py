@@ -25,6 +25,7 @@ _LOGGED_PATH = 200  # characters
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _BEARER = b"bearer "
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+_SINGLE = frozenset({b"authorization", b"content-type", b"host", b"origin"})
 _BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 
 
@@ -109,6 +110,7 @@ class Gate:
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
         """Whose request this is: "" where no key is asked for. Raises ApiError."""
         self._check_size(scope)
+        _check_doubles(scope)
         allowed = self._config.allowed_hosts
         if allowed is not None and _host(headers.get(b"host", b"")) not in allowed:
             raise ApiError(
@@ -152,6 +154,14 @@ class Gate:
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._config.max_body_bytes:
             raise too_large(self._config)
+
+
+def _check_doubles(scope: Scope) -> None:
+    """Others on the way may go by another one of them than we do."""
+    names = [name for name, _ in scope["headers"] if name in _SINGLE]
+    if len(names) > len(set(names)):
+        name = next(name for name in names if names.count(name) > 1).decode()
+        raise ApiError(400, f"the {name} header came more than once", param=name, code="doubled_header")
 
 
 def _digest(key: bytes) -> bytes:
