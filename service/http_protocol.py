@@ -1,6 +1,6 @@
-"""uvicorn's HTTP protocol with limits on headers and silence, a way to drop a connection, and word of its loss.
+"""uvicorn's HTTP protocol with limits on headers and on silence, and a way to drop a connection.
 
-Apps find the last two in `scope["state"]`: `abort()`, and the future `gone`.
+Apps find in `scope["state"]` how to drop it, `abort()`, and a future of its end, `gone`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def bounded_protocol(config: ServiceConfig) -> type[BoundedHttpProtocol]:
 class BoundedHttpProtocol(HttpToolsProtocol):
     """A connection ends when its client takes too long over headers, the rest of a body, or an answer.
 
-    Headers must be whole within `receive_timeout` and `max_header_bytes`. While an answer is made, its app sees
-    to the body. What is left of a request when its answer is out has `receive_timeout`, too: between
+    Headers must be whole within `receive_timeout` and `max_header_bytes`. While an answer is made, its app
+    sees to the body. What is left of a request when its answer is out has `receive_timeout`, too: between
     requests, a timer always runs. A trailer is no header: it is dropped, and bounded as headers are.
     What waits for a client to read it has `send_timeout` for each MiB of it.
     """

@@ -1,4 +1,4 @@
-"""Sockets that try to hold a connection, its memory, or somebody's key: trailers, doubled headers, silence."""
+"""Sockets that try to hold a connection or its memory, or to pass for others: trailers, doubles, silence."""
 
 from __future__ import annotations
 
