@@ -15,6 +15,8 @@ FORMAT_VARIABLE = "QUIRE_LOG_FORMAT"
 LEVEL_VARIABLE = "QUIRE_LOG_LEVEL"
 
 _OF_REQUESTS = ("quire.service", "quire.router", "uvicorn")
+# What would begin a line of its own, or change a terminal, as its escape: no client can make up a line.
+_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "color_message"}
 
 
@@ -42,7 +44,8 @@ def log_format() -> str:
 
 class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        begin = f"{self.formatTime(record)} {record.name} {record.levelname} {record.getMessage()}"
+        begin = f"{self.formatTime(record)} {record.name} {record.levelname} "
+        begin += record.getMessage().translate(_CONTROLS)
         return "\n  ".join([begin, *trace_of(record)])
 
 
@@ -59,7 +62,7 @@ class JsonFormatter(logging.Formatter):
         line |= {name: value for name, value in vars(record).items() if name not in _PLAIN}
         if trace := trace_of(record):
             line["trace"] = trace
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return json.dumps(line, default=str, ensure_ascii=False).translate(_CONTROLS)
 
 
 def trace_of(record: logging.LogRecord) -> list[str]:

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.chat import chat_completions
 from service.completions import completions
+from service.cors import with_cors
 from service.endpoint import Endpoint, Handler
 from service.errors import ApiError
 from service.gate import Gate
@@ -57,7 +58,8 @@ def create_app(state: ServerState) -> ASGIApp:
         post("/detokenize", detokenize),
     ]
     router = Router([*keyed, *public], redirect_slashes=False, default=_not_found)
-    return Gate(router, state.config, frozenset(route.path for route in public))
+    gate = Gate(router, state.config, frozenset(route.path for route in public), state.keys)
+    return with_cors(gate, state.config.cors_origins)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

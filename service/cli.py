@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,9 +23,13 @@ from service.flags import (
     add_model,
     add_sampling_flags,
     add_service_flags,
+    environment_lines,
     flag,
 )
 
+log = logging.getLogger("quire.service")
+
+_API_KEY_VARIABLE = "QUIRE_API_KEY"
 TRACED_STEPS = 32  # of each workload, with --profile
 
 
@@ -101,7 +107,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         served_model_names=tuple(names),
         host=arguments.host,
         port=arguments.port,
-        api_keys=tuple(arguments.api_key),
+        api_keys=_api_keys(arguments),
+        api_key_file=arguments.api_key_file,
+        cors_origins=tuple(arguments.cors_origin),
         insecure=arguments.insecure,
         max_num_queued_reqs=arguments.max_num_queued_reqs,
         max_num_queued_tokens=arguments.max_num_queued_tokens,
@@ -129,7 +137,9 @@ def _route(arguments: argparse.Namespace) -> int:
         served_model_names=(_model_name(arguments.model),),
         host=arguments.host,
         port=arguments.port,
-        api_keys=tuple(arguments.api_key),
+        api_keys=_api_keys(arguments),
+        api_key_file=arguments.api_key_file,
+        cors_origins=tuple(arguments.cors_origin),
         insecure=arguments.insecure,
         shutdown_timeout=arguments.shutdown_timeout,
         keep_alive=86400.0,  # the replicas' own comments pass through
@@ -144,6 +154,19 @@ def _route(arguments: argparse.Namespace) -> int:
     from service.router.server import route
 
     return route(service, router)
+
+
+def _api_keys(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return those that were given as flags or in the environment. Raises ValueError."""
+    from_environment = environment_lines(_API_KEY_VARIABLE)
+    if _API_KEY_VARIABLE in os.environ and not from_environment:
+        raise ValueError(f"{_API_KEY_VARIABLE} is empty: unset it, or give it a key a line")
+    if len(arguments.api_key) > len(from_environment):
+        log.warning(
+            "--api-key shows the key to whoever may list processes: rather use --api-key-file or %s",
+            _API_KEY_VARIABLE,
+        )
+    return tuple(arguments.api_key)
 
 
 def _registry_config(arguments: argparse.Namespace) -> RegistryConfig | None:

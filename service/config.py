@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from service.cors import ANY, clean_origin
+from service.keys import clean_key
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -15,6 +19,8 @@ class ServiceConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    api_key_file: Path | None = None  # of more of them, which a SIGHUP has read again
+    cors_origins: tuple[str, ...] = ()  # of other sites whose pages may use this server; "*": of all
     insecure: bool = False
     max_num_queued_reqs: int = 1000  # prompts accepted whose first token has not come
     max_num_queued_tokens: int = 2 << 20  # of those; a request that comes alone may have more
@@ -33,6 +39,7 @@ class ServiceConfig:
     send_timeout: float = 30.0  # a client that reads nothing for so long is cut
     max_backlog_bytes: int = 256 << 10  # what may wait for a client that does not read
     max_conversation_bytes: int = 2 << 20  # what a WebSocket remembers of its responses
+    max_conversations_bytes: int = 256 << 20  # what all WebSockets remember together
     resume_timeout: float = 60.0  # for which a stream with an X-Stream-Id waits for a reader to come back
     max_stream_bytes: int = 1 << 20  # of its events that are kept
     max_recorded_streams: int = 256  # that run
@@ -56,17 +63,25 @@ class ServiceConfig:
             raise ValueError(
                 f"--stall-timeout must be above 0 and at most 86400 seconds, got {self.stall_timeout}"
             )
-        if any(not key or not key.isascii() for key in self.api_keys):
-            raise ValueError("--api-key must be a non-empty ASCII string")
-        if self.host not in LOOPBACK and not self.api_keys and not self.insecure:
+        keys = [clean_key(key, f"--api-key number {at}") for at, key in enumerate(self.api_keys, 1)]
+        object.__setattr__(self, "api_keys", tuple(keys))
+        origins = tuple(map(clean_origin, self.cors_origins))
+        if ANY in origins and len(origins) > 1:
+            raise ValueError(f"--cors-origin {ANY} allows every site: leave out the others")
+        object.__setattr__(self, "cors_origins", origins)
+        if self.host not in LOOPBACK and not self.asks_for_keys and not self.insecure:
             raise ValueError(
-                f"--host {self.host} can be reached from other machines: set --api-key, or --insecure to "
-                "serve anyone who can connect"
+                f"--host {self.host} can be reached from other machines: set --api-key or --api-key-file, or "
+                "--insecure to serve anyone who can connect"
             )
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return bool(self.api_keys) or self.api_key_file is not None
 
     @property
     def allowed_hosts(self) -> frozenset[str] | None:
         """Host names that a browser may have used; None: any. Guards a keyless server from DNS rebinding."""
-        if self.api_keys or self.host in ("0.0.0.0", "::"):
+        if self.asks_for_keys or self.host in ("0.0.0.0", "::"):
             return None
         return LOOPBACK | {self.host.lower()}

@@ -32,8 +32,8 @@ class Connection(Interruptible):
     When the client leaves, or `interrupt` is called, the block is left by cancellation, which this turns
     into ClientGone or the given error. An own response instead of sse-starlette's: that one runs a
     generator and four tasks for each stream; here a chunk is one call of `send`, one timer a second
-    does the keep-alive comments and notices a client that stopped reading, and that it has left is told
-    by the server's protocol (service.http_protocol), as no task waits for ASGI's word of it.
+    does the keep-alive comments, and that the client has left is told by the server's protocol
+    (service.http_protocol), which also cuts one that stopped reading: no task waits for ASGI's word of it.
     """
 
     def __init__(self, scope: Scope, send: Send, config: ServiceConfig) -> None:
@@ -42,11 +42,11 @@ class Connection(Interruptible):
         self._gone: asyncio.Future[None] = scope["state"]["gone"]
         self._send = send
         self._config = config
-        self._tick_seconds = min(_TICK, config.keep_alive / 2, config.send_timeout / 2)
+        self._tick_seconds = min(_TICK, config.keep_alive / 2)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._comment: asyncio.Task[None] | None = None
-        self._sending_since: float | None = None
+        self._sending = False
         self._last_write = self._loop.time()
         self.started = False  # the headers are out
         self._finished = False  # and all of the body
@@ -84,15 +84,11 @@ class Connection(Interruptible):
             super().interrupt(reason)
 
     def keep_alive(self) -> None:
-        """From now on this is a stream: comments go out when it is idle, and a stalled client is cut."""
+        """From now on this is a stream: comments go out when it is idle."""
         self._timer = self._loop.call_later(self._tick_seconds, self._tick)
 
     def _tick(self) -> None:
-        now = self._loop.time()
-        if self._sending_since is not None:
-            if now - self._sending_since > self._config.send_timeout:
-                self.interrupt(ClientGone("the client stopped reading"))
-        elif now - self._last_write >= self._config.keep_alive:
+        if not self._sending and self._loop.time() - self._last_write >= self._config.keep_alive:
             self._comment = self._loop.create_task(self._write_comment())
         self._timer = self._loop.call_later(self._tick_seconds, self._tick)
 
@@ -117,22 +113,22 @@ class Connection(Interruptible):
         if self._comment is not None:
             await self._comment
             self._comment = None
-        self._sending_since = self._last_write = self._loop.time()
+        self._sending, self._last_write = True, self._loop.time()
         if not self.started:
             await self._start()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        self._sending_since = None
+        self._sending = False
 
     async def _start(self) -> None:
         await self._send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
         self.started = True
 
     async def _write_comment(self) -> None:
-        self._sending_since = self._last_write = self._loop.time()
+        self._sending, self._last_write = True, self._loop.time()
         if not self.started:
             await self._start()
         await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
-        self._sending_since = None
+        self._sending = False
 
     async def finish_late(self, data: bytes) -> None:
         """The one event that ends a failed stream, outside the block. The client has little time for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any, get_args
 
 from engine.config import BLOCK_SIZES, KVCacheDtype
@@ -15,7 +16,7 @@ DEFAULT_MAX_TOKENS = 256  # of `quire generate`
 
 
 def flag(parser: Parser, name: str, *, default: object = None, **options: Any) -> None:
-    """Add a flag whose default its environment variable overrides."""
+    """Add a flag whose default its environment variable overrides. What may repeat is a line each there."""
     variable = f"QUIRE_{name.removeprefix('--').replace('-', '_').upper()}"
     options["help"] = f"{options.get('help', '')} [{variable}]"
     value = os.environ.get(variable)
@@ -25,12 +26,18 @@ def flag(parser: Parser, name: str, *, default: object = None, **options: Any) -
         given = options["action"] == "store_true"
         parser.add_argument(name, default=given if value == "1" else not given, **options)
     elif options.get("action") == "append":
-        parser.add_argument(name, default=[value] if value else [], **options)
+        parser.add_argument(name, default=environment_lines(variable), **options)
     else:
         choices = options.get("choices")
         if value is not None and isinstance(choices, tuple) and value not in map(str, choices):
             parser.error(f"{variable} must be one of {', '.join(map(str, choices))}, got {value!r}")
         parser.add_argument(name, default=default if value is None else value, **options)
+
+
+def environment_lines(variable: str) -> list[str]:
+    """Return the lines of an environment variable that are not empty."""
+    lines = os.environ.get(variable, "").split("\n")
+    return [line.strip() for line in lines if line.strip()]
 
 
 def add_model(parser: Parser) -> None:
@@ -122,7 +129,27 @@ def add_engine_flags(parser: Parser) -> None:
 def add_address_flags(parser: Parser) -> None:
     flag(parser, "--host", default="127.0.0.1")
     flag(parser, "--port", type=int, default=8000)
-    flag(parser, "--api-key", action="append", help="ask for one of these keys (may repeat)")
+    flag(
+        parser,
+        "--api-key",
+        action="append",
+        help="ask for one of these keys (may repeat); whoever may list processes sees them, so rather give "
+        "them in the environment, one a line, or in a file",
+    )
+    flag(
+        parser,
+        "--api-key-file",
+        type=Path,
+        help="a file of keys, one a line, as name:key (logs say the name) or only the key; SIGHUP has it "
+        "read again, and streams go on",
+    )
+    flag(
+        parser,
+        "--cors-origin",
+        action="append",
+        help="let pages of this site, such as https://chat.example, use the server (may repeat); *: those of "
+        "every site; none if left out",
+    )
     flag(parser, "--insecure", action="store_true", help="allow a host that others reach without a key")
     flag(parser, "--log-format", choices=("text", "json"), default="text", help="json: one object a line")
     flag(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import re
 import secrets
@@ -16,8 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.body import Bodies, Body, too_large
 from service.config import ServiceConfig
+from service.cors import is_allowed
 from service.errors import ApiError
 from service.http import error_response
+from service.keys import Key, KeyRing
 
 log = logging.getLogger("quire.service.request")
 
@@ -25,6 +25,7 @@ _LOGGED_PATH = 200  # characters
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _BEARER = b"bearer "
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+_SINGLE = frozenset({b"authorization", b"content-type", b"host", b"origin"})
 _BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 
 
@@ -39,13 +40,12 @@ class Gate:
     Answers with X-Request-Id, the client's own if it is well formed.
     """
 
-    def __init__(self, app: ASGIApp, config: ServiceConfig, public: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, config: ServiceConfig, public: frozenset[str], keys: KeyRing) -> None:
         self._app = app
         self._config = config
         self._bodies = Bodies(config)
         self._public = public
-        keys = [_digest(key.encode()) for key in config.api_keys]
-        self._tenants = {key: key.hex() for key in keys}
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Of a WebSocket too, whose handshake is then answered with an HTTP error."""
@@ -68,7 +68,10 @@ class Gate:
         try:
             state = scope.setdefault("state", {})
             state["request_id"] = request_id
-            state["tenant"] = self._check(scope, headers)
+            state["tenant"] = ""
+            key = self._check(scope, headers)
+            if key is not None:
+                state["tenant"], state["key"] = key.tenant, key.name
             if scope["type"] == "http":
                 body = Body(receive, self._bodies)
                 receive = body.receive
@@ -88,28 +91,35 @@ class Gate:
             self._log(scope, request_id.decode(), status, time.monotonic() - began)
 
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        """Neither queries nor headers: they may hold keys. What probes ask all the time is for debugging."""
+        """Neither queries nor headers: they may hold keys. What probes ask all the time is for debugging.
+
+        The path is the one that was sent, its escapes as they are.
+        """
+        method, path = scope.get("method", "WEBSOCKET"), scope["raw_path"].decode("latin-1")[:_LOGGED_PATH]
+        key = {"key": scope["state"]["key"]} if "key" in scope["state"] else {}
         answers_probe = status < 400 or (scope["path"] == "/ready" and status == 503)  # "not yet" is no fault
-        method, path = scope.get("method", "WEBSOCKET"), scope["path"][:_LOGGED_PATH]
         log.log(
-            logging.DEBUG if path in self._public and answers_probe else logging.INFO,
-            "%s %s %s",
+            logging.DEBUG if scope["path"] in self._public and answers_probe else logging.INFO,
+            " ".join(["%s"] * (3 + len(key))),
             method,
             path,
             status or "gone",  # before there was an answer
+            *key.values(),
             extra={
                 "request_id": request_id,
                 "method": method,
                 "path": path,
                 "status": status,
                 "seconds": round(seconds, 6),
+                **key,
                 **scope["state"].get("failure", {}),
             },
         )
 
-    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
-        """Whose request this is: "" where no key is asked for. Raises ApiError."""
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> Key | None:
+        """Return the key that was given: None where none is asked for. Raises ApiError."""
         self._check_size(scope)
+        _check_doubles(scope)
         allowed = self._config.allowed_hosts
         if allowed is not None and _host(headers.get(b"host", b"")) not in allowed:
             raise ApiError(
@@ -119,13 +129,13 @@ class Gate:
                 code="invalid_host",
             )
         if scope["type"] == "websocket":
-            _check_handshake(scope, headers)
-        tenant = ""
-        if self._tenants and scope["path"] not in self._public:
-            tenant = self._check_key(headers.get(b"authorization", b""))
+            self._check_handshake(scope, headers)
+        key = None
+        if self._keys and scope["path"] not in self._public:
+            key = self._check_key(headers.get(b"authorization", b""))
         if scope.get("method") == "POST":
             self._check_body(headers)
-        return tenant
+        return key
 
     def _check_size(self, scope: Scope) -> None:
         """What comes in pieces the connection itself has cut off; what comes at once gets as far as here."""
@@ -135,14 +145,29 @@ class Gate:
             message = f"the path and the headers are larger than {self._config.max_header_bytes} bytes"
             raise ApiError(431, message, code="headers_too_large")
 
-    def _check_key(self, authorization: bytes) -> str:
-        key = authorization[len(_BEARER) :] if authorization[: len(_BEARER)].lower() == _BEARER else b""
-        digest = _digest(key)
-        matches = [known for known in self._tenants if hmac.compare_digest(digest, known)]  # all are compared
-        if not matches:
+    def _check_key(self, authorization: bytes) -> Key:
+        given = authorization[len(_BEARER) :] if authorization[: len(_BEARER)].lower() == _BEARER else b""
+        key = self._keys.find(given)
+        if key is None:
             message = "give a valid API key as 'Authorization: Bearer <key>'"
             raise ApiError(401, message, code="invalid_api_key")
-        return self._tenants[matches[0]]
+        return key
+
+    def _check_handshake(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        """Browsers let any page open a WebSocket to anywhere, and say which page it is."""
+        origin = headers.get(b"origin")
+        if origin is not None and not (
+            _is_same_origin(origin, headers.get(b"host", b""))
+            or is_allowed(origin, self._config.cors_origins)
+        ):
+            message = (
+                "the Origin header names another site: WebSockets are for this server's own pages, and for "
+                "those that --cors-origin names"
+            )
+            raise ApiError(403, message, param="origin", code="invalid_origin")
+        if b"api_key" in parse_qs(scope["query_string"], keep_blank_values=True):
+            message = "give the API key as 'Authorization: Bearer <key>', not in the URL, which gets logged"
+            raise ApiError(401, message, param="api_key", code="invalid_api_key")
 
     def _check_body(self, headers: dict[bytes, bytes]) -> None:
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
@@ -155,8 +180,12 @@ class Gate:
             raise too_large(self._config)
 
 
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+def _check_doubles(scope: Scope) -> None:
+    """Others on the way may go by another one of them than we do."""
+    names = [name for name, _ in scope["headers"] if name in _SINGLE]
+    if len(names) > len(set(names)):
+        name = next(name for name in names if names.count(name) > 1).decode()
+        raise ApiError(400, f"the {name} header came more than once", param=name, code="doubled_header")
 
 
 def _host(header: bytes) -> str:
@@ -165,17 +194,6 @@ def _host(header: bytes) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
-
-
-def _check_handshake(scope: Scope, headers: dict[bytes, bytes]) -> None:
-    """Browsers let any page open a WebSocket to anywhere, and say which page it is."""
-    origin = headers.get(b"origin")
-    if origin is not None and not _is_same_origin(origin, headers.get(b"host", b"")):
-        message = "the Origin header names another site: WebSockets are for this server's own pages"
-        raise ApiError(403, message, param="origin", code="invalid_origin")
-    if b"api_key" in parse_qs(scope["query_string"], keep_blank_values=True):
-        message = "give the API key as 'Authorization: Bearer <key>', and not in the URL, which gets logged"
-        raise ApiError(401, message, param="api_key", code="invalid_api_key")
 
 
 def _is_same_origin(origin: bytes, host: bytes) -> bool:

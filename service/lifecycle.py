@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 from functools import partial
 from types import FrameType
@@ -17,6 +18,7 @@ from service.config import ServiceConfig
 from service.errors import ApiError, not_ready
 from service.http_protocol import bounded_protocol
 from service.interruption import Interruptible
+from service.keys import KeyRing
 from service.websocket_protocol import OrderlyWebSocketProtocol
 
 log = logging.getLogger("quire.service")
@@ -29,6 +31,7 @@ class Work(Protocol):
     """What a server is doing."""
 
     draining: bool
+    keys: KeyRing
     generations: set[Interruptible]  # a drain waits for these
     streams: set[Interruptible]  # but not for these
 
@@ -72,6 +75,8 @@ class OrderlyServer(uvicorn.Server):
 
     def serve_until_stopped(self) -> int:
         """The exit code: 0 after a signal, else 1."""
+        if self._service_config.api_key_file is not None:
+            signal.signal(signal.SIGHUP, lambda *_: self.reload_soon())
         try:
             self.run()
         except SystemExit:  # uvicorn could not bind, and has said why
@@ -121,6 +126,20 @@ class OrderlyServer(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._hurry)
         else:
             self.should_exit = True
+
+    def reload_soon(self) -> None:
+        """Have the file of keys read again; from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._reload)
+
+    def _reload(self) -> None:
+        """Whoever has begun goes on, with or without a key."""
+        try:
+            self._work.keys.reload()
+        except ValueError as error:
+            log.error("the API keys stay as they were: %s", error)
+            return
+        log.info("the API keys were read again: %s", ", ".join(key.name for key in self._work.keys))
 
     def _hurry(self) -> None:
         (self._now if self._stop.is_set() else self._stop).set()

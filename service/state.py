@@ -13,7 +13,9 @@ from service.engine_client import Engine
 from service.errors import ApiError, not_ready
 from service.grammar_trials import GrammarTrials
 from service.interruption import Interruptible
+from service.keys import KeyRing
 from service.metrics import Metrics
+from service.responses.conversations import ConversationMemory
 from service.resumption.recordings import Recordings
 from service.waiting import WaitingLine
 from service.watchdog import Watchdog
@@ -30,6 +32,7 @@ class ServerState:
 
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
+        self.keys = KeyRing(config.api_keys, config.api_key_file)
         self.metrics = Metrics(config.served_model_names[0])
         self.created = int(time.time())
         self.engine: Engine | None = None
@@ -38,7 +41,8 @@ class ServerState:
         self.draining = False
         self.generations: set[Interruptible] = set()  # a drain waits for these
         self.streams: set[Interruptible] = set()  # but not for these (/startup)
-        self.recordings = Recordings(config, self.generations)
+        self.recordings = Recordings(config, self.keys, self.generations)
+        self.conversations = ConversationMemory(config.max_conversations_bytes)
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.waiting = WaitingLine(config)
         self.watchdog = Watchdog(config.stall_timeout)

@@ -66,7 +66,9 @@ class _Session(Interruptible):
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._conversations = Conversations(state.config.max_conversation_bytes)
+        self._conversations = Conversations(
+            state.config.max_conversation_bytes, state.conversations, scope["state"]["tenant"]
+        )
         self._responses: dict[SocketResponse, asyncio.Task[None]] = {}  # the oldest first
         self._outbox: dict[SocketResponse | _Refusal, None] = {}  # whose events are to be sent, in order
         self._news = asyncio.Event()
@@ -92,6 +94,7 @@ class _Session(Interruptible):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._state.generations.difference_update(self._responses)
+            self._conversations.close()
 
     def interrupt(self, reason: Exception) -> None:
         """At the server's end, those that run may end first (a drain interrupts them when they must)."""

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.cors import with_cors
 from service.endpoint import Endpoint
 from service.gate import Gate
 from service.http import JsonResponse
@@ -30,7 +31,7 @@ def create_app(state: RouterState) -> ASGIApp:
         await (tunnel if scope["type"] == "websocket" else forward)(scope, receive, send)
 
     router = Router(routes, redirect_slashes=False, default=pass_on)
-    return Gate(router, state.config, frozenset(public))
+    return with_cors(Gate(router, state.config, frozenset(public), state.keys), state.config.cors_origins)
 
 
 async def health(state: RouterState, request: Request) -> Response:

@@ -27,14 +27,26 @@ from service.router.state import RouterState
 log = logging.getLogger("quire.router")
 
 MAX_ATTEMPTS = 3
-BUSY = frozenset({429, 502, 503})  # another replica may say better; if none does, this is the answer
+BUSY = frozenset({429, 503})  # it has not begun: another replica may say better; else this is the answer
+_STALLED = b'"code":"engine_stalled"'  # a 503 of what may have begun
+
+# Of GET and HEAD nothing begins that could make a replica die.
+_HARMLESS = frozenset({"GET", "HEAD"})
+_NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _CACHED_TOKENS = re.compile(rb'"cached_tokens":(\d+)')  # inside a JSON string the quotes would be escaped
 
 
 class _ReplicaLost(Exception):
-    """A replica failed, before the first byte of its answer or after it."""
+    """A replica failed, before the first byte of its answer or after it.
+
+    `begun`: it may have begun on the request, which may be why it failed; no other replica is to get that.
+    """
+
+    def __init__(self, message: str, *, begun: bool) -> None:
+        super().__init__(message)
+        self.begun = begun
 
 
 class Forward:
@@ -106,9 +118,12 @@ class _Exchange:
             try:
                 digests = location.digests(placement.replica)
                 reply = await self._attempt(attempt, connection, placement, digests)
-            except _ReplicaLost:
+            except _ReplicaLost as lost:
+                if lost.begun:
+                    message = "the replica was lost while it worked on this request, which is not tried again"
+                    raise ApiError(502, message, code="replica_lost") from None
                 continue
-            if reply is None or reply.status_code not in BUSY:
+            if reply is None or not _is_refusal(reply):
                 return reply
         if reply is None:
             raise not_ready("no replica could answer", 2)
@@ -172,7 +187,8 @@ class _Exchange:
             if connection.started or not isinstance(error, aiohttp.ServerDisconnectedError):
                 replica.lost(error)  # else it may just have closed a connection that was idle for long
             replica.recent.forget(digests)
-            raise _ReplicaLost(f"{replica.name}: {error or type(error).__name__}") from None
+            begun = self._request.method not in _HARMLESS and not isinstance(error, _NEVER_SENT)
+            raise _ReplicaLost(f"{replica.name}: {error or type(error).__name__}", begun=begun) from None
         if answer.status == 503:
             replica.lost(f"it answers {answer.status}")
         if answer.status in BUSY:
@@ -213,3 +229,8 @@ class _Exchange:
             if found and int(found[-1]) <= placement.prompt_tokens:
                 self._state.metrics.compare(placement, int(found[-1]))
                 self._is_predicted = False
+
+
+def _is_refusal(reply: Response) -> bool:
+    """Whether a replica has not begun on the request that it answers so."""
+    return reply.status_code in BUSY and _STALLED not in reply.body

@@ -15,6 +15,7 @@ _OWN = frozenset(
         b"expect",
         b"host",
         b"keep-alive",
+        b"origin",  # the gate has checked it, and the router answers for CORS
         b"proxy-authenticate",
         b"proxy-authorization",
         b"proxy-connection",

@@ -13,6 +13,7 @@ import aiohttp
 from service.config import ServiceConfig
 from service.errors import not_ready
 from service.interruption import Interruptible
+from service.keys import KeyRing
 from service.router.config import RouterConfig
 from service.router.fleet import Fleet
 from service.router.homes import StreamHomes
@@ -31,6 +32,7 @@ class RouterState:
 
     def __init__(self, config: ServiceConfig, router: RouterConfig) -> None:
         self.config = config
+        self.keys = KeyRing(config.api_keys, config.api_key_file)
         self.router = router
         self.metrics = RouterMetrics()
         self.draining = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -137,7 +138,47 @@ def cut_in_a_body(exchange: Exchange) -> None:
     exchange.cut()
 
 
-@pytest.mark.parametrize("failure", [refuse, busy, cut_at_once, cut_before_an_event, cut_in_a_body])
+def bad_gateway(exchange: Exchange) -> None:
+    exchange.reply(502, b'{"error": {"code": "replica_lost"}}')
+
+
+def stalled(exchange: Exchange) -> None:
+    exchange.reply(503, b'{"error":{"message":"stuck","code":"engine_stalled"}}', retry_after="5")
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "code"),
+    [
+        (cut_at_once, 502, "replica_lost"),
+        (cut_before_an_event, 502, "replica_lost"),
+        (cut_in_a_body, 502, "replica_lost"),
+        (bad_gateway, 502, "replica_lost"),
+        (stalled, 503, "engine_stalled"),
+        (lambda exchange: exchange.reply(500, b'{"error":{"code":"engine_error"}}'), 500, "engine_error"),
+    ],
+)
+def test_what_made_a_replica_fail_is_given_to_no_other(
+    make: Make, failure: Callable[[Exchange], object], status: int, code: str
+) -> None:
+    """A request that may have begun: else one that kills an engine would kill all of them."""
+    router, (first, second) = make(failure, say)
+    answer = post(router)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert len(first.exchanges) == 1
+    assert not second.exchanges
+    assert answer.headers["x-quire-route"].endswith("attempt=1")
+    assert metric(router, "quire_route_retries_total") == 0
+    router.prefer(second)
+    assert post(router).content == REPLY  # another request is answered
+
+
+def test_what_begins_nothing_is_asked_of_another_replica(make: Make) -> None:
+    router, (_first, second) = make(cut_in_a_body, say)
+    assert httpx.get(f"{router.url}/v1/models", timeout=30).content == REPLY
+    assert len(second.exchanges) == 1
+
+
+@pytest.mark.parametrize("failure", [refuse, busy])
 def test_another_replica_answers_before_the_first_byte(
     make: Make, failure: Callable[[Exchange], object]
 ) -> None:
@@ -151,7 +192,7 @@ def test_another_replica_answers_before_the_first_byte(
     assert metric(router, 'quire_route_failures_total{when="before"}') == 0
 
 
-@pytest.mark.parametrize("failure", [busy, cut_at_once])
+@pytest.mark.parametrize("failure", [busy, refuse])
 def test_a_prompt_is_remembered_where_it_was_taken(
     make: Make, failure: Callable[[Exchange], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,3 +325,36 @@ def test_the_routers_own_gate(make: Make) -> None:
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD")
     assert wrong.json()["error"]["message"] == "/health does not take POST, but GET"
     assert [exchange.path for exchange in replica.exchanges] == [CHAT, "/"]
+
+
+CHUNKED = b"Host: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_a_key_in_a_trailer_opens_nothing(make: Make) -> None:
+    router, (replica,) = make(say, api_keys=("key",))
+    request = (
+        f"POST {CHAT} HTTP/1.1\r\n".encode() + CHUNKED + b"2\r\n{}\r\n0\r\nAuthorization: Bearer key\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", router.port), 30) as connection:
+        connection.sendall(request)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 401")
+    assert not replica.exchanges
+
+
+@pytest.mark.parametrize("key", [b"", b"Authorization: Bearer key\r\n"])
+def test_a_trailer_without_end_is_cut(make: Make, key: bytes) -> None:
+    router, _ = make(say, api_keys=("key",), max_header_bytes=16 << 10)
+    with socket.create_connection(("127.0.0.1", router.port), 30) as connection:
+        connection.sendall(f"POST {CHAT} HTTP/1.1\r\n".encode() + key + CHUNKED + b"2\r\n{}\r\n0\r\n")
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            for _ in range(16 << 10):
+                connection.sendall(b"X-Trailer: y\r\n" * 300)
+
+
+def test_doubled_keys_are_refused(make: Make) -> None:
+    router, (replica,) = make(say, api_keys=("key",))
+    keys = [("authorization", "Bearer wrong"), ("authorization", "Bearer key")]
+    for headers in (keys, keys[::-1], [keys[1], keys[1]]):
+        answer = httpx.get(f"{router.url}/v1/models", headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "doubled_header")
+    assert not replica.exchanges

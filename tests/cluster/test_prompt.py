@@ -19,6 +19,7 @@ from service.config import ServiceConfig
 from service.gate import Gate
 from service.grammar_trials import GrammarTrials
 from service.http import JsonResponse
+from service.keys import KeyRing
 from service.router.prompt import Prompt, read_prompt
 from service.state import ServerState
 from service.tokenizer import Tokenizer
@@ -154,7 +155,7 @@ class Both:
         state.tokenizer = self.tokenizer
         state.grammar_trials = NoTrials()
         self.replica = create_app(state)
-        self.router: ASGIApp = Gate(self._read, CONFIG, frozenset())
+        self.router: ASGIApp = Gate(self._read, CONFIG, frozenset(), KeyRing(CONFIG.api_keys))
         self.pool = ThreadPoolExecutor(1)
         self.read: Prompt | None = None
 

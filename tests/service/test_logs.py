@@ -18,6 +18,7 @@ from service.llm import LLM
 from tests.service.asgi import Exchange, exchange, get, post
 from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service
+from tests.service.live import Live
 from tests.service.processes import serving
 from tests.waiting import SECONDS, until
 
@@ -83,8 +84,9 @@ async def test_each_request_is_a_line_without_content(make_service: Callable[...
     assert [line["status"] for line in requests] == [200, 200, 400, 400, 401, 200, 0]
     first = requests[0]
     assert (first["method"], first["path"], first["request_id"]) == ("POST", PATH, "mine")
-    assert (first["message"], first["level"]) == (f"POST {PATH} 200", "info")
-    assert requests[-1]["message"] == f"POST {PATH} gone"
+    assert (first["message"], first["level"]) == (f"POST {PATH} 200 key-1", "info")
+    assert requests[-1]["message"] == f"POST {PATH} gone key-1"
+    assert [line.get("key") for line in requests] == ["key-1"] * 4 + [None] + ["key-1"] * 2
     assert first["seconds"] >= 0
     assert first["time"].endswith("+00:00")
 
@@ -247,3 +249,25 @@ def test_a_server_tells_of_the_longest_request_and_its_engine_of_preemptions(
         reply = httpx.post(f"{server.url}/v1/completions", json=prompts, timeout=SECONDS)
         assert reply.status_code == 200
         until(lambda: told("quire.scheduler", "^preempted request="), "the preemption is told")
+
+
+@pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])
+@pytest.mark.parametrize("code", [*range(32), 0x7F, 0x85, 0x9B, 0x2028, 0x2029])
+def test_no_text_begins_a_line_of_its_own(form: logging.Formatter, code: int) -> None:
+    text = f"a{chr(code)}2026-01-01 00:00:00,000 quire.service INFO the key is valid"
+    record = logging.LogRecord("quire.service", logging.INFO, "", 0, "%s", (text,), None)
+    record.path = text
+    line = form.format(record)
+    assert len(line.splitlines()) == 1
+    assert chr(code) not in line
+    if isinstance(form, JsonFormatter):
+        assert (json.loads(line)["message"], json.loads(line)["path"]) == (text, text)
+
+
+def test_no_path_makes_up_a_line(live: Live, log: Log) -> None:
+    path = "/%0a2026-01-01%2000:00:00,000%20quire.service%20INFO%20forged%0d%1b%5b2J"
+    key = {"authorization": "Bearer key"}
+    assert httpx.get(f"{live.url}{path}", headers=key, timeout=SECONDS).status_code == 404
+    until(lambda: "404" in str(log), "it is told")
+    assert not [line for line in str(log).splitlines() if line.startswith("2026-01-01 00")]
+    assert [line["path"] for line in log.lines if "path" in line] == [path]

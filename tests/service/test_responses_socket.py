@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from service.app import create_app
 from service.config import ServiceConfig
 from service.errors import ApiError, not_ready
-from service.responses.conversations import Conversations
+from service.responses.conversations import ConversationMemory, Conversations
 from service.responses.protocol import ResponseCreate
 from service.state import ServerState
 from service.tokenizer import Tokenizer
@@ -188,7 +188,7 @@ async def test_conversations_belong_to_their_socket(service: Service) -> None:
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 400), st.booleans()), max_size=40))
 def test_conversations_are_bounded(uses: list[tuple[int, int, bool]]) -> None:
     """The latest is there; others only while all together are within the limit; what is there is right."""
-    kept, held = Conversations(5000), dict[str, list[dict[str, Any]]]()
+    kept, held = Conversations(5000, ConversationMemory(1 << 20), ""), dict[str, list[dict[str, Any]]]()
     expected: list[tuple[str, int]] = []  # the longest unused first
     for number, (other, size, look) in enumerate(uses):
         name = f"{other if look else number}"
@@ -204,6 +204,60 @@ def test_conversations_are_bounded(uses: list[tuple[int, int, bool]]) -> None:
         expected.sort(key=lambda each: each[0] == name)
         while len(expected) > 1 and sum(size for _, size in expected) > 5000:
             del expected[0]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 1500)), max_size=60))
+def test_conversations_of_all_are_bounded_and_nobody_pushes_others_out(
+    uses: list[tuple[int, int, int]],
+) -> None:
+    """Whoever has less than an equal share of the bound keeps all of it, whatever the others do."""
+    memory = ConversationMemory(16_000)
+    sockets = {(key, at): Conversations(9000, memory, f"{key}") for key in range(4) for at in range(4)}
+    said: dict[int, dict[tuple[int, str], int]] = {key: {} for key in range(4)}
+    for number, (key, at, size) in enumerate(uses):
+        sockets[key, at].keep(f"{number}", [{"role": "user", "content": "x" * size}])
+        said[key][at, f"{number}"] = len('[{"role":"user","content":""}]') + size + 1024
+        assert memory.bytes <= 16_000
+        for other, sizes in said.items():
+            if sum(sizes.values()) <= 16_000 // 4:
+                for socket, name in sizes:
+                    assert sockets[other, socket].find(name)
+    for socket in sockets.values():
+        socket.close()
+    assert memory.bytes == 0
+
+
+async def test_a_socket_that_closes_leaves_no_conversation(service: Service) -> None:
+    for _ in range(3):
+        socket = Socket(service.app).start()
+        socket.create(max_output_tokens=1)
+        await socket.until_type("response.incomplete")
+        assert service.state.conversations.bytes > 1024
+        socket.leave()
+        assert socket.task is not None
+        await socket.task
+    assert service.state.conversations.bytes == 0
+
+
+async def test_one_keys_sockets_cannot_forget_anothers(make_service: Callable[..., Service]) -> None:
+    service = make_service(api_keys=("one", "two"), max_conversations_bytes=20_000)
+    quiet = Socket(service.app, authorization="Bearer two").start()
+    quiet.create(max_output_tokens=1)
+    mine = (await quiet.until_type("response.incomplete"))["response"]["id"]
+    loud = [Socket(service.app, authorization="Bearer one").start() for _ in range(4)]
+    for turn in range(1, 6):
+        for socket in loud:
+            socket.create("x" * 300, max_output_tokens=1)
+            await socket.until_type("response.incomplete", turn)
+            assert service.state.conversations.bytes <= 20_000
+    quiet.create(previous_response_id=mine, max_output_tokens=1)
+    second = await quiet.until_type("response.incomplete", 2)
+    assert second["response"]["previous_response_id"] == mine
+    loud[0].create(previous_response_id=loud[0].events[0]["response"]["id"], max_output_tokens=1)
+    assert (await loud[0].until_type("error"))["error"]["code"] == "previous_response_not_found"
+    for socket in (quiet, *loud):
+        socket.leave()
 
 
 REFUSED: list[tuple[Any, int, str, str | None]] = [

@@ -474,6 +474,39 @@ async def test_so_many_may_run(tokenizer: Tokenizer) -> None:
     assert (await drive(service, third)).endswith(b"data: [DONE]\n\n")
 
 
+async def test_one_key_takes_a_quarter_of_those_that_may_run(tokenizer: Tokenizer) -> None:
+    service = make_manual(tokenizer, max_recorded_streams=8, api_keys=("one", "two"))
+    one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+
+    def ask(stream_id: str, key: dict[str, str]) -> Exchange:
+        return exchange(service.app, PATH, {**BODY, "stream": True}, x_stream_id=stream_id, **key)
+
+    mine = [ask(f"{at}", one) for at in range(2)]
+    await service.engine.until_added(2)
+    refused = await ask("more", one).finish()
+    assert (refused.status, refused.error["code"]) == (429, "too_many_streams")
+    assert "2 streams of this key" in refused.error["message"]
+    theirs = ask("theirs", two)
+    plain = exchange(service.app, PATH, BODY, **one)
+    await service.engine.until_added(5)
+    for running in (*mine, theirs, plain):
+        await drive(service, running)
+    assert (await drive(service, ask("again", one))).endswith(b"data: [DONE]\n\n")
+
+
+async def test_one_keys_streams_do_not_push_out_anothers(make_service: Callable[..., Service]) -> None:
+    """Of those that have ended."""
+    service = make_service(max_recorded_bytes=40_000, api_keys=("one", "two"))
+    one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+    body = {**BODY, "stream": True}
+    whole = (await post(service.app, PATH, body, x_stream_id="s", **two)).body
+    for at in range(30):
+        assert (await post(service.app, PATH, body, x_stream_id=f"{at}", **one)).status == 200
+    assert (await resume(service, **two).finish()).body == whole
+    assert (await resume(service, stream_id="0", **one).finish()).status == 404
+    assert (await resume(service, stream_id="29", **one).finish()).status == 200
+
+
 async def test_the_oldest_that_have_ended_are_forgotten(make_service: Callable[..., Service]) -> None:
     """No more of them than must be, and none that is being read."""
     service = make_service(max_recorded_bytes=40_000)

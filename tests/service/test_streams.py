@@ -167,18 +167,6 @@ async def test_slow_reader_gets_merged_deltas(manual: Service) -> None:
     assert len(choices) == 3  # before, the one that blocked, and the rest
 
 
-async def test_reader_that_stalls_is_cut(make_service: Callable[..., Service]) -> None:
-    service = make_service(auto=False, send_timeout=0.05)
-    running = await started(service, ENDLESS | {"stream": True})
-    running.readable.clear()
-    service.engine.step()
-    assert running.task is not None
-    await running.task
-    assert running.sent == []
-    assert service.engine.streams[0].aborted
-    assert running.left
-
-
 async def test_backlog_of_a_stalled_reader_is_limited(make_service: Callable[..., Service]) -> None:
     service = make_service(auto=False, send_timeout=30.0, keep_alive=0.02, max_backlog_bytes=3000)
     running = await started(service, ENDLESS | {"stream": True, "logprobs": 5})
