@@ -8,6 +8,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.endpoint import Endpoint
+from service.errors import ApiError
 from service.gate import Gate
 from service.http import JsonResponse
 from service.router.forward import Forward
@@ -27,6 +28,8 @@ def create_app(state: RouterState) -> ASGIApp:
     forward, tunnel = Forward(state), Tunnel(state)
 
     async def pass_on(scope: Scope, receive: Receive, send: Send) -> None:
+        if not scope["path"].startswith("/"):  # `OPTIONS *`: there is no such address at a replica
+            raise ApiError(404, f"there is no {scope['path']}")
         await (tunnel if scope["type"] == "websocket" else forward)(scope, receive, send)
 
     router = Router(routes, redirect_slashes=False, default=pass_on)
