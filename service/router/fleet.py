@@ -81,10 +81,10 @@ class Fleet:
         """Ask all replicas again and again whether they are ready. No one's silence keeps others waiting."""
         try:
             while True:
+                self._asked = {replica: task for replica, task in self._asked.items() if not task.done()}
                 for replica in self:
                     if replica not in self._asked:
-                        task = self._asked[replica] = asyncio.create_task(self._ask(replica))
-                        task.add_done_callback(lambda _, replica=replica: self._asked.pop(replica))
+                        self._asked[replica] = asyncio.create_task(self._ask(replica))
                 self._forget()
                 await asyncio.sleep(self._config.probe_seconds)
         finally:
