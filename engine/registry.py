@@ -67,33 +67,48 @@ redis.call('ZREM', KEYS[1], ARGV[1])
 return redis.call('UNLINK', KEYS[2], KEYS[3])
 """
 
-# KEYS: replicas. ARGV: what comes before a replica's name in the key of its meta.
-REPLICAS = """
+MAX_REPLICAS = 512  # of a deployment, that routers look at
+MAX_META_BYTES = 8192  # of what a replica says of itself
+
+# Readers bear with whatever is there: a key of another type or an entry of any size spoils nobody else's.
+
+# KEYS: replicas. ARGV: what comes before a replica's name in the key of its meta, fields. Answers with each
+# replica's name and its fields, or its name alone if they cannot be read.
+REPLICAS = f"""
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local found = {}
-for _, replica in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf')) do
-  found[#found + 1] = redis.call('HGETALL', ARGV[1] .. replica)
+local found = {{}}
+local replicas = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf', 'LIMIT', 0, {MAX_REPLICAS})
+for _, replica in ipairs(replicas) do
+  local entry, size = {{string.sub(replica, 1, 256)}}, 0
+  local meta = redis.pcall('HMGET', ARGV[1] .. replica, unpack(ARGV, 2))
+  for at, value in ipairs(meta) do
+    size = size + (value and #value or 0)
+    entry[at + 1] = value
+  end
+  found[#found + 1] = size <= {MAX_META_BYTES} and entry or {{entry[1]}}
 end
 return found
 """
 
 # KEYS: replicas. ARGV: what comes before a replica's name in the keys of its meta and its blocks, digests.
-LOOKUP = """
+LOOKUP = f"""
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local digests, found = ARGV[3], {}
-for _, replica in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf')) do
-  local meta = redis.call('HMGET', ARGV[1] .. replica, 'epoch', 'url', 'whole')
-  if meta[1] and meta[3] ~= '0' then
-    local blocks = ARGV[2] .. replica .. ':' .. meta[1]
+local digests, found = ARGV[3], {{}}
+local replicas = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf', 'LIMIT', 0, {MAX_REPLICAS})
+for _, replica in ipairs(replicas) do
+  local meta = redis.pcall('HMGET', ARGV[1] .. replica, 'epoch', 'url', 'whole')
+  local epoch, url = meta[1], meta[2]
+  if epoch and url and meta[3] ~= '0' and #epoch + #url <= {MAX_META_BYTES} then
+    local blocks = ARGV[2] .. replica .. ':' .. epoch
     local low, high = 0, #digests / 16
     while low < high do
       local middle = low == 0 and 1 or math.ceil((low + high) / 2)
-      local held = redis.call('SISMEMBER', blocks, string.sub(digests, middle * 16 - 15, middle * 16))
+      local held = redis.pcall('SISMEMBER', blocks, string.sub(digests, middle * 16 - 15, middle * 16))
       if held == 1 then low = middle else high = middle - 1 end
     end
-    found[#found + 1] = {meta[2], low}
+    found[#found + 1] = {{url, low}}
   end
 end
 return found

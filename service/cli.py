@@ -69,6 +69,13 @@ def _parser() -> Parser:
     flag(route, "--replica-dns", help="name:port whose addresses are the replicas', asked every few seconds")
     flag(route, "--redis-url", help="where replicas tell which blocks they hold; rediss:// for TLS")
     flag(
+        route,
+        "--allow-replica",
+        action="append",
+        help="whom to believe of those that the registry names: networks, host names, *.domain, separated by "
+        "commas (may repeat); if left out loopback and private networks",
+    )
+    flag(
         route, "--cache-seed", default="", help="the secret that the replicas' block digests are seeded with"
     )
     generate = commands.add_parser("generate", help="continue one prompt, on this terminal")
@@ -149,6 +156,7 @@ def _route(arguments: argparse.Namespace) -> int:
         replicas=tuple(url.rstrip("/") for url in arguments.replica),
         replica_dns=arguments.replica_dns,
         redis_url=arguments.redis_url,
+        allow_replicas=_split(arguments.allow_replica),
         cache_seed=arguments.cache_seed,
     )
     from service.router.server import route
@@ -167,6 +175,11 @@ def _api_keys(arguments: argparse.Namespace) -> tuple[str, ...]:
             _API_KEY_VARIABLE,
         )
     return tuple(arguments.api_key)
+
+
+def _split(lists: list[str]) -> tuple[str, ...]:
+    """What flags give that may repeat, or hold several with commas between."""
+    return tuple(entry.strip() for each in lists for entry in each.split(",") if entry.strip())
 
 
 def _registry_config(arguments: argparse.Namespace) -> RegistryConfig | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from service.answer import EventEncoder
     from service.generation import Generation
 
-_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+STREAM_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _OWN_BYTES = 4096  # of a recording, beside its events
 _SHARE = 4  # a key may have so much less than all streams that run, where there are several keys
 
@@ -58,7 +58,7 @@ class Recordings:
         return recording
 
     def _new_key(self, tenant: str, stream_id: str) -> _Key:
-        if not _ID.fullmatch(stream_id):
+        if not STREAM_ID.fullmatch(stream_id):
             raise bad_value("x-stream-id", "X-Stream-Id must match [A-Za-z0-9._-]{1,64}")
         key = tenant, stream_id
         if key in self._running or key in self._ended:

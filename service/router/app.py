@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.cors import with_cors
 from service.endpoint import Endpoint
+from service.errors import ApiError
 from service.gate import Gate
 from service.http import JsonResponse
 from service.router.forward import Forward
@@ -28,6 +29,8 @@ def create_app(state: RouterState) -> ASGIApp:
     forward, tunnel = Forward(state), Tunnel(state)
 
     async def pass_on(scope: Scope, receive: Receive, send: Send) -> None:
+        if not scope["path"].startswith("/"):  # `OPTIONS *`: there is no such address at a replica
+            raise ApiError(404, f"there is no {scope['path']}")
         await (tunnel if scope["type"] == "websocket" else forward)(scope, receive, send)
 
     router = Router(routes, redirect_slashes=False, default=pass_on)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.urls import check_http_url, check_redis_url, split_address
+from service.router.allowed import AllowedReplicas
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +18,7 @@ class RouterConfig:
         None  # or a name and port that they are found at; neither: as the registry knows
     )
     redis_url: str | None = None
+    allow_replicas: tuple[str, ...] = ()  # of those that the registry knows; none: in private networks
     cache_seed: str = ""
     poll_seconds: float = 0.5  # between two looks at who is registered
     scan_seconds: float = 5.0  # between two looks for deployments
@@ -24,6 +26,7 @@ class RouterConfig:
     probe_timeout: float = 5.0
     connect_timeout: float = 2.0
     resolve_seconds: float = 5.0  # between two looks at the addresses of a name; a headless Service's TTL
+    max_held_bytes: int = 256 << 20  # of bodies that are not answered yet, and of answers that are not whole
     forget_seconds: float = 30.0  # a replica that the registry no longer has is asked no more after this
 
     def __post_init__(self) -> None:
@@ -39,7 +42,18 @@ class RouterConfig:
             check_http_url("--replica", url)
         if len(set(self.replicas)) < len(self.replicas):
             raise ValueError("--replica names one URL twice")
+        if self.allow_replicas and not self.registry_is_believed:
+            raise ValueError(
+                "--allow-replica is for replicas that the registry names: with --replica or --replica-dns "
+                "there are no others"
+            )
+        AllowedReplicas(self.allow_replicas)
         if self.redis_url is not None:
             check_redis_url(self.redis_url)
         elif self.cache_seed:
             raise ValueError("--cache-seed is for digests in the registry: give --redis-url too")
+
+    @property
+    def registry_is_believed(self) -> bool:
+        """Replicas are those that the registry knows."""
+        return not self.replicas and self.replica_dns is None

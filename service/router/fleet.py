@@ -9,11 +9,15 @@ from collections.abc import Iterator, Sequence
 
 import aiohttp
 
+from service.router.allowed import AllowedReplicas
+from service.router.complaints import Complaints
 from service.router.config import RouterConfig
 from service.router.directory import Registered
 from service.router.replica import Replica
 
 log = logging.getLogger("quire.router")
+
+MAX_REPLICAS = 1024  # that come from the registry
 
 
 class Fleet:
@@ -24,7 +28,10 @@ class Fleet:
         self._config = config
         self._session = session
         self._replicas = {url: Replica(url, up=False) for url in config.replicas}
-        self._are_registered = not config.replicas and config.replica_dns is None
+        self._are_registered = config.registry_is_believed
+        self._allowed = AllowedReplicas(config.allow_replicas)
+        self._complaints = Complaints()
+        self._asked: dict[Replica, asyncio.Task[None]] = {}
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._replicas.values())
@@ -39,35 +46,61 @@ class Fleet:
                 log.info("replica %s is there", replica.name)
 
     def register(self, fingerprint: str, registered: Sequence[Registered]) -> None:
-        """Who the registry says is there. It adds to those that it knows only."""
+        """Who the registry says is there. It adds to those that it knows only.
+
+        Anybody may write there: who is new gets nothing before it has answered that it is ready.
+        """
         now = time.monotonic()
         for entry in registered:
-            replica = self._replicas.get(entry.url)
-            if replica is None and not self._are_registered:
-                continue
+            replica = self._replicas.get(entry.url) or self._admit(entry.url)
             if replica is None:
-                replica = self._replicas[entry.url] = Replica(entry.url, up=True)
-                log.info("replica %s is there", replica.name)
+                continue
             replica.fingerprint = fingerprint
             replica.report(entry.load, entry.epoch, entry.seq, now)
 
+    def _admit(self, url: str) -> Replica | None:
+        """A replica that was not there before; None: it is not wanted."""
+        if not self._are_registered:
+            return None
+        if not self._allowed.admits(url):
+            self._complaints.make(
+                logging.WARNING,
+                url,
+                f"{url} is registered and not routed to: its host is not in "
+                f"{', '.join(self._config.allow_replicas) or 'a private network'} (--allow-replica)",
+            )
+            return None
+        if len(self._replicas) >= MAX_REPLICAS:
+            self._complaints.make(logging.WARNING, "", f"more than {MAX_REPLICAS} replicas are registered")
+            return None
+        replica = self._replicas[url] = Replica(url, up=False)
+        log.info("replica %s is there", replica.name)
+        return replica
+
     async def probe(self) -> None:
-        """Ask all replicas again and again whether they are ready."""
-        while True:
-            replicas = list(self)
-            await asyncio.gather(*map(self._ask, replicas))
-            self._forget(replicas)
-            await asyncio.sleep(self._config.probe_seconds)
+        """Ask all replicas again and again whether they are ready. No one's silence keeps others waiting."""
+        try:
+            while True:
+                self._asked = {replica: task for replica, task in self._asked.items() if not task.done()}
+                for replica in self:
+                    if replica not in self._asked:
+                        self._asked[replica] = asyncio.create_task(self._ask(replica))
+                self._forget()
+                await asyncio.sleep(self._config.probe_seconds)
+        finally:
+            for task in self._asked.values():
+                task.cancel()
 
     async def _ask(self, replica: Replica) -> None:
         timeout = aiohttp.ClientTimeout(total=self._config.probe_timeout)
         was_draining = replica.draining
         try:
             for path in ("/health", "/ready"):
-                async with self._session.get(replica.url + path, timeout=timeout) as answer:
+                url = replica.url + path
+                async with self._session.get(url, timeout=timeout, allow_redirects=False) as answer:
                     if answer.status != 200:
                         raise aiohttp.ClientError(f"{path} says {answer.status}")
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: of its name
             replica.lost(error)
             return
         if not replica.up:
@@ -76,11 +109,11 @@ class Fleet:
         if was_draining:  # not any more: a new process answers there, which the registry may not know yet
             replica.draining = False
 
-    def _forget(self, replicas: list[Replica]) -> None:
+    def _forget(self) -> None:
         """What came from the registry goes when it is neither ready nor registered any more."""
         if not self._are_registered:
             return
-        for replica in replicas:
+        for replica in list(self):
             silent = time.monotonic() - replica.registered_at > self._config.forget_seconds
             if silent and not replica.up and not replica.in_flight:
                 del self._replicas[replica.url]

@@ -18,9 +18,9 @@ from service.errors import ApiError, not_ready
 from service.http import error_response
 from service.router.events import whole_events
 from service.router.headers import as_text, passed_on
+from service.router.held import Share, read_body
 from service.router.homes import StreamKey, started_stream, wanted_stream
 from service.router.placement import Location, Placement
-from service.router.prompt import read_prompt
 from service.router.replica import Replica
 from service.router.state import RouterState
 
@@ -57,16 +57,18 @@ class Forward:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        await _Exchange(self._state, request, await request.body()).run(send)
+        with Share(self._state.held) as share:
+            await _Exchange(self._state, request, await read_body(request, share), share).run(send)
 
 
 class _Exchange:
     """One request, sent to one replica after another until one begins to answer."""
 
-    def __init__(self, state: RouterState, request: Request, body: bytes) -> None:
+    def __init__(self, state: RouterState, request: Request, body: bytes, share: Share) -> None:
         self._state = state
         self._request = request
-        self._body = body
+        self._body = body  # until it cannot have to be sent again
+        self._share = share  # the body's, and its answer's
         self._route: bytes | None = None  # what was decided, as a header
         self._is_predicted = False  # whether there is a prediction for all of the prompt
 
@@ -104,16 +106,16 @@ class _Exchange:
         if wanted is not None:
             return await self._pick_up(connection, wanted)
         prompt = None
-        if state.tokenizer is not None and self._body:
-            prompt = await read_prompt(self._request, self._body, state.tokenizer, state.pool)
+        if state.reader is not None and self._body:
+            prompt = await state.reader.read(self._request, self._body)
         location = await state.locate(prompt)
         self._is_predicted = prompt is not None and prompt.whole and bool(location.prefixes)
         tried: set[Replica] = set()
         reply = None
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            placement = self._place(location, tried)
-            if reply is not None and placement.replica in tried:
+            if reply is not None and not state.has_others(tried):
                 return reply
+            placement = self._place(location, tried)
             tried.add(placement.replica)
             try:
                 digests = location.digests(placement.replica)
@@ -182,17 +184,17 @@ class _Exchange:
                     if answer.content_type == "text/event-stream" and answer.status == 200:
                         await self._stream(connection, answer, placement)
                         return None
-                    content = await answer.read()
+                    content = await self._whole(answer)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             if connection.started or not isinstance(error, aiohttp.ServerDisconnectedError):
                 replica.lost(error)  # else it may just have closed a connection that was idle for long
-            replica.recent.forget(digests)
+            replica.recent.refused(digests)
             begun = self._request.method not in _HARMLESS and not isinstance(error, _NEVER_SENT)
             raise _ReplicaLost(f"{replica.name}: {error or type(error).__name__}", begun=begun) from None
         if answer.status == 503:
             replica.lost(f"it answers {answer.status}")
-        if answer.status in BUSY:
-            replica.recent.forget(digests)
+        if answer.status >= 400:
+            replica.recent.refused(digests)
         self._compare(placement, content)
         reply = Response(content, answer.status)
         length = answer.headers.get("content-length", str(len(content)))  # of HEAD: what GET would have
@@ -219,8 +221,21 @@ class _Exchange:
         connection.keep_alive()
         async for events in whole_events(answer.content.iter_any()):
             await connection.write(events)
+            self._drop_body()
             self._compare(placement, events)
         await connection.finish()
+
+    async def _whole(self, answer: aiohttp.ClientResponse) -> bytes:
+        """Raises ApiError 429 if it is too much beside all others."""
+        chunks = []
+        async for chunk in answer.content.iter_any():
+            self._share.take(len(chunk))
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    def _drop_body(self) -> None:
+        self._share.give_back(len(self._body))
+        self._body = b""
 
     def _compare(self, placement: Placement, content: bytes) -> None:
         """What was predicted with what an answer says that it found, if it does."""

@@ -1,4 +1,8 @@
-"""A request's prompt as the replica that gets it will see it."""
+"""A request's prompt as the replica that gets it will see it, or the beginning of a long one.
+
+What is read is bounded, and so is what waits to be: the rest goes by load. A prompt's end matters little for
+where its beginning is cached.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,10 @@ from service.responses.response import prompt_text as response_text
 from service.tokenizer import Tokenizer
 
 _INLINE_CHARS = 2048
+HEAD_CHARS = 1 << 18  # of a long text, that are tokenised
+HEAD_TOKENS = 1 << 16  # of a long prompt, that are looked for
+MAX_WAITING_CHARS = 4 << 20  # of texts that are being tokenised or wait for it
+MAX_COMMAS = 1 << 17  # of a body: decoding goes by values, and holds up all streams
 
 _completions = json.Decoder(CompletionRequest)
 _chats = json.Decoder(ChatRequest)
@@ -31,7 +39,7 @@ _responses = json.Decoder(ResponseRequest)
 class Prompt:
     tokens: list[int]
     salt: str
-    whole: bool  # False: the request has more prompts than this one
+    whole: bool  # False: this is the beginning, or the request has more prompts than this one
 
 
 @dataclass(frozen=True)
@@ -42,25 +50,47 @@ class _Given:
     whole: bool = True
 
 
-async def read_prompt(request: Request, body: bytes, tokenizer: Tokenizer, pool: Executor) -> Prompt | None:
-    """None for what has no prompt, or is no valid request: any replica can say what is wrong with it."""
-    try:
-        given = _given(request, body, tokenizer)
-    except (ApiError, MsgspecError, UnicodeError, RecursionError):
-        return None
-    if given is None:
-        return None
-    content = given.content
-    if isinstance(content, list):
-        return Prompt(content, given.salt, given.whole)
-    if len(content) <= _INLINE_CHARS:
-        tokens = tokenizer.encode(content, add_special_tokens=given.special)
-    else:  # long texts in another thread, so that streams go on
-        loop = asyncio.get_running_loop()
-        tokens = await loop.run_in_executor(
-            pool, lambda: tokenizer.encode(content, add_special_tokens=given.special)
-        )
-    return Prompt(tokens, given.salt, given.whole)
+class PromptReader:
+    """Prompts of the model's `max_tokens` and more are not read: replicas refuse them."""
+
+    def __init__(self, tokenizer: Tokenizer, pool: Executor, max_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._pool = pool
+        self._max_tokens = max_tokens
+        self._waiting_chars = 0
+
+    async def read(self, request: Request, body: bytes) -> Prompt | None:
+        """None: it goes by load. So does what has no prompt, or is no valid request: any replica can say what
+        is wrong with it."""
+        if body.count(b",") > MAX_COMMAS:
+            return None
+        try:
+            given = _given(request, body, self._tokenizer)
+        except (ApiError, MsgspecError, UnicodeError, RecursionError):
+            return None
+        if given is None:
+            return None
+        content = given.content
+        tokens = content if isinstance(content, list) else await self._encode(content, special=given.special)
+        if tokens is None or len(tokens) >= self._max_tokens:
+            return None
+        whole = given.whole and len(content) <= HEAD_CHARS and len(tokens) <= HEAD_TOKENS
+        return Prompt(tokens[:HEAD_TOKENS], given.salt, whole)
+
+    async def _encode(self, text: str, *, special: bool) -> list[int] | None:
+        """The tokens of the text's head; None: too much waits already."""
+        if len(text) <= _INLINE_CHARS:
+            return self._tokenizer.encode(text, add_special_tokens=special)
+        head = text[:HEAD_CHARS]
+        if self._waiting_chars + len(head) > MAX_WAITING_CHARS:
+            return None
+        self._waiting_chars += len(head)
+        try:  # in another thread, so that streams go on
+            return await asyncio.get_running_loop().run_in_executor(
+                self._pool, lambda: self._tokenizer.encode(head, add_special_tokens=special)
+            )
+        finally:
+            self._waiting_chars -= len(head)
 
 
 def _given(request: Request, body: bytes, tokenizer: Tokenizer) -> _Given | None:

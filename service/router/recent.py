@@ -48,7 +48,13 @@ class RecentPrefixes:
                 if sent is not None and sent.published > published:
                     blocks[digest] = marks.setdefault(sent.at, _Sent(sent.at, published))
 
+    def refused(self, digests: Sequence[Digest]) -> None:
+        """A prompt that was sent was not taken: what nobody else sent is not there."""
+        for digest in digests:
+            self._once.pop(digest, None)
+
     def forget(self, digests: Sequence[Digest]) -> None:
+        """These are known not to be there."""
         for digest in digests:
             self._once.pop(digest, None)
             self._again.pop(digest, None)

@@ -9,15 +9,18 @@ from asyncio import FIRST_COMPLETED
 import aiohttp
 
 from engine.deployment import hash_seed, model_id, revision, seed_digest, tokenizer_digest
+from engine.models.config import ModelConfig
 from engine.models.hub import TOKENIZER_FILES, resolve_model
 from engine.urls import split_address
 from service.config import ServiceConfig
 from service.lifecycle import OrderlyServer
+from service.router.allowed import AllowedReplicas, AllowedResolver
 from service.router.app import create_app
 from service.router.config import RouterConfig
 from service.router.directory import Directory
 from service.router.fleet import Fleet
 from service.router.names import NameWatch
+from service.router.prompt import PromptReader
 from service.router.state import RouterState
 from service.router.watch import Identity, RegistryWatch
 from service.tokenizer import Tokenizer
@@ -41,7 +44,7 @@ class RouterServer(OrderlyServer):
     async def _run(self) -> None:
         """Raises what loading the tokenizer raises."""
         state, router = self.state, self.state.router
-        state.session = _open_session(router.connect_timeout)
+        state.session = _open_session(router)
         state.fleet = Fleet(router, state.session)
         self._upkeep.append(asyncio.create_task(state.fleet.probe()))
         if router.replica_dns is not None:
@@ -49,7 +52,8 @@ class RouterServer(OrderlyServer):
             names = NameWatch(host, port, state.fleet.resolved)
             self._upkeep.append(asyncio.create_task(names.run(router.resolve_seconds)))
         if router.redis_url is not None:
-            identity, state.tokenizer = await asyncio.to_thread(_load, router)
+            identity, tokenizer, max_tokens = await asyncio.to_thread(_load, router)
+            state.reader = PromptReader(tokenizer, state.pool, max_tokens)
             directory = Directory(router.redis_url)
             state.watch = RegistryWatch(
                 directory, identity, hash_seed(router.cache_seed), state.fleet.register
@@ -71,20 +75,25 @@ class RouterServer(OrderlyServer):
         self.state.pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _load(router: RouterConfig) -> tuple[Identity, Tokenizer]:
+def _load(router: RouterConfig) -> tuple[Identity, Tokenizer, int]:
+    """The last one: how many tokens the model can have."""
     folder = resolve_model(router.model, files=TOKENIZER_FILES)
     seed = seed_digest(hash_seed(router.cache_seed))
     identity = Identity(model_id(router.model), revision(folder), tokenizer_digest(folder), seed)
-    return identity, Tokenizer.from_folder(folder)
+    return identity, Tokenizer.from_folder(folder), ModelConfig.from_folder(folder).max_position_embeddings
 
 
-def _open_session(connect_timeout: float) -> aiohttp.ClientSession:
+def _open_session(router: RouterConfig) -> aiohttp.ClientSession:
+    allowed = AllowedReplicas(router.allow_replicas)
     connector = aiohttp.TCPConnector(
-        limit=0, keepalive_timeout=IDLE_SECONDS, socket_factory=_kept_alive_socket
+        limit=0,
+        keepalive_timeout=IDLE_SECONDS,
+        socket_factory=_kept_alive_socket,
+        resolver=AllowedResolver(allowed) if router.registry_is_believed else None,
     )
     return aiohttp.ClientSession(
         connector=connector,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=router.connect_timeout),
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
     )

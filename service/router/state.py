@@ -16,15 +16,15 @@ from service.interruption import Interruptible
 from service.keys import KeyRing
 from service.router.config import RouterConfig
 from service.router.fleet import Fleet
+from service.router.held import HeldBytes
 from service.router.homes import StreamHomes
 from service.router.metrics import RouterMetrics
 from service.router.placement import NOWHERE, Location, Placement, choose
 from service.router.replica import Replica
 
 if TYPE_CHECKING:
-    from service.router.prompt import Prompt
+    from service.router.prompt import Prompt, PromptReader
     from service.router.watch import RegistryWatch
-    from service.tokenizer import Tokenizer
 
 
 class RouterState:
@@ -39,11 +39,12 @@ class RouterState:
         self.generations: set[Interruptible] = set()
         self.streams: set[Interruptible] = set()
         self.homes = StreamHomes()
+        self.held = HeldBytes(router.max_held_bytes)
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.session: aiohttp.ClientSession | None = None
         self.fleet: Fleet | None = None
         self.watch: RegistryWatch | None = None  # None: there is no registry
-        self.tokenizer: Tokenizer | None = None
+        self.reader: PromptReader | None = None  # of prompts; None: there is no registry to look for them in
         self._rng = random.Random()
 
     @property
@@ -72,6 +73,10 @@ class RouterState:
         self.metrics.lookup.observe(time.perf_counter() - begin)
         return location
 
+    def has_others(self, tried: set[Replica]) -> bool:
+        """Whether there is anybody else to send to what was sent to `tried` in vain."""
+        return any(replica not in tried and not replica.draining for replica in self.replicas)
+
     def place(self, location: Location, tried: set[Replica]) -> Placement:
         """Where to send what was sent to `tried` in vain. Raises ApiError 503 if there is nobody."""
         now = time.monotonic()
@@ -79,6 +84,7 @@ class RouterState:
         down = [replica for replica in self.replicas if not replica.draining]  # it may be up again just now
         left = [replica for replica in usable if replica not in tried]
         left = left or [replica for replica in down if replica not in tried] or usable or down
+        left = left or list(self.replicas)  # all drain, or the registry lies
         if not left:
             raise not_ready("no replica is ready", 2)
         silent = self.watch is not None and self.watch.state != "ok"

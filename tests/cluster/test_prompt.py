@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import json
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,7 +22,7 @@ from service.gate import Gate
 from service.grammar_trials import GrammarTrials
 from service.http import JsonResponse
 from service.keys import KeyRing
-from service.router.prompt import Prompt, read_prompt
+from service.router.prompt import HEAD_CHARS, HEAD_TOKENS, MAX_COMMAS, MAX_WAITING_CHARS, Prompt, PromptReader
 from service.state import ServerState
 from service.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers, tool_templates
@@ -157,11 +159,12 @@ class Both:
         self.replica = create_app(state)
         self.router: ASGIApp = Gate(self._read, CONFIG, frozenset(), KeyRing(CONFIG.api_keys))
         self.pool = ThreadPoolExecutor(1)
+        self.reader = PromptReader(self.tokenizer, self.pool, max_tokens=1 << 20)
         self.read: Prompt | None = None
 
     async def _read(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        self.read = await read_prompt(request, await request.body(), self.tokenizer, self.pool)
+        self.read = await self.reader.read(request, await request.body())
         await JsonResponse({})(scope, receive, send)
 
 
@@ -224,3 +227,40 @@ async def test_long_prompts_are_read_alike(both: Both) -> None:
     assert template is not None
     text = template.render(body["messages"], add_generation_prompt=True)
     assert both.read.tokens == both.tokenizer.encode(text, add_special_tokens=False)
+
+
+def ask(prompt: object) -> tuple[Request, bytes]:
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+    return Request({**scope, "state": {"tenant": ""}}), json.encode({"prompt": prompt})
+
+
+@pytest.mark.parametrize("size", [HEAD_CHARS, HEAD_CHARS + 1, 2_000_000])
+async def test_of_a_long_text_the_beginning_is_read(both: Both, size: int) -> None:
+    text = ("hello world " * (size // 12 + 1))[:size]
+    read = await both.reader.read(*ask(text))
+    assert read is not None
+    tokens = both.tokenizer.encode(text[: HEAD_CHARS // 2], add_special_tokens=True)
+    known = min(len(tokens), HEAD_TOKENS) - 8  # the last ones are cut in another way
+    assert read.tokens[:known] == tokens[:known]
+    assert len(read.tokens) <= HEAD_TOKENS
+    assert not read.whole
+
+
+async def test_of_many_tokens_the_first_ones_are_read(both: Both) -> None:
+    tokens = [number % 300 for number in range(HEAD_TOKENS + 1)]
+    read = await both.reader.read(*ask(tokens))
+    assert read == Prompt(tokens[:-1], "", whole=False)
+    assert await both.reader.read(*ask(tokens[:-1])) == Prompt(tokens[:-1], "", whole=True)
+
+
+async def test_what_would_hold_up_the_router_goes_by_load(both: Both) -> None:
+    """Many values; many long texts at once; prompts that replicas are certain to refuse."""
+    assert await both.reader.read(*ask([[1]] * (MAX_COMMAS + 2))) is None
+    at_once = MAX_WAITING_CHARS // HEAD_CHARS
+    text = "hello world " * (HEAD_CHARS // 12 + 1)
+    read = await asyncio.gather(*(both.reader.read(*ask(text)) for _ in range(at_once + 3)))
+    assert [each is None for each in read] == [False] * at_once + [True] * 3
+    assert await both.reader.read(*ask(text)) is not None
+    small = PromptReader(both.tokenizer, both.pool, max_tokens=100)
+    assert await small.read(*ask([1] * 100)) is None
+    assert await small.read(*ask([1] * 99)) is not None

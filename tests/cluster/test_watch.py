@@ -110,7 +110,7 @@ async def test_all_deployments_are_asked_at_once(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a request waits no longer for many than for one."""
-    deployments = [msgspec.structs.replace(OURS, block_size=size) for size in (4, 8, 16)]
+    deployments = [msgspec.structs.replace(OURS, block_size=size) for size in (16, 32, 64)]
     for number, deployment in enumerate(deployments):
         register(server, number, deployment)
     all_under_way = asyncio.Barrier(len(deployments))
@@ -125,6 +125,18 @@ async def test_all_deployments_are_asked_at_once(
         async with asyncio.timeout(10):
             location = await watched.watch.locate("salt", TOKENS)
     assert location.held == {each.fingerprint: 100 // each.block_size for each in deployments}
+
+
+@pytest.mark.parametrize("block_size", [0, -1, 7, 1 << 62])
+async def test_a_deployment_whose_blocks_cannot_be_ends_nothing(server: RedisServer, block_size: int) -> None:
+    impossible = msgspec.structs.replace(OURS, block_size=block_size)
+    config = RegistryConfig(redis_url=server.url, advertise_url="http://10.0.0.1:8000")
+    Registry(config, impossible, [], "v", "1").publish(1, [], [], Load(), anew=True)
+    async with watching(server) as watched:
+        await watched.until(lambda: watched.watch.state == "ok")
+        register(server, 2, OURS)
+        await watched.until(lambda: bool(watched.told))
+        assert watched.told == {OURS.fingerprint: ["http://10.0.0.2:8000"]}
 
 
 @pytest.mark.parametrize("name", ["model", "revision", "tokenizer", "seed"])

@@ -1,0 +1,192 @@
+"""What the router holds and does for requests, whatever they are: bounded."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from service.config import ServiceConfig
+from service.router import homes
+from service.router.config import RouterConfig
+from service.router.homes import StreamHomes
+from service.router.placement import NOWHERE, Location
+from service.router.replica import Replica
+from service.router.state import RouterState
+from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
+
+CHAT = "/v1/chat/completions"
+SECONDS = 30
+
+
+def say(exchange: Exchange) -> None:
+    exchange.reply(200, b"{}")
+
+
+Make = Callable[..., tuple[LiveRouter, StubReplica]]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    ends: list[Callable[[], object]] = []
+
+    def build(answer: Callable[[Exchange], object], **config: Any) -> tuple[LiveRouter, StubReplica]:
+        replica = StubReplica(answer)
+        router = LiveRouter([replica], **config)
+        ends.extend((router.end, replica.close))
+        return router, replica
+
+    yield build
+    for end in ends:
+        end()
+
+
+def post(router: LiveRouter, size: int, **headers: str) -> httpx.Response:
+    return httpx.post(f"{router.url}{CHAT}", json={"a": "b" * size}, headers=headers, timeout=SECONDS)
+
+
+def hold(router: LiveRouter, limit: int) -> None:
+    router.server.state.held.limit = limit
+
+
+def test_bodies_in_flight_are_bounded_together(make: Make) -> None:
+    """Until they are answered: each may have to be sent again."""
+    more = threading.Event()
+
+    def slowly(exchange: Exchange) -> None:
+        assert more.wait(SECONDS)
+        say(exchange)
+
+    router, replica = make(slowly)
+    hold(router, 30_000)
+    held = router.server.state.held
+    first = threading.Thread(target=post, args=(router, 20_000))
+    first.start()
+    router.wait(lambda: len(replica.exchanges) == 1)
+    assert held.size > 20_000
+    refused = post(router, 20_000)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "router_full")
+    assert refused.headers["retry-after"] == "1"
+    more.set()
+    assert post(router, 100).status_code == 200
+    first.join(SECONDS)
+    router.wait(lambda: held.size == 0)
+    assert post(router, 20_000).status_code == 200
+
+
+def test_answers_that_are_not_whole_are_bounded_too(make: Make) -> None:
+    router, _ = make(lambda exchange: exchange.reply(200, b"x" * 50_000))
+    hold(router, 30_000)
+    refused = post(router, 10)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "router_full")
+    router.wait(lambda: router.server.state.held.size == 0)
+    hold(router, 60_000)
+    assert len(post(router, 10).content) == 50_000
+
+
+def test_a_stream_that_runs_holds_no_body(make: Make) -> None:
+    more = threading.Event()
+
+    def stream(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        exchange.chunk(b"data: a\n\n")
+        assert more.wait(SECONDS)
+        exchange.chunk(b"data: [DONE]\n\n")
+        exchange.chunk(b"")
+
+    router, _ = make(stream)
+    body = {"a": "b" * 20_000}
+    with httpx.stream("POST", f"{router.url}{CHAT}", json=body, timeout=SECONDS) as answer:
+        chunks = answer.iter_raw()
+        next(chunks)
+        router.wait(lambda: router.server.state.held.size == 0)
+        more.set()
+        assert b"".join(chunks) == b"data: [DONE]\n\n"
+
+
+KEYS = {"authorization": "Bearer key"}
+
+
+def test_only_started_streams_with_ids_as_replicas_take_them_are_remembered(make: Make) -> None:
+    router, replica = make(say, api_keys=("key",))
+    known = router.server.state.homes
+    for path in ("/openapi.json", "/", "/startup"):  # which need no key
+        assert httpx.get(f"{router.url}{path}", headers={"x-stream-id": "s"}).status_code == 200
+    assert post(router, 1, **{"x-stream-id": "s"}).status_code == 401
+    for stream_id in ("x" * 65, "a b", "", "s\u00e4"):
+        headers = [(b"authorization", b"Bearer key"), (b"x-stream-id", stream_id.encode())]
+        assert httpx.post(f"{router.url}{CHAT}", json={}, headers=headers).status_code == 200
+    assert httpx.get(f"{router.url}/v1/models", headers={**KEYS, "x-stream-id": "s"}).status_code == 200
+    assert len(known) == 0
+    assert replica.exchanges  # which say what is wrong with it
+    assert post(router, 1, **KEYS, **{"x-stream-id": "s"}).status_code == 200
+    assert len(known) == 1
+
+
+def test_a_tenants_streams_push_out_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(homes, "MAX_STREAMS", 100)
+    known, replica = StreamHomes(), Replica("http://r:80", up=True)
+    known.settle(("alice", "s"), replica)
+    known.settle(("bob", "kept"), replica)
+    for number in range(1000):
+        known.settle(("bob", f"s{number}"), replica)
+        assert known.find(("bob", "kept"), [replica]) is replica  # it is asked for
+    assert len(known) == 101
+    assert known.find(("alice", "s"), [replica]) is replica
+    assert known.find(("bob", "s0"), [replica]) is None
+
+
+@pytest.mark.parametrize("status", [400, 404, 413, 429, 500, 503])
+def test_a_refused_prompt_takes_no_others_with_it(
+    make: Make, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = [bytes([number]) * 16 for number in range(4)]
+    own = [bytes([number]) * 16 for number in range(4, 9)]
+    prompts = iter([shared, shared + own])
+    statuses = iter([200, *[status] * 3])
+    router, _ = make(lambda exchange: exchange.reply(next(statuses), b"{}"))
+    (replica,) = router.server.state.replicas
+
+    async def locate(_: object) -> Location:
+        digests = next(prompts)
+        return Location(16 * len(digests), {"f": digests}, {"f": 16}, None)
+
+    def register() -> None:
+        monkeypatch.setattr(router.server.state, "locate", locate)
+        replica.fingerprint = "f"
+
+    router.call(register)
+    assert [post(router, 1).status_code for _ in range(2)] == [200, status]
+    now = time.monotonic()
+    assert replica.recent.match(shared + own, now) == 4
+    assert replica.recent.size(now) == 4
+
+
+@pytest.mark.parametrize("target", ["OPTIONS *", "GET *"])
+def test_a_target_that_is_no_path_is_not_there(make: Make, target: str) -> None:
+    router, replica = make(say, api_keys=("key",))
+    for header, status in (("authorization: Bearer key", 404), ("x: y", 401)):
+        with socket.create_connection(("127.0.0.1", router.port), SECONDS) as client:
+            client.sendall(f"{target} HTTP/1.1\r\nhost: a\r\n{header}\r\nconnection: close\r\n\r\n".encode())
+            answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert int(head.split()[1]) == status
+        assert json.loads(body)["error"]["message"]
+    assert not replica.exchanges
+
+
+def test_somebody_is_asked_though_the_registry_says_that_all_drain() -> None:
+    """It may lie; who does drain says so."""
+    state = RouterState(
+        ServiceConfig(served_model_names=("tiny",)), RouterConfig(model="tiny", replicas=("http://r:80",))
+    )
+    replica = Replica("http://r:80", up=True)
+    replica.draining = True
+    state.fleet = [replica]  # type: ignore[assignment]
+    assert state.place(NOWHERE, set()).replica is replica
