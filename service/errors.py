@@ -83,3 +83,8 @@ def bad_value(param: str | None, message: str, code: str | None = "invalid_value
 
 def not_ready(message: str, retry_after: int = 1) -> ApiError:
     return ApiError(503, message, code="not_ready", retry_after=retry_after)
+
+
+def too_large(param: str, size: int, limit: int) -> ApiError:
+    message = f"{param}: the prompt has {size} bytes, more than {limit}"
+    return ApiError(413, message, param=param, code="prompt_too_large")

@@ -38,7 +38,8 @@ async def tokenize(state: ServerState, request: Request) -> Response:
         text, add_special_tokens = body.prompt or "", True
     else:
         text, add_special_tokens = (
-            render(
+            await render(
+                state.renderer,
                 tokenizer,
                 model,
                 [message.as_template_message() for message in body.messages],

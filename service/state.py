@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from engine.config import EngineInfo
 from service.config import ServiceConfig
 from service.engine_client import Engine
-from service.errors import ApiError, not_ready
+from service.errors import ApiError, not_ready, too_large
 from service.grammar_trials import GrammarTrials
 from service.interruption import Interruptible
 from service.metrics import Metrics
 from service.resumption.recordings import Recordings
+from service.template_renderer import TemplateRenderer
 from service.waiting import WaitingLine
 from service.watchdog import Watchdog
 
@@ -43,6 +44,7 @@ class ServerState:
         self.waiting = WaitingLine(config)
         self.watchdog = Watchdog(config.stall_timeout)
         self.grammar_trials = GrammarTrials()
+        self.renderer = TemplateRenderer(config.max_prompt_bytes)
 
     def set_engine(self, engine: Engine) -> None:
         engine.on_stats = self.metrics.step
@@ -92,12 +94,7 @@ class ServerState:
         _, tokenizer, _ = self.serving()
         size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
         if size > self.config.max_prompt_bytes:
-            raise ApiError(
-                413,
-                f"{param}: the prompt has {size} bytes, more than {self.config.max_prompt_bytes}",
-                param=param,
-                code="prompt_too_large",
-            )
+            raise too_large(param, size, self.config.max_prompt_bytes)
         if size <= _INLINE_CHARS:
             return tokenizer.encode(text, add_special_tokens=add_special_tokens)
         loop = asyncio.get_running_loop()

@@ -93,7 +93,7 @@ class _Exchange:
             return await self._pick_up(connection, wanted)
         prompt = None
         if state.tokenizer is not None and self._body:
-            prompt = await read_prompt(self._request, self._body, state.tokenizer, state.pool)
+            prompt = await read_prompt(self._request, self._body, state.tokenizer, state.pool, state.renderer)
         location = await state.locate(prompt)
         self._is_predicted = prompt is not None and prompt.whole and bool(location.prefixes)
         tried: set[Replica] = set()

@@ -18,6 +18,7 @@ from service.protocol.completions import CompletionRequest
 from service.responses.messages import with_input
 from service.responses.protocol import ResponseRequest
 from service.responses.response import prompt_text as response_text
+from service.template_renderer import TemplateRenderer
 from service.tokenizer import Tokenizer
 
 _INLINE_CHARS = 2048
@@ -42,10 +43,12 @@ class _Given:
     whole: bool = True
 
 
-async def read_prompt(request: Request, body: bytes, tokenizer: Tokenizer, pool: Executor) -> Prompt | None:
+async def read_prompt(
+    request: Request, body: bytes, tokenizer: Tokenizer, pool: Executor, renderer: TemplateRenderer
+) -> Prompt | None:
     """None for what has no prompt, or is no valid request: any replica can say what is wrong with it."""
     try:
-        given = _given(request, body, tokenizer)
+        given = await _given(request, body, tokenizer, renderer)
     except (ApiError, MsgspecError, UnicodeError, RecursionError):
         return None
     if given is None:
@@ -63,7 +66,9 @@ async def read_prompt(request: Request, body: bytes, tokenizer: Tokenizer, pool:
     return Prompt(tokens, given.salt, given.whole)
 
 
-def _given(request: Request, body: bytes, tokenizer: Tokenizer) -> _Given | None:
+async def _given(
+    request: Request, body: bytes, tokenizer: Tokenizer, renderer: TemplateRenderer
+) -> _Given | None:
     """Raises for what a replica would refuse, too."""
     match request.url.path:
         case "/v1/completions":
@@ -72,9 +77,11 @@ def _given(request: Request, body: bytes, tokenizer: Tokenizer) -> _Given | None
             return _Given(prompts[0], salt, special=True, whole=len(prompts) == 1)
         case "/v1/chat/completions":
             chat = decode_body(body, _chats)
-            return _Given(chat_text(tokenizer, "", chat), cache_salt(request, chat.cache_salt))
+            text = await chat_text(renderer, tokenizer, "", chat)
+            return _Given(text, cache_salt(request, chat.cache_salt))
         case "/v1/responses":
             response = _responses.decode(body)
-            text = response_text(tokenizer, "", response, with_input([], response.input))
+            said = with_input([], response.input)
+            text = await response_text(renderer, tokenizer, "", response, said)
             return _Given(text, cache_salt(request, None))
     return None

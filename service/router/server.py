@@ -49,7 +49,10 @@ class RouterServer(OrderlyServer):
             names = NameWatch(host, port, state.fleet.resolved)
             self._upkeep.append(asyncio.create_task(names.run(router.resolve_seconds)))
         if router.redis_url is not None:
-            identity, state.tokenizer = await asyncio.to_thread(_load, router)
+            identity, tokenizer = await asyncio.to_thread(_load, router)
+            if tokenizer.chat_template is not None:
+                await state.renderer.start(tokenizer.chat_template)
+            state.tokenizer = tokenizer
             directory = Directory(router.redis_url)
             state.watch = RegistryWatch(
                 directory, identity, hash_seed(router.cache_seed), state.fleet.register
@@ -68,6 +71,7 @@ class RouterServer(OrderlyServer):
             await self.state.watch.close()
         if self.state.session is not None:
             await self.state.session.close()
+        await self.state.renderer.close()
         self.state.pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -156,19 +156,22 @@ class Both:
         self.replica = create_app(state)
         self.router: ASGIApp = Gate(self._read, CONFIG, frozenset())
         self.pool = ThreadPoolExecutor(1)
+        self.renderer = state.renderer
         self.read: Prompt | None = None
 
     async def _read(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        self.read = await read_prompt(request, await request.body(), self.tokenizer, self.pool)
+        body = await request.body()
+        self.read = await read_prompt(request, body, self.tokenizer, self.pool, self.renderer)
         await JsonResponse({})(scope, receive, send)
 
 
 @pytest.fixture(scope="module")
-def both() -> Iterator[Both]:
+async def both() -> AsyncIterator[Both]:
     made = Both()
     yield made
     made.pool.shutdown()
+    await made.renderer.close()
 
 
 pytestmark = pytest.mark.anyio
