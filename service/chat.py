@@ -95,7 +95,8 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     if body.token_limit == 0:
         raise bad_value("max_tokens", "max_tokens must be at least 1, got 0")
     text = await prompt_text(state.renderer, tokenizer, model, body)
-    tokens = await state.encode(text, "messages", add_special_tokens=False)
+    limit = info.max_request_tokens
+    tokens = await state.encode(text, "messages", add_special_tokens=False, limit=limit)
     top = (body.top_logprobs or 0) if body.logprobs else None
     budget = token_budget(body, tokens, "messages", info, None)
     tools = ToolUse.of(body, tokenizer)

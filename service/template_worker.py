@@ -8,6 +8,7 @@ import msgspec
 
 from service.chat_template import ChatTemplate
 from service.errors import TemplateError
+from service.text import utf8_size
 from service.worker import Answer, work
 
 MEMORY_BYTES = 512 << 20  # of address space, for prompts of 4 MiB
@@ -54,7 +55,7 @@ def _prepare(opening: bytes) -> Answer:
             )
         except TemplateError as error:
             return Rendered(error=str(error))
-        size = len(prompt) if prompt.isascii() else len(prompt.encode(errors="surrogatepass"))
+        size = utf8_size(prompt)
         return Rendered(prompt) if size <= model.max_prompt_bytes else Rendered(too_large=size)
 
     return answer

@@ -119,7 +119,8 @@ async def begin(
     state.admit(1)
     said = with_input(history, body.input)
     text = await prompt_text(state.renderer, tokenizer, model, body, said)
-    tokens = await state.encode(text, "input", add_special_tokens=False)
+    limit = info.max_request_tokens
+    tokens = await state.encode(text, "input", add_special_tokens=False, limit=limit)
     tools = ToolUse.of(body, tokenizer)
     grammar = await checked_grammar(state, body.form if tools is None else tools.form)
     params = body.sampling_params(token_budget(body, tokens, "input", info, None), grammar)
