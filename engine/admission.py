@@ -54,6 +54,16 @@ class Capacity:
                 f"there are only {self.num_blocks}"
             )
 
+    def room(self, prompt: int, n: int) -> int:
+        """Most new tokens that each of n sequences can have after a prompt of so many; below 1: not even one.
+
+        It depends on nothing that runs: all of them fit at once when the cache is empty.
+        """
+        shared = prompt // self.block_size
+        blocks = shared + (self.num_blocks - shared) // n  # of one sequence
+        own = min(blocks * self.block_size + 1, self.num_blocks * self.block_size)  # the last is not kept
+        return min(own, self.max_model_len) - prompt
+
     def _blocks_needed(self, prompt: int, max_tokens: int, n: int) -> int:
         """Most blocks that n sequences hold when only the prompt's full blocks are shared (section 4.4)."""
         shared = prompt // self.block_size

@@ -24,6 +24,7 @@ from service.tools.calls import whole_calls
 from service.tools.use import ToolUse
 
 if TYPE_CHECKING:
+    from service.template_renderer import TemplateRenderer
     from service.tokenizer import Tokenizer
 
 _decoder = json.Decoder(ChatRequest)
@@ -63,9 +64,10 @@ STYLE = ChunkStyle(
 )
 
 
-def prompt_text(tokenizer: Tokenizer, model: str, body: ChatRequest) -> str:
-    """What the model gets to see. Routers hash it, too. Raises ApiError 400."""
-    return render(
+async def prompt_text(renderer: TemplateRenderer, tokenizer: Tokenizer, model: str, body: ChatRequest) -> str:
+    """What the model gets to see. Routers hash it, too. Raises ApiError."""
+    return await render(
+        renderer,
         tokenizer,
         model,
         [message.as_template_message() for message in body.messages],
@@ -92,7 +94,9 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     state.admit(1)
     if body.token_limit == 0:
         raise bad_value("max_tokens", "max_tokens must be at least 1, got 0")
-    tokens = await state.encode(prompt_text(tokenizer, model, body), "messages", add_special_tokens=False)
+    text = await prompt_text(state.renderer, tokenizer, model, body)
+    limit = info.max_request_tokens
+    tokens = await state.encode(text, "messages", add_special_tokens=False, limit=limit)
     top = (body.top_logprobs or 0) if body.logprobs else None
     budget = token_budget(body, tokens, "messages", info, None)
     tools = ToolUse.of(body, tokenizer)

@@ -1,9 +1,14 @@
-"""A model's chat template, rendered in a sandbox as transformers renders it."""
+"""A model's chat template, rendered in a sandbox as transformers renders it.
+
+The sandbox bounds what a template reaches and how often it goes round, but not each operation of it: what
+serves renders it in a process of its own (`service.template_renderer`).
+"""
 
 from __future__ import annotations
 
 import json
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -16,7 +21,8 @@ from service.template_sandbox import MAX_CHARS, TemplateSandbox
 from service.tools.formats import format_of
 
 MAX_TEMPLATE_CHARS = 1 << 20
-TIME_LIMIT = 1.0  # seconds; templates take a millisecond
+MAX_ERROR_CHARS = 1000  # of what a template says
+TIME_LIMIT = 1.0  # seconds of processor time; templates take a millisecond
 
 
 class _GenerationTag(Extension):
@@ -32,7 +38,10 @@ class _GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """Turns messages into a prompt. Raises ValueError if the source is no template."""
+    """Turns messages into a prompt. Raises ValueError if the source is no template.
+
+    Until it renders it is only parsed: to compile a template evaluates its constants.
+    """
 
     def __init__(self, source: str, special_tokens: dict[str, str], time_limit: float = TIME_LIMIT) -> None:
         if len(source) > MAX_TEMPLATE_CHARS:
@@ -46,17 +55,28 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise ValueError(f"the model's chat template does not compile: {error}") from None
+            environment.parse(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise _does_not_compile(error) from None
         self._environment = environment
-        self._source = source
+        self.source = source
+        self.special_tokens = special_tokens
         self.tool_format = format_of(source)
-        self._special_tokens = special_tokens
 
     def mentions(self, variable: str) -> bool:
         """False if setting `variable` could not change anything."""
-        return variable in self._source
+        return variable in self.source
+
+    def compile(self) -> None:
+        """As the first rendering would. Raises ValueError if the source is no template after all."""
+        try:
+            _ = self._template
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise _does_not_compile(error) from None
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        return self._environment.from_string(self.source)
 
     def render(
         self,
@@ -67,6 +87,7 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
     ) -> str:
         """Raises TemplateError with the template's own words."""
+        self.compile()
         try:
             self._environment.start()
             prompt = self._template.render(
@@ -74,16 +95,22 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 tools=tools,
                 documents=None,
-                **self._special_tokens,
+                **self.special_tokens,
                 **(arguments or {}),
             )
             if len(prompt) > MAX_CHARS:
                 raise TemplateError(f"the model's chat template made a prompt of {len(prompt)} characters")
             return prompt
-        except TemplateError:
-            raise
+        except TemplateError as error:
+            raise TemplateError(str(error)[:MAX_ERROR_CHARS]) from None
+        except MemoryError:
+            raise TemplateError("the model's chat template failed: it takes too much memory") from None
         except Exception as error:  # a template is a program of the model's author: anything may come
-            raise TemplateError(f"the model's chat template failed: {error}") from None
+            raise TemplateError(f"the model's chat template failed: {error}"[:MAX_ERROR_CHARS]) from None
+
+
+def _does_not_compile(error: Exception) -> TemplateError:
+    return TemplateError(f"the model's chat template does not compile: {error}"[:MAX_ERROR_CHARS])
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

@@ -54,6 +54,24 @@ def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> Completi
 STYLE = ChunkStyle("text_completion", b'"text":', b'"text":', b"", logprobs_of)
 
 
+async def _read_prompts(state: ServerState, body: CompletionRequest) -> list[Prompt]:
+    """Raises ApiError."""
+    _, _, info = state.serving()
+    texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+    if texts:  # then all of them are
+        limit = info.max_request_tokens
+        tokens = await state.encode_all(texts, "prompt", add_special_tokens=True, limit=limit)
+    else:
+        tokens = [prompt for prompt in body.prompts if not isinstance(prompt, str)]
+        for prompt in tokens:
+            check_token_ids(prompt, info.vocab_size, "prompt")
+        if body.echo:
+            texts = await state.decode_all(tokens, skip_special_tokens=body.skip_special_tokens)
+    if not body.echo:
+        return [Prompt(each, None) for each in tokens]
+    return [Prompt(each, text) for each, text in zip(tokens, texts, strict=True)]
+
+
 async def completions(state: ServerState, request: Request) -> Response:
     engine, tokenizer, info = state.serving()
     body = await decode(request, _decoder)
@@ -64,17 +82,9 @@ async def completions(state: ServerState, request: Request) -> Response:
     if body.token_limit == 0 and not echo:
         raise bad_value("max_tokens", "max_tokens must be at least 1 without echo, got 0")
     grammar = await checked_grammar(state, body.form)
-    prompts, params = [], []
-    for prompt in body.prompts:
-        if isinstance(prompt, str):
-            tokens, text = await state.encode(prompt, "prompt", add_special_tokens=True), prompt
-        else:
-            check_token_ids(prompt, info.vocab_size, "prompt")
-            tokens, text = prompt, ""
-            if echo:
-                text = tokenizer.decode(prompt, skip_special_tokens=body.skip_special_tokens)
-        prompts.append(Prompt(tokens, text if echo else None))
-        budget = token_budget(body, tokens, "prompt", info, DEFAULT_MAX_TOKENS)
+    prompts, params = await _read_prompts(state, body), []
+    for prompt in prompts:
+        budget = token_budget(body, prompt.tokens, "prompt", info, DEFAULT_MAX_TOKENS)
         sampling = sampling_params(body, max(budget, 1), body.logprobs, grammar)
         if echo and logprobs and body.prompt_logprobs is None:
             sampling = structs.replace(sampling, prompt_logprobs=body.logprobs)

@@ -83,3 +83,14 @@ def bad_value(param: str | None, message: str, code: str | None = "invalid_value
 
 def not_ready(message: str, retry_after: int = 1) -> ApiError:
     return ApiError(503, message, code="not_ready", retry_after=retry_after)
+
+
+def too_large(param: str, size: int, limit: int) -> ApiError:
+    message = f"{param}: the prompt has {size} bytes, more than {limit}"
+    return ApiError(413, message, param=param, code="prompt_too_large")
+
+
+def no_room(param: str, prompt: str, limit: int) -> ApiError:
+    """`prompt` says how many tokens it has."""
+    message = f"{prompt}, which leaves no room for an answer in {limit} tokens"
+    return bad_value(param, message, "context_length_exceeded")

@@ -1,30 +1,28 @@
 """Tries grammars out in a process that may be killed: `python -m service.grammar_compiler`.
 
-Over its standard input comes one frame with the vocabulary, and then one for each grammar; for each of them
-a frame goes out, with what is wrong with it or null.
+What comes of each is what is wrong with it, or null.
 """
 
 from __future__ import annotations
 
-import resource
-import sys
-from typing import BinaryIO
+import contextlib
 
 import msgspec
 import numpy as np
 
 from engine.grammar import Constraint, Grammars, find_masks, load_vocabulary
-from service.grammar_trials import LENGTH, Vocabulary, encode_frame
+from service.worker import Answer, work
 
 MEMORY_BYTES = 8 << 30  # of address space, most of which is never touched
 STEPS = 16  # that a grammar is followed for, by each of two ways
 
 
-def _read_frame(stream: BinaryIO) -> bytes | None:
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    return stream.read(LENGTH.unpack(head)[0])
+class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
+    """What a process is told first."""
+
+    tokenizer: str  # the text of a tokenizer.json
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
 
 
 def trial(grammars: Grammars, grammar: str, ends: tuple[int, ...] = ()) -> str | None:
@@ -55,18 +53,13 @@ def _follow(place: Constraint, nth: int, ends: tuple[int, ...]) -> str | None:
     return None
 
 
-def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    first = _read_frame(sys.stdin.buffer)
-    if first is None:
-        return
-    vocabulary = msgspec.msgpack.decode(first, type=Vocabulary)
+def _prepare(opening: bytes) -> Answer:
+    vocabulary = msgspec.json.decode(opening, type=Vocabulary)
     grammars = Grammars(lambda: load_vocabulary(*msgspec.structs.astuple(vocabulary)))
-    while (frame := _read_frame(sys.stdin.buffer)) is not None:
-        grammar = msgspec.msgpack.decode(frame, type=str)
-        sys.stdout.buffer.write(encode_frame(trial(grammars, grammar, vocabulary.eos_token_ids)))
-        sys.stdout.buffer.flush()
+    with contextlib.suppress(ValueError):  # which each grammar is then told
+        _ = grammars.vocabulary
+    return lambda question: trial(grammars, msgspec.json.decode(question, type=str), vocabulary.eos_token_ids)
 
 
 if __name__ == "__main__":
-    main()
+    work(_prepare, MEMORY_BYTES)

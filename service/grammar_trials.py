@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
-import struct
-import sys
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from engine.config import EngineInfo
-from service.errors import ApiError, bad_value
+from service.errors import ApiError, bad_value, not_ready
+from service.frames import encode_frame
+from service.workers import OutOfTime, WorkerLost, Workers
 
 if TYPE_CHECKING:
     from service.tokenizer import Tokenizer
@@ -21,25 +19,7 @@ if TYPE_CHECKING:
 PROCESSES = 2
 MAX_WAITING = 64  # grammars
 MAX_VERDICTS = 512  # that are remembered
-SECONDS = 10.0  # that a grammar may take
-START_SECONDS = 60.0  # that a process may take for its first one, with the vocabulary
-
-
-LENGTH = struct.Struct("<I")
-
-
-class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
-    """What a process is told first."""
-
-    tokenizer: str  # the text of a tokenizer.json
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-
-
-def encode_frame(message: object) -> bytes:
-    """In msgpack, with its length before it."""
-    data = msgspec.msgpack.encode(message)
-    return LENGTH.pack(len(data)) + data
+SECONDS = 10.0  # of processor time, that a grammar may take
 
 
 class GrammarTrials:
@@ -47,14 +27,15 @@ class GrammarTrials:
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
-        self._idle: list[_Process] = []
-        self._started: list[_Process] = []  # all that may not have ended
-        self._turns = asyncio.Semaphore(PROCESSES)
+        self._workers: Workers | None = None
         self._waiting = 0
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()  # by digest: what is wrong
 
     async def check(self, tokenizer: Tokenizer, info: EngineInfo, field: str, grammar: str) -> None:
-        """Raises ApiError 400 that names `field` if the engine could not follow `grammar`, or 429."""
+        """Raises ApiError 400 that names `field` if the engine could not follow `grammar`, or 429 or 503.
+
+        Only what was found out about a grammar is remembered: an accident of its process says nothing.
+        """
         if not info.has_grammars:
             raise bad_value(
                 field,
@@ -73,8 +54,9 @@ class GrammarTrials:
                 )
             self._waiting += 1
             try:
-                async with self._turns:
-                    self._remember(digest, await self._try(tokenizer, info, grammar))
+                self._remember(digest, await self._try(tokenizer, info, grammar))
+            except WorkerLost:
+                raise not_ready(f"{field}: the process that compiles schemas was killed: try again") from None
             finally:
                 self._waiting -= 1
         self._verdicts.move_to_end(digest)
@@ -88,71 +70,22 @@ class GrammarTrials:
             self._verdicts.popitem(last=False)
 
     async def _try(self, tokenizer: Tokenizer, info: EngineInfo, grammar: str) -> str | None:
-        self._idle = [process for process in self._idle if not process.ended]
-        if self._idle:
-            process, seconds = self._idle.pop(), self._seconds
-        else:
-            process, seconds = await _Process.start(tokenizer, info), START_SECONDS
-            self._started = [other for other in self._started if not other.ended] + [process]
+        """What is wrong with it. Raises WorkerLost."""
+        if self._workers is None:
+
+            def vocabulary() -> tuple[str, int, tuple[int, ...]]:
+                return tokenizer.to_json(), info.vocab_size, info.eos_token_ids
+
+            self._workers = Workers("service.grammar_compiler", PROCESSES, vocabulary, self._seconds)
         try:
-            async with asyncio.timeout(seconds):
-                error = await process.ask(grammar)
-        except TimeoutError:
-            process.kill()
-            return f"it takes longer than {seconds:g} seconds to compile"
-        except asyncio.IncompleteReadError:
-            process.kill()
-            return "compiling it ended the process that did: it may take too much memory"
-        except BaseException:  # its client left
-            process.kill()
-            raise
-        self._idle.append(process)
-        return error
+            answer = await self._workers.ask(encode_frame(grammar))
+        except OutOfTime:
+            return f"it takes longer than {self._seconds:g} seconds to compile"
+        verdict: str | None = msgspec.json.decode(answer, type=str | None)
+        return verdict
 
     async def close(self) -> None:
         """End the processes."""
-        started, self._started, self._idle = self._started, [], []
-        for process in started:
-            process.kill()
-        await asyncio.gather(*(process.wait() for process in started))
-
-
-class _Process:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    @classmethod
-    async def start(cls, tokenizer: Tokenizer, info: EngineInfo) -> _Process:
-        text = await asyncio.to_thread(tokenizer.to_json)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "service.grammar_compiler",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the parent, which closes the pipe
-        )
-        assert process.stdin is not None
-        process.stdin.write(encode_frame(Vocabulary(text, info.vocab_size, info.eos_token_ids)))
-        return cls(process)
-
-    async def ask(self, grammar: str) -> str | None:
-        """What is wrong with it."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(encode_frame(grammar))
-        (length,) = LENGTH.unpack(await self._process.stdout.readexactly(LENGTH.size))
-        answer: str | None = msgspec.msgpack.decode(
-            await self._process.stdout.readexactly(length), type=str | None
-        )
-        return answer
-
-    @property
-    def ended(self) -> bool:
-        return self._process.returncode is not None
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-
-    async def wait(self) -> None:
-        await self._process.wait()
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            await workers.close()

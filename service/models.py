@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from msgspec import json
 from starlette.requests import Request
 from starlette.responses import Response
@@ -38,7 +40,8 @@ async def tokenize(state: ServerState, request: Request) -> Response:
         text, add_special_tokens = body.prompt or "", True
     else:
         text, add_special_tokens = (
-            render(
+            await render(
+                state.renderer,
                 tokenizer,
                 model,
                 [message.as_template_message() for message in body.messages],
@@ -53,13 +56,14 @@ async def tokenize(state: ServerState, request: Request) -> Response:
     tokens = await state.encode(text, param, add_special_tokens=add_special_tokens)
     reply = TokenizeReply(count=len(tokens), max_model_len=info.max_request_tokens, tokens=tokens)
     if body.return_token_strs:
-        reply.token_strs = [tokenizer.token_name(token) for token in tokens]
+        reply.token_strs = await asyncio.to_thread(lambda: list(map(tokenizer.token_name, tokens)))
     return JsonResponse(reply)
 
 
 async def detokenize(state: ServerState, request: Request) -> Response:
-    _, tokenizer, info = state.serving()
+    _, _, info = state.serving()
     body = await decode(request, _to_detokenize)
     state.check_model(body.model)
     check_token_ids(body.tokens, info.vocab_size, "tokens")
-    return JsonResponse(DetokenizeReply(tokenizer.decode(body.tokens, skip_special_tokens=False)))
+    (text,) = await state.decode_all([body.tokens], skip_special_tokens=False)
+    return JsonResponse(DetokenizeReply(text))

@@ -9,20 +9,26 @@ from starlette.requests import HTTPConnection
 
 from engine.config import EngineInfo
 from engine.request import SamplingParams
-from service.errors import ApiError, bad_value
+from service.errors import ApiError, bad_value, no_room
 from service.protocol.sampling import SamplingFields
 from service.state import ServerState
 from service.structured_output import Form
 
 
 class TokenLimit(Protocol):
-    """A request that may say how many tokens it wants."""
+    """A request that may say how many tokens it wants, of each of how many sequences."""
 
     @property
     def token_limit(self) -> int | None: ...
 
     @property
     def token_limit_name(self) -> str: ...
+
+    @property
+    def num_sequences(self) -> int: ...
+
+    @property
+    def num_sequences_name(self) -> str: ...
 
 
 def check_token_ids(tokens: list[int], vocab_size: int, param: str) -> None:
@@ -57,26 +63,34 @@ def cache_salt(request: HTTPConnection, own: str | None) -> str:
 def token_budget(
     body: TokenLimit, prompt: list[int], param: str, info: EngineInfo, default: int | None
 ) -> int:
-    """How many tokens may be generated; `default` None is all that fit. Raises ApiError 400."""
-    limit = info.max_request_tokens
-    room = limit - len(prompt)
+    """How many tokens each sequence may have; `default` None is all that fit. Raises ApiError 400.
+
+    The KV cache must hold all sequences of a request at once, so that they share what it has.
+    """
+    limit, n = info.max_request_tokens, body.num_sequences
     if not prompt:
         raise bad_value(param, f"{param} must not be empty: it has no tokens")
+    if len(prompt) >= limit:
+        raise no_room(param, f"the prompt has {len(prompt)} tokens", limit)
+    room = info.capacity.room(len(prompt), n)
     if room < 1:
+        most = next(fewer for fewer in range(n, 0, -1) if info.capacity.room(len(prompt), fewer) >= 1)
+        name = body.num_sequences_name
         raise bad_value(
-            param,
-            f"the prompt has {len(prompt)} tokens, which leaves no room for an answer in {limit} tokens",
-            "context_length_exceeded",
+            name,
+            f"{name} is {n}, but after a prompt of {len(prompt)} tokens the KV cache has room for at most "
+            f"{most} sequences at once",
         )
     asked = body.token_limit
     if asked is None:
         return room if default is None else min(default, room)
     if asked > room:
-        name = body.token_limit_name
+        name, fit = body.token_limit_name, f"together more than the {limit} tokens that fit"
+        if n > 1:
+            fit = f"for {n} sequences more than the {room} that fit for each of so many"
         raise bad_value(
             name,
-            f"the prompt has {len(prompt)} tokens and {name} is {asked}: together more than the {limit} "
-            "tokens that fit",
+            f"the prompt has {len(prompt)} tokens and {name} is {asked}: {fit}",
             "context_length_exceeded",
         )
     return asked

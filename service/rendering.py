@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from service.errors import TemplateError, bad_value
 from service.protocol.chat import TemplateArguments
+from service.template_renderer import TemplateRenderer
 
 if TYPE_CHECKING:
     from service.tokenizer import Tokenizer
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 TemplateMessage = dict[str, Any]  # role, content and so on, in plain types, as templates expect it
 
 
-def render(
+async def render(
+    renderer: TemplateRenderer,
     tokenizer: Tokenizer,
     model: str,
     messages: list[TemplateMessage],
@@ -23,7 +25,7 @@ def render(
     arguments: TemplateArguments | None = None,
     tools: list[dict[str, Any]] | None = None,
 ) -> str:
-    """The prompt that `messages` make. Raises ApiError 400 that names `param`."""
+    """The prompt that `messages` make. Raises ApiError, most often a 400 that names `param`."""
     template = tokenizer.chat_template
     if template is None:
         raise bad_value(
@@ -42,8 +44,13 @@ def render(
             field = "tools" if tools else param
             raise bad_value(field, f"{field}: the chat template of {model!r} knows no tools", "no_tools")
     try:
-        return template.render(
-            messages, add_generation_prompt=add_generation_prompt, arguments=given, tools=tools or None
+        return await renderer.render(
+            template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            arguments=given,
+            tools=tools or None,
+            param=param,
         )
     except TemplateError as error:
         raise bad_value(param, str(error)) from None

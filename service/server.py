@@ -64,7 +64,10 @@ class QuireServer(OrderlyServer):
         state.set_engine(engine)
         loop = asyncio.get_running_loop()
         self._watch = loop.create_task(state.watchdog.watch(engine))  # to the end: a drain needs steps, too
-        state.tokenizer = await loop.run_in_executor(state.pool, self._load_tokenizer)
+        tokenizer = await loop.run_in_executor(state.pool, self._load_tokenizer)
+        if tokenizer.chat_template is not None:
+            await state.renderer.start(tokenizer.chat_template)
+        state.tokenizer = tokenizer
         for late in ("service.exposition", "llguidance"):
             await loop.run_in_executor(state.pool, import_module, late)
         # Requests that go well leave nothing for it to find. What is there now stays: looking
@@ -84,4 +87,5 @@ class QuireServer(OrderlyServer):
                 await self.state.engine.stop()
         finally:
             await self.state.grammar_trials.close()
+            await self.state.renderer.close()
             self.state.pool.shutdown(wait=False, cancel_futures=True)

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.config import EngineInfo
 from service.config import ServiceConfig
 from service.engine_client import Engine
-from service.errors import ApiError, not_ready
+from service.errors import ApiError, no_room, not_ready, too_large
 from service.grammar_trials import GrammarTrials
 from service.interruption import Interruptible
 from service.keys import KeyRing
 from service.metrics import Metrics
 from service.responses.conversations import ConversationMemory
 from service.resumption.recordings import Recordings
+from service.template_renderer import TemplateRenderer
+from service.text import utf8_size
 from service.waiting import WaitingLine
 from service.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from service.tokenizer import Tokenizer
 
-_INLINE_CHARS = 2048  # tokenising this much takes about as long as a trip to another thread and back
+# In bytes of text or in tokens:
+_INLINE = 2048  # so much takes about as long as a trip to another thread and back
+_PORTION = 64 << 10  # of many prompts, before others have their turn
+
+T = TypeVar("T")
 _LOADING_RETRY_SECONDS = 5
 
 
@@ -47,6 +54,7 @@ class ServerState:
         self.waiting = WaitingLine(config)
         self.watchdog = Watchdog(config.stall_timeout)
         self.grammar_trials = GrammarTrials()
+        self.renderer = TemplateRenderer(config.max_prompt_bytes)
 
     def set_engine(self, engine: Engine) -> None:
         engine.on_stats = self.metrics.step
@@ -91,21 +99,65 @@ class ServerState:
         """Raises ApiError 429 if the queue has no room for so many more."""
         self.waiting.check(prompts, tokens)
 
-    async def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-        """Long texts are tokenised in another thread, so that streams go on."""
+    async def encode(
+        self, text: str, param: str, *, add_special_tokens: bool, limit: int | None = None
+    ) -> list[int]:
+        """As `encode_all`, of one text."""
+        (tokens,) = await self.encode_all([text], param, add_special_tokens=add_special_tokens, limit=limit)
+        return tokens
+
+    async def encode_all(
+        self, texts: list[str], param: str, *, add_special_tokens: bool, limit: int | None = None
+    ) -> list[list[int]]:
+        """Much text is tokenised in another thread, some at a time, so that streams and others go on.
+
+        Raises ApiError 413, or 400 for what has `limit` tokens or more for certain: it is not tokenised.
+        """
         _, tokenizer, _ = self.serving()
-        size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
-        if size > self.config.max_prompt_bytes:
-            raise ApiError(
-                413,
-                f"{param}: the prompt has {size} bytes, more than {self.config.max_prompt_bytes}",
-                param=param,
-                code="prompt_too_large",
-            )
-        if size <= _INLINE_CHARS:
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        sizes = [utf8_size(text) for text in texts]
+        for size in sizes:
+            if size > self.config.max_prompt_bytes:
+                raise too_large(param, size, self.config.max_prompt_bytes)
+            least = tokenizer.least_tokens(size)
+            if limit is not None and least >= limit:
+                raise no_room(param, f"the prompt has at least {least} tokens", limit)
+
+        def encode(texts: list[str]) -> list[list[int]]:
+            return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+        if sum(sizes) <= _INLINE:
+            return encode(texts)
         loop = asyncio.get_running_loop()
-        with self.waiting.tokenising(size):
-            return await loop.run_in_executor(
-                self.pool, lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens)
-            )
+        tokens: list[list[int]] = []
+        with self.waiting.tokenising(sum(sizes)):
+            for part in _portions(texts, sizes):
+                tokens += await loop.run_in_executor(self.pool, encode, part)
+        return tokens
+
+    async def decode_all(self, prompts: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
+        """Many tokens likewise."""
+        _, tokenizer, _ = self.serving()
+
+        def decode(prompts: list[list[int]]) -> list[str]:
+            return [tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens) for tokens in prompts]
+
+        sizes = [len(tokens) for tokens in prompts]
+        if sum(sizes) <= _INLINE:
+            return decode(prompts)
+        texts: list[str] = []
+        for part in _portions(prompts, sizes):
+            texts += await asyncio.get_running_loop().run_in_executor(self.pool, decode, part)
+        return texts
+
+
+def _portions(items: list[T], sizes: list[int]) -> Iterator[list[T]]:
+    """In order, some; each has _PORTION together at most, or is a single one that is larger."""
+    portion: list[T] = []
+    room = _PORTION
+    for item, size in zip(items, sizes, strict=True):
+        if portion and size > room:
+            yield portion
+            portion, room = [], _PORTION
+        portion.append(item)
+        room -= size
+    yield portion

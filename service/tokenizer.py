@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from service.chat_template import ChatTemplate
 from service.detokenizer import Detokenizer, pieces_of
+from service.longest_token import longest_token
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -25,7 +26,9 @@ class Tokenizer:
         added_tokens = backend.get_added_tokens_decoder()
         self.special = frozenset(token for token, added in added_tokens.items() if added.special)
         self._added = {added.content: token for token, added in added_tokens.items()}
-        self._pieces = pieces_of(backend, _decoder_types(json.loads(backend.to_str())["decoder"]))
+        described = json.loads(backend.to_str())
+        self._pieces = pieces_of(backend, _decoder_types(described["decoder"]))
+        self._longest_token = longest_token(described)
         self._texts: dict[int, str] = {}
 
     @classmethod
@@ -44,10 +47,19 @@ class Tokenizer:
         return self._backend.to_str()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Without the interpreter's lock, so that in another thread it holds up nobody; as does `decode`."""
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        tokens: list[int] = encoding.ids
+        return tokens
+
+    def least_tokens(self, size: int) -> int:
+        """How many tokens a text of `size` bytes has at least, as far as the vocabulary makes it certain."""
+        return 0 if self._longest_token is None else -(-size // self._longest_token)
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
-        return self._backend.decode(tokens, skip_special_tokens=skip_special_tokens)
+        text: str
+        (text,) = self._backend.decode_batch([tokens], skip_special_tokens=skip_special_tokens)
+        return text
 
     def token_bytes(self, token: int) -> bytes:
         """What `token` stands for within a text."""

@@ -45,6 +45,10 @@ _BEAMS = (
     "or stop; temperature is left out or 0"
 )
 
+_MAX_TOKENS = (
+    "Of each of the n (or best_of) sequences. Left out, it is the rest of the context in a chat and 16 in a "
+    "completion, and no more than the sequence's share of the KV cache: all of a request's fit at once"
+)
 _PRIORITY = "Requests are served first come, first served, so that all have the same priority"
 
 # SamplingParams fields that a request has under the same name
@@ -85,8 +89,8 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The parameters that completions and chat share."""
 
     model: ModelName | None = None
-    max_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS, description=_MAX_TOKENS)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS, description=_MAX_TOKENS)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1 << 20, description="-1 or 0: off")] | None = None
@@ -196,6 +200,15 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def token_limit_name(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
+    def num_sequences(self) -> int:
+        """How many run at once after each prompt: samples or beams."""
+        return self.best_of or self.n or 1
+
+    @property
+    def num_sequences_name(self) -> str:
+        return "n" if self.best_of is None else "best_of"
 
     @property
     def usage_in_stream(self) -> UsageInStream:

@@ -152,6 +152,14 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return "max_output_tokens"
 
     @property
+    def num_sequences(self) -> int:
+        return 1
+
+    @property
+    def num_sequences_name(self) -> str:
+        return "n"
+
+    @property
     def text_format(self) -> FlatFormat:
         return (self.text.format if self.text is not None else None) or TextFormat()
 

@@ -30,6 +30,7 @@ from service.state import ServerState
 from service.tools.use import ToolUse
 
 if TYPE_CHECKING:
+    from service.template_renderer import TemplateRenderer
     from service.tokenizer import Tokenizer
 
 
@@ -96,11 +97,17 @@ class ModelResponse:
         )
 
 
-def prompt_text(tokenizer: Tokenizer, model: str, body: ResponseRequest, said: list[TemplateMessage]) -> str:
-    """What the model gets to see once this was `said`. Routers hash it, too. Raises ApiError 400."""
+async def prompt_text(
+    renderer: TemplateRenderer,
+    tokenizer: Tokenizer,
+    model: str,
+    body: ResponseRequest,
+    said: list[TemplateMessage],
+) -> str:
+    """What the model gets to see once this was `said`. Routers hash it, too. Raises ApiError."""
     instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     tools = [function.as_template_tool() for function in body.offered_functions]
-    return render(tokenizer, model, instructions + said, param="input", tools=tools)
+    return await render(renderer, tokenizer, model, instructions + said, param="input", tools=tools)
 
 
 async def begin(
@@ -111,8 +118,9 @@ async def begin(
     model = state.check_model(body.model)
     state.admit(1)
     said = with_input(history, body.input)
-    text = prompt_text(tokenizer, model, body, said)
-    tokens = await state.encode(text, "input", add_special_tokens=False)
+    text = await prompt_text(state.renderer, tokenizer, model, body, said)
+    limit = info.max_request_tokens
+    tokens = await state.encode(text, "input", add_special_tokens=False, limit=limit)
     tools = ToolUse.of(body, tokenizer)
     grammar = await checked_grammar(state, body.form if tools is None else tools.form)
     params = body.sampling_params(token_budget(body, tokens, "input", info, None), grammar)

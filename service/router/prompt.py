@@ -22,6 +22,7 @@ from service.protocol.completions import CompletionRequest
 from service.responses.messages import with_input
 from service.responses.protocol import ResponseRequest
 from service.responses.response import prompt_text as response_text
+from service.template_renderer import TemplateRenderer
 from service.tokenizer import Tokenizer
 
 _INLINE_CHARS = 2048
@@ -53,9 +54,12 @@ class _Given:
 class PromptReader:
     """Prompts of the model's `max_tokens` and more are not read: replicas refuse them."""
 
-    def __init__(self, tokenizer: Tokenizer, pool: Executor, max_tokens: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, pool: Executor, renderer: TemplateRenderer, max_tokens: int
+    ) -> None:
         self._tokenizer = tokenizer
         self._pool = pool
+        self._renderer = renderer
         self._max_tokens = max_tokens
         self._waiting_chars = 0
 
@@ -65,7 +69,7 @@ class PromptReader:
         if body.count(b",") > MAX_COMMAS:
             return None
         try:
-            given = _given(request, body, self._tokenizer)
+            given = await _given(request, body, self._tokenizer, self._renderer)
         except (ApiError, MsgspecError, UnicodeError, RecursionError):
             return None
         if given is None:
@@ -93,7 +97,9 @@ class PromptReader:
             self._waiting_chars -= len(head)
 
 
-def _given(request: Request, body: bytes, tokenizer: Tokenizer) -> _Given | None:
+async def _given(
+    request: Request, body: bytes, tokenizer: Tokenizer, renderer: TemplateRenderer
+) -> _Given | None:
     """Raises for what a replica would refuse, too."""
     match request.url.path:
         case "/v1/completions":
@@ -102,9 +108,11 @@ def _given(request: Request, body: bytes, tokenizer: Tokenizer) -> _Given | None
             return _Given(prompts[0], salt, special=True, whole=len(prompts) == 1)
         case "/v1/chat/completions":
             chat = decode_body(body, _chats)
-            return _Given(chat_text(tokenizer, "", chat), cache_salt(request, chat.cache_salt))
+            text = await chat_text(renderer, tokenizer, "", chat)
+            return _Given(text, cache_salt(request, chat.cache_salt))
         case "/v1/responses":
             response = _responses.decode(body)
-            text = response_text(tokenizer, "", response, with_input([], response.input))
+            said = with_input([], response.input)
+            text = await response_text(renderer, tokenizer, "", response, said)
             return _Given(text, cache_salt(request, None))
     return None

@@ -53,7 +53,9 @@ class RouterServer(OrderlyServer):
             self._upkeep.append(asyncio.create_task(names.run(router.resolve_seconds)))
         if router.redis_url is not None:
             identity, tokenizer, max_tokens = await asyncio.to_thread(_load, router)
-            state.reader = PromptReader(tokenizer, state.pool, max_tokens)
+            if tokenizer.chat_template is not None:
+                await state.renderer.start(tokenizer.chat_template)
+            state.reader = PromptReader(tokenizer, state.pool, state.renderer, max_tokens)
             directory = Directory(router.redis_url)
             state.watch = RegistryWatch(
                 directory, identity, hash_seed(router.cache_seed), state.fleet.register
@@ -72,6 +74,7 @@ class RouterServer(OrderlyServer):
             await self.state.watch.close()
         if self.state.session is not None:
             await self.state.session.close()
+        await self.state.renderer.close()
         self.state.pool.shutdown(wait=False, cancel_futures=True)
 
 

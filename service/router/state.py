@@ -21,6 +21,7 @@ from service.router.homes import StreamHomes
 from service.router.metrics import RouterMetrics
 from service.router.placement import NOWHERE, Location, Placement, choose
 from service.router.replica import Replica
+from service.template_renderer import TemplateRenderer
 
 if TYPE_CHECKING:
     from service.router.prompt import Prompt, PromptReader
@@ -41,6 +42,7 @@ class RouterState:
         self.homes = StreamHomes()
         self.held = HeldBytes(router.max_held_bytes)
         self.pool = ThreadPoolExecutor(2, "tokenizer")
+        self.renderer = TemplateRenderer(config.max_prompt_bytes)
         self.session: aiohttp.ClientSession | None = None
         self.fleet: Fleet | None = None
         self.watch: RegistryWatch | None = None  # None: there is no registry

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -159,7 +159,8 @@ class Both:
         self.replica = create_app(state)
         self.router: ASGIApp = Gate(self._read, CONFIG, frozenset(), KeyRing(CONFIG.api_keys))
         self.pool = ThreadPoolExecutor(1)
-        self.reader = PromptReader(self.tokenizer, self.pool, max_tokens=1 << 20)
+        self.renderer = state.renderer
+        self.reader = PromptReader(self.tokenizer, self.pool, self.renderer, max_tokens=1 << 20)
         self.read: Prompt | None = None
 
     async def _read(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,10 +170,11 @@ class Both:
 
 
 @pytest.fixture(scope="module")
-def both() -> Iterator[Both]:
+async def both() -> AsyncIterator[Both]:
     made = Both()
     yield made
     made.pool.shutdown()
+    await made.renderer.close()
 
 
 pytestmark = pytest.mark.anyio

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +42,9 @@ class Service:
 
 
 @pytest.fixture
-def make_service(tokenizer: Tokenizer) -> Callable[..., Service]:
+async def make_service(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Service]]:
     """A ready service; keywords that are not the engine's are ServiceConfig's."""
+    made: list[ServerState] = []
 
     def make(*, auto: bool = True, script: Script = echo, ready: bool = True, **config: Any) -> Service:
         state = ServerState(ServiceConfig(served_model_names=("tiny", "alias"), **config))
@@ -52,9 +53,13 @@ def make_service(tokenizer: Tokenizer) -> Callable[..., Service]:
         if ready:
             engine.become_ready()
             state.tokenizer = tokenizer
+        made.append(state)
         return Service(create_app(state), state, engine)
 
-    return make
+    yield make
+    for state in made:
+        await state.grammar_trials.close()
+        await state.renderer.close()
 
 
 @pytest.fixture

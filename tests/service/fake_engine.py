@@ -11,7 +11,7 @@ import msgspec
 
 from engine.config import EngineInfo, Progress, RegistryReport, StepStats
 from engine.engine import EngineDeadError
-from engine.request import FinishReason, Output, SamplingParams, TokenLogprob
+from engine.request import FinishReason, Output, Request, SamplingParams, TokenLogprob
 from service.tokenizer import Tokenizer
 
 Script = Callable[[list[int], SamplingParams, int], list[int]]
@@ -33,6 +33,7 @@ def make_info(tokenizer: Tokenizer) -> EngineInfo:
         "num_host_blocks": 64,
         "bytes_per_block": 1024,
         "max_num_seqs": 130,
+        "num_pinned_blocks": 0,
         "windows": (0,),
     }
     rest: dict[str, Any] = {
@@ -183,9 +184,7 @@ class FakeEngine:
     def add(self, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> FakeStream:
         if self.state != "ready":
             raise EngineDeadError(self.error or "loading")
-        limit = self._info.num_blocks * self._info.block_size
-        if max(params.n, params.beam_width) * params.max_tokens + len(prompt) > limit:
-            raise ValueError(f"the request needs more than the {limit} tokens that the KV cache holds")
+        self._info.capacity.check(Request(len(self.streams), prompt, params))
         scripts = [self.script(prompt, params, index)[: params.max_tokens] for index in range(params.n)]
         stream = FakeStream(self, len(self.streams) + 7, prompt, params, cache_salt, scripts)
         stream.done = [0] * params.n

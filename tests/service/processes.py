@@ -20,6 +20,10 @@ from tests.waiting import SECONDS, until
 ROOT = Path(__file__).parents[2]
 
 
+def _command(process: str) -> bytes:
+    return Path(f"/proc/{process}/cmdline").read_bytes()
+
+
 @dataclass
 class Server:
     process: subprocess.Popen[bytes]
@@ -33,8 +37,8 @@ class Server:
     def engine(self) -> int:
         """The engine's process id."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        (engine,) = map(int, children)
-        return engine
+        (engine,) = (child for child in children if b"service.template_worker" not in _command(child))
+        return int(engine)
 
     def status(self, path: str) -> int:
         return httpx.get(self.url + path, timeout=SECONDS).status_code

@@ -333,7 +333,9 @@ async def test_admission(service: Service) -> None:
     for body, param, status, code in (
         ({"prompt": long}, "prompt", 400, "context_length_exceeded"),
         ({"prompt": "a b", "max_tokens": 1000}, "max_tokens", 400, "context_length_exceeded"),
-        ({"prompt": "a", "max_tokens": 30, "n": 128}, "prompt", 400, "context_length_exceeded"),
+        ({"prompt": "a", "max_tokens": 30, "n": 60}, "max_tokens", 400, "context_length_exceeded"),
+        ({"prompt": "a", "max_tokens": 1, "n": 128}, "n", 400, "invalid_value"),
+        ({"prompt": "a", "best_of": 128}, "best_of", 400, "invalid_value"),
         ({"prompt": "", "max_tokens": 1}, "prompt", 400, "invalid_value"),
         ({"prompt": [5, 320]}, "prompt", 400, "invalid_value"),
         ({"prompt": "a", "logit_bias": {"320": 1}}, "logit_bias", 400, "invalid_value"),

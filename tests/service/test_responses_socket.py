@@ -25,6 +25,7 @@ from tests.service.asgi import post
 from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service
 from tests.service.fake_engine import FakeEngine, make_info
+from tests.service.inline_renderer import InlineRenderer
 from tests.service.test_responses import said
 
 pytestmark = pytest.mark.anyio
@@ -93,8 +94,10 @@ async def test_several_at_once_and_their_stream_ids(manual: Service, tokenizer: 
         step(manual)
         await settle()
     await socket.until_type("response.incomplete", 4)
-    for at, event in enumerate(created):
+    assert {event["stream_id"] for event in created} == {f"lane {at}" for at in range(4)}
+    for event in created:
         events = of(socket.events, event["response"]["id"])
+        at = event["stream_id"].removeprefix("lane ")
         assert {event["stream_id"] for event in events} == {f"lane {at}"}
         assert text_of(events) == said(tokenizer, f"<|user|>{at}<|assistant|>", 6)
     assert len({event["response"]["id"] for event in created}) == 4
@@ -545,6 +548,7 @@ class Life:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.state = ServerState(ServiceConfig(served_model_names=("tiny",), max_num_queued_reqs=3))
+        self.state.renderer = InlineRenderer()
         self.engine = FakeEngine(make_info(tokenizer), auto=False)
         self.state.set_engine(self.engine)
         self.engine.become_ready()

@@ -82,6 +82,7 @@ async def speaker() -> AsyncIterator[Callable[..., Speaker]]:
     yield make
     for each in made:
         await each.state.grammar_trials.close()
+        await each.state.renderer.close()
 
 
 def folded(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from service.watchdog import DEFAULT_TIMEOUT_ON_CPU
 from tests.service.asgi import Exchange, exchange, get, post
 from tests.service.conftest import Service
 from tests.service.fake_engine import FakeEngine, make_info
+from tests.service.inline_renderer import InlineRenderer
 from tests.service.live import Live
 
 pytestmark = pytest.mark.anyio
@@ -97,6 +98,7 @@ async def manual(make_service: Callable[..., Service]) -> Service:
 
 def make_manual(tokenizer: Tokenizer, **config: Any) -> Service:
     state = ServerState(ServiceConfig(served_model_names=("tiny",), **config))
+    state.renderer = InlineRenderer()
     engine = FakeEngine(make_info(tokenizer), auto=False)
     state.set_engine(engine)
     engine.become_ready()

@@ -6,7 +6,7 @@ import json
 import random
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import httpx
@@ -18,8 +18,9 @@ from llguidance import LLMatcher
 from pydantic import BaseModel, Field
 
 from engine.grammar import Grammars, load_vocabulary
-from service import grammar_trials
+from service import grammar_trials, workers
 from service.grammar_compiler import trial
+from service.grammar_trials import GrammarTrials
 from service.openapi import describe
 from service.structured_output import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, json_grammar
 from service.tokenizer import Tokenizer
@@ -49,13 +50,6 @@ SCHEMA = {
 
 def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
-
-
-@pytest.fixture
-async def service(make_service: Callable[..., Service]) -> AsyncIterator[Service]:
-    service = make_service()
-    yield service
-    await service.state.grammar_trials.close()
 
 
 def flat_schema(schema: dict[str, Any]) -> dict[str, Any]:
@@ -161,31 +155,39 @@ async def test_a_model_without_grammars_refuses_them(service: Service) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_takes_too_long_is_killed_and_the_next_is_compiled(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trials = service.state.grammar_trials
+async def test_what_takes_too_long_is_refused_and_the_next_is_compiled(service: Service) -> None:
+    service.state.grammar_trials = GrammarTrials(seconds=0.05)
     asked = {"prompt": "x", "guided_regex": "a"}
     assert (await post(service.app, COMPLETIONS, asked)).status == 200
-    trials._seconds = 0.0  # no time at all
-    (process,) = trials._idle
-    reply = await post(service.app, COMPLETIONS, {**asked, "guided_regex": "b"})
-    assert (reply.status, reply.error["param"]) == (400, "guided_regex")
-    assert "longer than 0 seconds" in reply.error["message"]
-    await process.wait()
-    assert (await post(service.app, COMPLETIONS, asked)).status == 200, "remembered"
-    assert (await post(service.app, COMPLETIONS, {**asked, "guided_regex": "c"})).status == 200
-    trials._seconds = 60.0
-    (process,) = trials._idle
-    ask = process.ask
+    for _ in range(2):
+        reply = await post(service.app, COMPLETIONS, {**asked, "guided_regex": "(a{1000}){1000}"})
+        assert (reply.status, reply.error["param"]) == (400, "guided_regex")
+        assert "longer than 0.05 seconds" in reply.error["message"]
+        assert (await post(service.app, COMPLETIONS, asked)).status == 200, "remembered"
+    assert (await post(service.app, COMPLETIONS, {**asked, "guided_regex": "b"})).status == 200
 
-    async def ask_and_die(grammar: str) -> str | None:
+
+@pytest.mark.anyio
+async def test_an_accident_is_no_verdict(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while it compiles, or before it could: tried again, told as 503, and not remembered."""
+    asked = {"prompt": "x", "guided_regex": "a"}
+    ask = workers._Process.ask
+
+    async def ask_and_die(process: workers._Process, question: bytes) -> bytes:
         process.kill()
-        return await ask(grammar)
+        return await ask(process, question)
 
-    monkeypatch.setattr(process, "ask", ask_and_die)
-    reply = await post(service.app, COMPLETIONS, {**asked, "guided_regex": "d"})
-    assert reply.status == 400 and "memory" in reply.error["message"]
+    with monkeypatch.context() as patch:
+        patch.setattr(workers._Process, "ask", ask_and_die)
+        reply = await post(service.app, COMPLETIONS, asked)
+        assert reply.status == 503 and int(reply.headers["retry-after"]) >= 1
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "START_SECONDS", 0.0)
+        assert (await post(service.app, COMPLETIONS, asked)).status == 503
+    assert (await post(service.app, COMPLETIONS, asked)).status == 200
+    for process in service.state.grammar_trials._workers._started:
+        process.kill()  # while it is idle: the first try meets it
+    assert (await post(service.app, COMPLETIONS, {**asked, "guided_regex": "b"})).status == 200
 
 
 @pytest.mark.anyio

@@ -1,0 +1,65 @@
+"""Renders a chat template in a process that may be killed: `python -m service.template_worker`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from service.chat_template import ChatTemplate
+from service.errors import TemplateError
+from service.text import utf8_size
+from service.worker import Answer, work
+
+MEMORY_BYTES = 512 << 20  # of address space, for prompts of 4 MiB
+
+
+class Model(msgspec.Struct, frozen=True):
+    """What a process is told first."""
+
+    template: str
+    special_tokens: dict[str, str]
+    max_prompt_bytes: int
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """What becomes a prompt."""
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool
+    arguments: dict[str, Any]
+    tools: list[dict[str, Any]] | None
+
+
+class Rendered(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The prompt; or how many bytes it has, where those are too many; or what is wrong."""
+
+    prompt: str = ""
+    too_large: int = 0
+    error: str = ""
+
+
+def _prepare(opening: bytes) -> Answer:
+    model = msgspec.json.decode(opening, type=Model)
+    template = ChatTemplate(model.template, model.special_tokens)
+    template.compile()
+
+    def answer(question: bytes) -> Rendered:
+        asked = msgspec.json.decode(question, type=Conversation)
+        try:
+            prompt = template.render(
+                asked.messages,
+                add_generation_prompt=asked.add_generation_prompt,
+                arguments=asked.arguments,
+                tools=asked.tools,
+            )
+        except TemplateError as error:
+            return Rendered(error=str(error))
+        size = utf8_size(prompt)
+        return Rendered(prompt) if size <= model.max_prompt_bytes else Rendered(too_large=size)
+
+    return answer
+
+
+if __name__ == "__main__":
+    work(_prepare, MEMORY_BYTES)

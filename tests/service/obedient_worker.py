@@ -1,0 +1,40 @@
+"""A worker that does what a question says: `python -m tests.service.obedient_worker`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import msgspec
+
+from service.worker import Answer, work
+
+
+def _prepare(opening: bytes) -> Answer:
+    told = msgspec.json.decode(opening)
+    if told == "refuse":
+        raise ValueError("this is no opening")
+    if told == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _answer
+
+
+def _answer(question: bytes) -> object:
+    match msgspec.json.decode(question):
+        case "spin":
+            while True:
+                pass
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "grow":
+            return len(bytes(1 << 40))
+        case ["sleep", seconds]:
+            time.sleep(seconds)
+        case ["large", size]:
+            return "x" * size
+    return os.getpid()
+
+
+if __name__ == "__main__":
+    work(_prepare, 1 << 30)
