@@ -17,6 +17,7 @@ from service.config import ServiceConfig
 from service.errors import ApiError, not_ready
 from service.http_protocol import bounded_protocol
 from service.interruption import Interruptible
+from service.loop_watch import LoopWatch
 from service.websocket_protocol import OrderlyWebSocketProtocol
 
 log = logging.getLogger("quire.service")
@@ -31,6 +32,7 @@ class Work(Protocol):
     draining: bool
     generations: set[Interruptible]  # a drain waits for these
     streams: set[Interruptible]  # but not for these
+    loop_watch: LoopWatch
 
 
 class OrderlyServer(uvicorn.Server):
@@ -92,6 +94,7 @@ class OrderlyServer(uvicorn.Server):
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         await self._listen_more(self._loop)
+        self._work.loop_watch.start()
         self._life = self._loop.create_task(self._live())
 
     async def _listen_more(self, loop: asyncio.AbstractEventLoop) -> None:

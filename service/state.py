@@ -13,6 +13,7 @@ from service.engine_client import Engine
 from service.errors import ApiError, not_ready
 from service.grammar_trials import GrammarTrials
 from service.interruption import Interruptible
+from service.loop_watch import LoopWatch
 from service.metrics import Metrics
 from service.resumption.recordings import Recordings
 from service.waiting import WaitingLine
@@ -39,6 +40,7 @@ class ServerState:
         self.generations: set[Interruptible] = set()  # a drain waits for these
         self.streams: set[Interruptible] = set()  # but not for these (/startup)
         self.recordings = Recordings(config, self.generations)
+        self.loop_watch = LoopWatch()
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.waiting = WaitingLine(config)
         self.watchdog = Watchdog(config.stall_timeout)

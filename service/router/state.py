@@ -13,6 +13,7 @@ import aiohttp
 from service.config import ServiceConfig
 from service.errors import not_ready
 from service.interruption import Interruptible
+from service.loop_watch import LoopWatch
 from service.router.config import RouterConfig
 from service.router.fleet import Fleet
 from service.router.homes import StreamHomes
@@ -36,6 +37,7 @@ class RouterState:
         self.draining = False
         self.generations: set[Interruptible] = set()
         self.streams: set[Interruptible] = set()
+        self.loop_watch = LoopWatch()
         self.homes = StreamHomes()
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.session: aiohttp.ClientSession | None = None
