@@ -15,11 +15,11 @@ from loadtest.redis_server import RedisServer
 from loadtest.server_process import free_port
 
 KEY = "chaos"  # not a secret: whoever reads this may ask the run's servers
-CONTEXT = 512
-BLOCKS = 32  # for three or four of the requests at once, so that many are preempted
+CONTEXT = 384
+BLOCKS = 24  # for three or four of the requests at once, so that many are preempted
 FLAGS = (
     *("--device", "cpu", "--max-model-len", str(CONTEXT), "--block-size", "16"),
-    *("--num-gpu-blocks-override", str(BLOCKS), "--swap-space", "0.003"),
+    *("--num-gpu-blocks-override", str(BLOCKS), "--swap-space", "0.0023"),
     *("--max-num-seqs", "24", "--max-num-batched-tokens", "256"),
 )
 MODES = ("swap", "recompute")  # one way of preemption for each replica

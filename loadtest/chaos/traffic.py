@@ -17,7 +17,7 @@ KINDS: tuple[Kind, ...] = (
     *("whole", "responses", "grammar", "samples", "beams", "socket", "resumed"),
 )
 LEAVING = 0.05  # of the clients
-LENGTHS = (24, 72)  # most tokens of a greedy answer
+LENGTHS = (32, 96)  # most tokens of a greedy answer
 SOCKET_RESPONSES = 3  # on one socket, at once
 PROMPTS = (
     "A block table is a list of the blocks that hold a sequence's keys and values, and a server",
