@@ -18,7 +18,9 @@ from loadtest.health_probe import Asked
 
 QUIET_SECONDS = 0.02  # in which the control answered: the machine was not the reason
 NEAR_SECONDS = 0.1
-GRACE_SECONDS = 1.0  # in which a replica's death has come to all who have to do with it
+# How an answer ends whose replica is lost: a stream, a WebSocket's response, a WebSocket, one that comes late.
+LOST = ("error: replica_lost", "error: server_error", "closed: ", "503: ", "error: service_unavailable")
+GONE = "404: "  # a stream that is to be picked up and was the lost replica's
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,9 @@ def check_failures(outcomes: Sequence[Outcome], restarts: Sequence[Restart]) -> 
 
 def _is_excused(outcome: Outcome, restarts: Sequence[Restart]) -> bool:
     """A drained replica finishes all but what comes to a socket late, or for a stream after its end."""
+    gone = outcome.kind == "resumed" and outcome.end.startswith(GONE)
+    if not gone and not outcome.end.startswith(LOST):
+        return False
     for restart in restarts:
         overlaps = outcome.began < restart.ready and outcome.ended > restart.begin
         if overlaps and (restart.how == "SIGKILL" or outcome.kind in ("socket", "resumed")):
@@ -78,7 +83,7 @@ def check_late_ends(outcomes: Sequence[Outcome], restarts: Sequence[Restart], li
     late = [0.0]
     for outcome in outcomes:
         kills = [each.begin for each in restarts if each.how == "SIGKILL" and each.begin < outcome.ended]
-        if "replica_lost" in outcome.end and kills and outcome.began < kills[-1]:
+        if outcome.end in LOST and kills and outcome.began < kills[-1]:
             late.append(outcome.ended - kills[-1])
     found = f"{max(late):.2f} s, of {len(late) - 1}"
     return Check("end after a replica's death", f"≤ {limit:g} s", found, max(late) <= limit)
@@ -114,9 +119,10 @@ def check_memory(
 ) -> Check:
     """Of every process that has lived long enough: its last third against its first, of the second half."""
     growth: dict[str, float] = {}
+    first = half - 0.9 * (end - half)  # who was there by then has been there all the while
     for (name, pid), samples in resident.items():
         born = samples[0][0]
-        begin = half if born < half - (end - half) * 0.9 else max(half, born + limits.settled)
+        begin = half if born < first else max(half, born + limits.settled)
         window = np.array([size for at, size in samples if begin <= at <= end], float)
         if len(window) < 6:
             continue

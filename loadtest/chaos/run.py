@@ -27,6 +27,7 @@ START_SECONDS = 0.2  # one of two processes does not take two such naps, while t
 PROGRESS_SECONDS = 10.0
 SETTLE_SECONDS = 60.0  # at most, until nothing is held that was not before
 LOOK_SECONDS = 0.5
+RETRY_SECONDS = 0.2  # after a failure
 
 Say = Callable[[str], None]
 
@@ -133,7 +134,10 @@ async def _ask_on(clients: Clients, plan: Plan, numbers: Iterator[int], seen: Se
     """One client after another, until the time is up."""
     until = seen.begin + plan.seconds
     while time.monotonic() < until:
-        seen.outcomes += await clients.perform(traffic.draw(plan.seed, next(numbers)))
+        outcomes = await clients.perform(traffic.draw(plan.seed, next(numbers)))
+        seen.outcomes += outcomes
+        if not all(outcome.is_good for outcome in outcomes):
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 def _make_whole(fleet: Fleet, accidents: Accidents) -> None:

@@ -119,7 +119,8 @@ def _sum(found: dict[str, float], name: str) -> float:
 def look(fleet: Fleet) -> Holdings:
     """What is held now."""
     named = processes(fleet)
-    scraped = {name: read_samples(server.url) for name, server in fleet.servers.items()}
+    running = {name: server for name, server in fleet.servers.items() if server.exit_code is None}
+    scraped = {name: read_samples(server.url) for name, server in running.items()}
     replicas = {name: found for name, found in scraped.items() if name != "router"}
     active = {name: _blocks(found, "active") for name, found in replicas.items()}
     there = {name: _blocks(found, "") for name, found in replicas.items()}
