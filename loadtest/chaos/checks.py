@@ -18,8 +18,8 @@ from loadtest.health_probe import Asked
 
 QUIET_SECONDS = 0.02  # in which the control answered: the machine was not the reason
 NEAR_SECONDS = 0.1
-# How an answer ends whose replica is lost: a stream, a WebSocket's response, a WebSocket, one that comes late.
-LOST = ("error: replica_lost", "error: server_error", "closed: ", "503: ", "error: service_unavailable")
+# How an answer ends whose replica is lost: that of a stream, a socket, a request that comes late.
+LOST = ("error: replica_lost", "error: server_error", "closed: ", "503: ", "error: not_ready")
 GONE = "404: "  # a stream that is to be picked up and was the lost replica's
 
 

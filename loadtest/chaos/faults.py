@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import redis
@@ -21,6 +22,7 @@ from loadtest.quire_process import QuireProcess
 
 REDIS_SECONDS = 5.0  # between two kills
 AWAY_SECONDS = 1.0
+LIE_SECONDS = 1.5  # after a start: replicas have told of themselves by then
 COMPILER_SECONDS = 7.0
 DRAIN_SECONDS = 40.0  # a little more than --shutdown-timeout
 LEASE_MS = 15_000
@@ -48,8 +50,10 @@ class Accidents:
 
 async def kill_redis(fleet: Fleet, accidents: Accidents, lying: bool) -> None:
     """Again and again. With `lying`, what starts anew soon says of a deployment that its blocks are empty."""
+    due = time.monotonic()
     while True:
-        await asyncio.sleep(REDIS_SECONDS - AWAY_SECONDS)
+        due += REDIS_SECONDS
+        await asyncio.sleep(due - time.monotonic())
         fleet.redis.kill()
         accidents.redis_kills += 1
         try:
@@ -57,7 +61,7 @@ async def kill_redis(fleet: Fleet, accidents: Accidents, lying: bool) -> None:
         finally:
             await asyncio.to_thread(fleet.redis.start)
         if lying:
-            await asyncio.sleep(AWAY_SECONDS)
+            await asyncio.sleep(LIE_SECONDS)
             accidents.lies += lie(fleet.redis.client)
 
 
@@ -65,9 +69,8 @@ def lie(client: redis.Redis) -> bool:
     """Register a deployment like the one that is there, but for a block size of 0; False: nobody is there."""
     with contextlib.suppress(redis.RedisError):
         for replicas in client.scan_iter(match=ALL_REPLICAS):
-            meta = replicas[: -len(b"replicas")] + b"meta:"
-            for key in client.scan_iter(match=meta.replace(b"[", b"\\[") + b"*"):
-                fields = client.hgetall(key)
+            for key in client.scan_iter(match=replicas[: -len(b"replicas")] + b"meta:*"):
+                fields: dict[Any, Any] = client.hgetall(key)
                 true = msgspec.json.decode(fields[b"deployment"], type=Deployment)
                 false = msgspec.structs.replace(true, block_size=0)
                 if false == true:

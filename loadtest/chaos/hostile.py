@@ -6,7 +6,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from loadtest.chaos.attacks import (
@@ -58,7 +58,7 @@ class HostileClients:
         self._over = threading.Event()
         self._lock = threading.Lock()
         quick = [attack for attack in QUICK if attack.__name__ in names]
-        works = [
+        works: list[tuple[Callable[..., None], tuple[object, ...]]] = [
             (self._repeat, (attack, name)) for attack in SLOW if attack.__name__ in names for name in ports
         ]
         works += [(self._mix, (quick, name, seed)) for name in ports if quick]

@@ -25,16 +25,27 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
 
 
-def count_descriptors(pid: int, port: int) -> int:
-    """Those that are no connection to `port`."""
-    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
-    fields = [line.split() for line in lines]
-    left_out = {f"socket:[{each[9]}]" for each in fields if int(each[2].rpartition(":")[2], 16) == port}
-    count = 0
+def count_descriptors(pid: int, port: int, pooled: int) -> int:
+    """But for connections to `port`, and for up to `pooled` sockets that are connected no more.
+
+    A pool of connections finds out that one was lost when it next takes it.
+    """
+    to_port, alive = set(), set()
+    for table in ("tcp", "tcp6", "unix"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            inode = f"socket:[{fields[6 if table == 'unix' else 9]}]"
+            alive.add(inode)
+            if table != "unix" and int(fields[2].rpartition(":")[2], 16) == port:
+                to_port.add(inode)
+    count = lost = 0
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
-            count += os.readlink(f"/proc/{pid}/fd/{name}") not in left_out
-    return count
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+            is_lost = target.startswith("socket:") and target not in alive
+            lost += is_lost
+            count += not is_lost and target not in to_port
+    return count + max(lost - pooled, 0)
 
 
 def waited_seconds(pid: int) -> float:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from loadtest.chaos.fleet import Fleet
 from loadtest.chaos.processes import children, count_descriptors, resident_bytes, waited_seconds
 from loadtest.counters import read_samples
+from service.router.directory import MAX_CONNECTIONS
 
 METRICS_SECONDS = 1.0
 PROCESS_SECONDS = 0.2
@@ -127,7 +128,7 @@ def look(fleet: Fleet) -> Holdings:
     capacity = {name: int(_sum(found, "quire_kv_capacity_blocks")) for name, found in replicas.items()}
     return Holdings(
         # Connections to Redis are of pools, which are bounded.
-        descriptors={name: count_descriptors(pid, fleet.redis.port) for name, pid in named},
+        descriptors={name: count_descriptors(pid, fleet.redis.port, MAX_CONNECTIONS) for name, pid in named},
         tasks={name: int(found["quire_event_loop_tasks"]) for name, found in scraped.items()},
         groups={name: int(found["quire_requests_in_memory"]) for name, found in replicas.items()},
         active_blocks=active,
