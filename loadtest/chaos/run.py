@@ -7,7 +7,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -68,10 +68,15 @@ async def run(fleet: Fleet, plan: Plan, say: Say) -> Seen:
     seen.alone = await _ask_alone(fleet, "before")
     await asyncio.sleep(LOOK_SECONDS)
     seen.before = await asyncio.to_thread(look, fleet)
-    say(f"traffic for {plan.seconds:g} s ...")
-    await _disturb(fleet, plan, seen, say)
-    say("waiting until nothing is held ...")
-    seen.again = await _ask_alone(fleet, "after")
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        started = [asyncio.wrap_future(pool.submit(time.sleep, START_SECONDS)) for _ in range(2)]
+        await asyncio.gather(*started)
+        say(f"traffic for {plan.seconds:g} s ...")
+        hostile = await _disturb(fleet, plan, seen, pool, say)
+        say("asking for each greedy answer alone again ...")
+        seen.again = await _ask_alone(fleet, "after")
+        say("waiting until the last attacks are over and nothing is held ...")
+        seen.harms = await asyncio.wrap_future(hostile)
     seen.after = await _settle(fleet, seen.before)
     return seen
 
@@ -93,41 +98,38 @@ async def _ask_alone(fleet: Fleet, when: str) -> dict[Answer, str]:
     return {answer: text for answer, text in first.items() if second[answer] == text}
 
 
-async def _disturb(fleet: Fleet, plan: Plan, seen: Seen, say: Say) -> None:
-    """Traffic and all that is bad for it, from `seen.begin` to `seen.end`."""
+async def _disturb(
+    fleet: Fleet, plan: Plan, seen: Seen, pool: ProcessPoolExecutor, say: Say
+) -> Future[Harms]:
+    """Traffic and all that is bad for it, from `seen.begin` to `seen.end`; attacks may go on a little."""
     steady = {name: server for name, server in fleet.servers.items() if server is not fleet.replicas[1]}
     ports = {name: server.port for name, server in steady.items()}
     clients = Clients(fleet.router.url, KEY)
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        started = [asyncio.wrap_future(pool.submit(time.sleep, START_SECONDS)) for _ in range(2)]
-        await asyncio.gather(*started)
-        seen.begin = time.monotonic()
-        asked = pool.submit(probe_all, [fleet.control, *ports.values()], plan.seconds, PROBE_SECONDS)
-        hostile = pool.submit(attack, ports, plan.attacks, plan.seed, plan.seconds)
-        with _beside(
-            watch_metrics(fleet, seen.samples),
-            watch_processes(fleet, seen.samples),
-            kill_redis(fleet, seen.accidents, plan.lying),
-            restart_replica(fleet, seen.accidents, plan.restart_every),
-            kill_compilers(fleet, seen.accidents, plan.seed),
-            _report(seen, say),
-        ) as others:
-            numbers = itertools.count()
-            await asyncio.gather(
-                *(_ask_on(clients, plan, numbers, seen) for _ in range(plan.concurrency)),
-            )
-            seen.end = time.monotonic()
-            seen.accidents.failures += [
-                f"{task.get_coro().__qualname__}: {task.exception()!r}"  # type: ignore[union-attr]
-                for task in others
-                if task.done() and not task.cancelled()
-            ]
-        clients.close()
-        seen.control, *found = await asyncio.wrap_future(asked)
-        seen.health = dict(zip(steady, found, strict=True))
-        await asyncio.gather(*others, return_exceptions=True)
-        await asyncio.to_thread(_make_whole, fleet, seen.accidents)
-        seen.harms = await asyncio.wrap_future(hostile)
+    seen.begin = time.monotonic()
+    asked = pool.submit(probe_all, [fleet.control, *ports.values()], plan.seconds, PROBE_SECONDS)
+    hostile = pool.submit(attack, ports, plan.attacks, plan.seed, plan.seconds)
+    with _beside(
+        watch_metrics(fleet, seen.samples),
+        watch_processes(fleet, seen.samples),
+        kill_redis(fleet, seen.accidents, plan.lying),
+        restart_replica(fleet, seen.accidents, plan.restart_every),
+        kill_compilers(fleet, seen.accidents, plan.seed),
+        _report(seen, say),
+    ) as others:
+        numbers = itertools.count()
+        await asyncio.gather(*(_ask_on(clients, plan, numbers, seen) for _ in range(plan.concurrency)))
+        seen.end = time.monotonic()
+        seen.accidents.failures += [
+            f"{task.get_coro().__qualname__}: {task.exception()!r}"  # type: ignore[union-attr]
+            for task in others
+            if task.done()
+        ]
+    await asyncio.gather(*others, return_exceptions=True)
+    clients.close()
+    seen.control, *found = await asyncio.wrap_future(asked)
+    seen.health = dict(zip(steady, found, strict=True))
+    await asyncio.to_thread(_make_whole, fleet, seen.accidents)
+    return hostile
 
 
 async def _ask_on(clients: Clients, plan: Plan, numbers: Iterator[int], seen: Seen) -> None:
