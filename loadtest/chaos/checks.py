@@ -19,7 +19,14 @@ from loadtest.health_probe import Asked
 QUIET_SECONDS = 0.02  # in which the control answered: the machine was not the reason
 NEAR_SECONDS = 0.1
 # How an answer ends whose replica is lost: that of a stream, a socket, a request that comes late.
-LOST = ("error: replica_lost", "error: server_error", "closed: ", "503: ", "error: not_ready")
+LOST = (
+    "error: replica_lost",
+    "502: replica_lost",
+    "error: server_error",
+    "closed: ",
+    "503: ",
+    "error: not_ready",
+)
 GONE = "404: "  # a stream that is to be picked up and was the lost replica's
 
 
@@ -30,6 +37,7 @@ class Limits:
     health_p99: float = 0.05
     growth: float = 0.02  # of a process's memory over the second half
     preempted: float = 0.1  # at least, of all requests
+    left: float = 0.02  # at least, of all clients
     end: float = 1.0  # from a replica's death to the last event of its streams
     only_own: bool = False  # times count less what the machine had a process wait
     settled: float = 120.0  # of a restarted process's life: its memory is judged after that

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -25,27 +26,37 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
 
 
-def count_descriptors(pid: int, port: int, pooled: int) -> int:
-    """But for connections to `port`, and for up to `pooled` sockets that are connected no more.
+@dataclass(frozen=True)
+class Descriptors:
+    """Of one process."""
 
-    A pool of connections finds out that one was lost when it next takes it.
-    """
-    to_port, alive = set(), set()
-    for table in ("tcp", "tcp6", "unix"):
+    connections: list[tuple[int, int]]  # TCP: the port at this end, and that at the other (0: it listens)
+    lost: int  # sockets that are connected no more
+    others: int
+    children: int  # processes that it has started, each at the other end of two of the others
+
+
+def read_descriptors(pid: int) -> Descriptors:
+    ports: dict[str, tuple[int, int]] = {}
+    local = set()
+    for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
-            inode = f"socket:[{fields[6 if table == 'unix' else 9]}]"
-            alive.add(inode)
-            if table != "unix" and int(fields[2].rpartition(":")[2], 16) == port:
-                to_port.add(inode)
-    count = lost = 0
+            own, peer = (int(address.rpartition(":")[2], 16) for address in fields[1:3])
+            ports[f"socket:[{fields[9]}]"] = (own, peer)
+    for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
+        local.add(f"socket:[{line.split()[6]}]")
+    connections, lost, others = [], 0, 0
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/{pid}/fd/{name}")
-            is_lost = target.startswith("socket:") and target not in alive
-            lost += is_lost
-            count += not is_lost and target not in to_port
-    return count + max(lost - pooled, 0)
+            if target in ports:
+                connections.append(ports[target])
+            elif target.startswith("socket:") and target not in local:
+                lost += 1
+            else:
+                others += 1
+    return Descriptors(connections, lost, others, len(children(pid, "")))
 
 
 def waited_seconds(pid: int) -> float:

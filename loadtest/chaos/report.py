@@ -34,7 +34,7 @@ def judge(seen: Seen, limits: Limits) -> list[Check]:
         checks.check_hostile(harms.made, harms.stood, harms.harms),
         Check("processes that did not do as told", "0", "; ".join(failures) or "0", not failures),
         checks.check_share("preemptions per request", preemptions, ended, limits.preempted),
-        checks.check_left(seen.outcomes, 0.02),
+        checks.check_left(seen.outcomes, limits.left),
     ]
 
 

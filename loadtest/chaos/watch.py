@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from loadtest.chaos.fleet import Fleet
-from loadtest.chaos.processes import children, count_descriptors, resident_bytes, waited_seconds
+from loadtest.chaos.processes import Descriptors, children, read_descriptors, resident_bytes, waited_seconds
 from loadtest.counters import read_samples
 from service.router.directory import MAX_CONNECTIONS
 
 METRICS_SECONDS = 1.0
 PROCESS_SECONDS = 0.2
 STALL_SECONDS = 0.1
+MOST_CHILDREN = 5  # an engine, and two each that render templates and try out schemas
+ROUTED = 32  # requests that the router may have had under way at once
 Lateness = dict[float, float]
 Process = tuple[str, int]
 """By its part in the fleet and its id: one that was restarted is another."""
@@ -48,6 +51,7 @@ class Holdings:
     """What the processes hold when nobody asks for anything."""
 
     descriptors: dict[str, int]
+    children: dict[str, int]  # processes
     tasks: dict[str, int]  # of the event loops
     groups: dict[str, int]  # requests that an engine holds anything of
     active_blocks: dict[str, int]  # of both tiers
@@ -119,21 +123,41 @@ def _sum(found: dict[str, float], name: str) -> float:
 
 def look(fleet: Fleet) -> Holdings:
     """What is held now."""
-    named = processes(fleet)
+    found = {name: read_descriptors(pid) for name, pid in processes(fleet)}
+    replica_ports = {replica.port for replica in fleet.replicas}
     running = {name: server for name, server in fleet.servers.items() if server.exit_code is None}
     scraped = {name: read_samples(server.url) for name, server in running.items()}
-    replicas = {name: found for name, found in scraped.items() if name != "router"}
-    active = {name: _blocks(found, "active") for name, found in replicas.items()}
-    there = {name: _blocks(found, "") for name, found in replicas.items()}
-    capacity = {name: int(_sum(found, "quire_kv_capacity_blocks")) for name, found in replicas.items()}
+    replicas = {name: told for name, told in scraped.items() if name != "router"}
+    active = {name: _blocks(told, "active") for name, told in replicas.items()}
+    there = {name: _blocks(told, "") for name, told in replicas.items()}
+    capacity = {name: int(_sum(told, "quire_kv_capacity_blocks")) for name, told in replicas.items()}
     return Holdings(
-        # Connections to Redis are of pools, which are bounded.
-        descriptors={name: count_descriptors(pid, fleet.redis.port, MAX_CONNECTIONS) for name, pid in named},
-        tasks={name: int(found["quire_event_loop_tasks"]) for name, found in scraped.items()},
-        groups={name: int(found["quire_requests_in_memory"]) for name, found in replicas.items()},
+        descriptors=count_descriptors(found, replica_ports, fleet.redis.port),
+        children={name: each.children for name, each in found.items()},
+        tasks={name: int(told["quire_event_loop_tasks"]) for name, told in scraped.items()},
+        groups={name: int(told["quire_requests_in_memory"]) for name, told in replicas.items()},
         active_blocks=active,
         lost_blocks={name: capacity[name] - there[name] for name in replicas},
     )
+
+
+def count_descriptors(found: Mapping[str, Descriptors], replicas: set[int], redis: int) -> dict[str, int]:
+    """By process, but for what pools of connections may keep: to Redis, and from the router to the replicas.
+
+    A pool finds out that a connection was lost when it next takes it. The router's does not shrink, for its
+    questions after the replicas' health take the connections in turn. What leads to child processes is
+    theirs, and they are counted.
+    """
+    routed = (
+        {own for own, peer in found["router"].connections if peer in replicas} if "router" in found else set()
+    )
+    counts = {}
+    for name, each in found.items():
+        rest = [ports for ports in each.connections if ports[1] != redis]
+        pooled = sum(own in routed or peer in routed for own, peer in rest)
+        excess = max(pooled - ROUTED, 0) + max(each.lost - MAX_CONNECTIONS, 0)
+        counts[name] = each.others - 2 * each.children + len(rest) - pooled + excess
+    return counts
 
 
 def _blocks(found: dict[str, float], state: str) -> int:
@@ -146,6 +170,7 @@ def leaked(before: Holdings, after: Holdings) -> dict[str, dict[str, int]]:
     """By what, and by process: how much more there is; nothing that there is no more of."""
     more: dict[str, dict[str, int]] = {
         "descriptors": _more(before.descriptors, after.descriptors),
+        "processes": _more(dict.fromkeys(after.children, MOST_CHILDREN), after.children),
         "tasks": _more(before.tasks, after.tasks),
         "groups": _more(before.groups, after.groups),
         "blocks": {

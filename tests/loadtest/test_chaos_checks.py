@@ -10,8 +10,10 @@ from loadtest.chaos import checks, traffic
 from loadtest.chaos.checks import Limits, Machine
 from loadtest.chaos.clients import EventStream, Outcome
 from loadtest.chaos.faults import Restart
-from loadtest.chaos.watch import Holdings, Stalls, leaked
+from loadtest.chaos.processes import Descriptors
+from loadtest.chaos.watch import MOST_CHILDREN, ROUTED, Holdings, Stalls, count_descriptors, leaked
 from loadtest.health_probe import Asked
+from service.router.directory import MAX_CONNECTIONS
 
 GOOD = Outcome(0, "stream", 10.0, 11.0, ends=1, end="done", text="yes", expected=("text", 0, 32))
 KILL = [Restart("SIGKILL", 10.5, 20.0)]
@@ -109,16 +111,35 @@ def test_stalls_are_found_unless_there_was_no_core() -> None:
 
 
 def test_whatever_is_left_is_a_leak() -> None:
-    same = Holdings({"router": 9}, {"router": 3}, {"replica 1": 1}, {"replica 1": 0}, {"replica 1": 0})
+    same = Holdings(
+        {"router": 9}, {"router": 2}, {"router": 3}, {"replica 1": 1}, {"replica 1": 0}, {"replica 1": 0}
+    )
     assert all(check.passed for check in checks.check_leaks(leaked(same, same)))
     for more in (
         replace(same, descriptors={"router": 10}),
+        replace(same, children={"router": MOST_CHILDREN + 1}),
         replace(same, tasks={"router": 4}),
         replace(same, groups={"replica 1": 2}),
         replace(same, active_blocks={"replica 1": 1}),
         replace(same, lost_blocks={"replica 1": 1}),
     ):
         assert sum(not check.passed for check in checks.check_leaks(leaked(same, more))) == 1
+
+
+def test_only_what_pools_may_keep_is_no_leak() -> None:
+    """8000 is the router's port, 8001 a replica's, 6379 that of Redis."""
+    router = [(8000, 0), *((50_000 + at, 8001) for at in range(ROUTED)), (40_000, 6379)]
+    replica = [(8001, 0), *((8001, 50_000 + at) for at in range(ROUTED))]
+    named = {
+        "router": Descriptors(router, MAX_CONNECTIONS, 7, 1),
+        "replica 1": Descriptors(replica, 0, 15, 5),
+    }
+    assert count_descriptors(named, {8001}, 6379) == {"router": 6, "replica 1": 6}
+    more = {
+        "router": Descriptors([*router, (8000, 60_000), (60_001, 8001)], MAX_CONNECTIONS + 1, 6, 0),
+        "replica 1": Descriptors([*replica, (8001, 60_001), (8001, 60_002)], 0, 9, 2),
+    }
+    assert count_descriptors(more, {8001}, 6379) == {"router": 10, "replica 1": 8}
 
 
 def test_an_attack_that_was_not_stood_is_found() -> None:
