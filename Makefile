@@ -8,7 +8,7 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/
 
-.PHONY: setup serve test lint cluster-demo gpu-test gpu-bench evaluation evaluation-gpu clean
+.PHONY: setup serve test lint cluster-demo soak gpu-test gpu-bench evaluation evaluation-gpu clean
 
 setup: $(VENV)/.ready
 
@@ -38,6 +38,11 @@ lint: setup
 # fault of Redis. Five minutes.
 cluster-demo: setup
 	$(RUN)python -m loadtest.cluster_demo
+
+# An hour of everything at once: all kinds of requests on two replicas with little memory, Redis and a replica killed
+# again and again, hostile clients. On four cores that nobody else uses: it judges times.
+soak: setup
+	$(RUN)python -m loadtest.chaos --seconds 3600 --json loadtest/results/chaos.json
 
 # On a machine with a CUDA device. QUIRE_PYTHON is whichever Python has torch, triton and pytest there.
 QUIRE_PYTHON ?= $(RUN)python

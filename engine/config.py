@@ -148,6 +148,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     wait_seconds: float
     commit_seconds: float
     graphs_left: int = 0  # CUDA graphs that are still to be captured
+    requests_in_memory: int = 0  # ended ones too, until nothing holds them any more
 
 
 class RegistryConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -283,6 +283,7 @@ class EngineCore:
             wait_seconds=phases[2],
             commit_seconds=phases[3],
             graphs_left=self.runner.graphs_left,
+            requests_in_memory=len(queue.alive),
         )
 
 

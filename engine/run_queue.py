@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import replace
+from weakref import WeakSet
 
 import numpy as np
 
@@ -54,6 +55,7 @@ class RunQueue:
         self.capacity = capacity  # of requests
         self._eos_token_ids = tuple(token for token in eos_token_ids if token < capacity.vocab_size)
         self._groups: dict[int, SequenceGroup] = {}
+        self.alive: WeakSet[SequenceGroup] = WeakSet()  # those that have ended too, until they are let go
         self._arrivals = 0
 
     def add(self, request: Request, constraint: Constraint | None = None) -> None:
@@ -71,6 +73,7 @@ class RunQueue:
         for token in group.stop_tokens:
             self.ending_at[token] += 1
         self._groups[request.id] = group
+        self.alive.add(group)
         self.waiting.append(group)
 
     def abort(self, request_id: int) -> None:

@@ -118,6 +118,7 @@ class SequenceGroup:
     """The sequences of one request: admitted, preempted and resumed together (section 4.5)."""
 
     __slots__ = (
+        "__weakref__",
         "beams",
         "cached_host_tokens",
         "cached_tokens",

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
+from loadtest.counters import read_samples
 from loadtest.fault_proxy import FaultProxy
+from loadtest.quire_process import START_SECONDS, quire
 from loadtest.redis_faults import ProxiedRedis
 from loadtest.redis_server import RedisServer
 from loadtest.server_process import free_port
@@ -25,7 +22,6 @@ from service.demo import MODEL_FOLDER
 
 REPLICAS = 2
 BLOCK_SIZE = 16
-START_SECONDS = 120.0
 LOOK_SECONDS = 0.5  # seldom, as what is looked at is being measured
 
 
@@ -53,18 +49,18 @@ class Cluster:
 
     def lookup_seconds(self) -> float:
         """What all requests so far have waited for the registry."""
-        return _metrics(self.router)["quire_route_lookup_seconds_sum"]
+        return read_samples(self.router)["quire_route_lookup_seconds_sum"]
 
     def _is_whole(self) -> bool:
         server = self.redis.server
         if not all(server.is_whole(url) for url in self.replicas):
             return False
         for url in self.replicas:
-            metrics = _metrics(url)
+            metrics = read_samples(url)
             held = server.count_blocks(url)
             if not metrics['quire_registry_state{state="ok"}'] or metrics["quire_registry_blocks"] != held:
                 return False
-        metrics = _metrics(self.router)
+        metrics = read_samples(self.router)
         ready = metrics['quire_route_replicas{state="ready"}']
         return ready == len(self.replicas) and bool(metrics['quire_route_registry_state{state="ok"}'])
 
@@ -81,15 +77,15 @@ def start_cluster(num_blocks: int, context: int) -> Iterator[Cluster]:
         engine = ["--device", "cpu", "--load-format", "dummy", "--swap-space", "0"]
         engine += ["--num-gpu-blocks-override", str(num_blocks), "--block-size", str(BLOCK_SIZE)]
         ports = [free_port() for _ in range(REPLICAS + 1)]
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
         commands = [["route"], *[["serve", *engine]] * REPLICAS]
         processes = [
-            stack.enter_context(_quire(*command, model, "--port", str(port), *registry))
+            stack.enter_context(quire(*command, model, *registry, port=port))
             for command, port in zip(commands, ports, strict=True)
         ]
-        for url, process in zip(urls, processes, strict=True):
-            _wait(url, process)
-        cluster = Cluster(urls[1:], urls[0], ProxiedRedis(server, proxy))
+        for process in processes:
+            process.wait_until_ready()
+        router, *replicas = (process.url for process in processes)
+        cluster = Cluster(replicas, router, ProxiedRedis(server, proxy))
         cluster.wait_until_whole()
         yield cluster
 
@@ -101,36 +97,3 @@ def _make_model(folder: Path, context: int) -> Path:
     config["max_position_embeddings"] = context
     (folder / "config.json").write_text(json.dumps(config))
     return folder
-
-
-@contextlib.contextmanager
-def _quire(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    command, quiet = [sys.executable, "-m", "service.cli", *arguments], subprocess.DEVNULL
-    process = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-            urllib.request.urlopen(f"{url}/ready", timeout=5)
-            return
-        time.sleep(0.1)
-    state = "not ready yet" if process.poll() is None else f"gone (exit code {process.returncode})"
-    raise RuntimeError(f"{url} is {state}; start the demo model by hand to see why: quire serve")
-
-
-def _metrics(url: str) -> dict[str, float]:
-    with urllib.request.urlopen(f"{url}/metrics") as answer:
-        lines = [line.rpartition(" ") for line in str(answer.read(), "utf-8").splitlines()]
-    return {name: float(value) for name, _, value in lines if not name.startswith("#")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import urllib.request
+
 from loadtest.http_client import HttpClient
 
 # vLLM's and Quire's; other servers' metrics with these words in their names are kept as well.
@@ -33,3 +35,10 @@ async def read_counters(client: HttpClient) -> dict[str, float]:
     except OSError:
         return {}
     return parse_counters(body.decode(errors="replace")) if status == 200 else {}
+
+
+def read_samples(url: str) -> dict[str, float]:
+    """Every sample of a server's /metrics, by its name with its labels as they stand there."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        lines = [line.rpartition(" ") for line in str(answer.read(), "utf-8").splitlines()]
+    return {name: float(value) for name, _, value in lines if not name.startswith("#")}

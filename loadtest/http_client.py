@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 import httptools
 
 OnBody = Callable[[bytes, float], None]
 """Takes a piece of an answer's body and when it came, in seconds of `time.monotonic`."""
+
+
+NO_HEADERS: Mapping[str, str] = {}
 
 
 class Disconnected(ConnectionError):
@@ -95,20 +98,23 @@ class HttpClient:
         self._port = url.port or (443 if url.scheme == "https" else 80)
         self._ssl = ssl.create_default_context() if url.scheme == "https" else None
         self._path = url.path.rstrip("/")
-        self._head = "".join(
-            f"{name}: {value}\r\n"
-            for name, value in {"Host": url.netloc.rpartition("@")[2], **headers}.items()
-        )
+        self._head = _lines({"Host": url.netloc.rpartition("@")[2], **headers})
         self._timeout = timeout
         self._idle: list[_Connection] = []
 
-    async def post(self, path: str, body: bytes, on_body: OnBody) -> tuple[int, bytes]:
+    async def post(
+        self, path: str, body: bytes, on_body: OnBody, headers: Mapping[str, str] = NO_HEADERS
+    ) -> tuple[int, bytes]:
         """Status, and the body if the status is not 200; else its pieces have gone to `on_body`.
 
         Raises OSError (Disconnected, too), TimeoutError, HttpParserError, or what `on_body` raised.
         """
-        head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        return await self._send("POST", path, head.encode() + body, on_body)
+        more = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
+        return await self._send("POST", path, _lines(more) + b"\r\n" + body, on_body)
+
+    async def follow(self, path: str, on_body: OnBody, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        """As `post`, by GET."""
+        return await self._send("GET", path, _lines(headers) + b"\r\n", on_body)
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """Status and body; raises as `post` does."""
@@ -121,7 +127,7 @@ class HttpClient:
             connection.transport.close()
 
     async def _send(self, method: str, path: str, rest: bytes, on_body: OnBody) -> tuple[int, bytes]:
-        request = f"{method} {self._path}{path} HTTP/1.1\r\n{self._head}".encode() + rest
+        request = f"{method} {self._path}{path} HTTP/1.1\r\n".encode() + self._head + rest
         async with asyncio.timeout(self._timeout):
             while self._idle:
                 kept = self._idle.pop()
@@ -149,6 +155,10 @@ class HttpClient:
         if connection.is_open:
             self._idle.append(connection)
         return answer
+
+
+def _lines(headers: Mapping[str, str]) -> bytes:
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
 
 
 def _ignore(_: bytes, __: float) -> None:

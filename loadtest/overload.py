@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import math
-import socket
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from loadtest.arrivals import arrival_times
 from loadtest.driver import drive
+from loadtest.health_probe import probe
 from loadtest.provenance import Provenance
 from loadtest.records import Record
 from loadtest.server_process import free_port, running
@@ -60,25 +60,16 @@ async def load(url: str, multiple: float, seconds: float) -> tuple[float, list[R
     return start, records
 
 
-def probe(port: int, seconds: float) -> list[float]:
-    """How long /health took each time, in seconds."""
-    times = []
-    until = time.monotonic() + seconds
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        while (begin := time.monotonic()) < until:
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            answer = b""
-            while b"}" not in answer:
-                answer += connection.recv(4096)
-            if not answer.startswith(b"HTTP/1.1 200"):
-                raise RuntimeError(f"the server is not well: {answer!r}")
-            times.append(time.monotonic() - begin)
-            time.sleep(PROBE_SECONDS)
-    return sorted(times)
+def probe_health(port: int, seconds: float) -> list[float]:
+    """How long /health took each time, in seconds, from the least. Raises RuntimeError if it is not well."""
+    asked = probe(port, seconds, PROBE_SECONDS)
+    if any(each.status != 200 for each in asked):
+        raise RuntimeError("the server is not well: /health did not say 200 each time")
+    return sorted(each.seconds for each in asked)
 
 
 def measure(port: int, multiple: float, seconds: float, probes: ProcessPoolExecutor) -> Phase:
-    probing = probes.submit(probe, port, seconds)
+    probing = probes.submit(probe_health, port, seconds)
     _, records = asyncio.run(load(f"http://127.0.0.1:{port}", multiple, seconds))
     health = probing.result()
     begin = WARM_UP * seconds

@@ -9,19 +9,21 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.config import EngineInfo, StepStats
-from service.families import counter, gauge, histogram
+from service.families import counter, gauge, histogram, loop_families
+from service.loop_watch import LoopWatch
 from service.metrics import Metrics
 
 
-def exposition(metrics: Metrics) -> bytes:
+def exposition(metrics: Metrics, loop_watch: LoopWatch) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(metrics))
+    registry.register(_Families(metrics, loop_watch))
     return generate_latest(registry)
 
 
 class _Families(Collector):
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, loop_watch: LoopWatch) -> None:
         self._metrics = metrics
+        self._loop_watch = loop_watch
 
     def collect(self) -> Iterator[Metric]:
         yield from self._request_families()
@@ -31,6 +33,7 @@ class _Families(Collector):
             yield from self._cache_families(info, stats)
             yield from self._step_families(stats)
         yield from self._registry_families()
+        yield from loop_families(self._loop_watch)
 
     def _request_families(self) -> Iterator[Metric]:
         model = {"model_name": self._metrics.model}
@@ -126,6 +129,12 @@ class _Families(Collector):
         requests = {"running": stats.running, "waiting": stats.waiting, "swapped": stats.swapped}
         by_state = [({"state": state}, count) for state, count in requests.items()]
         yield gauge("quire_requests", "Requests in the engine by state", *by_state)
+        held = stats.requests_in_memory
+        yield gauge(
+            "quire_requests_in_memory",
+            "Requests the engine holds anything of, ended ones too",
+            ({}, held),
+        )
         for state, count in requests.items():
             yield gauge(f"vllm:num_requests_{state}", f"Requests {state}", (model, count))
         modes = {"recompute": stats.preemptions_recompute, "swap": stats.preemptions_swap}

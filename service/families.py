@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from service.histogram import Histogram
+from service.loop_watch import LoopWatch
 
 Labels = dict[str, str]
 
@@ -28,3 +31,9 @@ def histogram(name: str, text: str, *samples: tuple[Labels, Histogram]) -> Metri
     for labels, histogram in samples:
         family.add_metric(list(labels.values()), histogram.buckets(), histogram.total)
     return family
+
+
+def loop_families(watch: LoopWatch) -> Iterator[Metric]:
+    yield gauge("quire_event_loop_tasks", "Tasks of the process's event loop", ({}, watch.num_tasks))
+    text = "How late the event loop woke a sleeper: by a stall, or on a machine with too much to do"
+    yield histogram("quire_event_loop_lag_seconds", text, ({}, watch.lag))

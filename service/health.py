@@ -33,7 +33,9 @@ async def ready(state: ServerState, request: Request) -> Response:
 async def metrics(state: ServerState, request: Request) -> Response:
     from service.exposition import exposition
 
-    return Response(exposition(state.metrics), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(
+        exposition(state.metrics, state.loop_watch), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )
 
 
 async def startup(state: ServerState, request: Request) -> Response:

@@ -19,6 +19,7 @@ from service.errors import ApiError, not_ready
 from service.http_protocol import bounded_protocol
 from service.interruption import Interruptible
 from service.keys import KeyRing
+from service.loop_watch import LoopWatch
 from service.websocket_protocol import OrderlyWebSocketProtocol
 
 log = logging.getLogger("quire.service")
@@ -34,6 +35,7 @@ class Work(Protocol):
     keys: KeyRing
     generations: set[Interruptible]  # a drain waits for these
     streams: set[Interruptible]  # but not for these
+    loop_watch: LoopWatch
 
 
 class OrderlyServer(uvicorn.Server):
@@ -97,6 +99,7 @@ class OrderlyServer(uvicorn.Server):
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         await self._listen_more(self._loop)
+        self._work.loop_watch.start()
         self._life = self._loop.create_task(self._live())
 
     async def _listen_more(self, loop: asyncio.AbstractEventLoop) -> None:

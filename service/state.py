@@ -15,6 +15,7 @@ from service.errors import ApiError, no_room, not_ready, too_large
 from service.grammar_trials import GrammarTrials
 from service.interruption import Interruptible
 from service.keys import KeyRing
+from service.loop_watch import LoopWatch
 from service.metrics import Metrics
 from service.responses.conversations import ConversationMemory
 from service.resumption.recordings import Recordings
@@ -50,6 +51,7 @@ class ServerState:
         self.streams: set[Interruptible] = set()  # but not for these (/startup)
         self.recordings = Recordings(config, self.keys, self.generations)
         self.conversations = ConversationMemory(config.max_conversations_bytes)
+        self.loop_watch = LoopWatch()
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.waiting = WaitingLine(config)
         self.watchdog = Watchdog(config.stall_timeout)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from service.families import counter, gauge, histogram
+from service.families import counter, gauge, histogram, loop_families
 from service.router.state import RouterState
 
 
@@ -43,6 +43,7 @@ class _Families(Collector):
         )
         yield histogram("quire_route_lookup_seconds", "Time to ask the registry", ({}, metrics.lookup))
         yield from self._fleet_families()
+        yield from loop_families(self._state.loop_watch)
 
     def _fleet_families(self) -> Iterator[Metric]:
         state = self._state

@@ -14,6 +14,7 @@ from service.config import ServiceConfig
 from service.errors import not_ready
 from service.interruption import Interruptible
 from service.keys import KeyRing
+from service.loop_watch import LoopWatch
 from service.router.config import RouterConfig
 from service.router.fleet import Fleet
 from service.router.held import HeldBytes
@@ -39,6 +40,7 @@ class RouterState:
         self.draining = False
         self.generations: set[Interruptible] = set()
         self.streams: set[Interruptible] = set()
+        self.loop_watch = LoopWatch()
         self.homes = StreamHomes()
         self.held = HeldBytes(router.max_held_bytes)
         self.pool = ThreadPoolExecutor(2, "tokenizer")

@@ -263,6 +263,6 @@ async def test_what_would_hold_up_the_router_goes_by_load(both: Both) -> None:
     read = await asyncio.gather(*(both.reader.read(*ask(text)) for _ in range(at_once + 3)))
     assert [each is None for each in read] == [False] * at_once + [True] * 3
     assert await both.reader.read(*ask(text)) is not None
-    small = PromptReader(both.tokenizer, both.pool, max_tokens=100)
+    small = PromptReader(both.tokenizer, both.pool, both.renderer, max_tokens=100)
     assert await small.read(*ask([1] * 100)) is None
     assert await small.read(*ask([1] * 99)) is not None

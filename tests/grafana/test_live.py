@@ -36,6 +36,9 @@ METRICS: dict[str, tuple[str, dict[str, set[str] | None]]] = {
     "quire_preemptions": ("counter", {"mode": {"swap", "recompute"}}),
     "quire_prefix_cache_tokens": ("counter", {"source": {"device", "host", "miss"}}),
     "quire_requests": ("gauge", {"state": {"running", "waiting", "swapped"}}),
+    "quire_requests_in_memory": ("gauge", {}),
+    "quire_event_loop_tasks": ("gauge", {}),
+    "quire_event_loop_lag_seconds": ("histogram", {}),
     "quire_step_seconds": ("histogram", {"phase": {"schedule", "launch", "wait", "commit"}}),
     "quire_step_tokens": ("histogram", {"kind": {"prefill", "decode"}}),
     "quire_registry_state": ("gauge", {"state": {"ok", "degraded", "off"}}),
@@ -83,6 +86,8 @@ ROUTER_METRICS: dict[str, tuple[str, dict[str, set[str] | None]]] = {
     "quire_route_replicas": ("gauge", {"state": {"ready", "draining", "down"}}),
     "quire_route_in_flight": ("gauge", {}),
     "quire_route_registry_state": ("gauge", {"state": {"ok", "degraded", "off"}}),
+    "quire_event_loop_tasks": ("gauge", {}),
+    "quire_event_loop_lag_seconds": ("histogram", {}),
 }
 
 

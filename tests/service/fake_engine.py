@@ -244,6 +244,7 @@ class FakeEngine:
             launch_seconds=0.002,
             wait_seconds=0.003,
             commit_seconds=0.004,
+            requests_in_memory=13,
         )
 
     def drain(self) -> None:

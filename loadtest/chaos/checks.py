@@ -1,0 +1,232 @@
+"""What a run has to show, as plain functions of what was seen."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtest.chaos.clients import Outcome
+from loadtest.chaos.faults import Restart
+from loadtest.chaos.traffic import Answer
+from loadtest.chaos.watch import Stalls
+from loadtest.health_probe import Asked
+
+QUIET_SECONDS = 0.02  # in which the control answered: the machine was not the reason
+NEAR_SECONDS = 0.1
+# How an answer ends whose replica is lost: that of a stream, a socket, a request that comes late.
+LOST = (
+    "error: replica_lost",
+    "502: replica_lost",
+    "error: server_error",
+    "closed: ",
+    "503: ",
+    "error: not_ready",
+)
+GONE = "404: "  # a stream that is to be picked up and was the lost replica's
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is too much. Times are seconds."""
+
+    health_p99: float = 0.05
+    growth: float = 0.02  # of a process's memory over the second half
+    preempted: float = 0.1  # at least, of all requests
+    left: float = 0.02  # at least, of all clients
+    end: float = 1.0  # from a replica's death to the last event of its streams
+    only_own: bool = False  # times count less what the machine had a process wait
+    settled: float = 120.0  # of a restarted process's life: its memory is judged after that
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    limit: str
+    found: str
+    passed: bool
+
+
+def check_leaks(more: Mapping[str, Mapping[str, int]]) -> list[Check]:
+    return [
+        Check(f"{what} leaked", "0", _named(counts) if counts else "0", not counts)
+        for what, counts in more.items()
+    ]
+
+
+def check_ends(outcomes: Sequence[Outcome]) -> Check:
+    """Each answer whose client stayed has exactly one end."""
+    stayed = [outcome for outcome in outcomes if outcome.end != "left"]
+    wrong = Counter(f"{each.ends} ends of {each.kind} ({each.end})" for each in stayed if each.ends != 1)
+    found = _named(wrong) if wrong else f"1 each of {len(stayed)}"
+    return Check("ends of a stream", "1", found, not wrong)
+
+
+def check_failures(outcomes: Sequence[Outcome], restarts: Sequence[Restart]) -> Check:
+    """None fails but those that a restarted replica had."""
+    failed = [outcome for outcome in outcomes if not outcome.is_good]
+    blamed = Counter(f"{each.kind}: {each.end}" for each in failed if not _is_excused(each, restarts))
+    found = _named(blamed) if blamed else f"0, and {len(failed)} of a restarted replica"
+    return Check("unexplained failures", "0", found, not blamed)
+
+
+def _is_excused(outcome: Outcome, restarts: Sequence[Restart]) -> bool:
+    """A drained replica finishes all but what comes to a socket late, or for a stream after its end."""
+    gone = outcome.kind == "resumed" and outcome.end.startswith(GONE)
+    if not gone and not outcome.end.startswith(LOST):
+        return False
+    for restart in restarts:
+        overlaps = outcome.began < restart.ready and outcome.ended > restart.begin
+        if overlaps and (restart.how == "SIGKILL" or outcome.kind in ("socket", "resumed")):
+            return True
+    return False
+
+
+def check_late_ends(outcomes: Sequence[Outcome], restarts: Sequence[Restart], limit: float) -> Check:
+    """Streams of a replica that was killed hear of it at once."""
+    late = [0.0]
+    for outcome in outcomes:
+        kills = [each.begin for each in restarts if each.how == "SIGKILL" and each.begin < outcome.ended]
+        if outcome.end in LOST and kills and outcome.began < kills[-1]:
+            late.append(outcome.ended - kills[-1])
+    found = f"{max(late):.2f} s, of {len(late) - 1}"
+    return Check("end after a replica's death", f"≤ {limit:g} s", found, max(late) <= limit)
+
+
+def check_answers(
+    outcomes: Sequence[Outcome], alone: Mapping[Answer, str], again: Mapping[Answer, str]
+) -> Check:
+    """Greedy answers are those that come alone, before the run and after it."""
+    judged = [each for each in outcomes if each.end == "done" and each.expected is not None]
+    wrong = Counter(each.kind for each in judged if each.text != alone[each.expected])  # type: ignore[index]
+    wrong.update("alone, afterwards" for answer, text in alone.items() if again.get(answer) != text)
+    found = _named(wrong) if wrong else f"0 of {len(judged)}"
+    return Check("greedy answers unlike alone", "0", found, not wrong and bool(judged))
+
+
+def check_share(name: str, count: float, of: float, least: float) -> Check:
+    share = count / of if of else 0.0
+    return Check(name, f"≥ {least:.0%}", f"{share:.1%} ({count:g} of {of:g})", share >= least)
+
+
+def check_left(outcomes: Sequence[Outcome], least: float) -> Check:
+    numbers = {each.number for each in outcomes}
+    left = {each.number for each in outcomes if each.end == "left"}
+    return check_share("clients that left", len(left), len(numbers), least)
+
+
+def check_memory(
+    resident: Mapping[tuple[str, int], Sequence[tuple[float, int]]],
+    half: float,
+    end: float,
+    limits: Limits,
+) -> Check:
+    """Of every process that has lived long enough: its last third against its first, of the second half."""
+    growth: dict[str, float] = {}
+    first = half - 0.9 * (end - half)  # who was there by then has been there all the while
+    for (name, pid), samples in resident.items():
+        born = samples[0][0]
+        begin = half if born < first else max(half, born + limits.settled)
+        window = np.array([size for at, size in samples if begin <= at <= end], float)
+        if len(window) < 6:
+            continue
+        third = len(window) // 3
+        growth[f"{name} ({pid})"] = float(np.median(window[-third:]) / np.median(window[:third]) - 1)
+    grown = {name: share for name, share in growth.items() if share > limits.growth}
+    worst = max(growth.values(), default=math.nan)
+    found = ", ".join(f"{name}: {share:+.1%}" for name, share in grown.items())
+    found = found or f"at most {worst:+.1%} of {len(growth)}"
+    return Check("memory, second half", f"≤ +{limits.growth:.0%}", found, not grown and bool(growth))
+
+
+class Machine:
+    """When the machine itself was slow: its control was, or a process waited for a core."""
+
+    def __init__(
+        self, control: Sequence[Asked], waits: Mapping[tuple[str, int], Sequence[tuple[float, float]]]
+    ) -> None:
+        slow = [each for each in control if each.seconds >= QUIET_SECONDS]
+        self._ends = [each.begin + each.seconds for each in slow]  # in order, as they were asked in turn
+        self._begins = [each.begin for each in slow]
+        self._waits = {process: np.array(rows, float).reshape(-1, 2) for process, rows in waits.items()}
+        self.control = control
+
+    def was_quiet(self, begin: float, end: float) -> bool:
+        """By the control, just before, during and just after."""
+        at = bisect.bisect_left(self._ends, begin - NEAR_SECONDS)
+        return at == len(self._ends) or self._begins[at] > end + NEAR_SECONDS
+
+    def waited(self, name: str, begin: float, end: float) -> float:
+        """Seconds for which a process's main thread waited for a core; rather too many."""
+        total = 0.0
+        for (process, _), rows in self._waits.items():
+            if process == name and len(rows) > 1:
+                first = max(int(np.searchsorted(rows[:, 0], begin, "right")) - 1, 0)
+                last = min(int(np.searchsorted(rows[:, 0], end, "left")), len(rows) - 1)
+                total += max(float(rows[last, 1] - rows[first, 1]), 0.0)
+        return total
+
+
+def percentile(times: Iterable[float], percent: float) -> float:
+    values = list(times)
+    return float(np.percentile(values, percent)) if values else math.nan
+
+
+def check_health(asked: Mapping[str, Sequence[Asked]], machine: Machine, limits: Limits) -> list[Check]:
+    """Of each server that is never restarted."""
+    checks = []
+    for name, each in asked.items():
+        ill = sum(one.status != 200 for one in each)
+        checks.append(Check(f"/health of {name} not 200", "0", str(ill), not ill and bool(each)))
+        own = [
+            max(one.seconds - machine.waited(name, one.begin, one.begin + one.seconds), 0.0)
+            for one in each
+            if machine.was_quiet(one.begin, one.begin + one.seconds)
+        ]
+        every = [one.seconds for one in each]
+        control = [one.seconds for one in machine.control]
+        p99 = percentile(own if limits.only_own else every, 99)
+        told = f"{_ms(p99)} (all {_p99(every)}, own {_p99(own)} of {len(own)}, control {_p99(control)})"
+        # Where the machine was never quick, there is nothing to judge.
+        good = not p99 >= limits.health_p99
+        checks.append(Check(f"/health p99 of {name}", f"< {_ms(limits.health_p99)}", told, good))
+    return checks
+
+
+def _p99(times: Sequence[float]) -> str:
+    return _ms(percentile(times, 99))
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"
+
+
+def check_stalls(
+    stalls: Mapping[tuple[str, int], Sequence[Stalls]], machine: Machine, limits: Limits
+) -> list[Check]:
+    """A loop's own stalls are those for which it did not just wait for a core."""
+    every, own = Counter[str](), Counter[str]()
+    for (name, _), rows in stalls.items():
+        for row in rows:
+            every[name] += row.count
+            if row.count and row.seconds > machine.waited(name, row.begin, row.end):
+                own[name] += row.count
+    judged = own if limits.only_own else every
+    return [
+        Check(f"stalls of {name} > 100 ms", "0", f"{judged[name]} (all {every[name]}, own {own[name]})", ok)
+        for name in sorted({name for name, _ in stalls})
+        for ok in [not judged[name]]
+    ]
+
+
+def check_hostile(made: Mapping[str, int], stood: Mapping[str, int], harms: Mapping[str, str]) -> Check:
+    found = "; ".join(f"{name}: {harm}" for name, harm in harms.items())
+    return Check("attacks not stood", "0", found or f"0 of {sum(made.values())}", not harms and made == stood)
+
+
+def _named(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in sorted(counts.items()))
