@@ -230,14 +230,13 @@ class EngineCore:
     def _launch(self, plan: StepPlan) -> None:
         """What raises here is raised when the step's turn has come: those before it may have gone well."""
         try:
-            flight: InFlight = self.runner.launch(plan)
+            self._launched.append(self.runner.launch(plan))
         except Exception as error:
-            flight = _NotLaunched(error)
+            self._launched.append(_NotLaunched(error))  # in no variable here: the error's frames would hold it
         except BaseException:
             self._launched.append(_NotLaunched(RuntimeError("the launch of a step was interrupted")))
             self.torn = False
             raise
-        self._launched.append(flight)
 
     def _recover(self, error: Exception) -> list[Output]:
         """The oldest step that was launched raised `error`. Returns what ends by it; raises what ends all."""
