@@ -23,6 +23,8 @@ from service.state import ServerState
 
 log = logging.getLogger("quire.service")
 
+INLINE_LOGPROBS = 1024  # so many are made into a reply in the time of a trip to another thread, or a few
+
 
 class EventEncoder(Protocol):
     """The events of a stream, as bytes."""
@@ -99,7 +101,7 @@ class GenerationResponse(Response):
                     await _Stream(self._generation, self._events, self._state).run(connection)
                     return
                 await self._generation.complete()
-                reply = JsonResponse(self._reply())
+                reply = await self._make_reply()
         except ClientGone as gone:
             log.info("request aborted: %s", gone)
             return
@@ -119,6 +121,13 @@ class GenerationResponse(Response):
             await connection.finish_late(self._events.failure(error))
         else:
             await error_response(error)(scope, receive, send)
+
+    async def _make_reply(self) -> JsonResponse:
+        """In another thread, so that streams go on, if it may take long."""
+        if self._generation.options.num_logprobs <= INLINE_LOGPROBS:
+            return JsonResponse(self._reply())
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._state.pool, lambda: JsonResponse(self._reply()))
 
 
 class _Stream:

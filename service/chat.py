@@ -14,6 +14,7 @@ from service.chunks import ChunkEncoder, ChunkStyle, Identity
 from service.errors import bad_value
 from service.generation import Generation, Options, Prompt
 from service.http import decode
+from service.logprob_budget import LogprobBudget
 from service.logprobs import MIN_LOGPROB, prompt_logprobs
 from service.preparation import cache_salt, check_sampling, checked_grammar, sampling_params, token_budget
 from service.protocol.chat import ChatRequest
@@ -99,6 +100,10 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     tokens = await state.encode(text, "messages", add_special_tokens=False, limit=limit)
     top = (body.top_logprobs or 0) if body.logprobs else None
     budget = token_budget(body, tokens, "messages", info, None)
+    carried = LogprobBudget.of(body, top)
+    if body.token_limit is None:
+        budget = carried.room(len(tokens), budget)
+    carried.check(len(tokens), budget)
     tools = ToolUse.of(body, tokenizer)
     grammar = await checked_grammar(state, body.form if tools is None else tools.form)
     params = sampling_params(body, budget, top, grammar)
@@ -109,6 +114,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
         token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids,
         best=body.ranked,
+        num_logprobs=carried.total(len(tokens), budget),
         tools=tools,
     )
     salt = cache_salt(request, body.cache_salt)
@@ -121,6 +127,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
         )
 
     def reply() -> ChatReply:
+        of_prompt = prompt_logprobs(generation) if body.prompt_logprobs is not None else {}
         choices = [
             ChatChoice(
                 index=index,
@@ -131,9 +138,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
                 cumulative_logprob=UNSET if choice.cumulative_logprob is None else choice.cumulative_logprob,
                 token_ids=choice.tokens if body.return_token_ids else UNSET,
                 prompt_token_ids=tokens if body.return_token_ids else UNSET,
-                prompt_logprobs=prompt_logprobs(tokenizer, group.prompt_logprobs or [])
-                if body.prompt_logprobs is not None
-                else UNSET,
+                prompt_logprobs=of_prompt.get(group.stream.request_id, UNSET),
             )
             for index, (group, choice) in enumerate(generation.returned())
         ]

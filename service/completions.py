@@ -7,11 +7,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.answer import answer
-from service.choice import LogprobEntry
+from service.choice import Choice, LogprobEntry
 from service.chunks import ChunkEncoder, ChunkStyle, Identity
 from service.errors import bad_value
 from service.generation import Generation, Options, Prompt
 from service.http import decode
+from service.logprob_budget import LogprobBudget
 from service.logprobs import MIN_LOGPROB, prompt_logprobs
 from service.preparation import (
     cache_salt,
@@ -51,6 +52,31 @@ def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> Completi
     return result
 
 
+def echoed_logprobs(generation: Generation) -> dict[int, CompletionLogprobs]:
+    """Of each prompt that its choices begin with, by its request's number."""
+    if not generation.options.echo_logprobs:
+        return {}
+    echoed = {}
+    for group in generation.groups:
+        entries = group.choices[0].logprobs[: len(group.prompt_logprobs or ())]
+        echoed[group.stream.request_id] = logprobs_of(generation, entries)
+    return echoed
+
+
+def _of_choice(
+    generation: Generation, choice: Choice, echoed: CompletionLogprobs | None
+) -> CompletionLogprobs:
+    if echoed is None:
+        return logprobs_of(generation, choice.logprobs)
+    own = logprobs_of(generation, choice.logprobs[len(echoed.tokens) :])
+    return CompletionLogprobs(
+        echoed.tokens + own.tokens,
+        echoed.token_logprobs + own.token_logprobs,
+        echoed.top_logprobs + own.top_logprobs,
+        echoed.text_offset + own.text_offset,
+    )
+
+
 STYLE = ChunkStyle("text_completion", b'"text":', b'"text":', b"", logprobs_of)
 
 
@@ -82,6 +108,7 @@ async def completions(state: ServerState, request: Request) -> Response:
     if body.token_limit == 0 and not echo:
         raise bad_value("max_tokens", "max_tokens must be at least 1 without echo, got 0")
     grammar = await checked_grammar(state, body.form)
+    carried = LogprobBudget.of(body, body.logprobs, echo)
     prompts, params = await _read_prompts(state, body), []
     for prompt in prompts:
         budget = token_budget(body, prompt.tokens, "prompt", info, DEFAULT_MAX_TOKENS)
@@ -89,6 +116,8 @@ async def completions(state: ServerState, request: Request) -> Response:
         if echo and logprobs and body.prompt_logprobs is None:
             sampling = structs.replace(sampling, prompt_logprobs=body.logprobs)
         params.append(sampling)
+    num_tokens, most = sum(len(prompt.tokens) for prompt in prompts), sum(own.max_tokens for own in params)
+    carried.check(num_tokens, most)
     options = Options(
         stops=body.stop_strings,
         skip_special_tokens=body.skip_special_tokens,
@@ -98,6 +127,7 @@ async def completions(state: ServerState, request: Request) -> Response:
         token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids,
         best=body.ranked,
+        num_logprobs=carried.total(num_tokens, most),
     )
     salt = cache_salt(request, body.cache_salt)
     generation = Generation(state, engine, tokenizer, prompts, params, options, salt)
@@ -107,19 +137,21 @@ async def completions(state: ServerState, request: Request) -> Response:
         chunks = ChunkEncoder(STYLE, generation, identity, usage=body.usage_in_stream, logprobs=logprobs)
 
     def reply() -> CompletionReply:
+        of_prompt = prompt_logprobs(generation) if body.prompt_logprobs is not None else {}
+        of_echo = echoed_logprobs(generation)
         choices = [
             CompletionChoice(
                 index=index,
                 text=choice.take_text(),
-                logprobs=logprobs_of(generation, choice.logprobs) if logprobs else None,
+                logprobs=_of_choice(generation, choice, of_echo.get(group.stream.request_id))
+                if logprobs
+                else None,
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop_reason,
                 cumulative_logprob=UNSET if choice.cumulative_logprob is None else choice.cumulative_logprob,
                 token_ids=choice.tokens if body.return_token_ids else UNSET,
                 prompt_token_ids=group.prompt.tokens if body.return_token_ids else UNSET,
-                prompt_logprobs=prompt_logprobs(tokenizer, group.prompt_logprobs or [])
-                if body.prompt_logprobs is not None
-                else UNSET,
+                prompt_logprobs=of_prompt.get(group.stream.request_id, UNSET),
             )
             for index, (group, choice) in enumerate(generation.returned())
         ]

@@ -38,6 +38,7 @@ class Options:
     token_ids: bool = False
     tokens_as_ids: bool = False
     tools: ToolUse | None = None
+    num_logprobs: int = 0  # that an answer sent at once may carry
     best: int | None = None  # how many of a prompt's samples are returned, ranked; None: all, in order
 
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.request import TokenLogprob
 from service.replies import PromptLogprob, PromptLogprobs
 
 if TYPE_CHECKING:
+    from service.generation import Generation
     from service.tokenizer import Tokenizer
 
 MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 
-def prompt_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob | None]) -> PromptLogprobs:
-    """By token id: of each token of the prompt, and of the candidates in its place. None for the first."""
-    return [None if entry is None else _prompt_logprob(tokenizer, entry) for entry in entries]
+def prompt_logprobs(generation: Generation) -> dict[int, PromptLogprobs]:
+    """Of each prompt, by its request's number: its choices share them.
+
+    By token id: of each token of the prompt, and of the candidates in its place. None for the first.
+    """
+    tokenizer = generation.tokenizer
+    return {
+        group.stream.request_id: [
+            None if entry is None else _prompt_logprob(tokenizer, entry)
+            for entry in group.prompt_logprobs or []
+        ]
+        for group in generation.groups
+    }
 
 
 def _prompt_logprob(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, PromptLogprob]:

@@ -21,7 +21,7 @@ _ANY = {
     431: "The path and the headers are too large",
 }
 _KEYED = {401: "No valid API key"}
-_NOT_READY = {503: "Loading, shutting down, or the engine is dead or stalled"}
+_NOT_READY = {503: "Loading, shutting down, the engine is dead or stalled, or a process was lost: try again"}
 _BODY = {
     404: "No such model",
     408: "The body did not come in time",

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from service.chat_template import TIME_LIMIT, ChatTemplate
 from service.errors import ApiError, TemplateError, not_ready, too_large
 from service.frames import encode_frame
-from service.template_worker import Conversation, Model, Rendered
+from service.template_messages import Conversation, Model, Rendered
 from service.workers import OutOfTime, WorkerLost, Workers
 
+if TYPE_CHECKING:
+    from service.chat_template import ChatTemplate
+
 PROCESSES = 2
-SECONDS = 2 * TIME_LIMIT  # a template that goes round ends itself before
+SECONDS = 2.0  # of processor time, for a conversation; a template that goes round ends itself after one
 MAX_WAITING = 1024  # conversations
 MAX_WAITING_BYTES = 64 << 20  # of those; one that comes alone may have more
 

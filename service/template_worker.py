@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from service.chat_template import ChatTemplate
 from service.errors import TemplateError
+from service.template_messages import Conversation, Model, Rendered
 from service.text import utf8_size
 from service.worker import Answer, work
 
 MEMORY_BYTES = 512 << 20  # of address space, for prompts of 4 MiB
-
-
-class Model(msgspec.Struct, frozen=True):
-    """What a process is told first."""
-
-    template: str
-    special_tokens: dict[str, str]
-    max_prompt_bytes: int
-
-
-class Conversation(msgspec.Struct, frozen=True):
-    """What becomes a prompt."""
-
-    messages: list[dict[str, Any]]
-    add_generation_prompt: bool
-    arguments: dict[str, Any]
-    tools: list[dict[str, Any]] | None
-
-
-class Rendered(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The prompt; or how many bytes it has, where those are too many; or what is wrong."""
-
-    prompt: str = ""
-    too_large: int = 0
-    error: str = ""
 
 
 def _prepare(opening: bytes) -> Answer:

@@ -14,6 +14,7 @@ from service.frames import LENGTH, encode_frame
 
 TRIES = 2  # of a question whose process is lost
 START_SECONDS = 60.0  # until a process is ready
+END_SECONDS = 5.0  # for a process that has closed its pipes
 ANSWER_SECONDS = 60.0  # on the clock, for an answer: many times the processor time that one may take
 
 
@@ -141,14 +142,25 @@ class _Process:
                 self._process.stdin.write(frame)
                 (length,) = LENGTH.unpack(await self._process.stdout.readexactly(LENGTH.size))
                 return await self._process.stdout.readexactly(length)
-        except (TimeoutError, EOFError, OSError, RuntimeError):  # uvloop's, of a pipe that is closed
+        except TimeoutError:
             self.kill()
-            if await self.wait() == -signal.SIGPROF:
+            raise WorkerLost from None
+        except (EOFError, OSError, RuntimeError):  # uvloop's, of a pipe that is closed
+            if await self._end() == -signal.SIGPROF:
                 raise OutOfTime from None
             raise WorkerLost from None
         except BaseException:  # a frame that was not read would be the next question's answer
             self.kill()
             raise
+
+    async def _end(self) -> int:
+        """How it ended, which it did when its pipes closed. To kill it at once would hide that."""
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                return await self.wait()
+        except TimeoutError:
+            self.kill()
+            return await self.wait()
 
     @property
     def ended(self) -> bool:

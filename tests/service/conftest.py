@@ -16,6 +16,7 @@ from service.state import ServerState
 from service.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers
 from tests.service.fake_engine import FakeEngine, Script, echo, make_info
+from tests.service.inline_renderer import InlineRenderer
 from tests.service.live import Live
 
 CHAT_TEMPLATE = (
@@ -43,11 +44,16 @@ class Service:
 
 @pytest.fixture
 async def make_service(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Service]]:
-    """A ready service; keywords that are not the engine's are ServiceConfig's."""
+    """A ready service; keywords that are not the engine's are ServiceConfig's.
+
+    Whoever steps the engine by hand counts the loop's turns, too: chat templates then take none.
+    """
     made: list[ServerState] = []
 
     def make(*, auto: bool = True, script: Script = echo, ready: bool = True, **config: Any) -> Service:
         state = ServerState(ServiceConfig(served_model_names=("tiny", "alias"), **config))
+        if not auto:
+            state.renderer = InlineRenderer()
         engine = FakeEngine(make_info(tokenizer), auto=auto, script=script)
         state.set_engine(engine)
         if ready:

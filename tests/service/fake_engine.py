@@ -33,7 +33,6 @@ def make_info(tokenizer: Tokenizer) -> EngineInfo:
         "num_host_blocks": 64,
         "bytes_per_block": 1024,
         "max_num_seqs": 130,
-        "num_pinned_blocks": 0,
         "windows": (0,),
     }
     rest: dict[str, Any] = {
