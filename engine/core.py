@@ -232,7 +232,7 @@ class EngineCore:
         try:
             self._launched.append(self.runner.launch(plan))
         except Exception as error:
-            self._launched.append(_NotLaunched(error))  # in no variable here: the error's frames would hold it
+            self._launched.append(_NotLaunched(error))  # not in a variable, which its frames would hold
         except BaseException:
             self._launched.append(_NotLaunched(RuntimeError("the launch of a step was interrupted")))
             self.torn = False
