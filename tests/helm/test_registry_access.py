@@ -45,8 +45,8 @@ def test_a_replica_publishes_and_the_router_reads_it(urls: dict[str, str]) -> No
     answer = registry.publish(1, [DIGEST], [], Load(running=2), anew=True)
     assert (answer.status, answer.blocks) == ("OK", 1)
     router = redis.Redis.from_url(urls["router"])
-    (meta,) = router.eval_ro(REPLICAS, 1, KEYS.replicas, KEYS.meta)
-    assert b"running" in meta
+    ((_, url, running),) = router.eval_ro(REPLICAS, 1, KEYS.replicas, KEYS.meta, "url", "running")
+    assert (url, running) == (REPLICA.encode(), b"2")
     found = router.eval_ro(LOOKUP, 1, KEYS.replicas, KEYS.meta, KEYS.blocks, DIGEST + bytes(16))
     assert found == [[REPLICA.encode(), 1]]
     assert list(router.scan_iter(Keys("*").replicas)) == [KEYS.replicas.encode()]
