@@ -44,6 +44,12 @@ def decode_tiles(gpu: Gpu, lanes: int, dim: int, dtype: torch.dtype, kv_dtype: t
     return key_tiles(gpu, KeyTiles(keys, STAGES), lanes, dim, dtype, kv_dtype, paired=paired)
 
 
+def has_room_for_new_heads(gpu: Gpu, group: int, head_dim: int, dtype: torch.dtype) -> bool:
+    """Tell whether programs that normalise and rotate `group` query heads fit: those are held twice then."""
+    lanes, dim = max(16, triton.next_power_of_2(group)), triton.next_power_of_2(head_dim)
+    return bool(2 * lanes * dim * dtype.itemsize < gpu.shared_memory)
+
+
 def decode_attention(
     q: torch.Tensor,
     out: torch.Tensor,

@@ -8,11 +8,12 @@ from typing import Any
 import triton
 from torch import Tensor
 
-from kernels.decode_attention import decode_attention
+from kernels.decode_attention import decode_attention, has_room_for_new_heads
 from kernels.decode_reference import DecodeGather, decode_attention_reference
 from kernels.decode_splits import DecodeWorkspace, merge_splits, plan_small_splits, runs_at_once
 from kernels.fp8 import DTYPE as FP8
 from kernels.fused_linear import add_linear, add_linear_reference
+from kernels.gpu import gpu_of
 from kernels.new_heads import NewHeads
 from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
 from kernels.shared_prefix import SharedPrefixes
@@ -44,7 +45,7 @@ def decode_new_tokens(
     what it does.
     """
     q = _queries(qkv, out)
-    if _by_one_kernel(kv, rows, shared):
+    if _by_one_kernel(out, kv, rows, shared):
         decode_attention(
             q, out, kv, block_tables, rows, context_lens, order, scale, window, workspace,
             kv_scales=kv_scales, new=heads,
@@ -84,7 +85,7 @@ def add_decoded(
     In place, and `out` is overwritten. For layers whose other products are those of `kernels.fused_linear`.
     """
     (num_heads, head_dim), (num_kv_heads, block_size) = out.shape[1:], kv.shape[2:4]
-    if not _by_one_kernel(kv, rows, shared):
+    if not _by_one_kernel(out, kv, rows, shared):
         decode_new_tokens(
             qkv, out, kv, positions, slots, block_tables, rows, context_lens, order, heads, scale, window,
             workspace, shared, kv_scales,
@@ -139,8 +140,14 @@ def add_decoded_reference(
     add_linear_reference(residual, out.flatten(1), weight, bias)
 
 
-def _by_one_kernel(kv: Tensor, rows: Tensor, shared: SharedPrefixes | None) -> bool:
-    return shared is None and kv.dtype != FP8 and runs_at_once(len(rows), kv.shape[2])
+def _by_one_kernel(out: Tensor, kv: Tensor, rows: Tensor, shared: SharedPrefixes | None) -> bool:
+    (heads, head_dim), kv_heads = out.shape[1:], kv.shape[2]
+    return (
+        shared is None
+        and kv.dtype != FP8
+        and runs_at_once(len(rows), kv_heads)
+        and has_room_for_new_heads(gpu_of(out.device), heads // kv_heads, head_dim, out.dtype)
+    )
 
 
 def _queries(qkv: Tensor, out: Tensor) -> Tensor:

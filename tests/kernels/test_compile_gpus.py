@@ -33,7 +33,7 @@ from kernels import (
     token_mask,
     token_places,
 )
-from kernels.decode_attention import EARLY, SMALL_STAGES, decode_tiles
+from kernels.decode_attention import EARLY, SMALL_STAGES, decode_tiles, has_room_for_new_heads
 from kernels.decode_kernel import decode_kernel
 from kernels.gpu import Gpu
 from kernels.key_tiles import KeyTiles
@@ -93,7 +93,8 @@ def decode_kernels(gpu: Gpu, dim: int, dtype: torch.dtype, kv_dtype: torch.dtype
         known = {"NEW": False, "FIRST": False, "EARLY": EARLY, "rope": None, "q_norm": None, "k_norm": None}
         options: dict[str, object] = {"num_warps": 4, "num_stages": tiles.stages}
         yield Attention("decode", lanes, tiles, decode_kernel, both | known | alone, options)
-        if tiles.stages <= SMALL_STAGES and kv_dtype != FP8:  # with more stages the others take more
+        fused = kv_dtype != FP8 and has_room_for_new_heads(gpu, group, dim, dtype)
+        if fused and tiles.stages <= SMALL_STAGES:  # with more stages the others take more
             new = {"NEW": True, "FIRST": tiles.stages == SMALL_STAGES, "EARLY": 0}
             yield Attention("decode_new", lanes, tiles, decode_kernel, both | new | alone, options)
 

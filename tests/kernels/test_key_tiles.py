@@ -10,7 +10,7 @@ import torch
 from gpus import GPUS
 from rounded import FP8, FP12
 
-from kernels.decode_attention import decode_tiles
+from kernels.decode_attention import decode_tiles, has_room_for_new_heads
 from kernels.gpu import NO_GPU, Gpu
 from kernels.key_tiles import KeyTiles
 from kernels.prefill_attention import prefill_tiles
@@ -66,3 +66,13 @@ def test_with_less_fewer_keys_are_on_their_way(
 def test_too_little_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"A10 has 49152 bytes of shared memory .* 64 queries of 256"):
         prefix_tiles(replace(GPUS[86], shared_memory=49152), 256, FP32, FP32)
+
+
+@pytest.mark.parametrize(
+    ("capability", "room"), [(80, True), (86, False), (89, False), (90, True), (120, False)]
+)
+def test_heads_that_a_program_cannot_hold_twice_are_prepared_before(capability: int, room: bool) -> None:
+    gpu = GPUS[capability]
+    assert has_room_for_new_heads(gpu, 64, 256, torch.float32) == room
+    assert has_room_for_new_heads(gpu, 64, 256, torch.bfloat16)
+    assert has_room_for_new_heads(gpu, 16, 256, torch.float32)
