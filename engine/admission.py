@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from engine.plan import Int32, as_int32
 from engine.request import Request
 
 
@@ -17,21 +19,14 @@ class Capacity:
     max_model_len: int
     vocab_size: int
 
-    def check(self, request: Request) -> None:
-        """Raise ValueError, with the numbers, when the request could never run."""
+    def check(self, request: Request) -> Int32:
+        """Return the prompt [N]. Raise ValueError, with the numbers, when the request could never run."""
         params, prompt = request.params, len(request.prompt)
         if prompt == 0:
             raise ValueError("the prompt is empty; it needs at least one token")
-        for name, ids in (
-            ("prompt", request.prompt),
-            ("stop_token_ids", params.stop_token_ids),
-            ("logit_bias", params.logit_bias),
-        ):
-            if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
-                wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
-                raise ValueError(
-                    f"{name} has token id {wrong}; the vocabulary has 0 to {self.vocab_size - 1}"
-                )
+        tokens = self._tokens("prompt", request.prompt)
+        self._tokens("stop_token_ids", params.stop_token_ids)
+        self._tokens("logit_bias", params.logit_bias)
         for name, k in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
             if k is not None and k > self.vocab_size:
                 raise ValueError(f"{name} is {k}, but the vocabulary has {self.vocab_size} tokens")
@@ -53,6 +48,19 @@ class Capacity:
                 f"{params.num_sequences} × {params.max_tokens} new ones, {self.block_size} to a block), but "
                 f"there are only {self.num_blocks}"
             )
+        return tokens
+
+    def _tokens(self, name: str, ids: Collection[int]) -> Int32:
+        """Return the ids [N]. Raise ValueError, which names one, where some are none of the vocabulary's."""
+        try:
+            tokens = as_int32(ids)
+            known = not len(tokens) or (tokens.min() >= 0 and tokens.max() < self.vocab_size)
+        except OverflowError:
+            known = False
+        if not known:
+            wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
+            raise ValueError(f"{name} has token id {wrong}; the vocabulary has 0 to {self.vocab_size - 1}")
+        return tokens
 
     def room(self, prompt: int, n: int) -> int:
         """Most new tokens that each of n sequences can have after a prompt of so many; below 1: not even one.

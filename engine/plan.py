@@ -6,6 +6,8 @@ could be sent to another rank as it is.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -16,6 +18,17 @@ from engine.request import SamplingParams
 
 Int32 = NDArray[np.int32]
 NOT_FINITE = -1  # instead of a token
+
+
+def as_int32(numbers: Collection[int]) -> Int32:
+    """[N] the numbers, not to be written to. Raises OverflowError.
+
+    By `struct`, which takes a third of the time that numpy takes for a list.
+    """
+    try:
+        return np.frombuffer(struct.pack(f"{len(numbers)}i", *numbers), np.int32)
+    except struct.error as error:
+        raise OverflowError(str(error)) from None
 
 
 def empty_int32() -> Int32:

@@ -60,9 +60,9 @@ class RunQueue:
 
     def add(self, request: Request, constraint: Constraint | None = None) -> None:
         """Queue a request, with its grammar's beginning. Raises ValueError when it could never run."""
-        self.capacity.check(request)
+        prompt = self.capacity.check(request)
         assert request.id not in self._groups, f"request id {request.id} is already in use"
-        group = SequenceGroup(request, self._arrivals, self._eos_token_ids)
+        group = SequenceGroup(request, prompt, self._arrivals, self._eos_token_ids)
         if request.params.beam_width:
             group.beams = BeamGroup(group, self.capacity.vocab_size)
         if constraint is not None:

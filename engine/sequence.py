@@ -138,11 +138,12 @@ class SequenceGroup:
         "transferring",
     )
 
-    def __init__(self, request: Request, order: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, request: Request, prompt: Int32, order: int, eos_token_ids: tuple[int, ...]) -> None:
+        """prompt [N]: the request's, as Capacity.check gives it."""
         self.request = request
         self.order = order  # of arrival: the smaller one is served first and yields last
         self.num_prompt = len(request.prompt)
-        self.prompt: Int32 = np.array(request.prompt, np.int32)
+        self.prompt = prompt
         params = request.params
         eos = () if params.ignore_eos else eos_token_ids
         self.stop_tokens = frozenset(eos) | frozenset(params.stop_token_ids)

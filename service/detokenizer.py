@@ -31,7 +31,9 @@ class Detokenizer(Protocol):
 class Pieces(Protocol):
     """What a vocabulary's tokens stand for."""
 
-    def token_bytes(self, token: int) -> bytes: ...
+    def token_bytes(self, token: int) -> bytes:
+        """What it adds within a text. It is looked up once, and kept."""
+        ...
 
     def detokenizer(self, context: list[int], skip: frozenset[int]) -> Detokenizer:
         """For a sequence that continues `context` (empty: starts a text). Tokens in `skip` add nothing."""
@@ -67,6 +69,7 @@ class ByteLevelPieces:
     def detokenizer(self, context: list[int], skip: frozenset[int]) -> Detokenizer:
         if skip not in self._tables:
             self._tables[skip] = _ByteTable(self._backend, skip)
+            self._tables[skip].update(self._all | self._tables[skip])
         return _ByteLevelDetokenizer(self._tables[skip])
 
 

@@ -65,6 +65,11 @@ class Tokenizer:
         """What `token` stands for within a text."""
         return self._pieces.token_bytes(token)
 
+    def look_up(self, vocab_size: int) -> None:
+        """Look up what each token stands for, so that none costs it when it first comes: 2 to 5 µs each."""
+        for token in range(vocab_size):
+            self._pieces.token_bytes(token)
+
     def token_text(self, token: int) -> str:
         """As `token_bytes`, with U+FFFD where a token is part of a character."""
         text = self._texts.get(token)

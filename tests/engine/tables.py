@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.block_manager import BlockManager
 from engine.moves import Moves
+from engine.plan import as_int32
 from engine.prefix_cache import BlockHasher
 from engine.request import Request, SamplingParams
 from engine.rows import Rows
@@ -23,7 +24,7 @@ class Tables:
     def group(self, prompt: list[int], n: int = 1, salt: str = "") -> list[Sequence]:
         """Sequences in rows, without blocks."""
         request = Request(len(self.sequences), prompt, SamplingParams(n=n, max_tokens=1000), cache_salt=salt)
-        group = SequenceGroup(request, request.id, ())
+        group = SequenceGroup(request, as_int32(request.prompt), request.id, ())
         for sequence in group.sequences:
             self.rows.assign(sequence)
         self.sequences += group.sequences

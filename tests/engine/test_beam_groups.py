@@ -10,7 +10,7 @@ import pytest
 
 from engine.beam import BeamStep
 from engine.beam_group import BeamGroup
-from engine.plan import StepPlan
+from engine.plan import StepPlan, as_int32
 from engine.request import Output, Request, SamplingParams
 from engine.sequence import SequenceGroup
 from tests.engine.oracle import VOCAB, OracleFlight, OracleRunner, expected_beams
@@ -75,7 +75,7 @@ def three_beams() -> tuple[Tables, BeamGroup]:
     """They share a prompt, and have chosen two tokens: the last block of each is its own, and half full."""
     tables = Tables(8, BLOCK_SIZE, num_host_blocks=8)
     params = SamplingParams(n=1, temperature=0.0, beam_width=WIDTH)
-    group = SequenceGroup(Request(0, PROMPT, params), 0, ())
+    group = SequenceGroup(Request(0, PROMPT, params), as_int32(PROMPT), 0, ())
     for sequence in group.sequences:
         tables.rows.assign(sequence)
     tables.sequences += group.sequences

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 from engine.block_manager import BlockManager
 from engine.block_pool import BlockPool, OutOfBlocks
 from engine.moves import Moves
+from engine.plan import as_int32
 from engine.prefix_cache import BlockHasher, Digest, Found, PrefixCache
 from engine.request import Request, SamplingParams
 from engine.rows import Rows
@@ -151,7 +152,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         prompt = [[0] * 12, [0, 1] * 6, [0, 0, 0, 1] * 3][kind][:length] + [tail % 2] * (tail // 2)
         request = Request(self.requests, prompt, SamplingParams(max_tokens=100), cache_salt=salt)
         self.requests += 1
-        group = SequenceGroup(request, request.id, ())
+        group = SequenceGroup(request, as_int32(request.prompt), request.id, ())
         self.groups.append(group)
         self._attach(group.live[0])
 

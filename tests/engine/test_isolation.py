@@ -15,7 +15,7 @@ from engine.core import EngineCore
 from engine.isolation import MAX_FRUITLESS
 from engine.logs import JsonFormatter
 from engine.pinning import pin_prefixes
-from engine.plan import StepPlan
+from engine.plan import StepPlan, as_int32
 from engine.request import Output, Request, SamplingParams
 from engine.sequence import SequenceGroup
 from loadtest.workloads import Work
@@ -50,7 +50,7 @@ def common(a: list[int], b: list[int]) -> int:
 def found(core: EngineCore, request: Request, tokens: list[int]) -> int:
     """How many of `tokens`, of `request`, are in the prefix cache."""
     known = Request(request.id, tokens, request.params, cache_salt=request.cache_salt)
-    (sequence, *_) = SequenceGroup(known, 0, EOS).sequences
+    (sequence, *_) = SequenceGroup(known, as_int32(known.prompt), 0, EOS).sequences
     return len(core.scheduler.blocks.match(sequence)) * core.scheduler.blocks.block_size
 
 

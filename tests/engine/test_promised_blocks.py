@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.core import EngineCore
-from engine.plan import NOT_FINITE, StepPlan, StepResult
+from engine.plan import NOT_FINITE, StepPlan, StepResult, as_int32
 from engine.prefix_cache import Digest, Prefix
 from engine.request import Output, Request, SamplingParams
 from engine.sequence import SequenceGroup
@@ -56,7 +56,7 @@ def tokens_of(outputs: list[Output]) -> list[int]:
 
 def findable(core: EngineCore, prompt: list[int], salt: str = "") -> int:
     """How many blocks of `prompt` a new request would find."""
-    group = SequenceGroup(Request(99, prompt, SamplingParams(), cache_salt=salt), 99, ())
+    group = SequenceGroup(Request(99, prompt, SamplingParams(), cache_salt=salt), as_int32(prompt), 99, ())
     return len(core.scheduler.blocks.match(group.sequences[0]))
 
 
