@@ -16,7 +16,7 @@ from engine.request import Request, SamplingParams
 from engine.startup import start_with_graphs
 from service.completion import Completion
 from service.demo import MODEL_FOLDER
-from service.offline import ChatPrompt, OfflineEngine, TextStream
+from service.offline import ChatPrompt, OfflineEngine, TextStream, without_collections
 from service.progress import PhaseBars
 from service.tokenizer import Tokenizer
 
@@ -73,8 +73,9 @@ class LLM:
                 f"there are {len(each)} prompts and {len(own)} params: give one for all, or one for each"
             )
         stops = _stop_strings(stop, own)
-        requests = [self._request(*pair) for pair in zip(each, own, strict=True)]
-        return self.engine.answer(requests, self.core.add_all, stops)
+        with without_collections():
+            requests = [self._request(*pair) for pair in zip(each, own, strict=True)]
+            return self.engine.answer(requests, self.core.add_all, stops)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, stop: str | Sequence[str] = ()

@@ -99,11 +99,11 @@ class OfflineEngine:
         Raises what `queue` does, and RequestFailed if one of them fails; none is left in the engine then.
         """
         job = Job(requests)
-        asked = [
-            _Asked(job, request, self._follow(request, stops) if stops else self._gather(request))
-            for request in requests
-        ]
-        with PostponedInterrupt() as interrupt, without_collections():
+        with without_collections(), PostponedInterrupt() as interrupt:
+            asked = [
+                _Asked(job, request, self._follow(request, stops) if stops else self._gather(request))
+                for request in requests
+            ]
             try:
                 self._begin(job, asked, queue)
                 while job.unfinished:
