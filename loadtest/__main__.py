@@ -6,11 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from loadtest import commands
-from loadtest.evaluation.commands import add_figure_flags
-from loadtest.lengths import parse_shape
-from loadtest.simulator.commands import add_record_flags, add_simulate_flags
-from loadtest.workloads import LAST_TOKEN, WORKLOADS
+from quire.loadtest import commands
+from quire.loadtest.evaluation.commands import add_figure_flags
+from quire.loadtest.lengths import parse_shape
+from quire.loadtest.simulator.commands import add_record_flags, add_simulate_flags
+from quire.loadtest.workloads import LAST_TOKEN, WORKLOADS
 
 
 def main(argv: list[str] | None = None) -> int:
