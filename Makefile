@@ -57,7 +57,7 @@ gpu-bench:
 # The PagedAttention paper's figures, written to loadtest/results/evaluation/: by simulation, and from the runs of a
 # real engine that are in its folder real/. No GPU.
 evaluation: setup
-	$(RUN)python -m loadtest figures --processes $$(nproc)
+	$(RUN)python -m quire.loadtest figures --processes $$(nproc)
 
 # The same experiments on the real engine, with CUDA; `make evaluation` then puts them beside the simulation.
 evaluation-gpu:

@@ -1,4 +1,4 @@
-"""The load tester and the simulator: `python -m loadtest run | sweep | compare | report | simulate …`."""
+"""The load tester and the simulator: `python -m quire.loadtest run | sweep | compare | report | …`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return int(arguments.call(arguments))
     except (ValueError, OSError) as error:
-        print(f"python -m loadtest {arguments.command}: {error}", file=sys.stderr)
+        print(f"python -m quire.loadtest {arguments.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

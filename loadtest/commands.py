@@ -1,4 +1,4 @@
-"""What each subcommand of `python -m loadtest` does with its flags."""
+"""What each subcommand of `python -m quire.loadtest` does with its flags."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+import quire
 from quire.engine.config import EngineConfig, RegistryConfig
 from quire.engine.logs import configure_logging
 from quire.service.commands.flags import (
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="quire", description="Serve large language models from a paged KV cache.")
+    parser.add_argument("--version", action="version", version=f"quire {quire.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="serve the OpenAI API and a chat page")
     add_engine_flags(serve)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import msgspec
 
+from quire.arguments import ChatPrompt, Prompt, check_names, stop_strings
 from quire.completion import Completion
 from quire.engine.config import EngineConfig, Progress
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.hub import resolve_model
 from quire.engine.startup import start_with_graphs
-from quire.offline_engine import ChatPrompt, OfflineEngine, TextStream, without_collections
+from quire.offline_engine import OfflineEngine, TextStream, without_collections
 from quire.service.commands.progress import PhaseBars
 from quire.service.demo import MODEL_FOLDER
 from quire.service.text.tokenizer import Tokenizer
-
-Prompt = str | list[int]
 
 
 class LLM:
@@ -40,7 +38,7 @@ class LLM:
         on_progress: Callable[[Progress], None] | None = None,
         **settings: object,
     ) -> None:
-        _check_names(settings)
+        check_names(settings)
         config = msgspec.convert({"model": model, **settings}, EngineConfig)
         if on_progress is None:
             on_progress = PhaseBars().show if sys.stderr.isatty() else lambda _: None
@@ -72,7 +70,7 @@ class LLM:
             raise ValueError(
                 f"there are {len(each)} prompts and {len(own)} params: give one for all, or one for each"
             )
-        stops = _stop_strings(stop, own)
+        stops = stop_strings(stop, own)
         with without_collections():
             requests = [self._request(*pair) for pair in zip(each, own, strict=True)]
             return self.engine.answer(requests, self.core.add_all, stops)
@@ -82,7 +80,7 @@ class LLM:
     ) -> TextStream:
         """The text of the first completion, as it comes; others may be asked for meanwhile."""
         params = SamplingParams() if params is None else params
-        stops = _stop_strings(stop, [params])
+        stops = stop_strings(stop, [params])
         return self.engine.stream(self._request(prompt, params), stops)
 
     def chat_prompt(self, messages: list[dict[str, str]]) -> ChatPrompt:
@@ -96,27 +94,3 @@ class LLM:
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
         return Request(next(self._ids), tokens, params)
-
-
-def _stop_strings(stop: str | Sequence[str], params: list[SamplingParams]) -> tuple[str, ...]:
-    for own in params:
-        if not isinstance(own, SamplingParams):
-            raise TypeError(f"params must be SamplingParams, or a list of them, got {own!r}")
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
-    for string in strings:
-        if not isinstance(string, str):
-            raise TypeError(f"stop must be a string or several, got {string!r}")
-    if "" in strings:
-        raise ValueError("a stop string is empty; it needs at least one character")
-    if strings and any(own.beam_width for own in params):
-        raise ValueError("stop may not be given with beams (beam_width); stop_token_ids may")
-    return strings
-
-
-def _check_names(settings: Iterable[str]) -> None:
-    known = [name for name in EngineConfig.__struct_fields__ if name != "model"]
-    for name in settings:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}" if near else f"there is {', '.join(known)}"
-            raise TypeError(f"LLM has no setting {name!r}: {hint}")

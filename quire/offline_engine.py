@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from operator import getitem
 
+from quire.arguments import ChatPrompt
 from quire.completion import Completion, Followed, Gathered, PromptLogprobs
 from quire.engine.core import EngineCore
 from quire.engine.messages import Output, Request, StepOutputs
@@ -18,10 +19,6 @@ from quire.service.text.detokenizer import Detokenizer
 from quire.service.text.tokenizer import Tokenizer
 
 Queue = Callable[[list[Request]], None]
-
-
-class ChatPrompt(list[int]):
-    """Token ids of a conversation: an answer to it is a text of its own, rather than its continuation."""
 
 
 class RequestFailed(RuntimeError):

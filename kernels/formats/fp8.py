@@ -119,7 +119,9 @@ def attend_paired(
     total: tl.tensor,
     scale_log2: tl.tensor,
 ) -> tl.tensor:
-    """As `attention.kv_tile.attend`, to what `load_paired_tile` gave; even and odd are acc's dims [M, DIM // 2].
+    """Attend as `attention.kv_tile.attend` does, to what `load_paired_tile` gave.
+
+    even and odd are acc's dims [M, DIM // 2].
 
     q is as `as_exact` gives it. For few queries: scales multiply scores and weights, which are fewer than K
     and V. A weight times its value's scale must fit fp16, so `peak` is of these products (but for mantissas).

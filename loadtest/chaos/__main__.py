@@ -1,4 +1,6 @@
-"""Everything at once: `python -m quire.loadtest.chaos [--seconds S] [--json FILE]`; by default for a minute in all.
+"""Everything at once, by default for a minute in all.
+
+`python -m quire.loadtest.chaos [--seconds S] [--json FILE]`
 
 Two replicas with little memory, a router and a Redis on loopback. Clients of one seed ask for streams,
 samples, beams, grammars, WebSockets and streams that break off, and some leave. Redis is killed every five

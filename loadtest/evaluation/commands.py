@@ -1,4 +1,4 @@
-"""`python -m loadtest figures …`: which figures there are, and how they are made."""
+"""`python -m quire.loadtest figures …`: which figures there are, and how they are made."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def add_figure_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--costs", type=Path, help="step records that costs are fitted to (python -m loadtest record)"
+        "--costs", type=Path, help="step records that costs are fitted to (python -m quire.loadtest record)"
     )
     parser.add_argument(
         "--real",

@@ -45,7 +45,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """Some steps of a workload under a tracer (see `quire.loadtest.offline.profiling`), by which the host takes longer."""
+    """Some steps of a workload under a tracer (see `profiling`), by which the host takes longer."""
 
     steps: int
     step_ms: float

@@ -1,4 +1,4 @@
-"""`python -m loadtest simulate` and `record`: a run on the virtual clock, and steps to fit its costs to."""
+"""`python -m quire.loadtest simulate`, a run on the virtual clock, and `record`, what its costs fit."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class WorkerLost(Exception):
 
 
 class Workers:
-    """At most `count` processes that run `module` (a `quire.service.text.worker`), each with one question at a time.
+    """At most `count` processes that run `module` (a `worker`), each with one question at a time.
 
     `opening` makes what they are told first; it is called in a thread. They end with this process, or when
     closed. A question whose asker has left is answered all the same, which costs less than a new process.

@@ -146,7 +146,7 @@ def test_a_report_holds_every_figure_and_its_data(tmp_path: Path, monkeypatch: p
     figure = block_size.fig18b(setting(1.0))
     again = block_size.fig18b(dataclasses.replace(setting(1.0), processes=2))
     assert figure == again, "the same seed gives another figure"
-    where = {"commit": "abc", "date": "2026-01-02", "command": "python -m loadtest figures"}
+    where = {"commit": "abc", "date": "2026-01-02", "command": "python -m quire.loadtest figures"}
     other = msgspec.structs.replace(figure, name="other")
     write_report(tmp_path, [MadeFigure(figure=figure, **where)], ["fig2", "fig18b", "other"])
     write_report(tmp_path, [MadeFigure(figure=other, **where)], ["fig18b", "other"])

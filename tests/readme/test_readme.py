@@ -210,7 +210,9 @@ def test_files_that_are_named_exist() -> None:
 
 def test_flags_that_are_named_exist() -> None:
     commands = [["quire.cli", name] for name in ("serve", "generate", "bench", "route")]
-    commands += [["loadtest", name] for name in ("run", "sweep", "compare", "record", "figures", "simulate")]
+    commands += [
+        ["quire.loadtest", name] for name in ("run", "sweep", "compare", "record", "figures", "simulate")
+    ]
     commands += [["quire.loadtest.cluster_demo"], ["quire.loadtest.chaos"]]
     known = run([sys.executable, "-c", HELP_OF_ALL, json.dumps(commands)])
     for flag in set(re.findall(r"`(--[a-z-]+)", README)):

@@ -1,4 +1,4 @@
-"""Parts of a row's attention in `attention.hopper_decode.decode`, from other kernels or programs, and their merging.
+"""Parts of a row's attention in Hopper's decode, from other kernels or programs, and their merging.
 
 Parts are a tuple of the highest score (base 2) [LANES], the sum of weights beside it [LANES] and that of
 weighted values [LANES, DIM].

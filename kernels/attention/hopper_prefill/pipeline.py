@@ -1,4 +1,4 @@
-"""What the warps of `attention.hopper_prefill.prefill` have in common: sizes, and places in shared memory by turns."""
+"""The pipeline that the warps of Hopper's prefill share: sizes, and places in shared memory by turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The warps of `attention.hopper_prefill.prefill` that have the copy engine (TMA) bring queries, keys and values."""
+"""The warps of Hopper's prefill that have the copy engine (TMA) bring queries, keys and values."""
 
 from __future__ import annotations
 
