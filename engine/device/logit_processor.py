@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.engine.device.staging import sent
 from quire.engine.schedule.plan import Int32, RowStart, StepPlan
 from quire.kernels.backend import Backend
-from quire.kernels.sampling.sample import SamplingState
+from quire.kernels.sampling.state import SamplingState
 
 BANNED = float("-inf")
 
