@@ -22,7 +22,7 @@ from quire.engine.core import EngineCore
 from quire.engine.device.graph_recorder import Recorder
 from quire.engine.device.kv_cache import (
     KVCache,
-    automatic_dtype,
+    automatic_format,
     bytes_per_block,
     expanded_bytes_per_block,
     expanded_dtype,
@@ -42,8 +42,7 @@ from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequences.grammar import grammars_of
 from quire.kernels.backend import torch_backend, triton_backend
 from quire.kernels.compiling import compiling_beside
-from quire.kernels.formats.fp8 import DTYPE as FP8
-from quire.kernels.formats.kv_format import ROUNDED, elements_of, name_of
+from quire.kernels.formats.kv_format import FP8, SCALED, UNSCALED, KVFormat
 from quire.kernels.gpu import FIRST_CAPABILITY, NO_GPU, Gpu, gpu_of
 
 CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
@@ -137,7 +136,7 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # one core is the API process's
     dtype = _dtype(config, model_config, device)
-    kv_dtype = _kv_dtype(config, model_config, dtype, gpu)
+    kv_format = _kv_format(config, model_config, dtype, gpu)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     backend = triton_backend() if device.type == "cuda" else torch_backend()
     max_num_batched_tokens = config.max_num_batched_tokens or max(
@@ -149,7 +148,7 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     with compiling_beside(kernels) if with_graphs else nullcontext():
         if with_graphs:
             kernels(0, 1)
-            rehearse(model_config, backend, limits, config.block_size, kv_dtype, device, dtype)
+            rehearse(model_config, backend, limits, config.block_size, kv_format, device, dtype)
         model, weight_bytes = load_model(
             folder,
             model_config,
@@ -161,13 +160,13 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
             seed=config.seed or 0,
             on_progress=report.phase("weights", "B"),
         )
-    expanded = expanded_dtype(model_config, kv_dtype, dtype, gpu)
-    held = (config.block_size, kv_dtype, device, backend.copy_blocks, expanded)
+    expanded = expanded_dtype(model_config, kv_format, dtype, gpu)
+    held = (config.block_size, kv_format, device, backend.copy_blocks, expanded)
     runner = ModelRunner(model, backend, KVCache(model_config, 1, *held), limits, device)
 
     memory = report.phase("memory", "blocks")
     memory(0, 1)
-    block_bytes = bytes_per_block(model_config, config.block_size, kv_dtype)
+    block_bytes = bytes_per_block(model_config, config.block_size, kv_format)
     device_bytes = block_bytes + expanded_bytes_per_block(model_config, config.block_size, expanded)
     num_blocks = config.num_gpu_blocks_override or _measure_blocks(config, runner, device_bytes)
     runner.cache = KVCache(model_config, num_blocks, *held)
@@ -189,8 +188,8 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     info = EngineInfo(
         model=config.model,
         architecture=model_config.architecture,
-        dtype=name_of(dtype),
-        kv_cache_dtype=name_of(kv_dtype),
+        dtype=UNSCALED[dtype].name,
+        kv_cache_dtype=kv_format.name,
         device=gpu.name,
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
@@ -259,24 +258,24 @@ def _default_batched_tokens(device: torch.device, gpu: Gpu) -> int:
     return BATCHED_TOKENS_PER_MULTIPROCESSOR * gpu.multiprocessors
 
 
-def _kv_dtype(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> torch.dtype:
-    """Of the KV cache. Raises ValueError where the flag's format does not suit the device or the model."""
+def _kv_format(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> KVFormat:
+    """Return the KV cache's. Raises ValueError where the format does not suit the device or the model."""
     if config.kv_cache_dtype == "auto":
-        return automatic_dtype(model, dtype, gpu)
+        return automatic_format(model, dtype, gpu)
     if config.kv_cache_dtype == "model":
-        return dtype
-    unsuited = {name: _why_unsuited(held, model, gpu) for name, held in ROUNDED.items()}
+        return UNSCALED[dtype]
+    unsuited = {name: _why_unsuited(held, model, gpu) for name, held in SCALED.items()}
     if (why := unsuited[config.kv_cache_dtype]) is not None:
         others = [f"give {name}, or " for name, reason in unsuited.items() if reason is None]
         raise ValueError(f"--kv-cache-dtype: {why}; {''.join(others)}leave it out")
-    return ROUNDED[config.kv_cache_dtype]
+    return SCALED[config.kv_cache_dtype]
 
 
-def _why_unsuited(kv_dtype: torch.dtype, model: ModelConfig, gpu: Gpu) -> str | None:
-    if kv_dtype == FP8 and gpu is not NO_GPU and not gpu.has_e4m3:
+def _why_unsuited(held: KVFormat, model: ModelConfig, gpu: Gpu) -> str | None:
+    if held == FP8 and gpu is not NO_GPU and not gpu.has_e4m3:
         return f"fp8_e4m3 needs a GPU of compute capability 8.9 or later, but {gpu.name} is older"
     try:
-        elements_of(model.head_dim, kv_dtype)
+        held.elements(model.head_dim)
     except ValueError as error:
         return str(error)
     return None

@@ -9,14 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.attention.decode import decode_attention
-from quire.kernels.attention.decode_reference import decode_attention_reference
-from quire.kernels.attention.prefill import prefill_attention, prefill_attention_reference
+from quire.kernels.attention.decode import decode
+from quire.kernels.attention.decode_reference import decode_reference
+from quire.kernels.attention.prefill import prefill, prefill_reference
 from quire.kernels.attention.token_places import token_places, token_places_reference
-from quire.kernels.attention.write_kv import qkv_to_cache, qkv_to_cache_reference
+from quire.kernels.attention.write_kv import write_kv, write_kv_reference
 from quire.kernels.decode_layer import (
     add_decoded,
     add_decoded_reference,
+    decode_beside,
+    decode_beside_reference,
     decode_new_tokens,
     decode_new_tokens_reference,
 )
@@ -53,11 +55,12 @@ class Backend:
 
     name: str
     embed: Callable[[Tensor, Tensor], Tensor]
-    decode_attention: Callable[..., None]
+    decode: Callable[..., None]
+    decode_beside: Callable[..., None]
     decode_new_tokens: Callable[..., None]
     add_decoded: Callable[..., None]
-    prefill_attention: Callable[..., None]
-    qkv_to_cache: Callable[..., None]
+    prefill: Callable[..., None]
+    write_kv: Callable[..., None]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     linear: Callable[[Tensor, Linear], Tensor]
     silu_linear: Callable[[Tensor, Linear], Tensor]
@@ -79,11 +82,12 @@ def torch_backend() -> Backend:
     return Backend(
         name="torch",
         embed=F.embedding,
-        decode_attention=decode_attention_reference,
+        decode=decode_reference,
+        decode_beside=decode_beside_reference,
         decode_new_tokens=decode_new_tokens_reference,
         add_decoded=add_decoded_reference,
-        prefill_attention=prefill_attention_reference,
-        qkv_to_cache=qkv_to_cache_reference,
+        prefill=prefill_reference,
+        write_kv=write_kv_reference,
         rms_norm=rms_norm_reference,
         linear=linear_reference,
         silu_linear=silu_linear_reference,
@@ -106,11 +110,12 @@ def triton_backend() -> Backend:
     return Backend(
         name="triton",
         embed=embed,
-        decode_attention=decode_attention,
+        decode=decode,
+        decode_beside=decode_beside,
         decode_new_tokens=decode_new_tokens,
         add_decoded=add_decoded,
-        prefill_attention=prefill_attention,
-        qkv_to_cache=qkv_to_cache,
+        prefill=prefill,
+        write_kv=write_kv,
         rms_norm=rms_norm,
         linear=linear,
         silu_linear=silu_linear,

@@ -18,7 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.attention.write_kv import qkv_to_cache
+from quire.kernels.attention.batch import AttentionLayer
+from quire.kernels.attention.write_kv import write_kv
+from quire.kernels.formats.kv_format import BF16
+from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.linear.fused import add_linear, norm_linear, norm_silu_linear
 from quire.kernels.linear.linear import wide_linear
 from quire.kernels.pointwise.activation import silu_mul
@@ -100,10 +103,14 @@ def layer_cases(model: Model, tokens: int) -> Iterator[Case]:
     slots = torch.randperm(blocks * 16, device="cuda")[:tokens]
     q_norm, k_norm = (random(head_dim), random(head_dim)) if model.qk_norm else (None, None)
 
+    layer = AttentionLayer(
+        model.q_heads, model.kv_heads, head_dim, head_dim**-0.5, 0, rope, q_norm, k_norm, 1e-6
+    )
+
     def to_cache() -> Callable[[], object]:
         qkv = random(tokens, heads * head_dim)
         kv = torch.empty(blocks, 2, model.kv_heads, 16, head_dim, device="cuda", dtype=torch.bfloat16)
-        return lambda: qkv_to_cache(qkv, positions, slots, kv, model.q_heads, rope, q_norm, k_norm, 1e-6)
+        return lambda: write_kv(qkv, positions, slots, layer, LayerCache(kv, BF16))
 
     yield Case("rms_norm", model.name, tokens, 4 * tokens * hidden, norm)
     yield Case("add_rms_norm", model.name, tokens, 8 * tokens * hidden, add_norm)

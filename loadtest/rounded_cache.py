@@ -33,10 +33,10 @@ from quire.engine.core import EngineCore
 from quire.engine.device.kv_cache import KVCache, expanded_dtype
 from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.models.batch import ForwardBatch, PrefillBatch
 from quire.engine.models.hub import resolve_model
 from quire.engine.startup import start_engine
-from quire.kernels.formats.kv_format import ROUNDED
+from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, PrefillBatch
+from quire.kernels.formats.kv_format import BF16, FP32, SCALED, KVFormat
 from quire.kernels.gpu import gpu_of
 from quire.llm import LLM
 from quire.loadtest.provenance import Provenance
@@ -93,14 +93,14 @@ class Decode:
 
 
 @torch.inference_mode()
-def logits_of(core: EngineCore, kv_dtype: torch.dtype, tokens: list[int]) -> Tensor:
+def logits_of(core: EngineCore, held: KVFormat, tokens: list[int]) -> Tensor:
     """Logits [len(tokens), V] in fp32: the first half's from one prefill, the rest decoded one by one."""
     runner = core.runner
     assert isinstance(runner, ModelRunner)
     model, device = runner.model, runner.device
     blocks = -(-len(tokens) // BLOCK_SIZE)
-    expanded = expanded_dtype(model.config, kv_dtype, model.embedding.dtype, gpu_of(device))
-    cache = KVCache(model.config, blocks, BLOCK_SIZE, kv_dtype, device, runner.backend.copy_blocks, expanded)
+    expanded = expanded_dtype(model.config, held, model.embedding.dtype, gpu_of(device))
+    cache = KVCache(model.config, blocks, BLOCK_SIZE, held, device, runner.backend.copy_blocks, expanded)
     tables = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).int()[None].to(device)
 
     def ints(*values: int) -> Tensor:
@@ -114,12 +114,16 @@ def logits_of(core: EngineCore, kv_dtype: torch.dtype, tokens: list[int]) -> Ten
             tokens=ints(*tokens[begin:end]),
             positions=positions,
             slots=slots,
-            block_tables=tables,
-            decode_rows=rows[:0] if prefills else rows,
-            decode_context_lens=contexts[:0] if prefills else contexts,
-            decode_order=rows[:0] if prefills else rows,
-            prefill=PrefillBatch(rows, ints(0, end - begin), contexts, end - begin) if prefills else None,
-            workspace=runner.workspace,
+            decode=DecodeBatch(
+                tables,
+                rows[:0] if prefills else rows,
+                contexts[:0] if prefills else contexts,
+                rows[:0] if prefills else rows,
+                runner.workspace,
+            ),
+            prefill=PrefillBatch(tables, rows, ints(0, end - begin), contexts, end - begin)
+            if prefills
+            else None,
         )
         return model.logits(model.forward(batch, cache.layers)).float()
 
@@ -164,7 +168,7 @@ def sequences_of(llm: LLM, load_format: LoadFormat) -> list[list[int]]:
 
 
 def measure_errors(model: str, load_format: LoadFormat, device: str, formats: list[str]) -> list[Error]:
-    """In bfloat16, of each of `formats` in ROUNDED against its own cache; with a checkpoint's weights, of all
+    """In bfloat16, of each of `formats` in SCALED against its own cache; with a checkpoint's weights, of all
     of them against float32 too.
 
     Raises ValueError where a format does not suit the model's head dim.
@@ -186,9 +190,9 @@ def measure_errors(model: str, load_format: LoadFormat, device: str, formats: li
 
     llm = start("bfloat16")
     sequences = sequences_of(llm, load_format)
-    dtypes = {**{name: ROUNDED[name] for name in formats}, "bfloat16": torch.bfloat16}
+    caches = {**{name: SCALED[name] for name in formats}, "bfloat16": BF16}
     logits = {
-        cache: [logits_of(llm.core, dtype, tokens) for tokens in sequences] for cache, dtype in dtypes.items()
+        cache: [logits_of(llm.core, held, tokens) for tokens in sequences] for cache, held in caches.items()
     }
     name = "demo" if _is_demo(model) else Path(model).name
     errors = [compare(name, cache, "bfloat16", logits[cache], logits["bfloat16"]) for cache in formats]
@@ -196,8 +200,8 @@ def measure_errors(model: str, load_format: LoadFormat, device: str, formats: li
         return errors  # other weights are drawn in float32
     del llm  # its memory is the next one's
     llm = start("float32")
-    exact = [logits_of(llm.core, torch.float32, tokens) for tokens in sequences]
-    return errors + [compare(name, cache, "float32", logits[cache], exact) for cache in dtypes]
+    exact = [logits_of(llm.core, FP32, tokens) for tokens in sequences]
+    return errors + [compare(name, cache, "float32", logits[cache], exact) for cache in caches]
 
 
 # -- gain ---------------------------------------------------------------------------------------------
@@ -293,7 +297,7 @@ def main() -> None:
     parser.add_argument(
         "--kv-cache-dtype",
         action="append",
-        choices=list(ROUNDED),
+        choices=list(SCALED),
         dest="formats",
         help="a rounded format to measure (may repeat); all if left out",
     )
@@ -301,7 +305,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the measurements to this file")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    formats = list(dict.fromkeys(arguments.formats or ROUNDED))
+    formats = list(dict.fromkeys(arguments.formats or SCALED))
     console = Console(width=160)
     errors: list[Error] = []
     decodes: list[Decode] = []

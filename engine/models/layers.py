@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.engine.models.batch import ForwardBatch, Newest, PrefillBatch, of_newest
 from quire.engine.models.config import Activation, ModelConfig
-from quire.kernels.attention.qk_norm_rope import NewHeads
+from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, Newest, of_newest
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.linear.linear import Linear
@@ -45,7 +44,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 class Attention:
     """One layer's attention: K and V of the fused projection to the cache, then queries over contexts."""
 
-    __slots__ = ("backend", "head_dim", "heads", "num_heads", "scale", "window")
+    __slots__ = ("backend", "layer")
 
     def __init__(
         self,
@@ -57,24 +56,39 @@ class Attention:
         k_norm: Tensor | None = None,
     ) -> None:
         self.backend = backend
-        self.num_heads = config.num_heads
-        self.head_dim = config.head_dim
-        self.heads = NewHeads(rope, q_norm, k_norm, config.norm_eps)
-        self.scale = config.head_dim**-0.5
-        self.window = window
+        self.layer = AttentionLayer(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5,
+            window=window,
+            rope=rope,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=config.norm_eps,
+        )
 
     def __call__(self, qkv: Tensor, batch: ForwardBatch, cache: LayerCache, newest: Newest | None) -> Tensor:
         """qkv [T, (Hq + 2 Hkv) D] (q may be overwritten), this layer's cache -> [T, Hq D].
 
         With `newest`, all K and V go to the cache, but only those R tokens are attended for -> [R, Hq D].
         """
+        backend, layer = self.backend, self.layer
         if newest is not None:
-            return self._of_newest(qkv, batch, newest, cache)
+            backend.write_kv(qkv, batch.positions, batch.slots, layer, cache)
+            q = of_newest(layer.queries(qkv), newest)
+            out = torch.empty_like(q)
+            backend.decode(q, out, newest.queries, layer, cache)
+            return out.flatten(1)
         out = self._out(qkv)
         if batch.prefill is None:
-            self.backend.decode_new_tokens(*self._decoding(qkv, out, batch, cache))
-        else:
-            self._mixed(qkv, out, batch, batch.prefill, cache)
+            backend.decode_new_tokens(qkv, out, batch, layer, cache)
+            return out.flatten(1)
+        backend.write_kv(qkv, batch.positions, batch.slots, layer, cache, expand=True)
+        q = layer.queries(qkv)
+        backend.prefill(q, out, batch.prefill, layer, cache)
+        if batch.decode.rows.shape[0]:
+            backend.decode_beside(q, out, batch, layer, cache)
         return out.flatten(1)
 
     def add(
@@ -91,8 +105,7 @@ class Attention:
         The residual may be changed in place.
         """
         if batch.prefill is None and newest is None:
-            decoding = self._decoding(qkv, self._out(qkv), batch, cache)
-            self.backend.add_decoded(residual, output.weight, output.bias, *decoding)
+            self.backend.add_decoded(residual, output, qkv, self._out(qkv), batch, self.layer, cache)
             return residual
         attended = self(qkv, batch, cache, newest)
         residual = of_newest(residual, newest)
@@ -100,107 +113,5 @@ class Attention:
         return residual
 
     def _out(self, qkv: Tensor) -> Tensor:
-        return torch.empty(len(qkv), self.num_heads, self.head_dim, dtype=qkv.dtype, device=qkv.device)
-
-    def _decoding(
-        self, qkv: Tensor, out: Tensor, batch: ForwardBatch, cache: LayerCache
-    ) -> tuple[object, ...]:
-        """What `decode_new_tokens` takes."""
-        kv, kv_scales, _ = cache
-        return (
-            qkv,
-            out,
-            kv,
-            batch.positions,
-            batch.slots,
-            batch.block_tables,
-            batch.decode_rows,
-            batch.decode_context_lens,
-            batch.decode_order,
-            self.heads,
-            self.scale,
-            self.window,
-            batch.workspace,
-            batch.shared,
-            kv_scales,
-        )
-
-    def _mixed(
-        self, qkv: Tensor, out: Tensor, batch: ForwardBatch, prefill: PrefillBatch, cache: LayerCache
-    ) -> None:
-        kv, kv_scales, expanded = cache
-        if self.window:  # attention with one reads the cache itself
-            expanded = None
-        q, backend = self._to_cache(qkv, batch, cache, expanded), self.backend
-        backend.prefill_attention(
-            q,
-            out,
-            kv,
-            batch.block_tables,
-            prefill.rows,
-            prefill.query_starts,
-            prefill.context_lens,
-            prefill.max_query_len,
-            self.scale,
-            self.window,
-            kv_scales,
-            expanded,
-        )
-        if batch.decode_rows.shape[0]:
-            backend.decode_attention(
-                q,
-                out,
-                kv,
-                batch.block_tables,
-                batch.decode_rows,
-                batch.decode_context_lens,
-                batch.decode_order,
-                self.scale,
-                self.window,
-                batch.workspace,
-                kv_scales=kv_scales,
-                beside=len(prefill.rows) > 0,
-            )
-
-    def _of_newest(self, qkv: Tensor, batch: ForwardBatch, newest: Newest, cache: LayerCache) -> Tensor:
-        q = of_newest(self._to_cache(qkv, batch, cache), newest)
-        out = torch.empty_like(q)
-        kv, kv_scales, _ = cache
-        self.backend.decode_attention(
-            q,
-            out,
-            kv,
-            batch.block_tables,
-            newest.rows,
-            newest.context_lens,
-            newest.order,
-            self.scale,
-            self.window,
-            batch.workspace,
-            kv_scales=kv_scales,
-        )
-        return out.flatten(1)
-
-    def _to_cache(
-        self, qkv: Tensor, batch: ForwardBatch, cache: LayerCache, expanded: Tensor | None = None
-    ) -> Tensor:
-        """K and V of all tokens to the cache, and as numbers where prefill attention finds them.
-
-        -> q [T, Hq, D], normalised and rotated: a view of qkv.
-        """
-        kv, kv_scales, _ = cache
-        heads = self.heads
-        self.backend.qkv_to_cache(
-            qkv,
-            batch.positions,
-            batch.slots,
-            kv,
-            self.num_heads,
-            heads.rope,
-            heads.q_norm,
-            heads.k_norm,
-            heads.eps,
-            kv_scales,
-            expanded,
-        )
-        return qkv[:, : self.num_heads * self.head_dim].unflatten(1, (self.num_heads, self.head_dim))
+        layer = self.layer
+        return torch.empty(len(qkv), layer.num_heads, layer.head_dim, dtype=qkv.dtype, device=qkv.device)

@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.attention.splits import DecodeWorkspace
+from quire.kernels.attention.splits import SplitPartials
 from quire.kernels.launch import dependent_launch
 
 MOST_TOKENS = 2
@@ -43,26 +43,17 @@ def suits_split_output(residual: Tensor, weight: Tensor, num_heads: int) -> bool
     )
 
 
-def add_split_output(
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    context_lens: Tensor,
-    window: int,
-    max_splits: int,
-    tile: int,
-    workspace: DecodeWorkspace,
-) -> None:
-    """residual [T, N] += attention's result times weight [N, Hq D], plus bias [N] or None; in place.
+def add_split_output(residual: Tensor, weight: Tensor, bias: Tensor | None, partials: SplitPartials) -> None:
+    """Add attention's result times weight [N, Hq D], plus bias [N] or None, to residual [T, N] in place.
 
-    The result is what `attention.splits.merge_splits` would write to `out` [T, Hq, D], which here only
-    says how many heads there are. To a row without context nothing is added. Best of few splits: MOST_SPLITS.
+    The result is what `attention.splits.merge_splits` would give. To a row without context nothing is added.
+    Best of few splits: MOST_SPLITS.
     """
-    (tokens, outputs), (heads, head_dim) = residual.shape, out.shape[1:]
+    (tokens, outputs), (heads, head_dim) = residual.shape, partials.out.shape[1:]
     _kernel[outputs // ROWS, tokens](
-        residual, workspace.partials, workspace.lse, context_lens, weight, bias, window, max_splits,
-        HEADS=heads, HEAD_DIM=head_dim, TILE=tile, ROWS=ROWS, ROUND=ROUND,
+        residual, partials.workspace.partials, partials.workspace.lse, partials.context_lens, weight, bias,
+        partials.window, partials.max_splits,
+        HEADS=heads, HEAD_DIM=head_dim, TILE=partials.tile, ROWS=ROWS, ROUND=ROUND,
         num_warps=heads * head_dim // (32 * HELD.value), **dependent_launch(residual.device),
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from quire.engine.precompile import rehearse
 from quire.engine.startup import start_engine
 from quire.kernels.backend import Backend, torch_backend, triton_backend
 from quire.kernels.compiling import compiling_beside
+from quire.kernels.formats.kv_format import FP32, UNSCALED
 from quire.kernels.linear.linear import Linear
 from tests.models.tiny_models import MODELS
 
@@ -36,6 +37,8 @@ def described(value: Any) -> Any:
         return tuple(value.shape), value.dtype
     if isinstance(value, Linear):
         return described(value.weight), described(value.bias)
+    if is_dataclass(value) and not isinstance(value, type):
+        return tuple(described(getattr(value, field.name)) for field in fields(value))
     return value if isinstance(value, int | float | bool | None) else type(value)
 
 
@@ -62,7 +65,7 @@ def test_it_asks_for_all_that_the_step_sizes_take(
     config = ModelConfig.from_folder(folder)
     device, dtype = torch.device("cpu"), torch.float32
     rehearsed: set[Any] = set()
-    rehearse(config, watched(rehearsed), LIMITS, 16, dtype, device, dtype)
+    rehearse(config, watched(rehearsed), LIMITS, 16, UNSCALED[dtype], device, dtype)
     taken: set[Any] = set()
     monkeypatch.setattr("quire.engine.startup.torch_backend", lambda: watched(taken))
     core, _ = start_engine(
@@ -131,7 +134,7 @@ def test_its_model_is_gone_afterwards(
     )
     try:
         with compiling_beside(lambda done, total: None):
-            rehearse(config, backend, LIMITS, 16, torch.float32, device, torch.float32)
+            rehearse(config, backend, LIMITS, 16, FP32, device, torch.float32)
         assert [model() for model in models] == [None]
     finally:
         gc.enable()

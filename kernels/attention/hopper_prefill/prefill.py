@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from quire.kernels.attention.batch import AttentionLayer, PrefillBatch
 from quire.kernels.attention.hopper_prefill.consumer import consume
 from quire.kernels.attention.hopper_prefill.pipeline import CONSUMERS, PANEL, QUERIES, ROWS
 from quire.kernels.attention.hopper_prefill.producer import produce
@@ -144,21 +145,13 @@ def suits_hopper(q: torch.Tensor, kv: torch.Tensor, max_query_len: int) -> bool:
 
 
 def hopper_prefill(
-    q: torch.Tensor,
-    out: torch.Tensor,
-    kv: torch.Tensor,
-    block_tables: torch.Tensor,
-    rows: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lens: torch.Tensor,
-    max_query_len: int,
-    scale: float,
+    q: torch.Tensor, out: torch.Tensor, kv: torch.Tensor, batch: PrefillBatch, layer: AttentionLayer
 ) -> None:
-    """`attention.prefill.prefill_attention` without a window and scales, of what `suits_hopper`."""
+    """Do as `attention.prefill.prefill` without a window, of kv as numbers, of what `suits_hopper`."""
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = kv.shape[2:4]
     group = num_q_heads // num_kv_heads
-    tile = 64 if max_query_len <= SHORT else 128
+    tile = 64 if batch.max_query_len <= SHORT else 128
     panel, rows_a_block = PANEL.value, kv.stride(0) // head_dim
     q_source = TensorDescriptor(
         q,
@@ -175,13 +168,13 @@ def hopper_prefill(
         [min(block_size, tile), panel],
         gl.NVMMASharedLayout(128, 16, rank=2),
     )
-    num_sequences = rows.shape[0]
+    num_sequences = batch.rows.shape[0]
     block_q = CONSUMERS.value * ROWS.value // group
     turns = num_tokens // block_q + num_sequences
     turns_each = turns_of_a_program(num_kv_heads * turns, gpu_of(q.device).multiprocessors)
     _kernel[num_kv_heads, triton.cdiv(turns, turns_each)](
-        out, q_source, kv_source, block_tables, rows, query_starts, context_lens, num_sequences, turns,
-        turns_each, num_kv_heads,
-        scale * LOG2_E, block_tables.stride(0), rows_a_block, kv.stride(1) // head_dim,
+        out, q_source, kv_source, batch.block_tables, batch.rows, batch.query_starts, batch.context_lens,
+        num_sequences, turns, turns_each, num_kv_heads,
+        layer.scale * LOG2_E, batch.block_tables.stride(0), rows_a_block, kv.stride(1) // head_dim,
         GROUP=group, BLOCK_SIZE=block_size, DIM=head_dim, TILE=tile, STAGES=MOST_STAGED // tile, num_warps=4,
     )  # fmt: skip

@@ -11,9 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.attention.decode_reference import DecodeGather
+from quire.kernels.attention.batch import AttentionLayer, DecodeBatch
+from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.backend import Backend
+from quire.kernels.formats.kv_format import UNSCALED
+from quire.kernels.formats.layer_cache import LayerCache
 from quire.loadtest.evaluation.real.timing import device_seconds
 
 BATCHES = (8, 32)
@@ -101,8 +104,12 @@ def _paged(
     rows = torch.arange(batch, dtype=torch.int32, device=device)
     lens = torch.full((batch,), context, dtype=torch.int32, device=device)
 
+    decodes = DecodeBatch(tables, rows, lens, rows, workspace)
+    layer = AttentionLayer(one.q.shape[1], heads, dim, dim**-0.5)
+    cache = LayerCache(blocks, UNSCALED[blocks.dtype])
+
     def call() -> Tensor:
-        backend.decode_attention(one.q, one.out, blocks, tables, rows, lens, rows, dim**-0.5, 0, workspace)
+        backend.decode(one.q, one.out, decodes, layer, cache)
         return one.out
 
     return call
