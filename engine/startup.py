@@ -22,10 +22,10 @@ from quire.engine.core import EngineCore
 from quire.engine.device.graph_recorder import Recorder
 from quire.engine.device.kv_cache import (
     KVCache,
-    automatic_format,
     bytes_per_block,
     expanded_bytes_per_block,
     expanded_dtype,
+    named_format,
 )
 from quire.engine.device.runner import Limits, ModelRunner
 from quire.engine.device.streams import CudaQueue
@@ -42,8 +42,8 @@ from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequences.grammar import grammars_of
 from quire.kernels.backend import torch_backend, triton_backend
 from quire.kernels.compiling import compiling_beside
-from quire.kernels.formats.kv_format import FP8, SCALED, UNSCALED, KVFormat
-from quire.kernels.gpu import FIRST_CAPABILITY, NO_GPU, Gpu, gpu_of
+from quire.kernels.formats.kv_format import UNSCALED
+from quire.kernels.gpu import FIRST_CAPABILITY, Gpu, gpu_of
 
 CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
 CPU_BATCHED_TOKENS = 2048
@@ -136,7 +136,7 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # one core is the API process's
     dtype = _dtype(config, model_config, device)
-    kv_format = _kv_format(config, model_config, dtype, gpu)
+    kv_format = named_format(config.kv_cache_dtype, model_config, dtype, gpu)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     backend = triton_backend() if device.type == "cuda" else torch_backend()
     max_num_batched_tokens = config.max_num_batched_tokens or max(
@@ -256,29 +256,6 @@ def _default_batched_tokens(device: torch.device, gpu: Gpu) -> int:
     if device.type == "cpu":
         return CPU_BATCHED_TOKENS
     return BATCHED_TOKENS_PER_MULTIPROCESSOR * gpu.multiprocessors
-
-
-def _kv_format(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> KVFormat:
-    """Return the KV cache's. Raises ValueError where the format does not suit the device or the model."""
-    if config.kv_cache_dtype == "auto":
-        return automatic_format(model, dtype, gpu)
-    if config.kv_cache_dtype == "model":
-        return UNSCALED[dtype]
-    unsuited = {name: _why_unsuited(held, model, gpu) for name, held in SCALED.items()}
-    if (why := unsuited[config.kv_cache_dtype]) is not None:
-        others = [f"give {name}, or " for name, reason in unsuited.items() if reason is None]
-        raise ValueError(f"--kv-cache-dtype: {why}; {''.join(others)}leave it out")
-    return SCALED[config.kv_cache_dtype]
-
-
-def _why_unsuited(held: KVFormat, model: ModelConfig, gpu: Gpu) -> str | None:
-    if held == FP8 and gpu is not NO_GPU and not gpu.has_e4m3:
-        return f"fp8_e4m3 needs a GPU of compute capability 8.9 or later, but {gpu.name} is older"
-    try:
-        held.elements(model.head_dim)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int) -> int:

@@ -15,10 +15,10 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.schedule.plan import Int32
 from quire.kernels.attention.hopper_decode import decode as hopper_decode
 from quire.kernels.attention.hopper_prefill import prefill as hopper_prefill
-from quire.kernels.formats.kv_format import FP12, UNSCALED, KVFormat
+from quire.kernels.formats.kv_format import FP8, FP12, SCALED, UNSCALED, KVFormat
 from quire.kernels.formats.kv_scales import SCALE_TYPE
 from quire.kernels.formats.layer_cache import LayerCache
-from quire.kernels.gpu import Gpu
+from quire.kernels.gpu import NO_GPU, Gpu
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, held: KVFormat) -> int:
@@ -26,7 +26,7 @@ def bytes_per_block(config: ModelConfig, block_size: int, held: KVFormat) -> int
 
     Raises ValueError for a head dim that does not suit the format.
     """
-    return config.num_layers * 2 * config.num_kv_heads * block_size * held.vector_bytes(config.head_dim)
+    return sum(2 * spec.heads * block_size * held.vector_bytes(spec.head_dim) for spec in config.cache_specs)
 
 
 def expanded_dtype(config: ModelConfig, held: KVFormat, dtype: torch.dtype, gpu: Gpu) -> torch.dtype | None:
@@ -35,10 +35,9 @@ def expanded_dtype(config: ModelConfig, held: KVFormat, dtype: torch.dtype, gpu:
     That is worth its memory where `quire.kernels.attention.hopper_prefill.prefill` takes the heads, and fp12
     is as exact as bf16.
     """
-    expands = held == FP12 and dtype == torch.bfloat16 and not all(config.windows)
-    group = config.num_heads // config.num_kv_heads
-    suits = expands and hopper_prefill.takes_heads(gpu, dtype, config.head_dim, group)
-    return dtype if suits else None
+    group, full = config.num_heads // config.num_kv_heads, not all(config.windows)
+    expands = full and hopper_prefill.expands(gpu, dtype, held, config.head_dim, group)
+    return dtype if expands else None
 
 
 def automatic_format(config: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> KVFormat:
@@ -54,6 +53,32 @@ def automatic_format(config: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> KVFor
         return UNSCALED[dtype]
     taken = bytes_per_block(config, 1, FP12) + expanded_bytes_per_block(config, 1, expanded)
     return FP12 if taken < bytes_per_block(config, 1, UNSCALED[dtype]) else UNSCALED[dtype]
+
+
+def named_format(name: str, model: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> KVFormat:
+    """Return the format that `--kv-cache-dtype` names for a model in dtype.
+
+    Raises ValueError where it does not suit the device or the model.
+    """
+    if name == "auto":
+        return automatic_format(model, dtype, gpu)
+    if name == "model":
+        return UNSCALED[dtype]
+    unsuited = {other: _why_unsuited(held, model, gpu) for other, held in SCALED.items()}
+    if (why := unsuited[name]) is not None:
+        others = [f"give {other}, or " for other, reason in unsuited.items() if reason is None]
+        raise ValueError(f"--kv-cache-dtype: {why}; {''.join(others)}leave it out")
+    return SCALED[name]
+
+
+def _why_unsuited(held: KVFormat, model: ModelConfig, gpu: Gpu) -> str | None:
+    if held == FP8 and gpu is not NO_GPU and not gpu.has_e4m3:
+        return f"fp8_e4m3 needs a GPU of compute capability 8.9 or later, but {gpu.name} is older"
+    try:
+        held.elements(model.head_dim)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def expanded_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype | None) -> int:
@@ -97,8 +122,8 @@ class KVCache:
             expanded = torch.empty(shape, dtype=expanded_dtype, device=device)
         # Attention with a window reads the cache itself.
         self.layers = [
-            LayerCache(vectors, held, scale, None if window else expanded)
-            for vectors, scale, window in zip(kv.unbind(1), scales, config.windows, strict=True)
+            LayerCache(vectors, held, scale, None if spec.window else expanded)
+            for vectors, scale, spec in zip(kv.unbind(1), scales, config.cache_specs, strict=True)
         ]
 
     def add_host_tier(self, num_blocks: int) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from quire.kernels.attention.cascade import SharedPrefixes
 from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace
+from quire.kernels.shapes import StepShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,20 @@ class ForwardBatch:
     decode: DecodeBatch
     prefill: PrefillBatch | None = None
     newest: Newest | None = None  # whose hidden states alone are wanted; None: all tokens' are
+
+    def shape(self, block_size: int, *, last: bool = False) -> StepShape:
+        """Return the sizes of the step as a layer sees it; only the `last` one has `newest`."""
+        decode, prefill = self.decode, self.prefill
+        return StepShape(
+            tokens=len(self.tokens),
+            decodes=len(decode.rows),
+            chunks=None if prefill is None else len(prefill.rows),
+            longest_query=0 if prefill is None else prefill.max_query_len,
+            newest=len(self.newest.tokens) if last and self.newest is not None else None,
+            shared=decode.shared is not None,
+            block_size=block_size,
+            longest_context=decode.block_tables.shape[1] * block_size,
+        )
 
     def newest_by_layer(self, layers: int) -> list[Newest | None]:
         """Return whose hidden states each layer owes to what follows it: to another layer all tokens'."""

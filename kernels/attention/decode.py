@@ -11,8 +11,7 @@ from torch import Tensor
 from quire.kernels.attention.batch import AttentionLayer, DecodeBatch
 from quire.kernels.attention.cascade import prefix_attention
 from quire.kernels.attention.decode_kernel import decode_kernel
-from quire.kernels.attention.hopper_decode.decode import TILE as HOPPER_TILE
-from quire.kernels.attention.hopper_decode.decode import hopper_decode, suits_hopper_decode
+from quire.kernels.attention.hopper_decode import decode as hopper
 from quire.kernels.attention.key_tiles import KeyTiles, key_tiles
 from quire.kernels.attention.kv_tile import LOG2_E, check_attention_inputs, tile_keys
 from quire.kernels.attention.splits import DecodeWorkspace, SplitPartials, merge_splits, plan_splits
@@ -37,6 +36,16 @@ SMALL_STAGES = 2
 # through the loop: 28.3 against 29.7 µs of 8 rows.
 FIRST_SPLITS = 16
 EARLY = 2
+
+
+class DecodeKernel(Enum):
+    """The kernel that attends from decode tokens."""
+
+    HOPPER = "attention.hopper_decode"
+    SPLIT = "attention.decode_kernel"
+    # Programs of split rows take no more shared memory than kernels that use it for little else than to
+    # exchange sums: behind one of these they begin sooner.
+    SMALL = "attention.decode_kernel in little shared memory"
 
 
 class DecodeMode(Enum):
@@ -71,13 +80,13 @@ def decode(
     mode: DecodeMode = DecodeMode.AFTER,
     splits: int | None = None,
     *,
-    small: bool = False,
+    by: DecodeKernel | None = None,
 ) -> None:
     """Attend from each row's newest token to its context, to the first B tokens of `out` [T, Hq, D].
 
     As `decode_splits`, whose partial results, if any, are merged.
     """
-    partials = decode_splits(q, out, batch, layer, cache, mode, splits, small=small)
+    partials = decode_splits(q, out, batch, layer, cache, mode, splits, by=by)
     if partials is not None:
         merge_splits(partials)
 
@@ -91,7 +100,7 @@ def decode_splits(
     mode: DecodeMode = DecodeMode.AFTER,
     splits: int | None = None,
     *,
-    small: bool = False,
+    by: DecodeKernel | None = None,
 ) -> SplitPartials | None:
     """Attend from each row's newest token to its context; return what is still to be merged, if rows split.
 
@@ -110,9 +119,7 @@ def decode_splits(
     launch), and must leave q, K, V and `out`'s first B tokens alone, as prefill attention of the same step:
     the two run side by side. Not for rows that share.
 
-    With `small`, programs of split rows take no more shared memory than kernels that use it for little else
-    than to exchange sums: behind one of these they begin sooner. Otherwise rows are attended to by
-    `attention.hopper_decode` where that can be.
+    by: the kernel; None is `attention.hopper_decode` where that can be, else `attention.decode_kernel`.
     """
     check_attention_inputs(q, out, cache)
     workspace, shared, new = batch.workspace, batch.shared, mode is DecodeMode.NEW
@@ -134,9 +141,12 @@ def decode_splits(
     group = num_q_heads // num_kv_heads
     dim = triton.next_power_of_2(head_dim)
     lanes = max(16, triton.next_power_of_2(group))
-    by_hopper = not small and suits_hopper_decode(q, cache)
-    tiles = decode_tiles(gpu_of(q.device), lanes, dim, q.dtype, held)
-    tile = HOPPER_TILE if by_hopper else tiles.keys
+    gpu = gpu_of(q.device)
+    if by is None:
+        takes = hopper.supports(gpu, q.dtype, held, head_dim, group) and kv.stride(3) == kv.shape[-1]
+        by = DecodeKernel.HOPPER if takes else DecodeKernel.SPLIT
+    tiles = decode_tiles(gpu, lanes, dim, q.dtype, held)
+    tile = hopper.TILE if by is DecodeKernel.HOPPER else tiles.keys
     max_tiles = triton.cdiv(batch.block_tables.shape[1] * block_size, tile)
     prefixes: tuple[Tensor | None, ...] = (None, None, None, None)
     if shared is not None and layer.window == 0:
@@ -151,15 +161,17 @@ def decode_splits(
             f"{workspace.lse.numel()} partial results; allocate it for the largest batch"
         )
     beside = mode is DecodeMode.BESIDE
-    if by_hopper:
+    if by is DecodeKernel.HOPPER:
         ready = {DecodeMode.AFTER: 0, DecodeMode.KNOWN: 1}.get(mode, 2)
-        hopper_decode(q, out, batch, layer, cache, workspace, splits, prefixes, ready, new=new, beside=beside)
+        hopper.hopper_decode(
+            q, out, batch, layer, cache, workspace, splits, prefixes, ready, new=new, beside=beside
+        )
     else:
         launch = dependent_launch(q.device)
         heads = (layer.rope, layer.q_norm, layer.k_norm, layer.eps) if new else (None, None, None, 0.0)
         first = new and splits >= FIRST_SPLITS and tiles.stages >= SMALL_STAGES
         early, stages = 0 if first or beside else EARLY, tiles.stages
-        if first or (small and splits > 1):
+        if first or (by is DecodeKernel.SMALL and splits > 1):
             stages = min(SMALL_STAGES, stages)
         elif not beside and num_kv_heads * count >= MANY_PROGRAMS:
             early, stages = 1, min(FULL_STAGES, stages)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -9,7 +11,7 @@ import triton.language as tl
 
 from quire.kernels.attention.batch import AttentionLayer, PrefillBatch
 from quire.kernels.attention.dequantize import dequantize
-from quire.kernels.attention.hopper_prefill.prefill import hopper_prefill, suits_hopper
+from quire.kernels.attention.hopper_prefill import prefill as hopper
 from quire.kernels.attention.key_tiles import KeyTiles, key_tiles
 from quire.kernels.attention.kv_tile import (
     LOG2_E,
@@ -27,6 +29,13 @@ from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import Gpu, gpu_of
 
 STAGES = 2
+
+
+class PrefillKernel(Enum):
+    """The kernel that attends from tokens of a prompt."""
+
+    HOPPER = "attention.hopper_prefill"
+    TRITON = "attention.prefill"
 
 
 @triton.jit
@@ -146,7 +155,13 @@ def prefill_tiles(gpu: Gpu, lanes: int, dim: int, dtype: torch.dtype, held: KVFo
 
 
 def prefill(
-    q: torch.Tensor, out: torch.Tensor, batch: PrefillBatch, layer: AttentionLayer, cache: LayerCache
+    q: torch.Tensor,
+    out: torch.Tensor,
+    batch: PrefillBatch,
+    layer: AttentionLayer,
+    cache: LayerCache,
+    *,
+    by: PrefillKernel | None = None,
 ) -> None:
     """Attend causally from the newest tokens of several rows to their contexts, to `out` [T, Hq, D].
 
@@ -156,6 +171,8 @@ def prefill(
     own K and V, what else is read of a cache in fp12 is first brought there, if `attention.hopper_prefill`
     attends. The grid depends only on shapes and on `max_query_len`, an upper bound. After FlashAttention-2
     (Dao 2023).
+
+    by: the kernel; None is `attention.hopper_prefill` where that can be and is quicker.
     """
     check_attention_inputs(q, out, cache)
     num_tokens, num_q_heads, head_dim = q.shape
@@ -163,13 +180,17 @@ def prefill(
     num_sequences = batch.rows.shape[0]
     if num_tokens == 0 or num_sequences == 0:
         return
+    group = num_q_heads // num_kv_heads
     numbers = cache.kv if cache.expanded is None else cache.expanded
-    if not layer.window and suits_hopper(q, numbers, batch.max_query_len):
+    if by is None:
+        takes = numbers.dtype == q.dtype and hopper.takes_heads(gpu_of(q.device), q.dtype, head_dim, group)
+        quick = not layer.window and hopper.prefers(batch.max_query_len, group)
+        by = PrefillKernel.HOPPER if takes and quick else PrefillKernel.TRITON
+    if by is PrefillKernel.HOPPER:
         if cache.format.scaled:
             dequantize(batch, cache)
-        hopper_prefill(q, out, numbers, batch, layer)
+        hopper.hopper_prefill(q, out, numbers, batch, layer)
         return
-    group = num_q_heads // num_kv_heads
     dim = triton.next_power_of_2(head_dim)
     block_m = 128 if dim * q.element_size() <= 256 and batch.max_query_len * group > 64 else 64
     tiles = prefill_tiles(gpu_of(q.device), block_m, dim, q.dtype, cache.format)

@@ -133,6 +133,11 @@ class SplitPartials:
     tile: int
     workspace: DecodeWorkspace
 
+    def merged(self) -> torch.Tensor:
+        """Merge the splits of each row; return `out` as [T, Hq D]."""
+        merge_splits(self)
+        return self.out.flatten(1)
+
 
 def merge_splits(partials: SplitPartials) -> None:
     """Merge the splits of each row to the first B tokens of `out`."""

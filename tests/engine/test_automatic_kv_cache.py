@@ -12,6 +12,8 @@ import torch
 
 from quire.engine import startup
 from quire.engine.config import EngineConfig
+from quire.engine.device import kv_cache
+from quire.engine.device.kv_cache import named_format
 from quire.engine.device.runner import ModelRunner
 from quire.engine.models.config import ModelConfig
 from quire.kernels.formats.kv_format import FP12, UNSCALED, KVFormat
@@ -24,8 +26,8 @@ BF16 = torch.bfloat16
 def held_by(model: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> KVFormat:
     """What auto has keys and values held as, after a look at `model`."""
     auto, own = EngineConfig(model="any"), EngineConfig(model="any", kv_cache_dtype="model")
-    assert startup._kv_format(own, model, dtype, gpu) == UNSCALED[dtype]
-    return startup._kv_format(auto, model, dtype, gpu)
+    assert named_format(own.kv_cache_dtype, model, dtype, gpu) == UNSCALED[dtype]
+    return named_format(auto.kv_cache_dtype, model, dtype, gpu)
 
 
 @pytest.fixture
@@ -82,7 +84,7 @@ def test_a_cpu_keeps_the_models_type(model: ModelConfig, dtype: torch.dtype) -> 
 def test_an_engine_says_what_it_came_to(
     given: str, named: str, monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
 ) -> None:
-    monkeypatch.setattr(startup, "automatic_format", lambda *_: FP12)  # as if a CPU were a Hopper GPU
+    monkeypatch.setattr(kv_cache, "automatic_format", lambda *_: FP12)  # as if a CPU were a Hopper GPU
     settings = {"model": str(model_folder("llama3-sharded")), "device": "cpu", "dtype": "bfloat16"}
     core, info = startup.start_engine(
         EngineConfig(**settings, kv_cache_dtype=given, num_gpu_blocks_override=2, swap_space=0)

@@ -16,15 +16,16 @@ from torch import Tensor
 
 from quire.engine import startup
 from quire.engine.config import EngineConfig, KVCacheDtype
-from quire.engine.device.kv_cache import KVCache, bytes_per_block, expanded_dtype
+from quire.engine.device.kv_cache import KVCache, bytes_per_block, expanded_dtype, named_format
 from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import load_model
+from quire.kernels.attention import attend
 from quire.kernels.attention.batch import AttentionLayer
 from quire.kernels.attention.prefill import prefill_reference
 from quire.kernels.attention.write_kv import write_kv_reference
-from quire.kernels.backend import Backend, torch_backend
+from quire.kernels.backend import torch_backend
 from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP32, SCALED, KVFormat
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import NO_GPU
@@ -169,27 +170,25 @@ def test_every_cell_gives_the_same_tokens(
         assert sum(alike) >= len(alike) / 2 if ON_GPU else all(share == 1 for share in alike), cell
 
 
-def rounding_backend() -> Backend:
-    """A cache in float32 holds of keys and values what bfloat16 does, after a step with prefills."""
-
-    def rounded_to_cache(
-        qkv: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        layer: AttentionLayer,
-        cache: LayerCache,
-        **options: bool,
-    ) -> None:
-        write_kv_reference(qkv, positions, slots, layer, cache, **options)
-        cache.kv.copy_(cache.kv.bfloat16())
-
-    return replace(torch_backend(), write_kv=rounded_to_cache)
+def write_rounded(
+    qkv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    layer: AttentionLayer,
+    cache: LayerCache,
+    **options: bool,
+) -> None:
+    """Have a cache in float32 hold of keys and values what bfloat16 does."""
+    write_kv_reference(qkv, positions, slots, layer, cache, **options)
+    cache.kv.copy_(cache.kv.bfloat16())
 
 
-def prefilled(folder: Path, backend: Backend, held: KVFormat) -> Tensor:
+def prefilled(folder: Path, held: KVFormat) -> Tensor:
     """Logits [180, V] of three prompts of a model in float32."""
     config = config_of(folder)
-    model, _ = load_model(folder, config, backend, device="cpu", dtype=torch.float32, max_model_len=100)
+    model, _ = load_model(
+        folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=100
+    )
     prompts = [[(17 * i + j) % config.vocab_size for i in range(60)] for j in range(3)]
     return torch.cat(
         [
@@ -208,8 +207,8 @@ def error(logits: Tensor, exact: Tensor) -> float:
 def test_logits_are_close_to_those_of_a_full_precision_cache(
     name: str, model_folder: Callable[[str], Path]
 ) -> None:
-    folder, backend = model_folder(name), torch_backend()
-    exact, rounded = (prefilled(folder, backend, held) for held in (FP32, FP8))
+    folder = model_folder(name)
+    exact, rounded = (prefilled(folder, held) for held in (FP32, FP8))
     assert 1e-3 < error(rounded, exact) < 0.15
 
 
@@ -217,14 +216,15 @@ def test_logits_are_close_to_those_of_a_full_precision_cache(
     "name", ["llama3-sharded", "qwen2-late-window", "qwen3-bias", "opt", "opt-post-norm"]
 )
 def test_logits_of_twelve_bits_are_those_of_a_bfloat16_cache(
-    name: str, model_folder: Callable[[str], Path]
+    name: str, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for what is below 2^-14 of a vector's largest, and the few numbers of later layers that it makes
     round the other way.
     """
-    folder, backend = model_folder(name), torch_backend()
-    exact, fp8, fp12 = (prefilled(folder, backend, held) for held in (FP32, FP8, FP12))
-    bf16 = prefilled(folder, rounding_backend(), FP32)
+    folder = model_folder(name)
+    exact, fp8, fp12 = (prefilled(folder, held) for held in (FP32, FP8, FP12))
+    monkeypatch.setattr(attend, "write_kv_reference", write_rounded)
+    bf16 = prefilled(folder, FP32)
     assert error(fp12, bf16) < 1e-4
     assert error(fp12, exact) == pytest.approx(error(bf16, exact), rel=1e-2)
     assert error(fp12, exact) < error(fp8, exact) / 8
@@ -259,7 +259,7 @@ def test_what_is_expanded_has_room_that_counts_and_reaches_every_layer(
 
     monkeypatch.setattr(startup, "_measure_blocks", spied_blocks)
     monkeypatch.setattr(startup, "expanded_dtype", lambda *_: torch.bfloat16)
-    monkeypatch.setattr(startup, "torch_backend", lambda: replace(torch_backend(), prefill=spied_prefill))
+    monkeypatch.setattr(attend, "prefill_reference", spied_prefill)
     core, info = startup.start_engine(
         EngineConfig(model=str(folder), device="cpu", kv_cache_dtype="fp12_e4m7", swap_space=0)
     )
@@ -337,12 +337,12 @@ def test_a_gpu_without_e4m3_is_refused_by_name(model_folder: Callable[[str], Pat
     in_fp8, in_fp12 = (EngineConfig(model="any", kv_cache_dtype=cache) for cache in ("fp8_e4m3", "fp12_e4m7"))
     older = r"^--kv-cache-dtype: fp8_e4m3 needs .* 8\.9 .* A100 is older; "
     with pytest.raises(ValueError, match=older + "give fp12_e4m7, or leave it out$"):
-        startup._kv_format(in_fp8, model, torch.bfloat16, gpu)
+        named_format(in_fp8.kv_cache_dtype, model, torch.bfloat16, gpu)
     model_of_96 = config_of(model_folder("qwen3"))
     for neither in (in_fp8, in_fp12):
         with pytest.raises(ValueError, match=r"; leave it out$"):
-            startup._kv_format(neither, model_of_96, torch.bfloat16, gpu)
-    assert startup._kv_format(in_fp12, model, torch.bfloat16, gpu) == FP12
+            named_format(neither.kv_cache_dtype, model_of_96, torch.bfloat16, gpu)
+    assert named_format(in_fp12.kv_cache_dtype, model, torch.bfloat16, gpu) == FP12
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral-window", "llama-tied-linear"])  # of 96, 80 and 48

@@ -1,25 +1,27 @@
 """Attention straight from the projection: by one kernel and by the pair of them, against the references."""
 
+from unittest import mock
+
 import pytest
 import torch
 from paged import TOLERANCE, attention_layer, make_paged, share_prefixes, with_dtypes
+from products import gpu_here
 from rounded import FP8, FP12, in_format
 
+from quire.kernels.attention import attend
 from quire.kernels.attention import splits as decode_splits
 from quire.kernels.attention.batch import ForwardBatch
 from quire.kernels.attention.cascade import SharedPrefixes, rows_of_bundle
 from quire.kernels.attention.decode import DecodeMode, decode
-from quire.kernels.attention.splits import DecodeWorkspace
-from quire.kernels.decode_layer import (
-    add_decoded,
-    add_decoded_reference,
-    decode_new_tokens,
-    decode_new_tokens_reference,
-)
+from quire.kernels.attention.splits import DecodeWorkspace, SplitPartials
+from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import gpu_of
-from quire.kernels.linear.linear import Linear
-from quire.kernels.linear.split_output import MOST_TOKENS
+from quire.kernels.linear.linear import Linear, Matrix
+from quire.kernels.linear.operations import reference_add
+from quire.kernels.plan import ATTEND, PROJECT_OUT, Attending, Product, choose
+from quire.kernels.shapes import LayerShape
+from quire.kernels.tuning import H100
 
 EPS = 1e-6
 UNTOUCHED = 7.0
@@ -39,6 +41,48 @@ SHAPES = [
     (1, 1, 128, 32, 0, True, True),
 ]
 SPLITS = [[None, 1], [3, 16], [8], [2, None], [1, 3], [16], [2], [1], [2]]
+
+
+def attending(qkv, batch, layer, cache, outputs: int, *, fused: bool) -> Attending:
+    """The case of a layer whose output projection has so many outputs."""
+    attended, none = layer.num_heads * layer.head_dim, Matrix(1, 1)
+    kept = CacheSpec(layer.num_kv_heads, layer.head_dim, layer.window)
+    shape = LayerShape(
+        qkv.dtype, layer.num_heads, kept, none, Matrix(outputs, attended), none, none, gated=fused
+    )
+    step = batch.shape(cache.block_size)
+    return Attending(gpu_here(qkv.device), shape, cache.format, step, fused=fused)
+
+
+def decode_new_tokens(qkv, out, batch, layer, cache):
+    """Write K and V and attend as layers do whose norms are kernels of their own."""
+    case = attending(qkv, batch, layer, cache, 1, fused=False)
+    with mock.patch.object(attend, "room_for", lambda *_: out):
+        choose(ATTEND, case).run(qkv, batch, layer, cache)
+
+
+def decode_new_tokens_reference(qkv, out, batch, layer, cache):
+    with mock.patch.object(attend, "room_for", lambda *_: out):
+        attend.attend_reference(qkv, batch, layer, cache)
+
+
+def add_decoded(residual, output, qkv, batch, layer, cache):
+    """Attend and project as layers do whose norms and sums are part of the products' kernels."""
+    case = attending(qkv, batch, layer, cache, len(output.weight), fused=True)
+    # What merges splits is of Triton's lower level, which no interpreter runs.
+    table = ATTEND if qkv.is_cuda else ATTEND[1:]
+    zeros = qkv.new_zeros(len(qkv), layer.num_heads, layer.head_dim)
+    with mock.patch.object(attend, "room_for", lambda *_: zeros):
+        attended = choose(table, case).run(qkv, batch, layer, cache)
+    unmerged = isinstance(attended, SplitPartials)
+    product = Product(case.gpu, qkv.dtype, len(qkv), output.matrix, fused=True, unmerged=unmerged)
+    norm = torch.ones_like(residual[0])
+    choose(PROJECT_OUT, product).run(residual, attended, output, norm, EPS)
+
+
+def add_decoded_reference(residual, output, qkv, batch, layer, cache):
+    attended = attend.attend_reference(qkv, batch, layer, cache)
+    reference_add(residual, attended, output, torch.ones_like(residual[0]), EPS)
 
 
 class Step:
@@ -202,7 +246,6 @@ class Output:
         weight = (torch.randn(outputs, columns) * columns**-0.5).to(device, dtype)
         self.output = Linear(weight, torch.randn(outputs).to(device, dtype) if biased else None)
         self.layer = attention_layer(heads, kv_heads, head_dim, window, eps=EPS)
-        self.out_shape = (count, heads, head_dim)
         self.positions = self.paged.context_lens.clamp(min=1) - 1
         self.slots = torch.tensor(
             [
@@ -219,7 +262,6 @@ class Output:
     def run(self, function, rows: slice = slice(None)) -> torch.Tensor:
         """By `add_decoded` or its reference, of some rows -> residual."""
         paged, residual = self.paged, self.residual[rows].clone()
-        out = torch.zeros(self.out_shape, dtype=self.qkv.dtype, device=self.qkv.device)[rows]
         order = torch.arange(len(residual), dtype=torch.int32, device=residual.device)
         batch = ForwardBatch(
             self.positions[rows],
@@ -228,7 +270,7 @@ class Output:
             paged.decodes(order, self.workspace, rows=rows),
         )
         cache = paged.cache(paged.kv.clone())
-        function(residual, self.output, self.qkv[rows].clone(), out, batch, self.layer, cache)
+        function(residual, self.output, self.qkv[rows].clone(), batch, self.layer, cache)
         return residual
 
 
@@ -247,7 +289,7 @@ def test_add_decoded(shape, biased, dtype, device):
     there = step.paged.context_lens > 0  # nobody looks at the others
     assert_alike(got[there], expected[there], dtype)
     assert torch.isfinite(got).all()
-    if 1 < len(got) <= MOST_TOKENS:  # who merges for each token by itself gives it what it has alone
+    if 1 < len(got) <= H100.merging_tokens:  # who merges for each token by itself gives it what it has alone
         for row in range(len(got)):
             assert torch.equal(got[row : row + 1], step.run(add_decoded, slice(row, row + 1)))
 

@@ -71,8 +71,6 @@ def test_newest_tokens_get_what_they_get_among_all(
     name: str, held: KVFormat, model_folder: Callable[[str], Path]
 ) -> None:
     model, config = load(model_folder(name))
-    if isinstance(model, Decoder):
-        model.most_fused = 25  # so that some steps go the way of few tokens
     all_tokens, newest = (PagedDriver(model, config, rows=ROWS, max_len=MAX_LEN, held=held) for _ in range(2))
     for step in steps(name, config.vocab_size, 16):
         expected, got = all_tokens.step(*step), newest.step_of_newest(*step)

@@ -45,6 +45,7 @@ from quire.kernels.attention.hopper_decode.tiles import (
 )
 from quire.kernels.attention.kv_tile import LOG2_E, LOWEST
 from quire.kernels.attention.splits import FULL_DEVICE, DecodeWorkspace, Division, plan_division
+from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.formats.kv_scales import words
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import Gpu, gpu_of
@@ -275,24 +276,20 @@ def _kernel(
 
 
 def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> bool:
-    """Whether `hopper_decode` takes `group` query heads of dtype for each kv head.
+    """Tell whether `hopper_decode` takes `group` query heads of dtype for each kv head.
 
     It wants dependent launches, 16-bit numbers, and heads of 64 or 128 in groups of fewer than 16.
     """
     return gpu.has_dependent_launch and dtype.itemsize == 2 and head_dim in (64, 128) and group < LANES.value
 
 
-def suits_hopper_decode(q: Tensor, cache: LayerCache) -> bool:
-    """Tell whether `hopper_decode` takes q [T, Hq, D] and the cache.
+def supports(gpu: Gpu, dtype: torch.dtype, held: KVFormat, head_dim: int, group: int) -> bool:
+    """Tell whether `hopper_decode` takes such query heads, as `takes_heads`, and a cache.
 
-    Both are of one type, or q in bf16 and the cache of planes.
+    Both are of one type, or the heads in bf16 and the cache of planes.
     """
-    held, kv = cache.format, cache.kv
-    return (
-        takes_heads(gpu_of(q.device), q.dtype, q.shape[2], q.shape[1] // kv.shape[2])
-        and (held.dtype == q.dtype or (q.dtype == torch.bfloat16 and held.planes > 0))
-        and kv.stride(3) == kv.shape[-1]
-    )
+    alike = held.dtype == dtype or (dtype == torch.bfloat16 and held.planes > 0)
+    return alike and takes_heads(gpu, dtype, head_dim, group)
 
 
 def hopper_decode(
@@ -309,7 +306,7 @@ def hopper_decode(
     new: bool,
     beside: bool,
 ) -> None:
-    """Do the same as `attention.decode.decode_splits` of what `suits_hopper_decode`.
+    """Do the same as `attention.decode.decode_splits` of what is supported.
 
     Several splits are not merged; with one, long rows may be divided all the same, but for such as share
     `prefixes`: bundle_of, lens, and partials and lse of the workspace, or all None. See READY for `ready`.

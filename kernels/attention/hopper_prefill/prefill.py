@@ -23,6 +23,7 @@ from quire.kernels.attention.hopper_prefill.pipeline import CONSUMERS, PANEL, QU
 from quire.kernels.attention.hopper_prefill.producer import produce
 from quire.kernels.attention.hopper_prefill.work_tiles import work_of
 from quire.kernels.attention.kv_tile import LOG2_E
+from quire.kernels.formats.kv_format import FP12, KVFormat
 from quire.kernels.gpu import Gpu, gpu_of
 
 MOST_STAGED = 256  # keys in shared memory at a time
@@ -117,7 +118,7 @@ def turns_of_a_program(turns: int, multiprocessors: int) -> int:
 
 
 def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> bool:
-    """Whether `hopper_prefill` takes `group` query heads of dtype for each kv head.
+    """Tell whether `hopper_prefill` takes `group` query heads of dtype for each kv head.
 
     It wants Hopper's instructions, 16-bit numbers, and heads of 64 or 128 in groups of a power of two up to
     64.
@@ -131,23 +132,26 @@ def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> bool
     )
 
 
-def suits_hopper(q: torch.Tensor, kv: torch.Tensor, max_query_len: int) -> bool:
-    """Whether `hopper_prefill` takes q [T, Hq, D] and kv [blocks, 2, Hkv, block_size, D] and is worth it.
+def expands(gpu: Gpu, dtype: torch.dtype, held: KVFormat, head_dim: int, group: int) -> bool:
+    """Tell whether a cache is to be expanded for `hopper_prefill`: fp12, which is as exact as bf16."""
+    return held == FP12 and dtype == torch.bfloat16 and takes_heads(gpu, dtype, head_dim, group)
 
-    That is with more queries than the narrowest tile of `attention.prefill` holds.
-    """
-    group = q.shape[1] // kv.shape[2]
-    return (
-        q.dtype == kv.dtype
-        and takes_heads(gpu_of(q.device), q.dtype, q.shape[2], group)
-        and max_query_len * group > ROWS.value
-    )
+
+def supports(gpu: Gpu, dtype: torch.dtype, held: KVFormat, head_dim: int, group: int) -> bool:
+    """Tell whether `hopper_prefill` takes such query heads, as `takes_heads`, and a cache, maybe expanded."""
+    alike = held.dtype == dtype or expands(gpu, dtype, held, head_dim, group)
+    return alike and takes_heads(gpu, dtype, head_dim, group)
+
+
+def prefers(longest_query: int, group: int) -> bool:
+    """Tell whether there are more queries than the narrowest tile of `attention.prefill` holds."""
+    return longest_query * group > ROWS.value
 
 
 def hopper_prefill(
     q: torch.Tensor, out: torch.Tensor, kv: torch.Tensor, batch: PrefillBatch, layer: AttentionLayer
 ) -> None:
-    """Do as `attention.prefill.prefill` without a window, of kv as numbers, of what `suits_hopper`."""
+    """Do as `attention.prefill.prefill` without a window, of kv as numbers, of what is supported."""
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = kv.shape[2:4]
     group = num_q_heads // num_kv_heads
