@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from engine.plan import Int32, as_int32
 from engine.request import Request
+
+if TYPE_CHECKING:
+    from engine.plan import Int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Capacity:
 
     def _tokens(self, name: str, ids: Collection[int]) -> Int32:
         """Return the ids [N]. Raise ValueError, which names one, where some are none of the vocabulary's."""
+        from engine.plan import as_int32  # with it numpy, which a server's port does not wait for
+
         try:
             tokens = as_int32(ids)
             known = not len(tokens) or (tokens.min() >= 0 and tokens.max() < self.vocab_size)
