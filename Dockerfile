@@ -19,6 +19,7 @@ COPY engine engine
 COPY kernels kernels
 COPY loadtest loadtest
 COPY service service
+COPY quire quire
 RUN --mount=type=cache,target=/root/.cache/pip /opt/quire/bin/pip install -c constraints.txt .
 
 FROM python:3.11.13-slim-bookworm

@@ -37,12 +37,12 @@ lint: setup
 # Two replicas and a router on loopback: hit rates and times to the first token, round-robin, routed, and during each
 # fault of Redis. Five minutes.
 cluster-demo: setup
-	$(RUN)python -m loadtest.cluster_demo
+	$(RUN)python -m quire.loadtest.cluster_demo
 
 # An hour of everything at once: all kinds of requests on two replicas with little memory, Redis and a replica killed
 # again and again, hostile clients. On four cores that nobody else uses: it judges times.
 soak: setup
-	$(RUN)python -m loadtest.chaos --seconds 3600 --json loadtest/results/chaos.json
+	$(RUN)python -m quire.loadtest.chaos --seconds 3600 --json loadtest/results/chaos.json
 
 # On a machine with a CUDA device. QUIRE_PYTHON is whichever Python has torch, triton and pytest there.
 QUIRE_PYTHON ?= $(RUN)python
@@ -52,16 +52,16 @@ gpu-test:
 	OMP_NUM_THREADS=1 $(QUIRE_PYTHON) -m pytest -n 12 --dist worksteal -q tests/kernels tests/models tests/engine
 
 gpu-bench:
-	$(QUIRE_PYTHON) -m loadtest.gpu_bench
+	$(QUIRE_PYTHON) -m quire.loadtest.gpu_bench
 
 # The PagedAttention paper's figures, written to loadtest/results/evaluation/: by simulation, and from the runs of a
 # real engine that are in its folder real/. No GPU.
 evaluation: setup
-	$(RUN)python -m loadtest figures --processes $$(nproc)
+	$(RUN)python -m quire.loadtest figures --processes $$(nproc)
 
 # The same experiments on the real engine, with CUDA; `make evaluation` then puts them beside the simulation.
 evaluation-gpu:
-	$(QUIRE_PYTHON) -m loadtest.evaluation.real
+	$(QUIRE_PYTHON) -m quire.loadtest.evaluation.real
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

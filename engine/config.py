@@ -6,12 +6,14 @@ from typing import Literal
 
 import msgspec
 
-from engine.admission import Capacity
-from engine.preemption import PreemptionMode
-from engine.urls import check_http_url, check_redis_url
+from quire.engine.capacity import Capacity
+from quire.engine.schedule.preemption_mode import PreemptionMode
+from quire.engine.urls import check_http_url, check_redis_url
 
 BLOCK_SIZES = (16, 32, 64, 128)
-KVCacheDtype = Literal["auto", "model", "fp8_e4m3", "fp12_e4m7"]  # rounded: `kernels.kv_formats.ROUNDED`
+KVCacheDtype = Literal[
+    "auto", "model", "fp8_e4m3", "fp12_e4m7"
+]  # rounded: `quire.kernels.formats.kv_format.ROUNDED`
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +22,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # a folder that save_pretrained wrote
     device: Literal["auto", "cuda", "cpu"] = "auto"  # auto: cuda where there is one
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    kv_cache_dtype: KVCacheDtype = "auto"  # model: its own; auto: `engine.kv_cache.automatic_dtype`
+    kv_cache_dtype: KVCacheDtype = (
+        "auto"  # model: its own; auto: `quire.engine.device.kv_cache.automatic_dtype`
+    )
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: int | None = None  # None: what the model and the KV cache allow
     max_num_seqs: int = 256

@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.config import StepStats
-from engine.grammar import Grammars
-from engine.grammar_queue import GrammarQueue
-from engine.isolation import Isolation
-from engine.plan import StepPlan, StepResult
-from engine.request import Abort, Output, Request, StepOutputs
-from engine.scheduler import Scheduler
+from quire.engine.config import StepStats
+from quire.engine.messages import Abort, Output, Request, StepOutputs
+from quire.engine.schedule.bisection import Isolation
+from quire.engine.schedule.plan import StepPlan, StepResult
+from quire.engine.schedule.scheduler import Scheduler
+from quire.engine.sequences.grammar import Grammars
+from quire.engine.sequences.grammar_queue import GrammarQueue
 
 COMPILE_WAIT = 0.01  # seconds that a step without anything else to do waits for a grammar
 MASK_WAIT = 0.002  # seconds that a mask may take to find before steps go on without its sequence

@@ -1,7 +1,7 @@
 """The engine in a process of its own: a frame for each command in, and one of outputs out for each step.
 
-`python -m engine.process FD` speaks length-prefixed msgpack over the inherited socket FD. The parent ends it
-by closing the socket.
+`python -m quire.engine.process FD` speaks length-prefixed msgpack over the inherited socket FD. The parent
+ends it by closing the socket.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine import garbage
-from engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
-from engine.core import EngineCore
-from engine.logs import configure_logging
-from engine.pinning import pin_prefixes
-from engine.request import Abort, Drain, Output, Request, StepOutputs
+from quire.engine import garbage
+from quire.engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
+from quire.engine.core import EngineCore
+from quire.engine.logs import configure_logging
+from quire.engine.memory.pinned_prefixes import pin_prefixes
+from quire.engine.messages import Abort, Drain, Output, Request, StepOutputs
 
 if TYPE_CHECKING:
-    from engine.publisher import Publisher
+    from quire.engine.registry.publisher import Publisher
 
 logger = logging.getLogger("quire.engine")
 
@@ -133,7 +133,7 @@ def run_engine(connection: socket.socket) -> int:
     start = msgspec.msgpack.decode(first, type=StartFrame)
     publisher = None
     try:
-        from engine.startup import start_engine  # torch: not before the first frame could be refused
+        from quire.engine.startup import start_engine  # torch: not before the first frame could be refused
 
         core, info = start_engine(
             start.config,
@@ -143,7 +143,7 @@ def run_engine(connection: socket.socket) -> int:
         if start.pinned:
             info = msgspec.structs.replace(info, num_pinned_blocks=pin_prefixes(core, start.pinned))
         if start.registry is not None:
-            from engine.publisher import start_publisher
+            from quire.engine.registry.publisher import start_publisher
 
             publisher = start_publisher(start.registry, start.config, info, core, start.pinned)
         garbage.keep_what_is_there()

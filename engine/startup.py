@@ -17,34 +17,34 @@ import msgspec
 import numpy as np
 import torch
 
-from engine.config import EngineConfig, EngineInfo, Progress
-from engine.core import EngineCore
-from engine.deployment import hash_seed
-from engine.device_queue import CudaQueue
-from engine.grammar import grammars_of
-from engine.kv_cache import (
+from quire.engine.config import EngineConfig, EngineInfo, Progress
+from quire.engine.core import EngineCore
+from quire.engine.device.graph_recorder import Recorder
+from quire.engine.device.kv_cache import (
     KVCache,
     automatic_dtype,
     bytes_per_block,
     expanded_bytes_per_block,
     expanded_dtype,
 )
-from engine.models.config import ModelConfig
-from engine.models.hub import resolve_model
-from engine.models.loader import load_model
-from engine.plan import StepPlan
-from engine.preemption import PreemptionPolicy
-from engine.prefix_cache import BlockHasher
-from engine.recorder import Recorder
-from engine.rehearsal import rehearse
-from engine.runner import Limits, ModelRunner
-from engine.scheduler import Scheduler
-from engine.trial_steps import largest_step, rare_step
-from kernels.backend import torch_backend, triton_backend
-from kernels.compiling import compiling_beside
-from kernels.fp8 import DTYPE as FP8
-from kernels.gpu import FIRST_CAPABILITY, NO_GPU, Gpu, gpu_of
-from kernels.kv_formats import ROUNDED, elements_of, name_of
+from quire.engine.device.runner import Limits, ModelRunner
+from quire.engine.device.streams import CudaQueue
+from quire.engine.dummy_steps import largest_step, rare_step
+from quire.engine.memory.prefix_cache import BlockHasher
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.hub import resolve_model
+from quire.engine.models.loader import load_model
+from quire.engine.precompile import rehearse
+from quire.engine.registry.deployment import hash_seed
+from quire.engine.schedule.plan import StepPlan
+from quire.engine.schedule.preemption_mode import PreemptionPolicy
+from quire.engine.schedule.scheduler import Scheduler
+from quire.engine.sequences.grammar import grammars_of
+from quire.kernels.backend import torch_backend, triton_backend
+from quire.kernels.compiling import compiling_beside
+from quire.kernels.formats.fp8 import DTYPE as FP8
+from quire.kernels.formats.kv_format import ROUNDED, elements_of, name_of
+from quire.kernels.gpu import FIRST_CAPABILITY, NO_GPU, Gpu, gpu_of
 
 CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
 CPU_BATCHED_TOKENS = 2048
@@ -60,7 +60,9 @@ QUICK_SECONDS = 0.1
 # Times as many tokens stand before the chunk that is timed once more, for what its attention takes: a prefill
 # of 100,000 tokens takes several times as long a token as one of 2,048.
 LONGER_CONTEXT = 8
-UNFUSED_TOKENS = 304  # whose products `kernels.hopper_matmul` does not take but for the smallest models
+UNFUSED_TOKENS = (
+    304  # whose products `quire.kernels.linear.hopper_matmul` does not take but for the smallest models
+)
 RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
 
 Phase = Literal["download", "weights", "kernels", "memory", "warm-up", "graphs", "ready"]

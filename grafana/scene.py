@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from grafana.dashboard import PATH as DASHBOARD
-from loadtest.server_process import free_port
+from quire.loadtest.server_process import free_port
 
 ROOT = Path(__file__).parents[1]
 RULES = DASHBOARD.with_name("rules.yaml")
@@ -77,7 +77,7 @@ def quire(command: str, *flags: str) -> Iterator[str]:
     """The URL of `quire serve` or `quire route`, of the demo model."""
     port = str(free_port())
     url = f"http://127.0.0.1:{port}"
-    program = [sys.executable, "-m", "service.cli", command, "--port", port]
+    program = [sys.executable, "-m", "quire.cli", command, "--port", port]
     with running([*program, *flags], lambda: fetch(f"{url}/ready", timeout=5)):
         yield url
 

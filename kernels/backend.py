@@ -9,11 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.block_copy import copy_blocks, copy_blocks_reference
-from kernels.decode_attention import decode_attention
-from kernels.decode_reference import decode_attention_reference
-from kernels.embedding import embed
-from kernels.fused_linear import (
+from quire.kernels.attention.decode import decode_attention
+from quire.kernels.attention.decode_layer import (
+    add_decoded,
+    add_decoded_reference,
+    decode_new_tokens,
+    decode_new_tokens_reference,
+)
+from quire.kernels.attention.decode_reference import decode_attention_reference
+from quire.kernels.attention.prefill import prefill_attention, prefill_attention_reference
+from quire.kernels.attention.token_places import token_places, token_places_reference
+from quire.kernels.attention.write_kv import qkv_to_cache, qkv_to_cache_reference
+from quire.kernels.linear.fused import (
     add_linear,
     add_linear_reference,
     most_fused_tokens,
@@ -22,7 +29,7 @@ from kernels.fused_linear import (
     norm_silu_linear,
     norm_silu_linear_reference,
 )
-from kernels.linear import (
+from quire.kernels.linear.linear import (
     Linear,
     add_linear_norm,
     add_linear_norm_reference,
@@ -32,19 +39,12 @@ from kernels.linear import (
     silu_linear_reference,
     wide_linear,
 )
-from kernels.logprobs import logprobs, logprobs_reference
-from kernels.new_tokens import (
-    add_decoded,
-    add_decoded_reference,
-    decode_new_tokens,
-    decode_new_tokens_reference,
-)
-from kernels.norm import rms_norm, rms_norm_reference
-from kernels.prefill_attention import prefill_attention, prefill_attention_reference
-from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
-from kernels.sampling import sample, sample_reference
-from kernels.token_mask import mask_tokens, mask_tokens_reference
-from kernels.token_places import token_places, token_places_reference
+from quire.kernels.pointwise.block_copy import copy_blocks, copy_blocks_reference
+from quire.kernels.pointwise.embedding import embed
+from quire.kernels.pointwise.norm import rms_norm, rms_norm_reference
+from quire.kernels.sampling.logprobs import logprobs, logprobs_reference
+from quire.kernels.sampling.masks import mask_tokens, mask_tokens_reference
+from quire.kernels.sampling.sample import sample, sample_reference
 
 
 @dataclass(frozen=True, slots=True)

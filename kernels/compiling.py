@@ -13,8 +13,8 @@ import torch
 from triton import AsyncCompileMode, FutureKernel
 from triton.runtime import JITFunction
 
-from kernels.pinned_copy import copy_kernel
-from kernels.token_places import token_places_kernel
+from quire.kernels.attention.token_places import token_places_kernel
+from quire.kernels.pointwise.pinned_copy import copy_kernel
 
 MOST_THREADS = 16  # each compiler takes memory, and a container may have fewer processors than it sees
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.gpu import gpu_of
+from quire.kernels.gpu import gpu_of
 
 
 def dependent_launch(device: torch.device) -> dict[str, bool]:

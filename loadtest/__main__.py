@@ -1,4 +1,4 @@
-"""The load tester and the simulator: `python -m loadtest run | sweep | compare | report | simulate …`."""
+"""The load tester and the simulator: `python -m quire.loadtest run | sweep | compare | report | …`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from loadtest import commands
-from loadtest.evaluation.commands import add_figure_flags
-from loadtest.lengths import parse_shape
-from loadtest.simulator.commands import add_record_flags, add_simulate_flags
-from loadtest.workloads import LAST_TOKEN, WORKLOADS
+from quire.loadtest import commands
+from quire.loadtest.evaluation.commands import add_figure_flags
+from quire.loadtest.lengths import parse_shape
+from quire.loadtest.simulator.commands import add_record_flags, add_simulate_flags
+from quire.loadtest.workloads import LAST_TOKEN, WORKLOADS
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return int(arguments.call(arguments))
     except (ValueError, OSError) as error:
-        print(f"python -m loadtest {arguments.command}: {error}", file=sys.stderr)
+        print(f"python -m quire.loadtest {arguments.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

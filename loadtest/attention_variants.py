@@ -1,4 +1,4 @@
-"""Paged attention in plain torch, four ways: `python -m loadtest.attention_variants`.
+"""Paged attention in plain torch, four ways: `python -m quire.loadtest.attention_variants`.
 
 The steps by which tutorials arrive at it, timed in turn with attention over a contiguous cache, which each
 of them equals. Ratios count; times on a shared CPU do not.
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from loadtest.provenance import Provenance
+from quire.loadtest.provenance import Provenance
 
 DECODES = ((2, 60), (1, 512), (16, 256), (4, 2048))  # (batch, context)
 PREFILLS = ((2, 60), (4, 64), (2, 1024), (1, 4096))  # (batch, prompt)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from loadtest.counters import read_samples
-from loadtest.fault_proxy import FaultProxy
-from loadtest.quire_process import START_SECONDS, quire
-from loadtest.redis_faults import ProxiedRedis
-from loadtest.redis_server import RedisServer
-from loadtest.server_process import free_port
-from service.demo import MODEL_FOLDER
+from quire.loadtest.counters import read_samples
+from quire.loadtest.fault_proxy import FaultProxy
+from quire.loadtest.quire_process import START_SECONDS, quire
+from quire.loadtest.redis_faults import ProxiedRedis
+from quire.loadtest.redis_server import RedisServer
+from quire.loadtest.server_process import free_port
+from quire.service.demo import MODEL_FOLDER
 
 REPLICAS = 2
 BLOCK_SIZE = 16

@@ -1,10 +1,10 @@
 """Two CPU replicas, a Redis and a router on loopback: what knowing where prefixes are cached is worth.
 
-`python -m loadtest.cluster_demo` sends the same kind of work round-robin, straight to the replicas; through
-the router; and through the router during each fault of Redis. Turns with a fault and turns without one follow
-each other, so that what else the machine does is in both. Tenants come in random order, each with a long
-prefix of its own; a replica has KV blocks for little more than half of them. The model has random weights:
-only the time that a prompt takes matters.
+`python -m quire.loadtest.cluster_demo` sends the same kind of work round-robin, straight to the replicas;
+through the router; and through the router during each fault of Redis. Turns with a fault and turns without
+one follow each other, so that what else the machine does is in both. Tenants come in random order, each with
+a long prefix of its own; a replica has KV blocks for little more than half of them. The model has random
+weights: only the time that a prompt takes matters.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from threading import Event
 
 from rich.console import Console
 
-from loadtest.cluster import BLOCK_SIZE, REPLICAS, Cluster, start_cluster
-from loadtest.cluster_result import (
+from quire.loadtest.cluster import BLOCK_SIZE, REPLICAS, Cluster, start_cluster
+from quire.loadtest.cluster_result import (
     FaultOutcome,
     Outcome,
     compare_to_well,
@@ -32,12 +32,12 @@ from loadtest.cluster_result import (
     table_of_faults,
     table_of_work,
 )
-from loadtest.driver import drive
-from loadtest.provenance import Provenance
-from loadtest.records import Record
-from loadtest.redis_faults import FAULTS, Fault
-from loadtest.sessions import Session, Turn
-from loadtest.target import Target
+from quire.loadtest.driver import drive
+from quire.loadtest.provenance import Provenance
+from quire.loadtest.records import Record
+from quire.loadtest.redis_faults import FAULTS, Fault
+from quire.loadtest.sessions import Session, Turn
+from quire.loadtest.target import Target
 
 TOKEN_IDS = range(300, 4000)  # of the demo model's vocabulary, none of them special
 TURN = 24  # requests with Redis well, and then as many during a fault of it
@@ -166,7 +166,7 @@ def suffer(cluster: Cluster, turn: Sequence[Session], concurrency: int, fault: F
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadtest.cluster_demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m quire.loadtest.cluster_demo", description=__doc__)
     parser.add_argument("--tenants", type=int, default=8)
     parser.add_argument("--prefix-tokens", type=int, default=2000)
     parser.add_argument("--concurrency", type=int, default=2)

@@ -1,4 +1,4 @@
-"""What each subcommand of `python -m loadtest` does with its flags."""
+"""What each subcommand of `python -m quire.loadtest` does with its flags."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from loadtest.arrivals import arrival_times
-from loadtest.comparison import remarks, table_of
-from loadtest.counters import read_counters
-from loadtest.fleet import OnProgress, run_sessions
-from loadtest.knee import describe_knee, find_knee
-from loadtest.lengths import parse_shape
-from loadtest.options import check_options
-from loadtest.result import Load, RunResult, SweepResult, read_result, read_results, write_result
-from loadtest.sessions import Recipe, Session, describe, draw_sessions, due_at, from_works, read_trace
-from loadtest.summary import MOST_LAG, Slo
-from loadtest.target import Target
-from loadtest.workloads import LAST_TOKEN, WORKLOADS
+from quire.loadtest.arrivals import arrival_times
+from quire.loadtest.comparison import remarks, table_of
+from quire.loadtest.counters import read_counters
+from quire.loadtest.fleet import OnProgress, run_sessions
+from quire.loadtest.knee import describe_knee, find_knee
+from quire.loadtest.lengths import parse_shape
+from quire.loadtest.options import check_options
+from quire.loadtest.result import Load, RunResult, SweepResult, read_result, read_results, write_result
+from quire.loadtest.sessions import Recipe, Session, describe, draw_sessions, due_at, from_works, read_trace
+from quire.loadtest.summary import MOST_LAG, Slo
+from quire.loadtest.target import Target
+from quire.loadtest.workloads import LAST_TOKEN, WORKLOADS
 
 Arguments = argparse.Namespace
 console = Console()
@@ -282,7 +282,7 @@ def _show_failures(result: RunResult) -> None:
 def _write_html(
     arguments: Arguments, results: list[RunResult], limit: float | None, knee: str | None
 ) -> None:
-    from loadtest.report import render
+    from quire.loadtest.report import render
 
     title = f"Load test: {results[0].label}"
     arguments.html.parent.mkdir(parents=True, exist_ok=True)

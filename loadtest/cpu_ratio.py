@@ -1,4 +1,6 @@
-"""Quire and transformers' `generate` on this CPU, in turn: `python -m loadtest.cpu_ratio [--requests N]`.
+"""Quire and transformers' `generate` on this CPU, in turn.
+
+`python -m quire.loadtest.cpu_ratio [--requests N]`
 
 The demo model (or MODEL) in float32, greedy, with as many threads for both; all requests get the same number
 of tokens, whatever they are. Ratios count; times on a shared CPU do not.
@@ -18,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.request import Request, SamplingParams
-from engine.startup import start_engine
+from quire.engine.config import EngineConfig
+from quire.engine.core import EngineCore
+from quire.engine.messages import Request, SamplingParams
+from quire.engine.startup import start_engine
 
 PROMPTS = (16, 64)  # tokens, from and to
 

@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from loadtest.http_client import HttpClient
-from loadtest.records import Record
-from loadtest.sessions import Session
-from loadtest.target import Target, ask
+from quire.loadtest.http_client import HttpClient
+from quire.loadtest.records import Record
+from quire.loadtest.sessions import Session
+from quire.loadtest.target import Target, ask
 
 Numbered = tuple[int, Session]
 """A session and its number in the whole run."""

@@ -1,6 +1,6 @@
 """Time paged attention on a GPU beside FlashAttention-3 and the device's bounds.
 
-    python -m loadtest.gpu_attention [--block-size 16] [--kv-cache-dtype fp12_e4m7] [--json PATH]
+    python -m quire.loadtest.gpu_attention [--block-size 16] [--kv-cache-dtype fp12_e4m7] [--json PATH]
 
 Every case runs at least as many times as a model has layers, in one CUDA graph and in turn over input sets
 that together exceed the L2 cache, as layers do: what a graph takes to begin and to end is no kernel's time.
@@ -18,14 +18,14 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import torch
 
-from kernels import kv_formats
-from kernels.decode_attention import decode_attention
-from kernels.decode_splits import DecodeWorkspace
-from kernels.expand import expand
-from kernels.prefill_attention import prefill_attention
-from loadtest.gpu_layer import contexts_of
-from loadtest.provenance import Provenance
-from service.roofline import Ceilings, measure_ceilings
+from quire.kernels.attention.decode import decode_attention
+from quire.kernels.attention.dequantize import expand
+from quire.kernels.attention.prefill import prefill_attention
+from quire.kernels.attention.splits import DecodeWorkspace
+from quire.kernels.formats import kv_format as kv_formats
+from quire.loadtest.gpu_layer import contexts_of
+from quire.loadtest.offline.roofline import Ceilings, measure_ceilings
+from quire.loadtest.provenance import Provenance
 
 HEAD_DIM = 128
 SCALE = HEAD_DIM**-0.5

@@ -1,4 +1,4 @@
-"""Every GPU figure in one go: `python -m loadtest.gpu_bench [--output FOLDER] [--runs N]`.
+"""Every GPU figure in one go: `python -m quire.loadtest.gpu_bench [--output FOLDER] [--runs N]`.
 
 Kernels first, then a Qwen3-0.6B and a Llama-3.1-8B configuration with dummy weights, offline and served.
 Needs one CUDA device; about half an hour on an H100.
@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from loadtest.model_configs import write_model_folders
-from service.demo import MODEL_FOLDER
+from quire.loadtest.model_configs import write_model_folders
+from quire.service.demo import MODEL_FOLDER
 
 RESULTS = Path(__file__).parent / "results"
 OFFLINE = {
@@ -22,7 +22,7 @@ OFFLINE = {
 }
 IN_ORDER = {"qwen3-0.6b": "mixed,sharegpt,alpaca", "llama-8b": "mixed,sharegpt"}  # as a server gets them
 IN_BF16 = "single,decode256,mixed,sharegpt,prefill"  # as well: by default Hopper's caches are in fp12
-ATTENTION = ["-m", "loadtest.gpu_attention"]
+ATTENTION = ["-m", "quire.loadtest.gpu_attention"]
 FEW_BLOCKS = ["--num-gpu-blocks-override", "2048", "--workload", "pressure"]
 
 
@@ -40,18 +40,18 @@ def main() -> int:
         folders = [MODEL_FOLDER, *(f"{models}/{model}" for model in OFFLINE)]
         commands = [
             [*ATTENTION, "--json", str(output / "attention.json")],
-            ["-m", "loadtest.gpu_kernels", "--json", str(output / "kernels.json")],
-            ["-m", "loadtest.gpu_layer", "--json", str(output / "layer.json")],
-            ["-m", "loadtest.gpu_products", "--json", str(output / "products.json")],
+            ["-m", "quire.loadtest.gpu_kernels", "--json", str(output / "kernels.json")],
+            ["-m", "quire.loadtest.gpu_layer", "--json", str(output / "layer.json")],
+            ["-m", "quire.loadtest.gpu_products", "--json", str(output / "products.json")],
             *(
                 [*ATTENTION, "--kv-cache-dtype", name, "--json", str(output / f"attention-{short}.json")]
                 for name, short in (("fp8_e4m3", "fp8"), ("fp12_e4m7", "fp12"))
             ),
-            ["-m", "loadtest.rounded_cache", *folders, "--json", str(output / "rounded-cache.json")],
+            ["-m", "quire.loadtest.rounded_cache", *folders, "--json", str(output / "rounded-cache.json")],
         ]
         runs = ["--runs", str(arguments.runs)]
         for model, workloads in OFFLINE.items():
-            bench = ["-m", "service.cli", "bench", f"{models}/{model}", "--load-format", "dummy"]
+            bench = ["-m", "quire.cli", "bench", f"{models}/{model}", "--load-format", "dummy"]
             bench += [*runs, "--result-file", str(output / "offline.jsonl")]
             commands += (
                 [*bench, "--workload", workloads, "--profile", f"{models}/traces"],
@@ -60,13 +60,20 @@ def main() -> int:
             )
         for order in ([], ["--in-order"]):
             for mode in ("swap", "recompute", "auto"):
-                bench = ["-m", "service.cli", "bench", f"{models}/llama-8b", "--load-format", "dummy"]
+                bench = ["-m", "quire.cli", "bench", f"{models}/llama-8b", "--load-format", "dummy"]
                 options = [*FEW_BLOCKS, *order, "--preemption-mode", mode, "--runs", "1"]
                 commands.append([*bench, *options, "--result-file", str(output / "offline.jsonl")])
         for model in OFFLINE:
-            startup = ["-m", "loadtest.startup_time", f"{models}/{model}", "--load-format", "dummy", *runs]
+            startup = [
+                "-m",
+                "quire.loadtest.startup_time",
+                f"{models}/{model}",
+                "--load-format",
+                "dummy",
+                *runs,
+            ]
             commands.append([*startup, "--result-file", str(output / "startup.jsonl")])
-        served = ["-m", "loadtest.served", f"{models}/qwen3-0.6b", *runs]
+        served = ["-m", "quire.loadtest.served", f"{models}/qwen3-0.6b", *runs]
         commands.append([*served, "--result-file", str(output / "served.jsonl")])
         failed = [command for command in commands if _run(command) != 0]
     for command in failed:

@@ -1,4 +1,6 @@
-"""Times the fused kernels at serving shapes on a CUDA device: `python -m loadtest.gpu_kernels [--json PATH]`.
+"""Times the fused kernels at serving shapes on a CUDA device.
+
+`python -m quire.loadtest.gpu_kernels [--json PATH]`
 
 Each kernel is captured in a CUDA graph over copies of its input that together do not fit the L2 cache, as in
 a step, where weights and KV cache pass through it between two calls. Its bytes are those that must be read
@@ -16,14 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.activation import silu_mul
-from kernels.block_copy import copy_blocks
-from kernels.fused_linear import add_linear, norm_linear, norm_silu_linear
-from kernels.linear import wide_linear
-from kernels.norm import add_rms_norm, rms_norm
-from kernels.qkv_cache import qkv_to_cache
-from kernels.sampling import SamplingState, sample
-from loadtest.provenance import Provenance
+from quire.kernels.attention.write_kv import qkv_to_cache
+from quire.kernels.linear.fused import add_linear, norm_linear, norm_silu_linear
+from quire.kernels.linear.linear import wide_linear
+from quire.kernels.pointwise.activation import silu_mul
+from quire.kernels.pointwise.block_copy import copy_blocks
+from quire.kernels.pointwise.norm import add_rms_norm, rms_norm
+from quire.kernels.sampling.sample import SamplingState, sample
+from quire.loadtest.provenance import Provenance
 
 COPY_BANDWIDTH = 3.03e12  # bytes per second of a device copy on an H100 80GB HBM3
 COLD_BYTES = 128 << 20  # more than twice the L2 cache

@@ -1,4 +1,6 @@
-"""Times a decode step's layers on a CUDA device: `python -m loadtest.gpu_layer [MODEL …] [--json PATH]`.
+"""Times a decode step's layers on a CUDA device.
+
+`python -m quire.loadtest.gpu_layer [MODEL …] [--json PATH]`
 
 The model's own forward pass, from the embedding to the last norm, in a CUDA graph: each layer has weights and
 cache of its own, as in a step, so that what a kernel does for the next one shows. MODEL is a folder with a
@@ -20,16 +22,16 @@ from typing import Literal
 
 import torch
 
-from engine.kv_cache import KVCache
-from engine.models.batch import ForwardBatch
-from engine.models.config import ModelConfig
-from engine.models.loader import Model, load_model
-from kernels.backend import Backend, triton_backend
-from kernels.decode_reference import DecodeGather
-from kernels.decode_splits import DecodeWorkspace
-from loadtest.gpu_kernels import COPY_BANDWIDTH
-from loadtest.model_configs import write_model_folders
-from loadtest.provenance import Provenance
+from quire.engine.device.kv_cache import KVCache
+from quire.engine.models.batch import ForwardBatch
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.loader import Model, load_model
+from quire.kernels.attention.decode_reference import DecodeGather
+from quire.kernels.attention.splits import DecodeWorkspace
+from quire.kernels.backend import Backend, triton_backend
+from quire.loadtest.gpu_kernels import COPY_BANDWIDTH
+from quire.loadtest.model_configs import write_model_folders
+from quire.loadtest.provenance import Provenance
 
 BLOCK_SIZE = 16
 MODELS = ("qwen3-0.6b", "llama-8b")

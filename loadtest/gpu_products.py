@@ -1,9 +1,9 @@
-"""Times a layer without its attention, at many tokens: `python -m loadtest.gpu_products [--json PATH]`.
+"""Times a layer without its attention, at many tokens: `python -m quire.loadtest.gpu_products [--json PATH]`.
 
-Needs a CUDA device. Products, norms, activation and residual sums as kernels.linear does them, and with
-cuBLAS's products alone, in turn in CUDA graphs. Layers have weights of their own, as in a step. The bound is
-the products' arithmetic at the rate of a large product, measured in the same process: it depends on the
-GPU's power.
+Needs a CUDA device. Products, norms, activation and residual sums as quire.kernels.linear.linear does them,
+and with cuBLAS's products alone, in turn in CUDA graphs. Layers have weights of their own, as in a step. The
+bound is the products' arithmetic at the rate of a large product, measured in the same process: it depends on
+the GPU's power.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.models.config import ModelConfig
-from kernels.activation import silu_mul
-from kernels.linear import Linear, add_linear_norm, linear, silu_linear
-from kernels.norm import add_rms_norm
-from loadtest.gpu_layer import MODELS, graph_seconds
-from loadtest.model_configs import write_model_folders
-from loadtest.provenance import Provenance
-from service.roofline import measure_ceilings
+from quire.engine.models.config import ModelConfig
+from quire.kernels.linear.linear import Linear, add_linear_norm, linear, silu_linear
+from quire.kernels.pointwise.activation import silu_mul
+from quire.kernels.pointwise.norm import add_rms_norm
+from quire.loadtest.gpu_layer import MODELS, graph_seconds
+from quire.loadtest.model_configs import write_model_folders
+from quire.loadtest.offline.roofline import measure_ceilings
+from quire.loadtest.provenance import Provenance
 
 TOKENS = (264, 528, 1056, 2112, 3168, 4224, 6336, 8448)
 LAYERS, ROUNDS, EPS = 4, 3, 1e-6

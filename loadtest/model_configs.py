@@ -1,4 +1,4 @@
-"""Model folders for benchmarks with dummy weights: `python -m loadtest.model_configs FOLDER`."""
+"""Model folders for benchmarks with dummy weights: `python -m quire.loadtest.model_configs FOLDER`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The API process as it serves, without a model behind it: `python -m loadtest.modelless --port N`.
+"""The API process as it serves, without a model behind it: `python -m quire.loadtest.modelless --port N`.
 
-Its engine process is a `loadtest.token_source`.
+Its engine process is a `quire.loadtest.token_source`.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from engine.config import EngineConfig
-from engine.engine import AsyncEngine
-from service.config import ServiceConfig
-from service.demo import MODEL_FOLDER
-from service.server import serve
-from service.tokenizer import Tokenizer
+from quire.engine.client import AsyncEngine
+from quire.engine.config import EngineConfig
+from quire.service.config import ServiceConfig
+from quire.service.demo import MODEL_FOLDER
+from quire.service.server import serve
+from quire.service.text.tokenizer import Tokenizer
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--max-num-queued-reqs", type=int, default=1000)
     parser.add_argument("--stall-timeout", type=float, default=10.0)
     arguments = parser.parse_args()
-    program = ("loadtest.token_source", str(arguments.step_ms), str(arguments.sequences))
+    program = ("quire.loadtest.token_source", str(arguments.step_ms), str(arguments.sequences))
 
     async def start_engine() -> AsyncEngine:
         engine = AsyncEngine(EngineConfig(model=MODEL_FOLDER), program=program)

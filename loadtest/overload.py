@@ -1,4 +1,4 @@
-"""A server under more load than it sustains: `python -m loadtest.overload [--seconds S] [--json FILE]`.
+"""A server under more load than it sustains: `python -m quire.loadtest.overload [--seconds S] [--json FILE]`.
 
 The real API process with an engine without a model, whose steps take a fixed time, so that what it
 sustains is known. Requests come at multiples of that rate, whatever becomes of earlier ones. Goodput is what
@@ -17,14 +17,14 @@ from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from loadtest.arrivals import arrival_times
-from loadtest.driver import drive
-from loadtest.health_probe import probe
-from loadtest.provenance import Provenance
-from loadtest.records import Record
-from loadtest.server_process import free_port, running
-from loadtest.sessions import Session, Turn
-from loadtest.target import Target
+from quire.loadtest.arrivals import arrival_times
+from quire.loadtest.driver import drive
+from quire.loadtest.health_probe import probe
+from quire.loadtest.provenance import Provenance
+from quire.loadtest.records import Record
+from quire.loadtest.server_process import free_port, running
+from quire.loadtest.sessions import Session, Turn
+from quire.loadtest.target import Target
 
 MULTIPLES = (0.5, 1.0, 2.0, 10.0)
 STEP_MS = 20.0
@@ -98,7 +98,7 @@ def main() -> None:
     limits = ("--max-num-queued-reqs", str(QUEUE))
     with (
         ProcessPoolExecutor(1, mp_context=get_context("spawn")) as probes,
-        running("loadtest.modelless", *flags, *limits, port=port),
+        running("quire.loadtest.modelless", *flags, *limits, port=port),
     ):
         phases = [measure(port, multiple, arguments.seconds, probes) for multiple in MULTIPLES]
     print(f"sustained: {SUSTAINED:g} requests/s of {TOKENS} tokens; times in ms")

@@ -22,7 +22,7 @@ class QuireProcess:
     def __init__(self, *arguments: str, port: int, environment: dict[str, str] | None = None) -> None:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
-        self._command = [sys.executable, "-m", "service.cli", *arguments, "--port", str(port)]
+        self._command = [sys.executable, "-m", "quire.cli", *arguments, "--port", str(port)]
         self._environment = {"OMP_NUM_THREADS": "1", **os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -1,6 +1,6 @@
 """What a rounded KV cache costs and gains:
 
-    python -m loadtest.rounded_cache [MODEL ...] [--kv-cache-dtype fp8_e4m3 ...] [--json PATH]
+    python -m quire.loadtest.rounded_cache [MODEL ...] [--kv-cache-dtype fp8_e4m3 ...] [--json PATH]
 
 The error, of each rounded format: logits of the same tokens, half of them prefilled and half decoded, against
 those with the cache in bfloat16, and against float32. The tokens are the model's greedy answers to a few
@@ -28,19 +28,19 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from engine.config import EngineConfig, KVCacheDtype
-from engine.core import EngineCore
-from engine.kv_cache import KVCache, expanded_dtype
-from engine.models.batch import ForwardBatch, PrefillBatch
-from engine.models.hub import resolve_model
-from engine.request import Request, SamplingParams
-from engine.runner import ModelRunner
-from engine.startup import start_engine
-from kernels.gpu import gpu_of
-from kernels.kv_formats import ROUNDED
-from loadtest.provenance import Provenance
-from service.demo import MODEL_FOLDER
-from service.llm import LLM
+from quire.engine.config import EngineConfig, KVCacheDtype
+from quire.engine.core import EngineCore
+from quire.engine.device.kv_cache import KVCache, expanded_dtype
+from quire.engine.device.runner import ModelRunner
+from quire.engine.messages import Request, SamplingParams
+from quire.engine.models.batch import ForwardBatch, PrefillBatch
+from quire.engine.models.hub import resolve_model
+from quire.engine.startup import start_engine
+from quire.kernels.formats.kv_format import ROUNDED
+from quire.kernels.gpu import gpu_of
+from quire.llm import LLM
+from quire.loadtest.provenance import Provenance
+from quire.service.demo import MODEL_FOLDER
 
 QUESTIONS = (
     "What is a KV cache?",

@@ -1,4 +1,4 @@
-"""What a step costs the host: `python -m loadtest.scheduler_cost [--sequences N] [--steps N]`.
+"""What a step costs the host: `python -m quire.loadtest.scheduler_cost [--sequences N] [--steps N]`.
 
 Processor time of `schedule` (with block management), of `commit` and of the whole `EngineCore.step`, without
 a model, while all sequences decode: in microseconds, and as a multiple of a fixed piece of Python that is
@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.admission import Capacity
-from engine.core import EngineCore, InFlight, Runner
-from engine.plan import StepPlan, StepResult, empty_int32
-from engine.prefix_cache import BlockHasher
-from engine.request import Request, SamplingParams
-from engine.scheduler import WATERMARK, Scheduler
+from quire.engine.capacity import Capacity
+from quire.engine.core import EngineCore, InFlight, Runner
+from quire.engine.memory.prefix_cache import BlockHasher
+from quire.engine.messages import Request, SamplingParams
+from quire.engine.schedule.plan import StepPlan, StepResult, empty_int32
+from quire.engine.schedule.scheduler import WATERMARK, Scheduler
 
 CONTEXTS = (256, 2048, 16384)
 LONGEST = max(CONTEXTS)

@@ -1,4 +1,6 @@
-"""What clients see of a served model: `python -m loadtest.served MODEL [--runs N] [--result-file FILE]`.
+"""What clients see of a served model.
+
+`python -m quire.loadtest.served MODEL [--runs N] [--result-file FILE]`
 
 Starts `quire serve MODEL` with dummy weights on loopback, streams workloads to it from processes of their own
 and prints throughput, TTFT and ITL. Closed loop: `concurrency` requests are under way at any time; open loop:
@@ -20,14 +22,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from loadtest.arrivals import arrival_times
-from loadtest.fleet import run_sessions
-from loadtest.provenance import Provenance, device_name
-from loadtest.server_process import free_port
-from loadtest.sessions import due_at, from_works
-from loadtest.summary import MOST_LAG, Slo, summarize
-from loadtest.target import Target
-from loadtest.workloads import WORKLOADS
+from quire.loadtest.arrivals import arrival_times
+from quire.loadtest.fleet import run_sessions
+from quire.loadtest.provenance import Provenance, device_name
+from quire.loadtest.server_process import free_port
+from quire.loadtest.sessions import due_at, from_works
+from quire.loadtest.summary import MOST_LAG, Slo, summarize
+from quire.loadtest.target import Target
+from quire.loadtest.workloads import WORKLOADS
 
 CLIENTS = 4  # processes, so that the measuring side is not what is measured
 START_SECONDS = 180.0
@@ -139,7 +141,7 @@ def _ms(seconds: float) -> float:
 def running_server(model: str) -> Iterator[str]:
     """`quire serve` with dummy weights on a free port, ready and with all its CUDA graphs: its URL."""
     port = free_port()
-    command = [sys.executable, "-m", "service.cli", "serve", model, "--load-format", "dummy"]
+    command = [sys.executable, "-m", "quire.cli", "serve", model, "--load-format", "dummy"]
     with subprocess.Popen([*command, "--port", str(port)], env=os.environ) as server:
         try:
             until = time.monotonic() + START_SECONDS

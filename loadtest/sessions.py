@@ -12,8 +12,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from loadtest.lengths import Shape
-from loadtest.workloads import FIRST_TOKEN, LAST_TOKEN, Work
+from quire.loadtest.lengths import Shape
+from quire.loadtest.workloads import FIRST_TOKEN, LAST_TOKEN, Work
 
 # Each is one token in most vocabularies when a space stands before it, so that a text has about as many
 # tokens as words; the true number is the one that the server reports.

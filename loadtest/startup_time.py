@@ -1,4 +1,4 @@
-"""How soon a server serves: `python -m loadtest.startup_time MODEL [--load-format dummy] [--runs N]`.
+"""How soon a server serves: `python -m quire.loadtest.startup_time MODEL [--load-format dummy] [--runs N]`.
 
 Starts `quire serve MODEL` twice a run, with an empty cache of compiled kernels and then with what the first
 start left there, and asks for a completion as soon as it is ready. Prints when each phase ended, in seconds
@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from loadtest.provenance import Provenance
-from loadtest.server_process import free_port
+from quire.loadtest.provenance import Provenance
+from quire.loadtest.server_process import free_port
 
 START_SECONDS = 300.0
 TOKENS = 256  # of each completion
@@ -57,7 +57,7 @@ class StartupTime:
 def measure(model: str, options: list[str], kernels: str, cache: Path) -> StartupTime:
     """Start a server that keeps compiled kernels in `cache`. Raises RuntimeError if it does not come up."""
     port = free_port()
-    command = [sys.executable, "-m", "service.cli", "serve", model, *options, "--port", str(port)]
+    command = [sys.executable, "-m", "quire.cli", "serve", model, *options, "--port", str(port)]
     begin = time.monotonic()
     with subprocess.Popen(command, env={**os.environ, "TRITON_CACHE_DIR": str(cache)}) as server:
         try:
@@ -110,7 +110,7 @@ def middle(starts: Sequence[StartupTime]) -> StartupTime:
 @functools.cache
 def _device_name() -> str:
     """Asked of another process: this one must hold nothing of a device on which servers start."""
-    code = "from loadtest.provenance import device_name; print(device_name())"
+    code = "from quire.loadtest.provenance import device_name; print(device_name())"
     return subprocess.run(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
     ).stdout.strip()

@@ -1,4 +1,4 @@
-"""An engine process that has no model: `python -m loadtest.token_source STEP_MS SEQUENCES SOCKET`.
+"""An engine process that has no model: `python -m quire.loadtest.token_source STEP_MS SEQUENCES SOCKET`.
 
 It speaks the engine's frames and runs SEQUENCES at once, first come, first served; a step gives each one
 token and takes STEP_MS (0: as fast as they are read). To the API process it is an engine like any other.
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.config import EngineConfig, EngineInfo, Progress, StepStats
-from engine.process import (
+from quire.engine.config import EngineConfig, EngineInfo, Progress, StepStats
+from quire.engine.messages import Abort, Output, Request, StepOutputs
+from quire.engine.process import (
     Command,
     FrameReader,
     ProgressFrame,
@@ -28,7 +29,6 @@ from engine.process import (
     StepFrame,
     encode_frame,
 )
-from engine.request import Abort, Output, Request, StepOutputs
 
 MAX_MODEL_LEN = 1 << 20
 VOCAB_SIZE = 4096  # the demo model's, so that any text can be a prompt

@@ -9,21 +9,21 @@ from starlette.responses import Response
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.chat import chat_completions
-from service.completions import completions
-from service.cors import with_cors
-from service.endpoint import Endpoint, Handler
-from service.errors import ApiError
-from service.gate import Gate
-from service.health import health, metrics, ready, startup
-from service.http import JsonResponse
-from service.models import detokenize, get_model, list_models, tokenize
-from service.openapi import describe
-from service.responses.endpoint import responses
-from service.responses.socket import ResponsesSocket
-from service.resumption.endpoint import pick_up
-from service.state import ServerState
-from service.static import page_files
+from quire.service.answer.resumption.endpoint import pick_up
+from quire.service.api.chat import chat_completions
+from quire.service.api.completions import completions
+from quire.service.api.health import health, metrics, ready, startup
+from quire.service.api.models import detokenize, get_model, list_models, tokenize
+from quire.service.api.openapi import describe
+from quire.service.api.responses.endpoint import responses
+from quire.service.api.responses.socket import ResponsesSocket
+from quire.service.errors import ApiError
+from quire.service.http.codec import JsonResponse
+from quire.service.http.cors import with_cors
+from quire.service.http.endpoint import Endpoint, Handler
+from quire.service.http.gate import Gate
+from quire.service.http.static import page_files
+from quire.service.state import ServerState
 
 
 def create_app(state: ServerState) -> ASGIApp:

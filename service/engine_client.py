@@ -1,12 +1,12 @@
-"""The engine as the service sees it; `engine.engine.AsyncEngine` is one."""
+"""The engine as the service sees it; `quire.engine.client.AsyncEngine` is one."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from typing import Literal, Protocol
 
-from engine.config import EngineInfo, Progress, RegistryReport, StepStats
-from engine.request import Output, SamplingParams
+from quire.engine.config import EngineInfo, Progress, RegistryReport, StepStats
+from quire.engine.messages import Output, SamplingParams
 
 
 class RequestStream(Protocol):

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from service.app import create_app
-from service.config import ServiceConfig
-from service.engine_client import Engine
-from service.lifecycle import POLL_SECONDS, OrderlyServer
-from service.state import ServerState
+from quire.service.app import create_app
+from quire.service.config import ServiceConfig
+from quire.service.engine_client import Engine
+from quire.service.http.lifecycle import POLL_SECONDS, OrderlyServer
+from quire.service.state import ServerState
 
 if TYPE_CHECKING:
-    from service.tokenizer import Tokenizer
+    from quire.service.text.tokenizer import Tokenizer
 
 
 def serve(
@@ -68,7 +68,7 @@ class QuireServer(OrderlyServer):
         if tokenizer.chat_template is not None:
             await state.renderer.start(tokenizer.chat_template)
         state.tokenizer = tokenizer
-        for late in ("service.exposition", "llguidance"):
+        for late in ("quire.service.metrics.exposition", "llguidance"):
             await loop.run_in_executor(state.pool, import_module, late)
         # Requests that go well leave nothing for it to find. What is there now stays: looking
         # through it again and again would hold up all streams for tens of milliseconds.

@@ -8,24 +8,24 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from engine.config import EngineInfo
-from service.config import ServiceConfig
-from service.engine_client import Engine
-from service.errors import ApiError, no_room, not_ready, too_large
-from service.grammar_trials import GrammarTrials
-from service.interruption import Interruptible
-from service.keys import KeyRing
-from service.loop_watch import LoopWatch
-from service.metrics import Metrics
-from service.responses.conversations import ConversationMemory
-from service.resumption.recordings import Recordings
-from service.template_renderer import TemplateRenderer
-from service.text import utf8_size
-from service.waiting import WaitingLine
-from service.watchdog import Watchdog
+from quire.engine.config import EngineInfo
+from quire.service.answer.cancellation import Interruptible
+from quire.service.answer.resumption.recordings import Recordings
+from quire.service.api.queue_limits import WaitingLine
+from quire.service.api.responses.conversations import ConversationMemory
+from quire.service.config import ServiceConfig
+from quire.service.engine_client import Engine
+from quire.service.errors import ApiError, no_room, not_ready, too_large
+from quire.service.http.keys import KeyRing
+from quire.service.metrics.counts import Metrics
+from quire.service.metrics.loop_watch import LoopWatch
+from quire.service.text.grammar_trials import GrammarTrials
+from quire.service.text.sizes import utf8_size
+from quire.service.text.template_renderer import TemplateRenderer
+from quire.service.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from service.tokenizer import Tokenizer
+    from quire.service.text.tokenizer import Tokenizer
 
 # In bytes of text or in tokens:
 _INLINE = 2048  # so much takes about as long as a trip to another thread and back

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from service.engine_client import Engine
-from service.errors import ApiError
+from quire.service.engine_client import Engine
+from quire.service.errors import ApiError
 
 if TYPE_CHECKING:
-    from service.generation import Generation
+    from quire.service.answer.generation import Generation
 
 log = logging.getLogger("quire.service")
 

@@ -20,7 +20,7 @@ def serving(*flags: str) -> Iterator[str]:
     """The URL of a server with the bundled model and these flags, once it is ready."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "service.cli", "serve", "--port", port, *flags]
+    command = [sys.executable, "-m", "quire.cli", "serve", "--port", port, *flags]
     with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as server:
         try:
             until = time.monotonic() + SECONDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from service.lifecycle import OrderlyServer
+from quire.service.http.lifecycle import OrderlyServer
 
 
 class ServerThread:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.decode_reference import DecodeGather
-from kernels.decode_splits import DecodeWorkspace
-from kernels.shared_prefix import SharedPrefixes
+from quire.kernels.attention.cascade import SharedPrefixes
+from quire.kernels.attention.decode_reference import DecodeGather
+from quire.kernels.attention.splits import DecodeWorkspace
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from engine.models.fields import Fields, read_json
-from engine.models.rope_config import RopeConfig
+from quire.engine.models.json_fields import Fields, read_json
+from quire.engine.models.rope_config import RopeConfig
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh"]

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.kv_cache import LayerCache
-from engine.models.batch import ForwardBatch, Newest, of_newest
-from engine.models.config import ModelConfig
-from engine.models.layers import Attention
-from engine.models.rope import rope_table
-from engine.models.weights import Weights
-from kernels.backend import Backend
-from kernels.linear import Linear
+from quire.engine.device.kv_cache import LayerCache
+from quire.engine.models.batch import ForwardBatch, Newest, of_newest
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.layers import Attention
+from quire.engine.models.rope import rope_table
+from quire.engine.models.weights import Weights
+from quire.kernels.backend import Backend
+from quire.kernels.linear.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kv_cache import LayerCache
-from engine.models.batch import ForwardBatch
-from engine.models.block import Block
-from engine.models.config import ModelConfig
-from engine.models.layers import ACTIVATIONS, Attention
-from engine.models.weights import Weights
-from kernels.backend import Backend
-from kernels.linear import Linear
+from quire.engine.device.kv_cache import LayerCache
+from quire.engine.models.batch import ForwardBatch
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.layers import ACTIVATIONS, Attention
+from quire.engine.models.plain_block import Block
+from quire.engine.models.weights import Weights
+from quire.kernels.backend import Backend
+from quire.kernels.linear.linear import Linear
 
 
 class GPT2:

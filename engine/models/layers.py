@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kv_cache import LayerCache
-from engine.models.batch import ForwardBatch, Newest, PrefillBatch, of_newest
-from engine.models.config import Activation, ModelConfig
-from kernels.backend import Backend
-from kernels.linear import Linear
-from kernels.new_heads import NewHeads
+from quire.engine.device.kv_cache import LayerCache
+from quire.engine.models.batch import ForwardBatch, Newest, PrefillBatch, of_newest
+from quire.engine.models.config import Activation, ModelConfig
+from quire.kernels.attention.qk_norm_rope import NewHeads
+from quire.kernels.backend import Backend
+from quire.kernels.linear.linear import Linear
 
 
 class LayerNorm:

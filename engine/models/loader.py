@@ -12,12 +12,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder
-from engine.models.gpt2 import GPT2
-from engine.models.opt import OPT
-from engine.models.weights import Weights
-from kernels.backend import Backend
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.decoder import Decoder
+from quire.engine.models.gpt2 import GPT2
+from quire.engine.models.opt import OPT
+from quire.engine.models.weights import Weights
+from quire.kernels.backend import Backend
 
 Model: TypeAlias = Decoder | OPT | GPT2
 

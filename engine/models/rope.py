@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine.models.rope_config import Llama3Scaling, RopeConfig
+from quire.engine.models.rope_config import Llama3Scaling, RopeConfig
 
 
 def rope_table(config: RopeConfig, head_dim: int, max_model_len: int, device: torch.device) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.models.fields import Fields
+from quire.engine.models.json_fields import Fields
 
 
 @dataclass(frozen=True, slots=True)

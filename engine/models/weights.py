@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from engine.models.layers import LayerNorm
-from kernels.linear import Linear
+from quire.engine.models.layers import LayerNorm
+from quire.kernels.linear.linear import Linear
 
 
 class Weights:

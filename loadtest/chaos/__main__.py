@@ -1,4 +1,6 @@
-"""Everything at once: `python -m loadtest.chaos [--seconds S] [--json FILE]`; by default for a minute in all.
+"""Everything at once, by default for a minute in all.
+
+`python -m quire.loadtest.chaos [--seconds S] [--json FILE]`
 
 Two replicas with little memory, a router and a Redis on loopback. Clients of one seed ask for streams,
 samples, beams, grammars, WebSockets and streams that break off, and some leave. Redis is killed every five
@@ -18,11 +20,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.chaos.checks import Limits
-from loadtest.chaos.fleet import start_fleet
-from loadtest.chaos.hostile import NAMES
-from loadtest.chaos.report import as_json, judge, table
-from loadtest.chaos.run import Plan, run
+from quire.loadtest.chaos.checks import Limits
+from quire.loadtest.chaos.fleet import start_fleet
+from quire.loadtest.chaos.hostile import NAMES
+from quire.loadtest.chaos.report import as_json, judge, table
+from quire.loadtest.chaos.run import Plan, run
 
 LONG = 600.0  # seconds from which on a run is judged by the strict limits
 # A process still warms up in a minute: its memory grows until every kind of request has run with every other.
@@ -31,7 +33,7 @@ SHORT_LIMITS = Limits(growth=0.1, left=0.005, end=5.0, only_own=True)
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.chaos",
+        prog="python -m quire.loadtest.chaos",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.chaos.clients import Outcome
-from loadtest.chaos.faults import Restart
-from loadtest.chaos.traffic import Answer
-from loadtest.chaos.watch import Stalls
-from loadtest.health_probe import Asked
+from quire.loadtest.chaos.clients import Outcome
+from quire.loadtest.chaos.faults import Restart
+from quire.loadtest.chaos.traffic import Answer
+from quire.loadtest.chaos.watch import Stalls
+from quire.loadtest.health_probe import Asked
 
 QUIET_SECONDS = 0.02  # in which the control answered: the machine was not the reason
 NEAR_SECONDS = 0.1

@@ -13,9 +13,9 @@ import httptools
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from loadtest.chaos import traffic
-from loadtest.chaos.traffic import SOCKET_RESPONSES, Answer, Ask
-from loadtest.http_client import HttpClient
+from quire.loadtest.chaos import traffic
+from quire.loadtest.chaos.traffic import SOCKET_RESPONSES, Answer, Ask
+from quire.loadtest.http_client import HttpClient
 
 TIMEOUT = 60.0  # seconds, after which an answer has no end
 SOCKET_ENDS = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))

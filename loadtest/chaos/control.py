@@ -1,4 +1,4 @@
-"""The least that an event loop can do for /health: `python -m loadtest.chaos.control PORT`.
+"""The least that an event loop can do for /health: `python -m quire.loadtest.chaos.control PORT`.
 
 How long it takes says how late this machine wakes any process just now.
 """

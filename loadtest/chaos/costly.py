@@ -7,7 +7,7 @@ import json
 import socket
 import time
 
-from loadtest.chaos.attacks import STRANGER, Attack, Attacker, answer, expect, expect_refusal
+from quire.loadtest.chaos.attacks import STRANGER, Attack, Attacker, answer, expect, expect_refusal
 
 FLOOD = 4 << 20  # bytes of trailers
 SLOTS = 5

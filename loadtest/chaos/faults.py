@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import redis
 
-from engine.deployment import Deployment
-from engine.registry import ALL_REPLICAS, Keys
-from loadtest.chaos.fleet import Fleet
-from loadtest.chaos.processes import children
-from loadtest.quire_process import QuireProcess
+from quire.engine.registry.deployment import Deployment
+from quire.engine.registry.redis import ALL_REPLICAS, Keys
+from quire.loadtest.chaos.fleet import Fleet
+from quire.loadtest.chaos.processes import children
+from quire.loadtest.quire_process import QuireProcess
 
 REDIS_SECONDS = 5.0  # between two kills
 AWAY_SECONDS = 1.0

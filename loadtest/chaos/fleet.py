@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.quire_process import QuireProcess, quire
-from loadtest.redis_server import RedisServer
-from loadtest.server_process import free_port
+from quire.loadtest.quire_process import QuireProcess, quire
+from quire.loadtest.redis_server import RedisServer
+from quire.loadtest.server_process import free_port
 
 KEY = "chaos"  # not a secret: whoever reads this may ask the run's servers
 CONTEXT = 384
@@ -64,7 +64,7 @@ def start_fleet() -> Iterator[Fleet]:
             for mode in MODES
         ]
         control = free_port()
-        server = subprocess.Popen([sys.executable, "-m", "loadtest.chaos.control", str(control)])
+        server = subprocess.Popen([sys.executable, "-m", "quire.loadtest.chaos.control", str(control)])
         stack.callback(server.wait)
         stack.callback(server.kill)
         for process in (*replicas, router):

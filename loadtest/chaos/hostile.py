@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from loadtest.chaos.attacks import (
+from quire.loadtest.chaos.attacks import (
     ATTACKS,
     Attack,
     Attacker,
@@ -19,9 +19,9 @@ from loadtest.chaos.attacks import (
     trickles_its_body,
     trickles_its_headers,
 )
-from loadtest.chaos.costly import COSTLY, PATIENT
-from loadtest.chaos.fleet import KEY
-from service.config import ServiceConfig
+from quire.loadtest.chaos.costly import COSTLY, PATIENT
+from quire.loadtest.chaos.fleet import KEY
+from quire.service.config import ServiceConfig
 
 PATIENCE = 42.0  # seconds: a server waits 30 for a client, and may have begun late
 PAUSE = 0.3  # seconds between two attacks that are quick, on the same server

@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.table import Table
 
-from loadtest.chaos import checks
-from loadtest.chaos.checks import Check, Limits, Machine
-from loadtest.chaos.run import Plan, Seen
-from loadtest.chaos.watch import leaked
-from loadtest.provenance import Provenance
+from quire.loadtest.chaos import checks
+from quire.loadtest.chaos.checks import Check, Limits, Machine
+from quire.loadtest.chaos.run import Plan, Seen
+from quire.loadtest.chaos.watch import leaked
+from quire.loadtest.provenance import Provenance
 
 
 def judge(seen: Seen, limits: Limits) -> list[Check]:

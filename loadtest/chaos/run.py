@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
-from loadtest.chaos import traffic
-from loadtest.chaos.clients import Clients, Outcome, answer_alone
-from loadtest.chaos.faults import Accidents, kill_compilers, kill_redis, restart_replica
-from loadtest.chaos.fleet import KEY, Fleet
-from loadtest.chaos.hostile import Harms, attack
-from loadtest.chaos.traffic import Answer
-from loadtest.chaos.watch import Holdings, Samples, leaked, look, watch_metrics, watch_processes
-from loadtest.health_probe import Asked, probe_all
+from quire.loadtest.chaos import traffic
+from quire.loadtest.chaos.clients import Clients, Outcome, answer_alone
+from quire.loadtest.chaos.faults import Accidents, kill_compilers, kill_redis, restart_replica
+from quire.loadtest.chaos.fleet import KEY, Fleet
+from quire.loadtest.chaos.hostile import Harms, attack
+from quire.loadtest.chaos.traffic import Answer
+from quire.loadtest.chaos.watch import Holdings, Samples, leaked, look, watch_metrics, watch_processes
+from quire.loadtest.health_probe import Asked, probe_all
 
 PROBE_SECONDS = 0.04  # between two questions
 START_SECONDS = 0.2  # one of two processes does not take two such naps, while the other starts

@@ -9,10 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from loadtest.chaos.fleet import Fleet
-from loadtest.chaos.processes import Descriptors, children, read_descriptors, resident_bytes, waited_seconds
-from loadtest.counters import read_samples
-from service.router.directory import MAX_CONNECTIONS
+from quire.loadtest.chaos.fleet import Fleet
+from quire.loadtest.chaos.processes import (
+    Descriptors,
+    children,
+    read_descriptors,
+    resident_bytes,
+    waited_seconds,
+)
+from quire.loadtest.counters import read_samples
+from quire.service.router.directory import MAX_CONNECTIONS
 
 METRICS_SECONDS = 1.0
 PROCESS_SECONDS = 0.2
@@ -64,7 +70,7 @@ def processes(fleet: Fleet) -> list[Process]:
     for name, server in fleet.servers.items():
         if server.exit_code is None:
             found.append((name, server.pid))
-            engines = children(server.pid, "engine.process")
+            engines = children(server.pid, "quire.engine.process")
             found += [(name.replace("replica", "engine"), pid) for pid in engines]
     return found
 

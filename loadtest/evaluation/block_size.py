@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from engine.preemption import PreemptionMode
-from loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
-from loadtest.evaluation.setting import Outcome, Point, Setting, run_point, seeded
-from loadtest.lengths import ALPACA, SHAREGPT
-from loadtest.sessions import Recipe
-from loadtest.simulator.geometry import A100_40GB, OPT_13B
-from loadtest.simulator.step_costs import FEATURES, StepCosts
+from quire.engine.schedule.preemption_mode import PreemptionMode
+from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
+from quire.loadtest.evaluation.setting import Outcome, Point, Setting, run_point, seeded
+from quire.loadtest.lengths import ALPACA, SHAREGPT
+from quire.loadtest.sessions import Recipe
+from quire.loadtest.simulator.geometry import A100_40GB, OPT_13B
+from quire.loadtest.simulator.step_costs import FEATURES, StepCosts
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # Just below what Quire sustains with blocks of 16, so that memory that is wasted shows.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from loadtest.evaluation.figure import Figure, Table
-from loadtest.evaluation.request_rates import latency_chart
-from loadtest.evaluation.setting import (
+from quire.loadtest.evaluation.figure import Figure, Table
+from quire.loadtest.evaluation.request_rates import latency_chart
+from quire.loadtest.evaluation.setting import (
     BEYOND,
     LATENCY_LIMIT,
     Outcome,
@@ -16,11 +16,11 @@ from loadtest.evaluation.setting import (
     run_sessions,
     sustained,
 )
-from loadtest.lengths import SHAREGPT, Fixed, Shape
-from loadtest.sessions import Recipe, Session, draw_sessions
-from loadtest.simulator.geometry import OPT_13B
-from loadtest.simulator.step_costs import StepCosts
-from loadtest.simulator.systems import NAMES, Kind, System
+from quire.loadtest.lengths import SHAREGPT, Fixed, Shape
+from quire.loadtest.sessions import Recipe, Session, draw_sessions
+from quire.loadtest.simulator.geometry import OPT_13B
+from quire.loadtest.simulator.step_costs import StepCosts
+from quire.loadtest.simulator.systems import NAMES, Kind, System
 
 KINDS: tuple[Kind, ...] = ("paged", "oracle", "pow2", "max")
 LAST_TOKENS = 1024  # of the conversation, and most of the answer (section 6.5)

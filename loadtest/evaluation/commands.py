@@ -1,4 +1,4 @@
-"""`python -m loadtest figures …`: which figures there are, and how they are made."""
+"""`python -m quire.loadtest figures …`: which figures there are, and how they are made."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from loadtest.evaluation.block_size import fig18b, fig19
-from loadtest.evaluation.chatbot import fig17
-from loadtest.evaluation.figure import Figure, MadeFigure, markdown_table
-from loadtest.evaluation.memory_waste import fig2
-from loadtest.evaluation.real import kernel_figures, rate_figures, sharing_figures
-from loadtest.evaluation.real.accuracy import accuracy
-from loadtest.evaluation.real.prediction import RealResults, read_real_results
-from loadtest.evaluation.request_rates import fig12, fig13
-from loadtest.evaluation.setting import Setting
-from loadtest.evaluation.shared_prefix import fig16
-from loadtest.evaluation.sharing import fig14, fig15
-from loadtest.provenance import Provenance
-from loadtest.simulator.step_costs import fit, read_records
+from quire.loadtest.evaluation.block_size import fig18b, fig19
+from quire.loadtest.evaluation.chatbot import fig17
+from quire.loadtest.evaluation.figure import Figure, MadeFigure, markdown_table
+from quire.loadtest.evaluation.memory_waste import fig2
+from quire.loadtest.evaluation.real import kernel_figures, rate_figures, sharing_figures
+from quire.loadtest.evaluation.real.accuracy import accuracy
+from quire.loadtest.evaluation.real.prediction import RealResults, read_real_results
+from quire.loadtest.evaluation.request_rates import fig12, fig13
+from quire.loadtest.evaluation.setting import Setting
+from quire.loadtest.evaluation.shared_prefix import fig16
+from quire.loadtest.evaluation.sharing import fig14, fig15
+from quire.loadtest.provenance import Provenance
+from quire.loadtest.simulator.step_costs import fit, read_records
 
 SIMULATED: dict[str, Callable[[Setting], Figure]] = {
     figure.__name__: figure for figure in (fig2, fig12, fig13, fig14, fig15, fig16, fig17, fig18b, fig19)
@@ -58,10 +58,13 @@ def add_figure_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--costs", type=Path, help="step records that costs are fitted to (python -m loadtest record)"
+        "--costs", type=Path, help="step records that costs are fitted to (python -m quire.loadtest record)"
     )
     parser.add_argument(
-        "--real", type=Path, default=RESULTS / "real", help="a folder that loadtest.evaluation.real wrote"
+        "--real",
+        type=Path,
+        default=RESULTS / "real",
+        help="a folder that quire.loadtest.evaluation.real wrote",
     )
     parser.add_argument("--output", type=Path, default=RESULTS, help="a folder for the report")
     parser.set_defaults(call=figures)
@@ -93,7 +96,7 @@ def figures(arguments: argparse.Namespace) -> int:
         _print(MadeFigure(figure=SIMULATED[name](setting), **here)) for name in names if name in SIMULATED
     ]
     made += _real(arguments, [name for name in names if name in REAL], setting)
-    from loadtest.evaluation.report import write_report
+    from quire.loadtest.evaluation.report import write_report
 
     write_report(arguments.output, made, ORDER)
     print(f"\n{arguments.output / 'index.html'}")
@@ -106,7 +109,7 @@ def _real(arguments: argparse.Namespace, names: Sequence[str], setting: Setting)
         if arguments.figures and names:
             raise ValueError(
                 f"{names[0]} needs runs of a real engine, and {arguments.real} has none: "
-                "python -m loadtest.evaluation.real makes them"
+                "python -m quire.loadtest.evaluation.real makes them"
             )
         return []
     made = []

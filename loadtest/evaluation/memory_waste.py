@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from loadtest.evaluation.figure import Chart, Figure, Line, Table
-from loadtest.evaluation.setting import Point, Setting, run_point, seeded
-from loadtest.lengths import SHAREGPT
-from loadtest.sessions import Recipe
-from loadtest.simulator.geometry import OPT_13B
+from quire.loadtest.evaluation.figure import Chart, Figure, Line, Table
+from quire.loadtest.evaluation.setting import Point, Setting, run_point, seeded
+from quire.loadtest.lengths import SHAREGPT
+from quire.loadtest.sessions import Recipe
+from quire.loadtest.simulator.geometry import OPT_13B
 
 RATE = 8.0  # requests a second: more than any of the systems keeps up with, so that memory is what is short
 PAPER = {"max": 20.4, "pow2": 26.8, "oracle": 38.2, "paged": 96.3}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
-from loadtest.evaluation.setting import (
+from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
+from quire.loadtest.evaluation.setting import (
     LATENCY_LIMIT,
     Curve,
     Outcome,
@@ -17,10 +17,10 @@ from loadtest.evaluation.setting import (
     seeded,
     sustained,
 )
-from loadtest.lengths import ALPACA, SHAREGPT
-from loadtest.sessions import Recipe
-from loadtest.simulator.geometry import OPT_13B
-from loadtest.simulator.systems import NAMES, Kind
+from quire.loadtest.lengths import ALPACA, SHAREGPT
+from quire.loadtest.sessions import Recipe
+from quire.loadtest.simulator.geometry import OPT_13B
+from quire.loadtest.simulator.systems import NAMES, Kind
 
 KINDS: tuple[Kind, ...] = ("paged", "oracle", "pow2", "max", "request-level")
 WORKLOADS = {

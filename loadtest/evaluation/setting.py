@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import TypeVar
 
-from loadtest.arrivals import arrival_times
-from loadtest.knee import rate_at
-from loadtest.sessions import Recipe, Session, draw_sessions, due_at
-from loadtest.simulator.geometry import A100_40GB, OPT_13B, Model, kv_slots
-from loadtest.simulator.simulation import simulate
-from loadtest.simulator.step_costs import StepCosts, roofline
-from loadtest.simulator.systems import Kind, System
+from quire.loadtest.arrivals import arrival_times
+from quire.loadtest.knee import rate_at
+from quire.loadtest.sessions import Recipe, Session, draw_sessions, due_at
+from quire.loadtest.simulator.geometry import A100_40GB, OPT_13B, Model, kv_slots
+from quire.loadtest.simulator.simulation import simulate
+from quire.loadtest.simulator.step_costs import StepCosts, roofline
+from quire.loadtest.simulator.systems import Kind, System
 
 LATENCY_LIMIT = 0.1  # seconds a token: about four times an unloaded OPT-13B; rates are compared there
 BEYOND = 4.0  # a curve ends at so many times the limit

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from loadtest.evaluation.figure import Cell, Figure, Table
-from loadtest.evaluation.request_rates import latency_chart
-from loadtest.evaluation.setting import Curve, Setting, ratio, run_curve, seeded, sustained
-from loadtest.lengths import LogNormal, Shape
-from loadtest.sessions import Recipe
-from loadtest.simulator.geometry import LLAMA_13B
+from quire.loadtest.evaluation.figure import Cell, Figure, Table
+from quire.loadtest.evaluation.request_rates import latency_chart
+from quire.loadtest.evaluation.setting import Curve, Setting, ratio, run_curve, seeded, sustained
+from quire.loadtest.lengths import LogNormal, Shape
+from quire.loadtest.sessions import Recipe
+from quire.loadtest.simulator.geometry import LLAMA_13B
 
 # A sentence and its translation; the paper gives the prefixes' lengths (section 6.4), not these.
 SENTENCES = Shape(LogNormal(35, 0.6, 4, 200), LogNormal(40, 0.6, 4, 200))

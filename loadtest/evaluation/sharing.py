@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
-from loadtest.evaluation.request_rates import latency_chart
-from loadtest.evaluation.setting import (
+from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
+from quire.loadtest.evaluation.request_rates import latency_chart
+from quire.loadtest.evaluation.setting import (
     Curve,
     Point,
     Setting,
@@ -16,11 +16,11 @@ from loadtest.evaluation.setting import (
     seeded,
     sustained,
 )
-from loadtest.lengths import ALPACA, SHAREGPT
-from loadtest.sessions import Recipe
-from loadtest.simulator.geometry import OPT_13B
-from loadtest.simulator.systems import Kind
-from loadtest.simulator.virtual_runner import MEAN_GAP
+from quire.loadtest.lengths import ALPACA, SHAREGPT
+from quire.loadtest.sessions import Recipe
+from quire.loadtest.simulator.geometry import OPT_13B
+from quire.loadtest.simulator.systems import Kind
+from quire.loadtest.simulator.virtual_runner import MEAN_GAP
 
 WIDTHS = (2, 4, 6)
 KINDS: tuple[Kind, ...] = ("paged", "oracle")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from engine.config import StepStats
-from engine.request import Request
-from loadtest.simulator.buddy import BuddyAllocator
+from quire.engine.config import StepStats
+from quire.engine.messages import Request
+from quire.loadtest.simulator.buddy import BuddyAllocator
 
 Rule = Literal["max", "pow2", "oracle"]
 

@@ -1,4 +1,4 @@
-"""`python -m loadtest simulate` and `record`: a run on the virtual clock, and steps to fit its costs to."""
+"""`python -m quire.loadtest simulate`, a run on the virtual clock, and `record`, what its costs fit."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.arrivals import arrival_times
-from loadtest.lengths import parse_shape
-from loadtest.result import Load, RunResult, write_result
-from loadtest.sessions import Recipe, describe, draw_sessions, due_at
-from loadtest.simulator.geometry import A100_40GB, OPT_13B, kv_slots
-from loadtest.simulator.simulation import simulate
-from loadtest.simulator.step_costs import FEATURES, fit, read_records, roofline, write_records
-from loadtest.simulator.systems import NAMES, System
-from loadtest.summary import Slo
-from loadtest.target import Target
+from quire.loadtest.arrivals import arrival_times
+from quire.loadtest.lengths import parse_shape
+from quire.loadtest.result import Load, RunResult, write_result
+from quire.loadtest.sessions import Recipe, describe, draw_sessions, due_at
+from quire.loadtest.simulator.geometry import A100_40GB, OPT_13B, kv_slots
+from quire.loadtest.simulator.simulation import simulate
+from quire.loadtest.simulator.step_costs import FEATURES, fit, read_records, roofline, write_records
+from quire.loadtest.simulator.systems import NAMES, System
+from quire.loadtest.summary import Slo
+from quire.loadtest.target import Target
 
 console = Console()
 
@@ -100,10 +100,10 @@ def add_record_flags(parser: argparse.ArgumentParser) -> None:
 
 def record_command(arguments: argparse.Namespace) -> int:
     """Step a real engine through a workload, write what every step took, and say how well a fit does."""
-    from engine.config import EngineConfig
-    from engine.request import Request, SamplingParams
-    from engine.startup import start_engine
-    from loadtest.simulator.recording import RecordingRunner
+    from quire.engine.config import EngineConfig
+    from quire.engine.messages import Request, SamplingParams
+    from quire.engine.startup import start_engine
+    from quire.loadtest.simulator.recording import RecordingRunner
 
     core, info = start_engine(
         EngineConfig(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from loadtest.model_configs import CONFIGS
+from quire.loadtest.model_configs import CONFIGS
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from engine.core import InFlight, Runner
-from engine.plan import StepPlan, StepResult
-from loadtest.simulator.step_costs import StepRecord, step_features
+from quire.engine.core import InFlight, Runner
+from quire.engine.schedule.plan import StepPlan, StepResult
+from quire.loadtest.simulator.step_costs import StepRecord, step_features
 
 
 class RecordingRunner(Runner):

@@ -14,11 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.core import EngineCore
-from engine.request import Request, SamplingParams
-from loadtest.records import Record
-from loadtest.sessions import Session
-from loadtest.simulator.baselines import Memory
+from quire.engine.core import EngineCore
+from quire.engine.messages import Request, SamplingParams
+from quire.loadtest.records import Record
+from quire.loadtest.sessions import Session
+from quire.loadtest.simulator.baselines import Memory
 
 
 class Clock(Protocol):

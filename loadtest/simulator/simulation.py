@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from engine.core import EngineCore
-from loadtest.sessions import Session
-from loadtest.simulator.serving import Run, serve
-from loadtest.simulator.step_costs import StepCosts
-from loadtest.simulator.systems import System
-from loadtest.simulator.virtual_runner import VirtualClock, VirtualRunner
+from quire.engine.core import EngineCore
+from quire.loadtest.sessions import Session
+from quire.loadtest.simulator.serving import Run, serve
+from quire.loadtest.simulator.step_costs import StepCosts
+from quire.loadtest.simulator.systems import System
+from quire.loadtest.simulator.virtual_runner import VirtualClock, VirtualRunner
 
 
 def simulate(

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.plan import StepPlan
-from loadtest.simulator.geometry import Device, Model
+from quire.engine.schedule.plan import StepPlan
+from quire.loadtest.simulator.geometry import Device, Model
 
 FEATURES = ("step", "prefill_tokens", "decode_rows", "context_tokens", "prefill_pairs", "copies", "swaps")
 """One for the step itself; tokens prefilled; rows that decode; tokens whose keys and values those rows read;

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.admission import Capacity
-from engine.preemption import PreemptionMode, PreemptionPolicy
-from engine.prefix_cache import BlockHasher
-from engine.scheduler import WATERMARK, Scheduler
-from loadtest.simulator.baselines import Memory, RequestLevel, Reserved, Unreserved
-from loadtest.simulator.virtual_runner import VOCAB
+from quire.engine.capacity import Capacity
+from quire.engine.memory.prefix_cache import BlockHasher
+from quire.engine.schedule.preemption_mode import PreemptionMode, PreemptionPolicy
+from quire.engine.schedule.scheduler import WATERMARK, Scheduler
+from quire.loadtest.simulator.baselines import Memory, RequestLevel, Reserved, Unreserved
+from quire.loadtest.simulator.virtual_runner import VOCAB
 
 Kind = Literal["paged", "max", "pow2", "oracle", "request-level"]
 NAMES: dict[Kind, str] = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core import InFlight, Runner
-from engine.plan import Logprobs, StepPlan, StepResult
-from loadtest.simulator.step_costs import StepCosts
+from quire.engine.core import InFlight, Runner
+from quire.engine.schedule.plan import Logprobs, StepPlan, StepResult
+from quire.loadtest.simulator.step_costs import StepCosts
 
 VOCAB = 60_000
 MEAN_GAP = 1.0  # nats between a beam's candidates, next best to next best: exponential

@@ -7,15 +7,15 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.cors import with_cors
-from service.endpoint import Endpoint
-from service.errors import ApiError
-from service.gate import Gate
-from service.http import JsonResponse
-from service.router.forward import Forward
-from service.router.state import RouterState
-from service.router.websocket import Tunnel
-from service.static import page_files
+from quire.service.errors import ApiError
+from quire.service.http.codec import JsonResponse
+from quire.service.http.cors import with_cors
+from quire.service.http.endpoint import Endpoint
+from quire.service.http.gate import Gate
+from quire.service.http.static import page_files
+from quire.service.router.forward import Forward
+from quire.service.router.state import RouterState
+from quire.service.router.websocket import Tunnel
 
 PUBLIC_OF_REPLICAS = ("/startup", "/openapi.json")
 
@@ -49,6 +49,6 @@ async def ready(state: RouterState, request: Request) -> Response:
 
 
 async def metrics(state: RouterState, request: Request) -> Response:
-    from service.router.exposition import exposition
+    from quire.service.router.exposition import exposition
 
     return Response(exposition(state), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.urls import check_http_url, check_redis_url, split_address
-from service.router.allowed import AllowedReplicas
+from quire.engine.urls import check_http_url, check_redis_url, split_address
+from quire.service.router.allowed import AllowedReplicas
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The registry as a router reads it; service.router only ever reads."""
+"""The registry as a router reads it; quire.service.router only ever reads."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from msgspec import Meta
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from engine.config import BLOCK_SIZES
-from engine.deployment import Deployment
-from engine.prefix_cache import Digest
-from engine.registry import ALL_REPLICAS, FAILURES, LOOKUP, REPLICAS, Keys, Load
-from service.router.allowed import host_of
-from service.router.complaints import Complaints
+from quire.engine.config import BLOCK_SIZES
+from quire.engine.memory.prefix_cache import Digest
+from quire.engine.registry.deployment import Deployment
+from quire.engine.registry.redis import ALL_REPLICAS, FAILURES, LOOKUP, REPLICAS, Keys, Load
+from quire.service.router.allowed import host_of
+from quire.service.router.complaints import Complaints
 
 MAX_BLOCKS = 4096  # of a prompt, that are looked up
 TIMEOUT = 0.015  # seconds for an answer; requests wait for the registry no longer
@@ -64,7 +64,7 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 class Directory:
-    """Methods raise one of engine.registry.FAILURES; `lookup` within TIMEOUT, the others soon."""
+    """Methods raise one of quire.engine.registry.redis.FAILURES; `lookup` within TIMEOUT, the others soon."""
 
     def __init__(self, redis_url: str) -> None:
         pool = redis.asyncio.BlockingConnectionPool.from_url(

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from service.families import counter, gauge, histogram, loop_families
-from service.router.state import RouterState
+from quire.service.metrics.families import counter, gauge, histogram, loop_families
+from quire.service.router.state import RouterState
 
 
 def exposition(state: RouterState) -> bytes:

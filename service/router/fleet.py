@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 
 import aiohttp
 
-from service.router.allowed import AllowedReplicas
-from service.router.complaints import Complaints
-from service.router.config import RouterConfig
-from service.router.directory import Registered
-from service.router.replica import Replica
+from quire.service.router.allowed import AllowedReplicas
+from quire.service.router.complaints import Complaints
+from quire.service.router.config import RouterConfig
+from quire.service.router.directory import Registered
+from quire.service.router.replica import Replica
 
 log = logging.getLogger("quire.router")
 

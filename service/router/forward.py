@@ -12,17 +12,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.prefix_cache import Digest
-from service.connection import ClientGone, Connection
-from service.errors import ApiError, not_ready
-from service.http import error_response
-from service.router.events import whole_events
-from service.router.headers import as_text, passed_on
-from service.router.held import Share, read_body
-from service.router.homes import StreamKey, started_stream, wanted_stream
-from service.router.placement import Location, Placement
-from service.router.replica import Replica
-from service.router.state import RouterState
+from quire.engine.memory.prefix_cache import Digest
+from quire.service.errors import ApiError, not_ready
+from quire.service.http.codec import error_response
+from quire.service.http.connection import ClientGone, Connection
+from quire.service.router.events import whole_events
+from quire.service.router.headers import as_text, passed_on
+from quire.service.router.held import Share, read_body
+from quire.service.router.placement import Location, Placement
+from quire.service.router.replica import Replica
+from quire.service.router.state import RouterState
+from quire.service.router.stream_affinity import StreamKey, started_stream, wanted_stream
 
 log = logging.getLogger("quire.router")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from service.errors import ApiError
+from quire.service.errors import ApiError
 
 
 class HeldBytes:

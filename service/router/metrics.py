@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import get_args
 
-from service.histogram import REGISTRY_SECONDS, Histogram
-from service.router.placement import Placement, Reason
+from quire.service.metrics.histogram import REGISTRY_SECONDS, Histogram
+from quire.service.router.placement import Placement, Reason
 
 
 class RouterMetrics:

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from msgspec import MsgspecError, json
 from starlette.requests import Request
 
-from service.chat import prompt_text as chat_text
-from service.errors import ApiError
-from service.http import decode_body
-from service.preparation import cache_salt
-from service.protocol.chat import ChatRequest
-from service.protocol.completions import CompletionRequest
-from service.responses.messages import with_input
-from service.responses.protocol import ResponseRequest
-from service.responses.response import prompt_text as response_text
-from service.template_renderer import TemplateRenderer
-from service.tokenizer import Tokenizer
+from quire.service.api.chat import prompt_text as chat_text
+from quire.service.api.request_params import cache_salt
+from quire.service.api.requests.chat import ChatRequest
+from quire.service.api.requests.completions import CompletionRequest
+from quire.service.api.responses.messages import with_input
+from quire.service.api.responses.protocol import ResponseRequest
+from quire.service.api.responses.response import prompt_text as response_text
+from quire.service.errors import ApiError
+from quire.service.http.codec import decode_body
+from quire.service.text.template_renderer import TemplateRenderer
+from quire.service.text.tokenizer import Tokenizer
 
 _INLINE_CHARS = 2048
 HEAD_CHARS = 1 << 18  # of a long text, that are tokenised

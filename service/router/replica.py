@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import yarl
 from starlette.types import Scope
 
-from engine.prefix_cache import Digest
-from engine.registry import Load
-from service.router.recent import RecentPrefixes
+from quire.engine.memory.prefix_cache import Digest
+from quire.engine.registry.redis import Load
+from quire.service.router.sent_prefixes import RecentPrefixes
 
 log = logging.getLogger("quire.router")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from service.errors import ApiError
+from quire.service.errors import ApiError
 
 _ENDS = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))
 

@@ -8,22 +8,22 @@ from asyncio import FIRST_COMPLETED
 
 import aiohttp
 
-from engine.deployment import hash_seed, model_id, revision, seed_digest, tokenizer_digest
-from engine.models.config import ModelConfig
-from engine.models.hub import TOKENIZER_FILES, resolve_model
-from engine.urls import split_address
-from service.config import ServiceConfig
-from service.lifecycle import OrderlyServer
-from service.router.allowed import AllowedReplicas, AllowedResolver
-from service.router.app import create_app
-from service.router.config import RouterConfig
-from service.router.directory import Directory
-from service.router.fleet import Fleet
-from service.router.names import NameWatch
-from service.router.prompt import PromptReader
-from service.router.state import RouterState
-from service.router.watch import Identity, RegistryWatch
-from service.tokenizer import Tokenizer
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
+from quire.engine.registry.deployment import hash_seed, model_id, revision, seed_digest, tokenizer_digest
+from quire.engine.urls import split_address
+from quire.service.config import ServiceConfig
+from quire.service.http.lifecycle import OrderlyServer
+from quire.service.router.allowed import AllowedReplicas, AllowedResolver
+from quire.service.router.app import create_app
+from quire.service.router.config import RouterConfig
+from quire.service.router.directory import Directory
+from quire.service.router.dns_discovery import NameWatch
+from quire.service.router.fleet import Fleet
+from quire.service.router.prompt import PromptReader
+from quire.service.router.registry_watch import Identity, RegistryWatch
+from quire.service.router.state import RouterState
+from quire.service.text.tokenizer import Tokenizer
 
 IDLE_SECONDS = 30.0  # half of what replicas keep an idle connection for
 # A machine that vanished says nothing: its connections are given up after 10 + 3 * 5 s.

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from service.config import ServiceConfig
-from service.errors import not_ready
-from service.interruption import Interruptible
-from service.keys import KeyRing
-from service.loop_watch import LoopWatch
-from service.router.config import RouterConfig
-from service.router.fleet import Fleet
-from service.router.held import HeldBytes
-from service.router.homes import StreamHomes
-from service.router.metrics import RouterMetrics
-from service.router.placement import NOWHERE, Location, Placement, choose
-from service.router.replica import Replica
-from service.template_renderer import TemplateRenderer
+from quire.service.answer.cancellation import Interruptible
+from quire.service.config import ServiceConfig
+from quire.service.errors import not_ready
+from quire.service.http.keys import KeyRing
+from quire.service.metrics.loop_watch import LoopWatch
+from quire.service.router.config import RouterConfig
+from quire.service.router.fleet import Fleet
+from quire.service.router.held import HeldBytes
+from quire.service.router.metrics import RouterMetrics
+from quire.service.router.placement import NOWHERE, Location, Placement, choose
+from quire.service.router.replica import Replica
+from quire.service.router.stream_affinity import StreamHomes
+from quire.service.text.template_renderer import TemplateRenderer
 
 if TYPE_CHECKING:
-    from service.router.prompt import Prompt, PromptReader
-    from service.router.watch import RegistryWatch
+    from quire.service.router.prompt import Prompt, PromptReader
+    from quire.service.router.registry_watch import RegistryWatch
 
 
 class RouterState:

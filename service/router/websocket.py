@@ -9,14 +9,14 @@ import aiohttp
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
-from service.errors import ApiError, not_ready
-from service.interruption import Interruptible
-from service.responses.events import error_event
-from service.router.headers import as_text, passed_on
-from service.router.placement import NOWHERE, Placement
-from service.router.replica import Replica
-from service.router.running import RunningResponses, event_type
-from service.router.state import RouterState
+from quire.service.answer.cancellation import Interruptible
+from quire.service.api.responses.events import error_event
+from quire.service.errors import ApiError, not_ready
+from quire.service.router.headers import as_text, passed_on
+from quire.service.router.placement import NOWHERE, Placement
+from quire.service.router.replica import Replica
+from quire.service.router.running import RunningResponses, event_type
+from quire.service.router.state import RouterState
 
 log = logging.getLogger("quire.router")
 

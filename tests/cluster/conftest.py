@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadtest.redis_server import RedisServer
+from quire.loadtest.redis_server import RedisServer
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.prefix_cache import Digest
-from engine.registry import Load
-from service.router.placement import Location, choose
-from service.router.replica import Replica
+from quire.engine.memory.prefix_cache import Digest
+from quire.engine.registry.redis import Load
+from quire.service.router.placement import Location, choose
+from quire.service.router.replica import Replica
 
 BLOCK_SIZE = 16
 FINGERPRINT = "f"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import httpx
 
-from loadtest.server_process import free_port
-from service.demo import MODEL_FOLDER
+from quire.loadtest.server_process import free_port
+from quire.service.demo import MODEL_FOLDER
 from tests.waiting import SECONDS, until
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ class Process:
     def __init__(self, command: str, *arguments: str, port: int | None = None) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._command = [sys.executable, "-m", "service.cli", command, *arguments, "--port", str(self.port)]
+        self._command = [sys.executable, "-m", "quire.cli", command, *arguments, "--port", str(self.port)]
         self.start()
 
     def start(self) -> None:

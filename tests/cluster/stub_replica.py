@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 
-from service.config import ServiceConfig
-from service.router.config import RouterConfig
-from service.router.server import RouterServer
+from quire.service.config import ServiceConfig
+from quire.service.router.config import RouterConfig
+from quire.service.router.server import RouterServer
 from tests.server_thread import ServerThread
 
 Answer = Callable[["Exchange"], object]

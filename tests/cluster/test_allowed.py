@@ -8,14 +8,14 @@ import socket
 import aiohttp
 import pytest
 
-from engine.deployment import Deployment
-from engine.registry import Load
-from service.cli import _parser, _split
-from service.router.allowed import AllowedReplicas, AllowedResolver
-from service.router.config import RouterConfig
-from service.router.directory import Registered
-from service.router.fleet import MAX_REPLICAS, Fleet
-from service.router.server import _open_session
+from quire.cli import _parser, _split
+from quire.engine.registry.deployment import Deployment
+from quire.engine.registry.redis import Load
+from quire.service.router.allowed import AllowedReplicas, AllowedResolver
+from quire.service.router.config import RouterConfig
+from quire.service.router.directory import Registered
+from quire.service.router.fleet import MAX_REPLICAS, Fleet
+from quire.service.router.server import _open_session
 
 NO_URLS = [
     "",

@@ -13,12 +13,12 @@ import pytest
 import redis
 import redis.asyncio
 
-from engine.config import RegistryConfig
-from engine.deployment import Deployment, seed_digest
-from engine.registry import FAILURES, Load, Registry
-from loadtest.fault_proxy import FAULTS, Fault, FaultProxy, honest
-from loadtest.redis_server import RedisServer
-from service.router.directory import MAX_CONNECTIONS, Directory
+from quire.engine.config import RegistryConfig
+from quire.engine.registry.deployment import Deployment, seed_digest
+from quire.engine.registry.redis import FAILURES, Load, Registry
+from quire.loadtest.fault_proxy import FAULTS, Fault, FaultProxy, honest
+from quire.loadtest.redis_server import RedisServer
+from quire.service.router.directory import MAX_CONNECTIONS, Directory
 
 DEPLOYMENT = Deployment(
     model="tiny", revision="r", tokenizer="t", block_size=16, dtype="float32", seed=seed_digest(0)

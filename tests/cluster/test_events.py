@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.router.events import whole_events
+from quire.service.router.events import whole_events
 
 
 class Broken(Exception):

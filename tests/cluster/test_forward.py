@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from service.router.placement import Location
-from service.router.recent import UNPUBLISHED_SECONDS
+from quire.service.router.placement import Location
+from quire.service.router.sent_prefixes import UNPUBLISHED_SECONDS
 from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
 
 CHAT = "/v1/chat/completions"

@@ -8,9 +8,9 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.journal import Journal
-from engine.prefix_cache import BlockHasher, Prefix, PrefixCache
-from engine.prefixes import Prefixes
+from quire.engine.memory.prefix_cache import BlockHasher, Prefix, PrefixCache
+from quire.engine.memory.prefixes import Prefixes
+from quire.engine.registry.journal import Journal
 
 PUBLIC = [1, 2]
 

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator
 import httpx
 import pytest
 
-from service.router.config import RouterConfig
-from service.router.directory import Registered
-from service.router.fleet import Fleet
-from service.router.names import NameWatch
+from quire.service.router.config import RouterConfig
+from quire.service.router.directory import Registered
+from quire.service.router.dns_discovery import NameWatch
+from quire.service.router.fleet import Fleet
 from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
 from tests.cluster.test_watch import OURS, Load
 

@@ -9,10 +9,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.registry import Load
-from service.router.placement import Candidate, Location, choose, place
-from service.router.recent import ONCE_SECONDS, REMEMBERED_SECONDS, UNPUBLISHED_SECONDS, RecentPrefixes
-from service.router.replica import Replica
+from quire.engine.registry.redis import Load
+from quire.service.router.placement import Candidate, Location, choose, place
+from quire.service.router.replica import Replica
+from quire.service.router.sent_prefixes import (
+    ONCE_SECONDS,
+    REMEMBERED_SECONDS,
+    UNPUBLISHED_SECONDS,
+    RecentPrefixes,
+)
 
 DIGESTS = [bytes([number]) * 16 for number in range(8)]
 

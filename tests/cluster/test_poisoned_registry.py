@@ -14,16 +14,16 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.deployment import Deployment, pinned_digest, seed_digest
-from engine.prompt_hasher import PromptHasher
-from engine.registry import Keys, Load, Registry, RegistryConfig
-from loadtest.redis_server import RedisServer
-from service.router import watch
-from service.router.config import RouterConfig
-from service.router.directory import Directory
-from service.router.fleet import Fleet
-from service.router.placement import choose
-from service.router.watch import MAX_DEPLOYMENTS, Identity, RegistryWatch
+from quire.engine.registry.deployment import Deployment, pinned_digest, seed_digest
+from quire.engine.registry.prompt_hasher import PromptHasher
+from quire.engine.registry.redis import Keys, Load, Registry, RegistryConfig
+from quire.loadtest.redis_server import RedisServer
+from quire.service.router import registry_watch as watch
+from quire.service.router.config import RouterConfig
+from quire.service.router.directory import Directory
+from quire.service.router.fleet import Fleet
+from quire.service.router.placement import choose
+from quire.service.router.registry_watch import MAX_DEPLOYMENTS, Identity, RegistryWatch
 
 SEED = 7
 OURS = Deployment(

@@ -15,16 +15,23 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.app import create_app
-from service.chat_template import ChatTemplate
-from service.config import ServiceConfig
-from service.gate import Gate
-from service.grammar_trials import GrammarTrials
-from service.http import JsonResponse
-from service.keys import KeyRing
-from service.router.prompt import HEAD_CHARS, HEAD_TOKENS, MAX_COMMAS, MAX_WAITING_CHARS, Prompt, PromptReader
-from service.state import ServerState
-from service.tokenizer import Tokenizer
+from quire.service.app import create_app
+from quire.service.config import ServiceConfig
+from quire.service.http.codec import JsonResponse
+from quire.service.http.gate import Gate
+from quire.service.http.keys import KeyRing
+from quire.service.router.prompt import (
+    HEAD_CHARS,
+    HEAD_TOKENS,
+    MAX_COMMAS,
+    MAX_WAITING_CHARS,
+    Prompt,
+    PromptReader,
+)
+from quire.service.state import ServerState
+from quire.service.text.grammar_trials import GrammarTrials
+from quire.service.text.template import ChatTemplate
+from quire.service.text.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers, tool_templates
 from tests.service.asgi import post
 from tests.service.fake_engine import FakeEngine, make_info

@@ -12,16 +12,16 @@ import pytest
 import redis
 import xxhash
 
-from engine.config import RegistryConfig
-from engine.core import EngineCore
-from engine.deployment import Deployment, hash_seed, seed_digest
-from engine.journal import Journal
-from engine.prefix_cache import Prefix
-from engine.prompt_hasher import PromptHasher
-from engine.publisher import Publisher
-from engine.registry import Answer, Keys, Registry
-from loadtest.fault_proxy import FAULTS, Fault, FaultProxy, honest
-from loadtest.redis_server import RedisServer
+from quire.engine.config import RegistryConfig
+from quire.engine.core import EngineCore
+from quire.engine.memory.prefix_cache import Prefix
+from quire.engine.registry.deployment import Deployment, hash_seed, seed_digest
+from quire.engine.registry.journal import Journal
+from quire.engine.registry.prompt_hasher import PromptHasher
+from quire.engine.registry.publisher import Publisher
+from quire.engine.registry.redis import Answer, Keys, Registry
+from quire.loadtest.fault_proxy import FAULTS, Fault, FaultProxy, honest
+from quire.loadtest.redis_server import RedisServer
 from tests.engine.simulation import make_core, random_request
 
 DEPLOYMENT = Deployment(
@@ -175,7 +175,7 @@ def test_nobody_looks_at_what_is_being_published_anew(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of it would look as if the other half had been evicted."""
-    monkeypatch.setattr("engine.publisher.BATCH", 3)
+    monkeypatch.setattr("quire.engine.registry.publisher.BATCH", 3)
     replica = Replica(server, 5)
     replica.work(60)
     replica.settle()

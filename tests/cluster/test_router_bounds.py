@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from service.config import ServiceConfig
-from service.router import homes
-from service.router.config import RouterConfig
-from service.router.homes import StreamHomes
-from service.router.placement import NOWHERE, Location
-from service.router.replica import Replica
-from service.router.state import RouterState
+from quire.service.config import ServiceConfig
+from quire.service.router import stream_affinity as homes
+from quire.service.router.config import RouterConfig
+from quire.service.router.placement import NOWHERE, Location
+from quire.service.router.replica import Replica
+from quire.service.router.state import RouterState
+from quire.service.router.stream_affinity import StreamHomes
 from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
 
 CHAT = "/v1/chat/completions"

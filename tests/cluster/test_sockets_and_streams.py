@@ -12,8 +12,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from service.chat_template import ChatTemplate
-from service.tokenizer import Tokenizer
+from quire.service.text.template import ChatTemplate
+from quire.service.text.tokenizer import Tokenizer
 from tests.cluster.stub_replica import LiveRouter
 from tests.service import tiny_tokenizers
 from tests.service.conftest import CHAT_TEMPLATE

@@ -13,14 +13,14 @@ import msgspec
 import pytest
 import redis
 
-from engine.config import RegistryConfig
-from engine.deployment import Deployment, pinned_digest, seed_digest
-from engine.prompt_hasher import PromptHasher
-from engine.registry import Load, Registry
-from loadtest.fault_proxy import FaultProxy
-from loadtest.redis_server import RedisServer
-from service.router.directory import TIMEOUT, Directory, Registered
-from service.router.watch import Identity, RegistryWatch
+from quire.engine.config import RegistryConfig
+from quire.engine.registry.deployment import Deployment, pinned_digest, seed_digest
+from quire.engine.registry.prompt_hasher import PromptHasher
+from quire.engine.registry.redis import Load, Registry
+from quire.loadtest.fault_proxy import FaultProxy
+from quire.loadtest.redis_server import RedisServer
+from quire.service.router.directory import TIMEOUT, Directory, Registered
+from quire.service.router.registry_watch import Identity, RegistryWatch
 
 SEED = 7
 OURS = Deployment(

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from service.demo.corpus import Document, documents, held_out
-from service.demo.evaluate import Answer, Chat
-from service.demo.tokenizer import CONTEXT_LENGTH, MODEL_FOLDER
+from quire.loadtest.demo_model.corpus import Document, documents, held_out
+from quire.loadtest.demo_model.evaluate import Answer, Chat
+from quire.loadtest.demo_model.tokenizer import CONTEXT_LENGTH, MODEL_FOLDER
 
 COUNT = 400
 

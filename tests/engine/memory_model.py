@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from engine.moves import Moves
+from quire.engine.memory.moves import Moves
 
 Content = list["int | None"]
 """What each slot of a block holds: a history, or nothing yet."""

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.beam import BeamSearch
-from engine.core import Runner
-from engine.plan import Logprobs, StepPlan, StepResult
-from engine.request import Request, SamplingParams
+from quire.engine.core import Runner
+from quire.engine.messages import Request, SamplingParams
+from quire.engine.schedule.plan import Logprobs, StepPlan, StepResult
+from quire.engine.sequences.beam_search import BeamSearch
 from tests.engine.toy_grammar import Reading, tokens_in
 
 Slot = tuple[int, int, int]

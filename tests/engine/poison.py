@@ -8,8 +8,8 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from engine.plan import StepPlan, StepResult
-from engine.request import Request
+from quire.engine.messages import Request
+from quire.engine.schedule.plan import StepPlan, StepResult
 from tests.engine.oracle import OracleFlight, OracleRunner
 
 POISON = 1 << 41  # seeds from here on are of poisoned requests

@@ -12,17 +12,17 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from engine.admission import Capacity
-from engine.core import EngineCore
-from engine.pinning import pin_prefixes
-from engine.plan import Int32, StepPlan
-from engine.preemption import PreemptionMode, PreemptionPolicy
-from engine.prefix_cache import BlockHasher, Found, Prefix, PrefixCache
-from engine.request import Output, Request, SamplingParams
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
-from engine.step import StepDraft
-from engine.yielding import Yielding
+from quire.engine.capacity import Capacity
+from quire.engine.core import EngineCore
+from quire.engine.memory.pinned_prefixes import pin_prefixes
+from quire.engine.memory.prefix_cache import BlockHasher, Found, Prefix, PrefixCache
+from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.schedule.draft import StepDraft
+from quire.engine.schedule.plan import Int32, StepPlan
+from quire.engine.schedule.preemption import Yielding
+from quire.engine.schedule.preemption_mode import PreemptionMode, PreemptionPolicy
+from quire.engine.schedule.scheduler import Scheduler
+from quire.engine.sequences.sequence import Sequence
 from tests.engine.oracle import VOCAB, OracleRunner, expected_beams, expected_tokens
 from tests.engine.toy_grammar import COMPILED, COMPILER, GRAMMARS
 

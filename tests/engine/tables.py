@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from engine.block_manager import BlockManager
-from engine.moves import Moves
-from engine.plan import as_int32
-from engine.prefix_cache import BlockHasher
-from engine.request import Request, SamplingParams
-from engine.rows import Rows
-from engine.sequence import Sequence, SequenceGroup
+from quire.engine.memory.manager import BlockManager
+from quire.engine.memory.moves import Moves
+from quire.engine.memory.prefix_cache import BlockHasher
+from quire.engine.messages import Request, SamplingParams
+from quire.engine.schedule.plan import as_int32
+from quire.engine.sequences.rows import Rows
+from quire.engine.sequences.sequence import Sequence, SequenceGroup
 
 
 class Tables:

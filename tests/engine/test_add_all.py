@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core import EngineCore
-from engine.request import Request, SamplingParams
-from service import bench
+from quire.engine.core import EngineCore
+from quire.engine.messages import Request, SamplingParams
+from quire.loadtest.offline import bench
 from tests.engine.oracle import expected_tokens
 from tests.engine.simulation import EOS, make_core
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.admission import Capacity
-from engine.request import Request, SamplingParams
+from quire.engine.capacity import Capacity
+from quire.engine.messages import Request, SamplingParams
 
 
 def admits(capacity: Capacity, prompt: int, n: int, max_tokens: int) -> bool:

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
-from engine.config import EngineConfig
-from engine.request import Request, SamplingParams
-from engine.startup import start_engine
+from quire.engine.config import EngineConfig
+from quire.engine.messages import Request, SamplingParams
+from quire.engine.startup import start_engine
 from tests.models.tiny_models import MODELS
 
 STEPS = 12

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine import startup
-from engine.config import EngineConfig
-from engine.models.config import ModelConfig
-from engine.runner import ModelRunner
-from kernels.gpu import NO_GPU, Gpu
-from kernels.kv_formats import ROUNDED, name_of
+from quire.engine import startup
+from quire.engine.config import EngineConfig
+from quire.engine.device.runner import ModelRunner
+from quire.engine.models.config import ModelConfig
+from quire.kernels.formats.kv_format import ROUNDED, name_of
+from quire.kernels.gpu import NO_GPU, Gpu
 from tests.kernels.gpus import GPUS
 
 FP12, BF16 = ROUNDED["fp12_e4m7"], torch.bfloat16

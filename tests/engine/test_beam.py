@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from engine.beam import BeamSearch, EarlyStopping, Hypothesis, advance_all
+from quire.engine.sequences.beam_search import BeamSearch, EarlyStopping, Hypothesis, advance_all
 
 Float32 = NDArray[np.float32]
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.config import EngineConfig
-from engine.request import Output, Request, SamplingParams
-from engine.startup import start_engine
+from quire.engine.config import EngineConfig
+from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.startup import start_engine
 
 EOS = 1
 

@@ -8,11 +8,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.beam import BeamStep
-from engine.beam_group import BeamGroup
-from engine.plan import StepPlan, as_int32
-from engine.request import Output, Request, SamplingParams
-from engine.sequence import SequenceGroup
+from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.schedule.plan import StepPlan, as_int32
+from quire.engine.sequences.beam_group import BeamGroup
+from quire.engine.sequences.beam_search import BeamStep
+from quire.engine.sequences.sequence import SequenceGroup
 from tests.engine.oracle import VOCAB, OracleFlight, OracleRunner, expected_beams
 from tests.engine.simulation import EOS, make_core
 from tests.engine.tables import Tables

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.prefix_cache import BlockHasher, Found
-from engine.sequence import Sequence
+from quire.engine.memory.prefix_cache import BlockHasher, Found
+from quire.engine.sequences.sequence import Sequence
 from tests.engine.tables import Tables
 
 

@@ -20,14 +20,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.block_manager import BlockManager
-from engine.block_pool import BlockPool, OutOfBlocks
-from engine.moves import Moves
-from engine.plan import as_int32
-from engine.prefix_cache import BlockHasher, Digest, Found, PrefixCache
-from engine.request import Request, SamplingParams
-from engine.rows import Rows
-from engine.sequence import NO_ROW, Sequence, SequenceGroup
+from quire.engine.memory.manager import BlockManager
+from quire.engine.memory.moves import Moves
+from quire.engine.memory.pool import BlockPool, OutOfBlocks
+from quire.engine.memory.prefix_cache import BlockHasher, Digest, Found, PrefixCache
+from quire.engine.messages import Request, SamplingParams
+from quire.engine.schedule.plan import as_int32
+from quire.engine.sequences.rows import Rows
+from quire.engine.sequences.sequence import NO_ROW, Sequence, SequenceGroup
 from tests.engine.memory_model import Content, Histories, LateMemory
 from tests.engine.nightly import NIGHTLY
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from engine.process import CHECK_SHARES
-from engine.request import Request, SamplingParams
-from engine.scheduler import Scheduler
+from quire.engine.messages import Request, SamplingParams
+from quire.engine.process import CHECK_SHARES
+from quire.engine.schedule.scheduler import Scheduler
 from tests.engine.simulation import make_core
 
 

@@ -24,16 +24,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from engine import core as core_module
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.cuda_graphs import TUNED_SIZES, Captures, Graphs, Record, Results, Run, mixed_sizes
-from engine.plan import Int32, StepPlan
-from engine.process import FrameReader, StepFrame, _serve, encode_frame
-from engine.request import Output, Request, SamplingParams
-from engine.runner import ModelRunner
-from engine.staging import PaddedInputs, Staging
-from engine.startup import start_engine
+from quire.engine import core as core_module
+from quire.engine.config import EngineConfig
+from quire.engine.core import EngineCore
+from quire.engine.device.graphs import TUNED_SIZES, Captures, Graphs, Record, Results, Run, mixed_sizes
+from quire.engine.device.runner import ModelRunner
+from quire.engine.device.staging import PaddedInputs, Staging
+from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.process import FrameReader, StepFrame, _serve, encode_frame
+from quire.engine.schedule.plan import Int32, StepPlan
+from quire.engine.startup import start_engine
 from tests.engine.oracle import OracleFlight, OracleRunner, expected_tokens
 from tests.engine.simulation import make_core
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.core import EngineCore
-from engine.kv_cache import KVCache, bytes_per_block, touched
-from engine.models.config import ModelConfig
-from engine.request import Request, SamplingParams
-from kernels.block_copy import copy_blocks_reference
+from quire.engine.core import EngineCore
+from quire.engine.device.kv_cache import KVCache, bytes_per_block, touched
+from quire.engine.messages import Request, SamplingParams
+from quire.engine.models.config import ModelConfig
+from quire.kernels.pointwise.block_copy import copy_blocks_reference
 from tests.engine.oracle import OracleFlight, OracleRunner, expected_tokens
 from tests.engine.simulation import make_core
 

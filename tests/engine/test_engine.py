@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.config import EngineConfig, StepStats
-from engine.core import EngineCore
-from engine.engine import AsyncEngine, EngineDeadError
-from engine.request import Output, Request, SamplingParams
-from engine.startup import start_engine
+from quire.engine.client import AsyncEngine, EngineDeadError
+from quire.engine.config import EngineConfig, StepStats
+from quire.engine.core import EngineCore
+from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.startup import start_engine
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 

@@ -17,10 +17,10 @@ import msgspec
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.request import Output, Request, SamplingParams
-from engine.startup import start_engine
+from quire.engine.config import EngineConfig
+from quire.engine.core import EngineCore
+from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.startup import start_engine
 from tests.models.tiny_models import MODELS
 
 ON_GPU = torch.cuda.is_available()

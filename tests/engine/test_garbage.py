@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine import garbage
-from engine.request import Request, SamplingParams
+from quire.engine import garbage
+from quire.engine.messages import Request, SamplingParams
 from tests.engine.simulation import make_core
 
 ROWS = 8

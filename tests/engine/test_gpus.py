@@ -7,9 +7,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from engine import startup
-from engine.config import EngineConfig
-from kernels.gpu import Gpu
+from quire.engine import startup
+from quire.engine.config import EngineConfig
+from quire.kernels.gpu import Gpu
 from tests.kernels.gpus import GPUS
 
 

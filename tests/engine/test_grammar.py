@@ -16,10 +16,10 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.request import Output, Request, SamplingParams
-from engine.startup import start_engine
+from quire.engine.config import EngineConfig
+from quire.engine.core import EngineCore
+from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.startup import start_engine
 from tests.service import tiny_tokenizers
 
 VOCAB_SIZE = 400  # more than the tokenizer has

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.plan import StepPlan, StepResult
-from engine.request import Output, Request
+from quire.engine.messages import Output, Request
+from quire.engine.schedule.plan import StepPlan, StepResult
 from tests.engine.oracle import OracleFlight, OracleRunner
 from tests.engine.simulation import check_outputs, make_core, random_request
 

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineInfo
-from engine.core import EngineCore
-from engine.isolation import MAX_FRUITLESS
-from engine.logs import JsonFormatter
-from engine.pinning import pin_prefixes
-from engine.plan import StepPlan, as_int32
-from engine.request import Output, Request, SamplingParams
-from engine.sequence import SequenceGroup
-from loadtest.workloads import Work
-from service import bench
-from service.demo import MODEL_FOLDER
-from service.offline import OfflineEngine
-from service.roofline import Ceilings
-from service.tokenizer import Tokenizer
+from quire.engine.config import EngineInfo
+from quire.engine.core import EngineCore
+from quire.engine.logs import JsonFormatter
+from quire.engine.memory.pinned_prefixes import pin_prefixes
+from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.schedule.bisection import MAX_FRUITLESS
+from quire.engine.schedule.plan import StepPlan, as_int32
+from quire.engine.sequences.sequence import SequenceGroup
+from quire.loadtest.offline import bench
+from quire.loadtest.offline.roofline import Ceilings
+from quire.loadtest.workloads import Work
+from quire.offline_engine import OfflineEngine
+from quire.service.demo import MODEL_FOLDER
+from quire.service.text.tokenizer import Tokenizer
 from tests.engine.oracle import VOCAB, OracleFlight, OracleRunner, expected_beams, expected_tokens
 from tests.engine.poison import KINDS, POISON, Poisoned, PoisonedRunner, Trouble, poisoned
 from tests.engine.simulation import COMMON, EOS, LONGEST_DELAY, check_outputs, make_core, random_request
@@ -256,7 +256,7 @@ def test_who_is_cleared_has_not_to_wait_until_it_ends() -> None:
 
 def test_steps_take_less_memory_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody ends by it, and when it has gone well for a while all is as before."""
-    monkeypatch.setattr("engine.isolation.CALM_STEPS", 30)
+    monkeypatch.setattr("quire.engine.schedule.bisection.CALM_STEPS", 30)
     sizes: list[int] = []  # rows of each step
     raised: list[int] = []  # of those that did not fit
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.device_queue import DeviceResult
-from engine.plan import StepPlan
-from engine.request import Output, Request, SamplingParams
-from engine.runner import ModelRunner
-from engine.startup import start_engine
+from quire.engine.config import EngineConfig
+from quire.engine.core import EngineCore
+from quire.engine.device.runner import ModelRunner
+from quire.engine.device.streams import DeviceResult
+from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.schedule.plan import StepPlan
+from quire.engine.startup import start_engine
 
 CULPRITS = {3, 5, 8, 10}  # the seeds, too, by which a row is known to be theirs
 BUDGET, ROWS = 96, 24

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from engine import grammar
-from engine.core import EngineCore
-from engine.request import Request, SamplingParams
+from quire.engine.core import EngineCore
+from quire.engine.messages import Request, SamplingParams
+from quire.engine.sequences import grammar
 from tests.engine import simulation
 from tests.engine.oracle import expected_tokens
 from tests.engine.toy_grammar import GRAMMARS

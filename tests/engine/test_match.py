@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from engine.match import Match
-from engine.prefix_cache import BlockHasher, Prefix, PrefixCache
-from engine.prefixes import Prefixes
-from engine.request import Request, SamplingParams
-from engine.scheduler import MAX_SPILLS, Scheduler
+from quire.engine.memory.match import Match
+from quire.engine.memory.prefix_cache import BlockHasher, Prefix, PrefixCache
+from quire.engine.memory.prefixes import Prefixes
+from quire.engine.messages import Request, SamplingParams
+from quire.engine.schedule.scheduler import MAX_SPILLS, Scheduler
 from tests.engine.simulation import WatchedScheduler, make_core, plain_match
 from tests.engine.tables import Tables
 

@@ -15,7 +15,7 @@ from types import CodeType, ModuleType
 
 import pytest
 
-import engine
+import quire.engine
 from tests.engine.mutants import MUTANTS, Mutant
 
 WALKS = 16
@@ -24,15 +24,15 @@ RARE = [170, 315, 349, 422, 613, 2656]
 PUSHED = [2, 7, 9, 24, 39, 43, 50, 60, 147, 275, 296, 370, 1855]
 COMMON = range(60)
 BROKEN = (SyntaxError, ImportError, NameError)  # the mutant's own fault
-ENGINE = Path(engine.__file__).parent
+ENGINE = Path(quire.engine.__file__).parent
 
 
 class MutantLoader(Loader):
     """Finds and loads one module of the engine with a piece of its source replaced."""
 
     def __init__(self, mutant: Mutant) -> None:
-        self.name = f"engine.{mutant.module}"
-        path = ENGINE / f"{mutant.module}.py"
+        self.name = f"quire.engine.{mutant.module}"
+        path = ENGINE / f"{mutant.module.replace('.', '/')}.py"
         source = path.read_text()
         assert source.count(mutant.source) == 1, (
             f"{mutant.name}: not found once in {path.name}: {mutant.source}"
@@ -51,7 +51,7 @@ def mutated(mutant: Mutant) -> Iterator[None]:
     """Everything of the engine that is imported within is a new copy, with the mistake in it."""
 
     def ours(name: str) -> bool:
-        return name.startswith(("engine.", "tests.engine."))
+        return name.startswith(("quire.engine.", "tests.engine."))
 
     loader = MutantLoader(mutant)
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if ours(name)}

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from engine.core import EngineCore
-from engine.request import Request, SamplingParams
+from quire.engine.core import EngineCore
+from quire.engine.messages import Request, SamplingParams
 from tests.engine.simulation import distinct_filled, make_core
 from tests.engine.tables import Tables
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from transformers import LlamaForCausalLM
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.pinning import pin_prefixes
-from engine.request import Output, Request, SamplingParams
-from engine.startup import start_engine
+from quire.engine.config import EngineConfig
+from quire.engine.core import EngineCore
+from quire.engine.memory.pinned_prefixes import pin_prefixes
+from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.startup import start_engine
 
 SIZE = 16
 RNG = random.Random(4)

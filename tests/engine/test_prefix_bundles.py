@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.plan import Int32
-from engine.prefix_bundles import FEWEST_ROWS, SMALLEST_BUNDLE, PrefixBundles
-from kernels.shared_prefix import SHORTEST
+from quire.engine.schedule.cascade import FEWEST_ROWS, SMALLEST_BUNDLE, PrefixBundles
+from quire.engine.schedule.plan import Int32
+from quire.kernels.attention.cascade import SHORTEST
 
 WIDTH = 6
 ROWS = 48

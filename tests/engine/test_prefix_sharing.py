@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.prefix_cache import BlockHasher, Digest, Prefix
-from engine.prefixes import Prefixes
+from quire.engine.memory.prefix_cache import BlockHasher, Digest, Prefix
+from quire.engine.memory.prefixes import Prefixes
 from tests.engine.tables import Tables
 
 

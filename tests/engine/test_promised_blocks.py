@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.core import EngineCore
-from engine.plan import NOT_FINITE, StepPlan, StepResult, as_int32
-from engine.prefix_cache import Digest, Prefix
-from engine.request import Output, Request, SamplingParams
-from engine.sequence import SequenceGroup
-from engine.step import StepDraft
+from quire.engine.core import EngineCore
+from quire.engine.memory.prefix_cache import Digest, Prefix
+from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.schedule.draft import StepDraft
+from quire.engine.schedule.plan import NOT_FINITE, StepPlan, StepResult, as_int32
+from quire.engine.sequences.sequence import SequenceGroup
 from tests.engine.oracle import OracleRunner, expected_tokens
 from tests.engine.simulation import make_core
 

@@ -15,16 +15,16 @@ import torch
 import triton
 from torch import Tensor
 
-from engine.config import EngineConfig
-from engine.models.config import ModelConfig
-from engine.models.loader import Model, build_model
-from engine.rehearsal import rehearse
-from engine.runner import Limits, ModelRunner
-from engine.startup import start_engine
-from engine.trial_steps import largest_step
-from kernels.backend import Backend, torch_backend, triton_backend
-from kernels.compiling import compiling_beside
-from kernels.linear import Linear
+from quire.engine.config import EngineConfig
+from quire.engine.device.runner import Limits, ModelRunner
+from quire.engine.dummy_steps import largest_step
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.loader import Model, build_model
+from quire.engine.precompile import rehearse
+from quire.engine.startup import start_engine
+from quire.kernels.backend import Backend, torch_backend, triton_backend
+from quire.kernels.compiling import compiling_beside
+from quire.kernels.linear.linear import Linear
 from tests.models.tiny_models import MODELS
 
 LIMITS = Limits(max_num_seqs=12, max_num_batched_tokens=48, max_model_len=64)
@@ -64,7 +64,7 @@ def test_it_asks_for_all_that_the_step_sizes_take(
     rehearsed: set[Any] = set()
     rehearse(config, watched(rehearsed), LIMITS, 16, dtype, device, dtype)
     taken: set[Any] = set()
-    monkeypatch.setattr("engine.startup.torch_backend", lambda: watched(taken))
+    monkeypatch.setattr("quire.engine.startup.torch_backend", lambda: watched(taken))
     core, _ = start_engine(
         EngineConfig(
             model=str(folder),
@@ -123,7 +123,7 @@ def test_its_model_is_gone_afterwards(
         models.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr("engine.rehearsal.build_model", build)
+    monkeypatch.setattr("quire.engine.precompile.build_model", build)
     gc.disable()
     on_gpu = torch.cuda.is_available()
     device, backend = (

@@ -8,10 +8,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig, StepStats
-from engine.engine import AsyncEngine, RequestStream
-from engine.process import StepFrame
-from engine.request import Output, Request, SamplingParams, StepOutputs
+from quire.engine.client import AsyncEngine, RequestStream
+from quire.engine.config import EngineConfig, StepStats
+from quire.engine.messages import Output, Request, SamplingParams, StepOutputs
+from quire.engine.process import StepFrame
 
 SEQUENCES = 3
 NO_STATS = StepStats(**dict.fromkeys(StepStats.__struct_fields__, 0))

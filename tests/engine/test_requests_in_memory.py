@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 
-from engine.core import EngineCore
-from engine.request import Request, SamplingParams
+from quire.engine.core import EngineCore
+from quire.engine.messages import Request, SamplingParams
 from tests.engine.simulation import make_core
 
 

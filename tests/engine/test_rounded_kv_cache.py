@@ -14,18 +14,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine import startup
-from engine.config import EngineConfig, KVCacheDtype
-from engine.kv_cache import KVCache, bytes_per_block, expanded_dtype
-from engine.models.config import ModelConfig
-from engine.models.loader import load_model
-from engine.request import Request, SamplingParams
-from engine.runner import ModelRunner
-from kernels.backend import Backend, torch_backend
-from kernels.gpu import NO_GPU
-from kernels.kv_formats import ROUNDED, name_of, quantize, read_cache
-from kernels.prefill_attention import prefill_attention_reference
-from kernels.qkv_cache import qkv_to_cache_reference
+from quire.engine import startup
+from quire.engine.config import EngineConfig, KVCacheDtype
+from quire.engine.device.kv_cache import KVCache, bytes_per_block, expanded_dtype
+from quire.engine.device.runner import ModelRunner
+from quire.engine.messages import Request, SamplingParams
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.loader import load_model
+from quire.kernels.attention.prefill import prefill_attention_reference
+from quire.kernels.attention.write_kv import qkv_to_cache_reference
+from quire.kernels.backend import Backend, torch_backend
+from quire.kernels.formats.kv_format import ROUNDED, name_of, quantize, read_cache
+from quire.kernels.gpu import NO_GPU
 from tests.engine.test_equality_matrix import CELLS, KINDS, ON_GPU, requests, run, start, tokens_of
 from tests.kernels.gpus import GPUS
 from tests.models.paged_driver import PagedDriver

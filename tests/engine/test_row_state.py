@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.plan import RowStart
-from engine.request import SamplingParams
-from engine.row_state import RowState
-from engine.staging import Staging
+from quire.engine.device.row_sampling import RowState
+from quire.engine.device.staging import Staging
+from quire.engine.messages import SamplingParams
+from quire.engine.schedule.plan import RowStart
 
 ROWS = 4
 CPU = torch.device("cpu")

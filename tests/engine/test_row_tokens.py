@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.admission import Capacity
-from engine.plan import StepPlan, StepResult, empty_int32
-from engine.prefix_cache import BlockHasher
-from engine.request import Request, SamplingParams, StepOutputs
-from engine.row_tokens import RowTokens, as_blocks
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from quire.engine.capacity import Capacity
+from quire.engine.memory.prefix_cache import BlockHasher
+from quire.engine.messages import Request, SamplingParams, StepOutputs
+from quire.engine.schedule.plan import StepPlan, StepResult, empty_int32
+from quire.engine.schedule.scheduler import Scheduler
+from quire.engine.sequences.row_tokens import RowTokens, as_blocks
+from quire.engine.sequences.sequence import Sequence
 
 ROWS = 5
 MAX_TOKENS = 19

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from engine.config import EngineConfig
-from engine.device_queue import (
+from quire.engine.config import EngineConfig
+from quire.engine.device.runner import ModelRunner
+from quire.engine.device.staging import ROTATION, Staging
+from quire.engine.device.streams import (
     CudaFlight,
     CudaQueue,
     DeviceLogprobs,
@@ -25,12 +27,10 @@ from engine.device_queue import (
     ThreadFlight,
     ThreadQueue,
 )
-from engine.models.decoder import Decoder
-from engine.plan import Int32, StepPlan, empty_int32
-from engine.request import Request, SamplingParams
-from engine.runner import ModelRunner
-from engine.staging import ROTATION, Staging
-from engine.startup import start_engine
+from quire.engine.messages import Request, SamplingParams
+from quire.engine.models.decoder import Decoder
+from quire.engine.schedule.plan import Int32, StepPlan, empty_int32
+from quire.engine.startup import start_engine
 from tests.models.watched import Watched
 
 

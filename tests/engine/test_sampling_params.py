@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.request import Request, SamplingParams
+from quire.engine.messages import Request, SamplingParams
 
 NUMBERS = (
     *("n", "temperature", "beam_width", "length_penalty", "top_p", "top_k", "min_p", "repetition_penalty"),

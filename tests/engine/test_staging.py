@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.runner import Limits, staging_words
-from engine.staging import ROTATION, Staging
+from quire.engine.device.runner import Limits, staging_words
+from quire.engine.device.staging import ROTATION, Staging
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

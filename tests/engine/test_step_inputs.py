@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cuda_graphs import mixed_sizes
-from engine.plan import StepPlan
-from engine.staging import PaddedInputs, Staging
-from engine.step_inputs import idle_mixed, mixed_inputs, newest_inputs
+from quire.engine.device.graphs import mixed_sizes
+from quire.engine.device.inputs import idle_mixed, mixed_inputs, newest_inputs
+from quire.engine.device.staging import PaddedInputs, Staging
+from quire.engine.schedule.plan import StepPlan
 
 CPU = torch.device("cpu")
 MAX_ROWS = 40

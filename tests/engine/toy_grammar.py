@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from engine.grammar import Grammars
+from quire.engine.sequences.grammar import Grammars
 
 EOS = 3
 CHARACTERS = 'abcdefghijklmnopqrstuvwxyz0123456789{}[]",:-. '

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from service import cli
+from quire import cli
 from tests.helm.chart import Manifest, container
 
 # What Secrets hold that the chart does not make.

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 import yaml
 
-from engine.config import EngineConfig
-from engine.urls import split_address
-from service import cli
-from service.pins import read_pins
+from quire import cli
+from quire.engine.config import EngineConfig
+from quire.engine.urls import split_address
+from quire.service.commands.pinned_prefixes import read_pins
 from tests.helm.chart import FEATURES, NAMES, VALUES, Manifest, container, find, pods, render
 from tests.helm.command_line import parsed, usage
 

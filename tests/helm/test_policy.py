@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from engine.engine import EXIT_SECONDS
-from service.config import ServiceConfig
+from quire.engine.client import EXIT_SECONDS
+from quire.service.config import ServiceConfig
 from tests.helm.chart import NAMES, VALUES, Manifest, container, find, pods, render
 
 every_set = pytest.mark.parametrize("values", VALUES)

@@ -8,10 +8,10 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError
 
-from engine.config import RegistryConfig
-from engine.deployment import Deployment, seed_digest
-from engine.registry import LOOKUP, REPLICAS, Keys, Load, Registry
 from grafana import scene
+from quire.engine.config import RegistryConfig
+from quire.engine.registry.deployment import Deployment, seed_digest
+from quire.engine.registry.redis import LOOKUP, REPLICAS, Keys, Load, Registry
 from tests.helm.chart import VALUES, find, render
 
 DEPLOYMENT = Deployment(

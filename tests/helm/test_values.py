@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from engine.config import EngineConfig
+from quire.engine.config import EngineConfig
 from tests.helm.chart import CHART, HELMS, refusal, render
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))

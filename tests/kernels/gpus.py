@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.gpu import Gpu
+from quire.kernels.gpu import Gpu
 
 # Bytes that a program may have, and multiprocessors: of an A100, an A10, an L4, an H100, a B200, an RTX 5090.
 GPUS = {

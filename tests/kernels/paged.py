@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernels.decode_splits import DecodeWorkspace
+from quire.kernels.attention.splits import DecodeWorkspace
 
 HAS_GPU = torch.cuda.is_available()
 # The interpreter multiplies bf16's raw bits, so bf16 is for the GPU.

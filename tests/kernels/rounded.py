@@ -1,12 +1,12 @@
-"""A paged cache's content as `kernels.kv_formats` rounds it."""
+"""A paged cache's content as `quire.kernels.formats.kv_format` rounds it."""
 
 from __future__ import annotations
 
 import torch
 from paged import Paged
 
-from kernels import fp8, fp12
-from kernels.kv_formats import elements_of, quantize, vectors_of
+from quire.kernels.formats import fp8, fp12
+from quire.kernels.formats.kv_format import elements_of, quantize, vectors_of
 
 FP8, FP12 = fp8.DTYPE, fp12.DTYPE
 POISON = {FP8: 0x7F, FP12: 0xFF}  # bytes that are NaN, if with a scale

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from kernels.activation import silu_mul, silu_mul_reference
+from quire.kernels.pointwise.activation import silu_mul, silu_mul_reference
 
 SHAPES = [(1, 64), (3, 1024), (2, 1500)]
 

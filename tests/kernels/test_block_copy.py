@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.block_copy import copy_blocks, copy_blocks_reference
+from quire.kernels.pointwise.block_copy import copy_blocks, copy_blocks_reference
 
 SHAPES = [(8, 2, 2, 2, 16, 64), (8, 1, 2, 1, 16, 80), (6, 3, 2, 2, 32, 128)]
 PAIRS = {"none": [], "one": [(0, 5)], "shared source": [(1, 4), (1, 2), (3, 0)]}

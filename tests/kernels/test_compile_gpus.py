@@ -22,21 +22,16 @@ from gpus import GPUS
 from rounded import FP8, FP12
 from test_compile_sm90 import few_tokens_variants, hopper_decode_variants, plain_variants
 
-from kernels import (
-    activation,
-    block_copy,
-    logprobs,
-    norm,
-    pinned_copy,
-    prefill_attention,
-    shared_prefix,
-    token_mask,
-    token_places,
-)
-from kernels.decode_attention import EARLY, SMALL_STAGES, decode_tiles, has_room_for_new_heads
-from kernels.decode_kernel import decode_kernel
-from kernels.gpu import Gpu
-from kernels.key_tiles import KeyTiles
+from quire.kernels.attention import cascade as shared_prefix
+from quire.kernels.attention import prefill as prefill_attention
+from quire.kernels.attention import token_places
+from quire.kernels.attention.decode import EARLY, SMALL_STAGES, decode_tiles, has_room_for_new_heads
+from quire.kernels.attention.decode_kernel import decode_kernel
+from quire.kernels.attention.key_tiles import KeyTiles
+from quire.kernels.gpu import Gpu
+from quire.kernels.pointwise import activation, block_copy, norm, pinned_copy
+from quire.kernels.sampling import logprobs
+from quire.kernels.sampling import masks as token_mask
 
 BF16, FP32 = torch.bfloat16, torch.float32
 # fp16 takes what bf16 takes, and heads of 80 and 96 what those of 128 take: they are padded to as many.

@@ -146,10 +146,25 @@ def plain_variants() -> dict[str, Case]:
     """Return kernels in plain Triton: bf16 (the cache as named), head dim 128, group 4."""
     from triton.compiler import ASTSource
 
-    from kernels import decode_attention as decode
-    from kernels import decode_kernel, decode_splits, embedding, expand, gemv, qkv_cache, sampling, thresholds
-    from kernels import prefill_attention as prefill
-    from kernels import shared_prefix as prefix
+    from quire.kernels.attention import cascade as prefix
+    from quire.kernels.attention import (
+        decode,
+        decode_kernel,
+        prefill,
+    )
+    from quire.kernels.attention import (
+        dequantize as expand,
+    )
+    from quire.kernels.attention import (
+        splits as decode_splits,
+    )
+    from quire.kernels.attention import (
+        write_kv as qkv_cache,
+    )
+    from quire.kernels.linear import gemv
+    from quire.kernels.pointwise import embedding
+    from quire.kernels.sampling import sample as sampling
+    from quire.kernels.sampling import thresholds
 
     dependent = {"DEPENDENT": True}
     alone = dict.fromkeys(("bundle_of", "shared_lens", "prefix_partials", "prefix_lse"))
@@ -308,7 +323,7 @@ def hopper_variants() -> dict[str, Case]:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from kernels import hopper_prefill
+    from quire.kernels.attention.hopper_prefill import prefill as hopper_prefill
 
     kernel = hopper_prefill._kernel
     boxes, panels = (gl.NVMMASharedLayout(128, 16, rank=rank) for rank in (2, 3))
@@ -330,7 +345,7 @@ def hopper_decode_variants() -> dict[str, Case]:
     """Return variants of decode attention in Gluon."""
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from kernels import hopper_decode
+    from quire.kernels.attention.hopper_decode import decode as hopper_decode
 
     pointers = dict.fromkeys(("out", "q", "kv", "q_norm", "k_norm"), "*bf16")
     pointers |= dict.fromkeys(("partials", "lse", "rope", "prefix_partials", "prefix_lse"), "*fp32")
@@ -372,7 +387,8 @@ def few_tokens_variants() -> dict[str, Case]:
     """Return the fused linear layers of a few tokens, with the widths of Qwen3-0.6B and -1.7B."""
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from kernels import few_tokens, split_output
+    from quire.kernels.linear import skinny as few_tokens
+    from quire.kernels.linear import split_output
 
     kernel = few_tokens._kernel
     both: dict[str, object] = {"TOKENS": 16, "ROWS": few_tokens.ROWS, "CHUNK": few_tokens.CHUNK}
@@ -411,7 +427,7 @@ def hopper_linear_variants() -> dict[str, Case]:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from kernels import hopper_linear
+    from quire.kernels.linear import hopper_stream as hopper_linear
 
     kernel = hopper_linear._kernel
     layout = gl.NVMMASharedLayout(128, 16, rank=2)
@@ -455,7 +471,7 @@ def hopper_matmul_variants() -> dict[str, Case]:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from kernels import hopper_matmul
+    from quire.kernels.linear import hopper_matmul
 
     layout = gl.NVMMASharedLayout(128, 16, rank=2)
     found = {}

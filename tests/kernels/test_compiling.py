@@ -5,10 +5,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.compiling import compiling_beside, only_compiled
-from kernels.norm import add_rms_norm, add_rms_norm_reference
-from kernels.pinned_copy import copy_pinned
-from kernels.token_places import token_places, token_places_reference
+from quire.kernels.attention.token_places import token_places, token_places_reference
+from quire.kernels.compiling import compiling_beside, only_compiled
+from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference
+from quire.kernels.pointwise.pinned_copy import copy_pinned
 
 
 @triton.jit

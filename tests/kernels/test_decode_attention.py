@@ -20,12 +20,12 @@ from paged import (
 )
 from rounded import FP8, FP12, in_format
 
-from kernels.decode_attention import decode_attention
-from kernels.decode_reference import WORTH_A_PART, DecodeGather, decode_attention_reference
-from kernels.decode_splits import RESIDENT, DecodeWorkspace, plan_division
-from kernels.gpu import gpu_of
-from kernels.hopper_decode import TILE, hopper_decode
-from kernels.shared_prefix import PrefixWorkspace
+from quire.kernels.attention.cascade import PrefixWorkspace
+from quire.kernels.attention.decode import decode_attention
+from quire.kernels.attention.decode_reference import WORTH_A_PART, DecodeGather, decode_attention_reference
+from quire.kernels.attention.hopper_decode.decode import TILE, hopper_decode
+from quire.kernels.attention.splits import RESIDENT, DecodeWorkspace, plan_division
+from quire.kernels.gpu import gpu_of
 
 # (q heads, kv heads, head dim, block size, window): groups of 1, 2, 4, 7 and 8, every block size
 SHAPES = [
@@ -51,7 +51,7 @@ def held_as(paged: Paged, held: torch.dtype | None) -> tuple[Paged, torch.Tensor
 
 
 def of_hopper(dtype: torch.dtype, held: torch.dtype | None, device: torch.device) -> bool:
-    """Whether `kernels.hopper_decode` takes such heads."""
+    """Whether `quire.kernels.attention.hopper_decode.decode` takes such heads."""
     types = {torch.float16, torch.bfloat16} if held is None else {torch.bfloat16}
     return gpu_of(device).has_dependent_launch and dtype in types
 
@@ -335,7 +335,7 @@ def test_many_rows(
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
     workspace = poisoned_workspace(len(lengths), 4, 128, device)
     called = Mock(side_effect=hopper_decode)
-    monkeypatch.setattr("kernels.decode_attention.hopper_decode", called)
+    monkeypatch.setattr("quire.kernels.attention.decode.hopper_decode", called)
     decode_attention(
         q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens,
         any_order(len(lengths), device), 128**-0.5, window, workspace, 1, kv_scales=kv_scales,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.decode_division import part_of_program
-from kernels.decode_splits import (
+from quire.kernels.attention.hopper_decode.division import part_of_program
+from quire.kernels.attention.splits import (
     DecodeWorkspace,
     Division,
     plan_division,

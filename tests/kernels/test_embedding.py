@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.embedding import embed
+from quire.kernels.pointwise.embedding import embed
 
 
 @pytest.mark.parametrize("width", [64, 1000, 1024, 2560])

@@ -7,10 +7,10 @@ import torch
 from paged import TOLERANCE, attend_exactly, fused_queries, make_paged, share_prefixes
 from rounded import FP12, empty_vectors, in_format
 
-from kernels.expand import expand
-from kernels.gpu import gpu_of
-from kernels.kv_formats import read_cache
-from kernels.prefill_attention import prefill_attention
+from quire.kernels.attention.dequantize import expand
+from quire.kernels.attention.prefill import prefill_attention
+from quire.kernels.formats.kv_format import read_cache
+from quire.kernels.gpu import gpu_of
 
 UNTOUCHED = 7.0
 
@@ -24,7 +24,9 @@ def test_earlier_blocks_are_what_a_read_gives_and_others_are_left_alone(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kernels.expand.PROGRAMS", 4 * kv_heads)  # two for each head's keys, or its values
+    monkeypatch.setattr(
+        "quire.kernels.attention.dequantize.PROGRAMS", 4 * kv_heads
+    )  # two for each head's keys, or its values
     torch.manual_seed(0)
     lengths = [block_size + 3, 0, 1, 0, block_size, 6 * block_size - 3, 2 * block_size + 1, 0, 0]
     exact = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)

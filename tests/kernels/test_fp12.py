@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import fp12
-from kernels.kv_scales import is_broken
+from quire.kernels.formats import fp12
+from quire.kernels.formats.kv_scales import is_broken
 
 ALL = torch.arange(1 << 16).to(torch.int16).view(torch.bfloat16).float()
 FINITE = ALL[ALL.isfinite()]

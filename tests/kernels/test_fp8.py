@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.fp8 import BEYOND_BITS, DTYPE, quantize, scale_of, to_e4m3
-from kernels.kv_scales import is_broken
+from quire.kernels.formats.fp8 import BEYOND_BITS, DTYPE, quantize, scale_of, to_e4m3
+from quire.kernels.formats.kv_scales import is_broken
 
 E4M3 = torch.arange(256, dtype=torch.uint8).view(DTYPE)
 FINITE = E4M3[~E4M3.float().isnan()].float().unique()

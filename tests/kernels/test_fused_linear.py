@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.fused_linear import (
+from quire.kernels.linear.fused import (
     add_linear,
     add_linear_reference,
     most_fused_tokens,
@@ -13,7 +13,7 @@ from kernels.fused_linear import (
     norm_silu_linear,
     norm_silu_linear_reference,
 )
-from kernels.linear import wide_linear
+from quire.kernels.linear.linear import wide_linear
 
 # (columns, outputs): one chunk, a ragged one, several, several and ragged; odd outputs
 SHAPES = [(64, 8), (100, 7), (3072, 5), (2500, 3)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gpus import GPUS
 
-from kernels.gpu import NO_GPU, Gpu, gpu_of
+from quire.kernels.gpu import NO_GPU, Gpu, gpu_of
 
 
 def test_the_device_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ import torch
 from gpus import GPUS
 from rounded import FP8, FP12
 
-from kernels.decode_attention import decode_tiles, has_room_for_new_heads
-from kernels.gpu import NO_GPU, Gpu
-from kernels.key_tiles import KeyTiles
-from kernels.prefill_attention import prefill_tiles
-from kernels.shared_prefix import prefix_tiles
+from quire.kernels.attention.cascade import prefix_tiles
+from quire.kernels.attention.decode import decode_tiles, has_room_for_new_heads
+from quire.kernels.attention.key_tiles import KeyTiles
+from quire.kernels.attention.prefill import prefill_tiles
+from quire.kernels.gpu import NO_GPU, Gpu
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 HELD = [(BF16, BF16), (FP16, FP16), (FP32, FP32), *product((BF16, FP16, FP32), (FP8, FP12))]

@@ -9,11 +9,18 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import hopper_matmul
-from kernels.activation import silu_mul
-from kernels.hopper_linear import CHUNK, ITEMSIZE, WIDE, Tiling, suits_hopper_linear, tiling, warps_of
-from kernels.hopper_matmul import is_quick, launch_each, suits_hopper_matmul, takes
-from kernels.linear import (
+from quire.kernels.linear import hopper_matmul
+from quire.kernels.linear.hopper_matmul import is_quick, launch_each, suits_hopper_matmul, takes
+from quire.kernels.linear.hopper_stream import (
+    CHUNK,
+    ITEMSIZE,
+    WIDE,
+    Tiling,
+    suits_hopper_linear,
+    tiling,
+    warps_of,
+)
+from quire.kernels.linear.linear import (
     Linear,
     add_linear_norm,
     add_linear_norm_reference,
@@ -23,7 +30,8 @@ from kernels.linear import (
     silu_linear,
     silu_linear_reference,
 )
-from kernels.norm import rms_norm
+from quire.kernels.pointwise.activation import silu_mul
+from quire.kernels.pointwise.norm import rms_norm
 
 SHARED_MEMORY_LIMIT = 227 * 1024
 TOLERANCE = {

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kernels.logprobs import logprobs, logprobs_reference
+from quire.kernels.sampling.logprobs import logprobs, logprobs_reference
 
 
 def random_logits(rows: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

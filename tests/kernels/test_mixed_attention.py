@@ -4,10 +4,10 @@ import pytest
 import torch
 from paged import TOLERANCE, attend_exactly, fused_queries, make_paged, with_dtypes
 
-from kernels.decode_attention import decode_attention
-from kernels.decode_splits import DecodeWorkspace
-from kernels.new_heads import NewHeads
-from kernels.prefill_attention import prefill_attention
+from quire.kernels.attention.decode import decode_attention
+from quire.kernels.attention.prefill import prefill_attention
+from quire.kernels.attention.qk_norm_rope import NewHeads
+from quire.kernels.attention.splits import DecodeWorkspace
 
 DECODES = [1, 70, 33, 0, 129, 64, 453 if torch.cuda.is_available() else 65]  # contexts; 0 pads
 # Queries and contexts. On a GPU the last chunk takes far longer than all decodes.

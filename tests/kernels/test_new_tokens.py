@@ -5,20 +5,20 @@ import torch
 from paged import TOLERANCE, make_paged, share_prefixes, with_dtypes
 from rounded import FP8, FP12, in_format
 
-from kernels import decode_splits
-from kernels.decode_attention import decode_attention
-from kernels.decode_splits import DecodeWorkspace
-from kernels.gpu import gpu_of
-from kernels.kv_formats import quantize, read_cache
-from kernels.new_heads import NewHeads
-from kernels.new_tokens import (
+from quire.kernels.attention import splits as decode_splits
+from quire.kernels.attention.cascade import SharedPrefixes, rows_of_bundle
+from quire.kernels.attention.decode import decode_attention
+from quire.kernels.attention.decode_layer import (
     add_decoded,
     add_decoded_reference,
     decode_new_tokens,
     decode_new_tokens_reference,
 )
-from kernels.shared_prefix import SharedPrefixes, rows_of_bundle
-from kernels.split_output import MOST_TOKENS
+from quire.kernels.attention.qk_norm_rope import NewHeads
+from quire.kernels.attention.splits import DecodeWorkspace
+from quire.kernels.formats.kv_format import quantize, read_cache
+from quire.kernels.gpu import gpu_of
+from quire.kernels.linear.split_output import MOST_TOKENS
 
 EPS = 1e-6
 UNTOUCHED = 7.0

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 
 SHAPES = [(1, 64), (3, 96), (5, 1000), (2, 4096)]
 

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.philox import MASK, log_exponential, log_exponential_reference, philox_reference
+from quire.kernels.sampling.philox import MASK, log_exponential, log_exponential_reference, philox_reference
 
 ONES = 0xFFFFFFFF
 KNOWN_ANSWERS = [

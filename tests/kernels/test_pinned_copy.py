@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.pinned_copy import copy_pinned
+from quire.kernels.pointwise.pinned_copy import copy_pinned
 
 
 @pytest.mark.parametrize("to_host", [False, True])

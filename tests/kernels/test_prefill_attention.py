@@ -7,9 +7,9 @@ import pytest
 import torch
 from paged import TOLERANCE, attend_exactly, fused_queries, make_paged, with_dtypes
 
-from kernels import hopper_prefill
-from kernels.gpu import gpu_of
-from kernels.prefill_attention import prefill_attention, prefill_attention_reference
+from quire.kernels.attention.hopper_prefill import prefill as hopper_prefill
+from quire.kernels.attention.prefill import prefill_attention, prefill_attention_reference
+from quire.kernels.gpu import gpu_of
 
 # (query length, context length): whole prompts, chunks on top of a context, single tokens, an empty row
 RAGGED = [(1, 1), (17, 17), (0, 5), (5, 70), (65, 65), (33, 150), (1, 64), (64, 128), (0, 0), (16, 31)]

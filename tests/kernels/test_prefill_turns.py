@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import prefill_turns
+from quire.kernels.attention.hopper_prefill import work_tiles as prefill_turns
 
 
 class Values(np.ndarray):

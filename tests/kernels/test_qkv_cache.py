@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
+from quire.kernels.attention.write_kv import qkv_to_cache, qkv_to_cache_reference
 
 BLOCKS, BLOCK_SIZE, MAX_POSITION, EPS = 5, 16, 100, 1e-6
 HEADS = [(16, 8), (14, 2), (3, 3), (4, 1)]  # 14 + 2 · 2 heads straddle the kernel's groups of heads

@@ -19,12 +19,12 @@ from paged import (
 from rounded import FP8, FP12, POISON, dequantized, empty_vectors, in_format
 from test_shared_prefix import bundle_of, members_of
 
-from kernels.decode_attention import decode_attention
-from kernels.decode_reference import decode_attention_reference
-from kernels.kv_formats import check_expanded, check_kv_scales, elements_of, quantize, read_cache
-from kernels.prefill_attention import prefill_attention, prefill_attention_reference
-from kernels.qkv_cache import qkv_to_cache, qkv_to_cache_reference
-from kernels.shared_prefix import SharedPrefixes, rows_of_bundle, shared_lens
+from quire.kernels.attention.cascade import SharedPrefixes, rows_of_bundle, shared_lens
+from quire.kernels.attention.decode import decode_attention
+from quire.kernels.attention.decode_reference import decode_attention_reference
+from quire.kernels.attention.prefill import prefill_attention, prefill_attention_reference
+from quire.kernels.attention.write_kv import qkv_to_cache, qkv_to_cache_reference
+from quire.kernels.formats.kv_format import check_expanded, check_kv_scales, elements_of, quantize, read_cache
 
 
 @pytest.mark.parametrize(

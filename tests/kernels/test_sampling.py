@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from kernels.sampling import SamplingState, sample, sample_reference
-from kernels.thresholds import keep_thresholds_reference
+from quire.kernels.sampling.sample import SamplingState, sample, sample_reference
+from quire.kernels.sampling.thresholds import keep_thresholds_reference
 
 ROWS = [  # one device row of each kind
     {},

@@ -12,9 +12,7 @@ from paged import (
     with_dtypes,
 )
 
-from kernels.decode_attention import decode_attention
-from kernels.decode_splits import DecodeWorkspace
-from kernels.shared_prefix import (
+from quire.kernels.attention.cascade import (
     MAX_SPANS,
     QUANTUM,
     SHORTEST,
@@ -22,6 +20,8 @@ from kernels.shared_prefix import (
     rows_of_bundle,
     shared_lens,
 )
+from quire.kernels.attention.decode import decode_attention
+from quire.kernels.attention.splits import DecodeWorkspace
 
 QUANTUM, SHORTEST, MAX_SPANS = QUANTUM.value, SHORTEST.value, MAX_SPANS.value
 UNTOUCHED = 7.0

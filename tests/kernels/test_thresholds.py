@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sampling import SamplingState
-from kernels.thresholds import keep_thresholds, keep_thresholds_reference
+from quire.kernels.sampling.sample import SamplingState
+from quire.kernels.sampling.thresholds import keep_thresholds, keep_thresholds_reference
 
 # Quarters are exact in every dtype and tie often.
 LOGIT = st.one_of(st.integers(-24, 24).map(lambda i: i / 4), st.just(-math.inf))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.token_mask import mask_tokens, mask_tokens_reference
+from quire.kernels.sampling.masks import mask_tokens, mask_tokens_reference
 
 
 @pytest.mark.parametrize("function", [mask_tokens, mask_tokens_reference])

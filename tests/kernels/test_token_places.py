@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.token_places import token_places, token_places_reference
+from quire.kernels.attention.token_places import token_places, token_places_reference
 
 ROWS, BLOCKS = 9, 6
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest import attention_variants
-from loadtest.attention_variants import VARIANTS, make_case
+from quire.loadtest import attention_variants
+from quire.loadtest.attention_variants import VARIANTS, make_case
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from loadtest.simulator.buddy import BuddyAllocator
+from quire.loadtest.simulator.buddy import BuddyAllocator
 
 
 class BuddyMachine(RuleBasedStateMachine):

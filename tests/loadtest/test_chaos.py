@@ -13,7 +13,7 @@ SECONDS = 16  # of traffic; with a start, lone answers, and attacks that have to
 
 def test_nothing_is_left_of_a_minute_of_everything(tmp_path: Path) -> None:
     file = tmp_path / "chaos.json"
-    command = [sys.executable, "-m", "loadtest.chaos", "--seconds", str(SECONDS), "--json", str(file)]
+    command = [sys.executable, "-m", "quire.loadtest.chaos", "--seconds", str(SECONDS), "--json", str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     shown = f"{done.stdout}\n{done.stderr}"
     assert file.exists(), shown

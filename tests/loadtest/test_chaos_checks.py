@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.chaos import checks, traffic
-from loadtest.chaos.checks import Limits, Machine
-from loadtest.chaos.clients import EventStream, Outcome
-from loadtest.chaos.faults import Restart
-from loadtest.chaos.processes import Descriptors
-from loadtest.chaos.watch import MOST_CHILDREN, ROUTED, Holdings, Stalls, count_descriptors, leaked
-from loadtest.health_probe import Asked
-from service.router.directory import MAX_CONNECTIONS
+from quire.loadtest.chaos import checks, traffic
+from quire.loadtest.chaos.checks import Limits, Machine
+from quire.loadtest.chaos.clients import EventStream, Outcome
+from quire.loadtest.chaos.faults import Restart
+from quire.loadtest.chaos.processes import Descriptors
+from quire.loadtest.chaos.watch import MOST_CHILDREN, ROUTED, Holdings, Stalls, count_descriptors, leaked
+from quire.loadtest.health_probe import Asked
+from quire.service.router.directory import MAX_CONNECTIONS
 
 GOOD = Outcome(0, "stream", 10.0, 11.0, ends=1, end="done", text="yes", expected=("text", 0, 32))
 KILL = [Restart("SIGKILL", 10.5, 20.0)]

@@ -16,11 +16,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from loadtest.cluster_result import compare_to_well, outcome_of
-from loadtest.fault_proxy import FaultProxy
-from loadtest.records import Record
-from loadtest.redis_faults import FAULTS, ProxiedRedis
-from loadtest.redis_server import RedisServer
+from quire.loadtest.cluster_result import compare_to_well, outcome_of
+from quire.loadtest.fault_proxy import FaultProxy
+from quire.loadtest.records import Record
+from quire.loadtest.redis_faults import FAULTS, ProxiedRedis
+from quire.loadtest.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,10 +104,10 @@ def test_the_demo_counts_every_request(tmp_path: Path) -> None:
     """With a cluster of real processes, in miniature."""
     file = tmp_path / "cluster.json"
     options = ["--tenants", "3", "--prefix-tokens", "64", "--rounds", "1", "--faults", "killed", "flushed"]
-    command = [sys.executable, "-m", "loadtest.cluster_demo", *options, "--json", str(file)]
+    command = [sys.executable, "-m", "quire.loadtest.cluster_demo", *options, "--json", str(file)]
     shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=240).stdout
     result = json.loads(file.read_bytes())
-    assert result["command"].startswith("python -m loadtest.cluster_demo --tenants 3")
+    assert result["command"].startswith("python -m quire.loadtest.cluster_demo --tenants 3")
     assert result["device"].endswith("CPU cores") and result["commit"] and result["date"]
     assert result["round_robin"]["requests"] == 24
     assert result["router"]["requests"] == 48

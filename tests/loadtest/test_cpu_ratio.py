@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.config import EngineConfig
-from engine.startup import start_engine
-from loadtest.cpu_ratio import by_quire, draw_prompts, in_one_batch, one_by_one, time_in_turn
+from quire.engine.config import EngineConfig
+from quire.engine.startup import start_engine
+from quire.loadtest.cpu_ratio import by_quire, draw_prompts, in_one_batch, one_by_one, time_in_turn
 
 MODEL = "service/demo/model"
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.__main__ import main
-from loadtest.evaluation import block_size, chatbot, memory_waste, request_rates, shared_prefix, sharing
-from loadtest.evaluation.figure import Cell, MadeFigure, Table, markdown_table
-from loadtest.evaluation.report import write_report
-from loadtest.evaluation.setting import Setting
-from loadtest.lengths import Fixed, LogNormal, Shape
-from loadtest.sessions import Recipe
+from quire.loadtest.__main__ import main
+from quire.loadtest.evaluation import block_size, chatbot, memory_waste, request_rates, shared_prefix, sharing
+from quire.loadtest.evaluation.figure import Cell, MadeFigure, Table, markdown_table
+from quire.loadtest.evaluation.report import write_report
+from quire.loadtest.evaluation.setting import Setting
+from quire.loadtest.lengths import Fixed, LogNormal, Shape
+from quire.loadtest.sessions import Recipe
 
 SHORT = Shape(LogNormal(20, 0.8, 4, 100), LogNormal(30, 0.8, 4, 100))
 RATES = (2, 8, 24, 72)
@@ -146,7 +146,7 @@ def test_a_report_holds_every_figure_and_its_data(tmp_path: Path, monkeypatch: p
     figure = block_size.fig18b(setting(1.0))
     again = block_size.fig18b(dataclasses.replace(setting(1.0), processes=2))
     assert figure == again, "the same seed gives another figure"
-    where = {"commit": "abc", "date": "2026-01-02", "command": "python -m loadtest figures"}
+    where = {"commit": "abc", "date": "2026-01-02", "command": "python -m quire.loadtest figures"}
     other = msgspec.structs.replace(figure, name="other")
     write_report(tmp_path, [MadeFigure(figure=figure, **where)], ["fig2", "fig18b", "other"])
     write_report(tmp_path, [MadeFigure(figure=other, **where)], ["fig18b", "other"])

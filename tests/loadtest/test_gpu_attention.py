@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.kv_formats import ROUNDED, quantize
-from loadtest.gpu_attention import HEAD_DIM, Case, all_cases, decode_case
+from quire.kernels.formats.kv_format import ROUNDED, quantize
+from quire.loadtest.gpu_attention import HEAD_DIM, Case, all_cases, decode_case
 
 
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)

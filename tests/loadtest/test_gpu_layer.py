@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.kv_cache import KVCache
-from engine.models.config import ModelConfig
-from engine.models.loader import load_model
-from kernels.backend import torch_backend
-from kernels.decode_reference import DecodeGather
-from loadtest.gpu_layer import BLOCK_SIZE, LONG_TAILED, LONGEST, contexts_of, decode_batch, layer_bytes
+from quire.engine.device.kv_cache import KVCache
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.loader import load_model
+from quire.kernels.attention.decode_reference import DecodeGather
+from quire.kernels.backend import torch_backend
+from quire.loadtest.gpu_layer import BLOCK_SIZE, LONG_TAILED, LONGEST, contexts_of, decode_batch, layer_bytes
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.models.config import ModelConfig
-from loadtest.gpu_products import random_layer, run_cublas, run_fused
+from quire.engine.models.config import ModelConfig
+from quire.loadtest.gpu_products import random_layer, run_cublas, run_fused
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama-tied-linear"])

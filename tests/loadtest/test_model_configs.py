@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import model_configs
+from quire.loadtest import model_configs
 
 
 def test_a_folder_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.__main__ import main
+from quire.loadtest.__main__ import main
 
 NOWHERE = ["--url", "http://127.0.0.1:9", "--model", "m"]
 
@@ -56,6 +56,6 @@ def test_options_that_go_together_are_not_refused(
     def measured(*arguments: object) -> None:
         raise ValueError("it was to be measured")
 
-    monkeypatch.setattr("loadtest.commands._measure", measured)
+    monkeypatch.setattr("quire.loadtest.commands._measure", measured)
     assert main([*flags.split(), *NOWHERE]) == 1
     assert "it was to be measured" in capsys.readouterr().err

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.runner import Limits
-from kernels.backend import torch_backend
-from loadtest.attention_variants import VARIANTS
-from loadtest.evaluation.real import attention, case, evaluation, plan, steps, transfers, variants
-from loadtest.evaluation.real.__main__ import main
-from loadtest.evaluation.real.attention import AttentionTime, measure_attention
-from loadtest.evaluation.real.case import CaseRun, measure
-from loadtest.evaluation.real.results import Measured, read_measured
-from loadtest.evaluation.real.server import RealServer
-from loadtest.evaluation.real.transfers import TransferTime
-from loadtest.evaluation.real.variants import VariantTimes, measure_variants
-from loadtest.lengths import LogNormal, Shape
-from loadtest.simulator.step_costs import FEATURES, read_records
+from quire.engine.config import EngineConfig
+from quire.engine.device.runner import Limits
+from quire.kernels.backend import torch_backend
+from quire.loadtest.attention_variants import VARIANTS
+from quire.loadtest.evaluation.real import attention, case, evaluation, plan, steps, transfers, variants
+from quire.loadtest.evaluation.real.__main__ import main
+from quire.loadtest.evaluation.real.attention import AttentionTime, measure_attention
+from quire.loadtest.evaluation.real.case import CaseRun, measure
+from quire.loadtest.evaluation.real.results import Measured, read_measured
+from quire.loadtest.evaluation.real.server import RealServer
+from quire.loadtest.evaluation.real.transfers import TransferTime
+from quire.loadtest.evaluation.real.variants import VariantTimes, measure_variants
+from quire.loadtest.lengths import LogNormal, Shape
+from quire.loadtest.simulator.step_costs import FEATURES, read_records
 
 MODEL = "service/demo/model"
 SHORT = Shape(LogNormal(24, 0.3, 18, 40), LogNormal(5, 0.4, 3, 9))

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.__main__ import main
-from loadtest.evaluation.commands import REAL
-from loadtest.evaluation.figure import Figure, Table
-from loadtest.evaluation.real import case, plan
-from loadtest.evaluation.real.attention import AttentionTime
-from loadtest.evaluation.real.case import Case, CaseRun, Outcome, measure
-from loadtest.evaluation.real.prediction import RealResults, SimulatedServer, read_real_results
-from loadtest.evaluation.real.results import Results
-from loadtest.evaluation.real.transfers import TransferTime
-from loadtest.evaluation.real.variants import VariantTimes
-from loadtest.evaluation.setting import Setting
-from loadtest.lengths import LogNormal, Shape
-from loadtest.simulator.step_costs import StepCosts, StepRecord
+from quire.loadtest.__main__ import main
+from quire.loadtest.evaluation.commands import REAL
+from quire.loadtest.evaluation.figure import Figure, Table
+from quire.loadtest.evaluation.real import case, plan
+from quire.loadtest.evaluation.real.attention import AttentionTime
+from quire.loadtest.evaluation.real.case import Case, CaseRun, Outcome, measure
+from quire.loadtest.evaluation.real.prediction import RealResults, SimulatedServer, read_real_results
+from quire.loadtest.evaluation.real.results import Results
+from quire.loadtest.evaluation.real.transfers import TransferTime
+from quire.loadtest.evaluation.real.variants import VariantTimes
+from quire.loadtest.evaluation.setting import Setting
+from quire.loadtest.lengths import LogNormal, Shape
+from quire.loadtest.simulator.step_costs import StepCosts, StepRecord
 
 COSTS = StepCosts(seconds=[5e-3, 3e-5, 2e-5, 4e-8, 1e-8, 2e-6, 4e-5], source="made up")
 SHORT = Shape(LogNormal(40, 0.8, 4, 200), LogNormal(30, 0.8, 4, 200))

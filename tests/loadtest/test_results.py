@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.__main__ import main
-from loadtest.bootstrap import bootstrap_ratio, compare
-from loadtest.comparison import remarks
-from loadtest.counters import parse_counters
-from loadtest.knee import describe_knee, find_knee, rate_at
-from loadtest.records import Record
-from loadtest.report import render
-from loadtest.result import Load, RunResult, SweepResult, read_result, read_results, write_result
-from loadtest.summary import Slo, summarize
-from loadtest.target import Target
+from quire.loadtest.__main__ import main
+from quire.loadtest.bootstrap import bootstrap_ratio, compare
+from quire.loadtest.comparison import remarks
+from quire.loadtest.counters import parse_counters
+from quire.loadtest.knee import describe_knee, find_knee, rate_at
+from quire.loadtest.records import Record
+from quire.loadtest.report import render
+from quire.loadtest.result import Load, RunResult, SweepResult, read_result, read_results, write_result
+from quire.loadtest.summary import Slo, summarize
+from quire.loadtest.target import Target
 
 times = st.floats(0.001, 10)
 

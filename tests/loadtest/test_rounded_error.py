@@ -10,12 +10,12 @@ import pytest
 import torch
 import transformers
 
-from engine.config import EngineConfig, KVCacheDtype
-from engine.startup import start_engine
-from kernels.kv_formats import ROUNDED
-from loadtest import rounded_cache
-from loadtest.rounded_cache import compare, logits_of, measure_decode
-from service.demo import MODEL_FOLDER
+from quire.engine.config import EngineConfig, KVCacheDtype
+from quire.engine.startup import start_engine
+from quire.kernels.formats.kv_format import ROUNDED
+from quire.loadtest import rounded_cache
+from quire.loadtest.rounded_cache import compare, logits_of, measure_decode
+from quire.service.demo import MODEL_FOLDER
 
 TOKENS = [(17 * i + 5) % 4096 for i in range(45)]
 # Least and most that each format's error may be, of the logits' deviation: three bits of mantissa, and seven.

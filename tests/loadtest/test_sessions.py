@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.lengths import Fixed, Shape
-from loadtest.sessions import Recipe, Session, Turn, draw_sessions, due_at, from_works, read_trace
-from loadtest.target import Target
-from loadtest.workloads import WORKLOADS
+from quire.loadtest.lengths import Fixed, Shape
+from quire.loadtest.sessions import Recipe, Session, Turn, draw_sessions, due_at, from_works, read_trace
+from quire.loadtest.target import Target
+from quire.loadtest.workloads import WORKLOADS
 
 turns = st.builds(
     Turn,

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core import InFlight, Runner
-from engine.plan import StepPlan, StepResult, empty_int32
-from loadtest.arrivals import arrival_times
-from loadtest.lengths import Fixed, LogNormal, Shape
-from loadtest.sessions import Recipe, Session, Turn, draw_sessions, due_at
-from loadtest.simulator.geometry import A100_40GB, OPT_13B, kv_slots
-from loadtest.simulator.recording import RecordingRunner
-from loadtest.simulator.serving import Run
-from loadtest.simulator.simulation import simulate
-from loadtest.simulator.step_costs import (
+from quire.engine.core import InFlight, Runner
+from quire.engine.schedule.plan import StepPlan, StepResult, empty_int32
+from quire.loadtest.arrivals import arrival_times
+from quire.loadtest.lengths import Fixed, LogNormal, Shape
+from quire.loadtest.sessions import Recipe, Session, Turn, draw_sessions, due_at
+from quire.loadtest.simulator.geometry import A100_40GB, OPT_13B, kv_slots
+from quire.loadtest.simulator.recording import RecordingRunner
+from quire.loadtest.simulator.serving import Run
+from quire.loadtest.simulator.simulation import simulate
+from quire.loadtest.simulator.step_costs import (
     StepCosts,
     StepRecord,
     fit,
@@ -29,7 +29,7 @@ from loadtest.simulator.step_costs import (
     step_features,
     write_records,
 )
-from loadtest.simulator.systems import NAMES, Kind, System
+from quire.loadtest.simulator.systems import NAMES, Kind, System
 
 COSTS = roofline(OPT_13B, A100_40GB, block_size=4)
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest import startup_time
-from service.demo import MODEL_FOLDER
+from quire.loadtest import startup_time
+from quire.service.demo import MODEL_FOLDER
 
 
 def test_the_moments_of_a_start_come_in_their_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

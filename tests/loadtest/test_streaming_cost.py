@@ -13,10 +13,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
-from loadtest.streaming_cost import Reader
-from loadtest.token_source import engine_info
-from service.demo import MODEL_FOLDER
+from quire.engine.config import EngineConfig
+from quire.loadtest.streaming_cost import Reader
+from quire.loadtest.token_source import engine_info
+from quire.service.demo import MODEL_FOLDER
 
 ROOT = Path(__file__).parents[2]
 EVENT = b'data: {"text":"data: x {"}\n\n'
@@ -52,7 +52,13 @@ def run(module: str, *arguments: str) -> dict[str, list[dict[str, float]]]:
 
 def test_every_server_streams_all_its_tokens(tmp_path: Path) -> None:
     rows = run(
-        "loadtest.streaming_cost", "--streams", "4", "--tokens", "50", "--json", str(tmp_path / "cost.json")
+        "quire.loadtest.streaming_cost",
+        "--streams",
+        "4",
+        "--tokens",
+        "50",
+        "--json",
+        str(tmp_path / "cost.json"),
     )["servers"]
     quire, paced, *plain = rows
     for row in rows:
@@ -63,7 +69,9 @@ def test_every_server_streams_all_its_tokens(tmp_path: Path) -> None:
 
 
 def test_every_request_of_an_overload_is_answered_or_refused(tmp_path: Path) -> None:
-    phases = run("loadtest.overload", "--seconds", "0.5", "--json", str(tmp_path / "load.json"))["phases"]
+    phases = run("quire.loadtest.overload", "--seconds", "0.5", "--json", str(tmp_path / "load.json"))[
+        "phases"
+    ]
     assert [phase["multiple"] for phase in phases] == [0.5, 1, 2, 10]
     assert all(phase["failed"] == 0 for phase in phases)
     assert phases[0]["refused"] == 0

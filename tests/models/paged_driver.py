@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.kv_cache import KVCache
-from engine.models.batch import ForwardBatch, Newest, PrefillBatch
-from engine.models.config import ModelConfig
-from engine.models.loader import Model
+from quire.engine.device.kv_cache import KVCache
+from quire.engine.models.batch import ForwardBatch, Newest, PrefillBatch
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.loader import Model
 
 BLOCK_SIZE = 16
 Query = tuple[int, list[int]]  # a row and its tokens of this step

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import transformers
 
-from engine.models.config import ModelConfig
-from engine.models.rope_config import Llama3Scaling, RopeConfig
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.rope_config import Llama3Scaling, RopeConfig
 from tests.models.tiny_models import MODELS
 
 LLAMA: dict[str, Any] = {
@@ -207,5 +207,5 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
 
 
 def test_reading_a_config_imports_neither_torch_nor_transformers() -> None:
-    code = "import sys, engine.models.config; assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = "import sys, quire.engine.models.config; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

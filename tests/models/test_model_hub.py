@@ -9,7 +9,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from engine.models.hub import FILES, resolve_model
+from quire.engine.models.hub import FILES, resolve_model
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.models.config import ModelConfig
-from engine.models.loader import Model, load_model
-from kernels.backend import torch_backend
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.loader import Model, load_model
+from quire.kernels.backend import torch_backend
 from tests.models.paged_driver import PagedDriver
 
 Edit = Callable[[dict[str, Tensor]], object]

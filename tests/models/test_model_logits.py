@@ -10,15 +10,15 @@ import pytest
 import torch
 import transformers
 
-from engine.kv_cache import KVCache
-from engine.models.batch import ForwardBatch
-from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder
-from engine.models.gpt2 import GPT2
-from engine.models.loader import load_model
-from engine.models.opt import OPT
-from engine.models.weights import Weights
-from kernels.backend import torch_backend
+from quire.engine.device.kv_cache import KVCache
+from quire.engine.models.batch import ForwardBatch
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.decoder import Decoder
+from quire.engine.models.gpt2 import GPT2
+from quire.engine.models.loader import load_model
+from quire.engine.models.opt import OPT
+from quire.engine.models.weights import Weights
+from quire.kernels.backend import torch_backend
 from tests.models.paged_driver import PagedDriver
 from tests.models.tiny_models import MODELS
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder
-from engine.models.loader import Model, load_model
-from kernels.backend import torch_backend
-from kernels.fp8 import DTYPE as FP8
-from kernels.fp12 import DTYPE as FP12
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.decoder import Decoder
+from quire.engine.models.loader import Model, load_model
+from quire.kernels.backend import torch_backend
+from quire.kernels.formats.fp8 import DTYPE as FP8
+from quire.kernels.formats.fp12 import DTYPE as FP12
 from tests.models.paged_driver import PagedDriver
 from tests.models.tiny_models import MODELS
 from tests.models.watched import Watched

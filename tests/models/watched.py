@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.models.layers import LayerNorm
-from kernels.linear import Linear
+from quire.engine.models.layers import LayerNorm
+from quire.kernels.linear.linear import Linear
 
 
 class Watched:

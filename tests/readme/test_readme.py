@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.demo import MODEL_FOLDER
+from quire.service.demo import MODEL_FOLDER
 from tests.grafana.test_live import METRICS, ROUTER_METRICS
 from tests.service import tool_templates
 
@@ -68,7 +68,7 @@ def serving(*model: str) -> Iterator[str]:
     """The port where `quire serve` answers, ready."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         number = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "service.cli", "serve", *model, "--port", number]
+    command = [sys.executable, "-m", "quire.cli", "serve", *model, "--port", number]
     memory = ["--swap-space", "0", "--num-gpu-blocks-override", "256"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen([*command, *memory], cwd=ROOT, env=environment) as server:
@@ -209,9 +209,11 @@ def test_files_that_are_named_exist() -> None:
 
 
 def test_flags_that_are_named_exist() -> None:
-    commands = [["service.cli", name] for name in ("serve", "generate", "bench", "route")]
-    commands += [["loadtest", name] for name in ("run", "sweep", "compare", "record", "figures", "simulate")]
-    commands += [["loadtest.cluster_demo"], ["loadtest.chaos"]]
+    commands = [["quire.cli", name] for name in ("serve", "generate", "bench", "route")]
+    commands += [
+        ["quire.loadtest", name] for name in ("run", "sweep", "compare", "record", "figures", "simulate")
+    ]
+    commands += [["quire.loadtest.cluster_demo"], ["quire.loadtest.chaos"]]
     known = run([sys.executable, "-c", HELP_OF_ALL, json.dumps(commands)])
     for flag in set(re.findall(r"`(--[a-z-]+)", README)):
         assert re.search(rf"{flag}\b(?!-)", known), flag

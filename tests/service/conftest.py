@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from service.app import create_app
-from service.chat_template import ChatTemplate
-from service.config import ServiceConfig
-from service.state import ServerState
-from service.tokenizer import Tokenizer
+from quire.service.app import create_app
+from quire.service.config import ServiceConfig
+from quire.service.state import ServerState
+from quire.service.text.template import ChatTemplate
+from quire.service.text.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers
 from tests.service.fake_engine import FakeEngine, Script, echo, make_info
 from tests.service.inline_renderer import InlineRenderer

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.config import EngineInfo, Progress, RegistryReport, StepStats
-from engine.engine import EngineDeadError
-from engine.request import FinishReason, Output, Request, SamplingParams, TokenLogprob
-from service.tokenizer import Tokenizer
+from quire.engine.client import EngineDeadError
+from quire.engine.config import EngineInfo, Progress, RegistryReport, StepStats
+from quire.engine.messages import FinishReason, Output, Request, SamplingParams, TokenLogprob
+from quire.service.text.tokenizer import Tokenizer
 
 Script = Callable[[list[int], SamplingParams, int], list[int]]
 

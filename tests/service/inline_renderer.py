@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.chat_template import ChatTemplate
-from service.template_renderer import TemplateRenderer
+from quire.service.text.template import ChatTemplate
+from quire.service.text.template_renderer import TemplateRenderer
 
 
 class InlineRenderer(TemplateRenderer):

@@ -6,9 +6,9 @@ import asyncio
 import threading
 from typing import Any
 
-from service.config import ServiceConfig
-from service.server import QuireServer
-from service.tokenizer import Tokenizer
+from quire.service.config import ServiceConfig
+from quire.service.server import QuireServer
+from quire.service.text.tokenizer import Tokenizer
 from tests.server_thread import ServerThread
 from tests.service.fake_engine import FakeEngine, Script, echo, make_info
 

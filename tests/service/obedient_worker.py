@@ -8,7 +8,7 @@ import time
 
 import msgspec
 
-from service.worker import Answer, work
+from quire.service.text.worker import Answer, work
 
 
 def _prepare(opening: bytes) -> Answer:

@@ -10,18 +10,18 @@ import sys
 from typing import ClassVar
 from unittest.mock import patch
 
-import engine.startup
-from engine.config import EngineConfig
-from engine.device_queue import DeviceResult
-from engine.engine import AsyncEngine
-from engine.logs import configure_logging
-from engine.plan import StepPlan
-from engine.process import main as run_engine
-from engine.runner import ModelRunner
-from service.config import ServiceConfig
-from service.demo import MODEL_FOLDER
-from service.server import serve
-from service.tokenizer import Tokenizer
+import quire.engine.startup
+from quire.engine.client import AsyncEngine
+from quire.engine.config import EngineConfig
+from quire.engine.device.runner import ModelRunner
+from quire.engine.device.streams import DeviceResult
+from quire.engine.logs import configure_logging
+from quire.engine.process import main as run_engine
+from quire.engine.schedule.plan import StepPlan
+from quire.service.config import ServiceConfig
+from quire.service.demo import MODEL_FOLDER
+from quire.service.server import serve
+from quire.service.text.tokenizer import Tokenizer
 
 POISON = 1 << 40
 FATAL = 1 << 50
@@ -57,7 +57,7 @@ async def start_engine() -> AsyncEngine:
 def main() -> None:
     if sys.argv[1] == "engine":
         del sys.argv[1]
-        with patch.object(engine.startup, "ModelRunner", PoisonedRunner):
+        with patch.object(quire.engine.startup, "ModelRunner", PoisonedRunner):
             run_engine()
     configure_logging("json")
     service = ServiceConfig(served_model_names=("tiny",), port=int(sys.argv[1]))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from loadtest.server_process import free_port
+from quire.loadtest.server_process import free_port
 from tests.waiting import SECONDS, until
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,9 @@ class Server:
     def engine(self) -> int:
         """The engine's process id."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        (engine,) = (child for child in children if b"service.template_worker" not in _command(child))
+        (engine,) = (
+            child for child in children if b"quire.service.text.template_worker" not in _command(child)
+        )
         return int(engine)
 
     def status(self, path: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.routing import Route, Router, WebSocketRoute
 
-from service.static import page_files
+from quire.service.http.static import page_files
 from tests.service.asgi import Exchange, get, post
 from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.request import SamplingParams
-from service.tokenizer import Tokenizer
+from quire.engine.messages import SamplingParams
+from quire.service.text.tokenizer import Tokenizer
 from tests.service.asgi import exchange, get, post
 from tests.service.conftest import Service
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from service.chat_template import ChatTemplate
-from service.errors import TemplateError
-from service.tokenizer import Tokenizer
+from quire.service.errors import TemplateError
+from quire.service.text.template import ChatTemplate
+from quire.service.text.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers
 from tests.service.asgi import post
 from tests.service.conftest import CHAT_TEMPLATE, Service

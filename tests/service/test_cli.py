@@ -7,16 +7,16 @@ from typing import Any, get_args
 
 import pytest
 
-from engine.config import KVCacheDtype
-from engine.core import EngineCore
-from engine.device_queue import DeviceResult
-from engine.plan import StepPlan
-from engine.runner import ModelRunner
-from loadtest.workloads import Work
-from service import bench
-from service.cli import main
-from service.completion import Completion
-from service.offline import OfflineEngine
+from quire.cli import main
+from quire.completion import Completion
+from quire.engine.config import KVCacheDtype
+from quire.engine.core import EngineCore
+from quire.engine.device.runner import ModelRunner
+from quire.engine.device.streams import DeviceResult
+from quire.engine.schedule.plan import StepPlan
+from quire.loadtest.offline import bench
+from quire.loadtest.workloads import Work
+from quire.offline_engine import OfflineEngine
 
 BENCH = ["bench", "--device", "cpu", "--swap-space", "0", "--runs", "1"]
 GENERATE = [
@@ -80,7 +80,7 @@ def test_every_cache_that_there_is_generates(cache: str, capsys: pytest.CaptureF
 def test_what_was_measured_is_kept_when_a_trace_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("loadtest.workloads.WORKLOADS", {"short": lambda: [Work([1] * 30, 4)]})
+    monkeypatch.setattr("quire.loadtest.workloads.WORKLOADS", {"short": lambda: [Work([1] * 30, 4)]})
     results, no_folder = tmp_path / "results.jsonl", tmp_path / "file"
     no_folder.write_text("")
     with pytest.raises(OSError, match="file"):
@@ -129,7 +129,7 @@ def test_as_many_tokens_are_generated_as_fit(capsys: pytest.CaptureFixture[str])
 def test_a_workload_that_does_not_fit_is_refused_before_anything_is_measured(
     flags: list[str], workloads: str, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("service.roofline.measure_ceilings")
+    monkeypatch.delattr("quire.loadtest.offline.roofline.measure_ceilings")
     *_, name = workloads.split(",")
     with pytest.raises(SystemExit, match=f"^quire bench: request 0 of workload {name} does not .*{limit}$"):
         main([*BENCH, *flags, "--workload", workloads])
@@ -148,7 +148,7 @@ def test_a_workload_that_fails_is_told_in_one_line_after_those_that_did_not(
     monkeypatch.setattr(ModelRunner, "_execute", poisoned)
     short, long = Work([1] * 30, 4), Work([2] * 100, 4)
     monkeypatch.setattr(
-        "loadtest.workloads.WORKLOADS", {"good": lambda: [short], "bad": lambda: [short, long]}
+        "quire.loadtest.workloads.WORKLOADS", {"good": lambda: [short], "bad": lambda: [short, long]}
     )
     results = tmp_path / "results.jsonl"
     with pytest.raises(SystemExit) as ended:
@@ -171,7 +171,7 @@ def test_what_is_measured_is_what_a_user_calls(
 ) -> None:
     """Beside it the engine alone, as often."""
     work = [Work([1] * 30, 4), Work([2] * 20, 6, n=2)]
-    monkeypatch.setattr("loadtest.workloads.WORKLOADS", {"short": lambda: work})
+    monkeypatch.setattr("quire.loadtest.workloads.WORKLOADS", {"short": lambda: work})
     calls: list[str] = []
     answer, run_workload = OfflineEngine.answer, bench.run_workload
 

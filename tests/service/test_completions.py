@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.tokenizer import Tokenizer
+from quire.service.text.tokenizer import Tokenizer
 from tests.service.asgi import exchange, post
 from tests.service.conftest import Service
 

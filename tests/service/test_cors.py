@@ -10,7 +10,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from service.config import ServiceConfig
+from quire.service.config import ServiceConfig
 from tests.cluster.stub_replica import LiveRouter, StubReplica
 from tests.service.asgi import Exchange, Reply, get, post
 from tests.service.conftest import Service

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
-from service.tokenizer import Tokenizer
+from quire.service.text.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers
 
 KINDS = ["byte_level", "llama", "gemma", "metaspace", "wordpiece"]

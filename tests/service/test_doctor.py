@@ -8,11 +8,11 @@ import re
 import msgspec
 import pytest
 
-from engine.config import EngineConfig
-from engine.startup import start_engine
-from service.advice import advise
-from service.cli import main
-from service.demo import MODEL_FOLDER
+from quire.cli import main
+from quire.engine.config import EngineConfig
+from quire.engine.startup import start_engine
+from quire.service.commands.advice import advise
+from quire.service.demo import MODEL_FOLDER
 
 
 def said(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[dict[str, list[int]], str]:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from engine.engine import RequestStream
-from engine.request import Output
-from service.answer import GenerationResponse
-from service.choice import Choice
-from service.connection import Connection
-from service.errors import not_ready
-from service.generation import Generation, Group
+from quire.engine.client import RequestStream
+from quire.engine.messages import Output
+from quire.service.answer.choice import Choice
+from quire.service.answer.generation import Generation, Group
+from quire.service.answer.stream import GenerationResponse
+from quire.service.errors import not_ready
+from quire.service.http.connection import Connection
 from tests.service.asgi import Exchange, exchange
 from tests.service.conftest import Service
 from tests.service.fake_engine import FakeStream

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from service.config import ServiceConfig
+from quire.service.config import ServiceConfig
 from tests.service.asgi import Exchange, Reply, get, post
 from tests.service.conftest import Service
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.config import Progress, RegistryReport
-from engine.startup import Phase
-from service.tokenizer import Tokenizer
+from quire.engine.config import Progress, RegistryReport
+from quire.engine.startup import Phase
+from quire.service.text.tokenizer import Tokenizer
 from tests.service.asgi import Exchange, exchange, get, post
 from tests.service.conftest import Service
 

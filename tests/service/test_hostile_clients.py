@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from loadtest.chaos.attacks import ATTACKS, Attacker, answer, reset
-from service.tokenizer import Tokenizer
+from quire.loadtest.chaos.attacks import ATTACKS, Attacker, answer, reset
+from quire.service.text.tokenizer import Tokenizer
 from tests.service.live import Live
 
 STREAMS = 16

@@ -13,9 +13,9 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.config import ServiceConfig
-from service.lifecycle import OrderlyServer
-from service.state import ServerState
+from quire.service.config import ServiceConfig
+from quire.service.http.lifecycle import OrderlyServer
+from quire.service.state import ServerState
 from tests.server_thread import ServerThread
 from tests.service.live import Live
 from tests.service.test_server import received, request_bytes

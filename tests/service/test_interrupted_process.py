@@ -20,8 +20,8 @@ FLAGS = ["--device", "cpu", "--swap-space", "0", "--num-gpu-blocks-override", "4
 
 PROGRAM = """
     import signal, time
-    from engine.request import SamplingParams
-    from service.llm import LLM
+    from quire.engine.messages import SamplingParams
+    from quire.llm import LLM
 
     llm = LLM(device="cpu", dtype="float32", num_gpu_blocks_override=400, swap_space=0)
     params = SamplingParams(max_tokens=500, ignore_eos=True)
@@ -72,7 +72,7 @@ def test_a_command_that_is_interrupted_says_so_in_a_line(command: str) -> None:
     flags = (
         ["--workload", "decode256"] if command == "bench" else ["--prompt", "A block", "--max-tokens", "900"]
     )
-    process = run("-m", "service.cli", command, *FLAGS, "--max-model-len", "2000", *flags)
+    process = run("-m", "quire.cli", command, *FLAGS, "--max-model-len", "2000", *flags)
     assert process.stderr is not None and process.stdout is not None
     try:
         while line := process.stderr.readline():
@@ -92,7 +92,7 @@ def test_a_command_that_is_interrupted_says_so_in_a_line(command: str) -> None:
 
 
 def test_an_llm_shows_how_it_starts_on_a_terminal_only() -> None:
-    program = "from service.llm import LLM; LLM(device='cpu', num_gpu_blocks_override=8, swap_space=0)"
+    program = "from quire.llm import LLM; LLM(device='cpu', num_gpu_blocks_override=8, swap_space=0)"
     silent = run("-c", program)
     assert silent.communicate(timeout=SECONDS) == (b"", b"")
     ours, theirs = pty.openpty()

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.cli import main
-from service.config import ServiceConfig
-from service.keys import KeyRing
+from quire.cli import main
+from quire.service.config import ServiceConfig
+from quire.service.http.keys import KeyRing
 from tests.service.asgi import get
 from tests.service.conftest import Service
 from tests.service.live import Live
@@ -163,9 +163,7 @@ def test_a_server_reads_its_keys_again_at_a_signal_and_shows_none(
     """Nor do its own processes get a key that was given as a flag."""
     file = write("alice:first-of-the-file\n")
     flags = ["--device", "cpu", "--num-gpu-blocks-override", "64", "--swap-space", "0"]
-    with serving(
-        "service.cli", "serve", *flags, "--api-key-file", str(file), "--api-key", "a-flag"
-    ) as server:
+    with serving("quire.cli", "serve", *flags, "--api-key-file", str(file), "--api-key", "a-flag") as server:
 
         def status(key: str) -> int:
             headers = {"authorization": f"Bearer {key}"}

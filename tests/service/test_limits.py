@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.config import ServiceConfig
-from service.descriptors import RESERVED, most_connections
-from service.errors import ApiError
-from service.waiting import WaitingLine
+from quire.service.api.queue_limits import WaitingLine
+from quire.service.config import ServiceConfig
+from quire.service.errors import ApiError
+from quire.service.http.descriptors import RESERVED, most_connections
 from tests.service.asgi import Exchange, exchange, get, post
 from tests.service.conftest import Service
 from tests.service.live import Live

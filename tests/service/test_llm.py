@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig, Progress
-from engine.core import Runner
-from engine.request import SamplingParams
-from service.demo import MODEL_FOLDER
-from service.llm import LLM
+from quire.engine.config import EngineConfig, Progress
+from quire.engine.core import Runner
+from quire.engine.messages import SamplingParams
+from quire.llm import LLM
+from quire.service.demo import MODEL_FOLDER
 from tests.engine.simulation import make_core
 from tests.service import tiny_tokenizers
 
@@ -194,7 +194,7 @@ def test_all_graphs_are_captured_before_an_llm_is_there(llm: LLM, monkeypatch: p
     def start(config: EngineConfig, report: object) -> object:
         return core, llm.info
 
-    monkeypatch.setattr("engine.startup._start", start)
+    monkeypatch.setattr("quire.engine.startup._start", start)
     LLM(on_progress=events.append)
     assert core.runner.graphs_left == 0
     assert [(event.phase, event.done, event.total) for event in events] == [

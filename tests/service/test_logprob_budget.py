@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from service import completions, logprobs
-from service.openapi import describe
-from service.protocol.fields import MAX_ECHOED_LOGPROBS, MAX_REPLY_LOGPROBS
-from service.tokenizer import Tokenizer
+from quire.service.answer import logprobs
+from quire.service.api import completions
+from quire.service.api.openapi import describe
+from quire.service.api.requests.fields import MAX_ECHOED_LOGPROBS, MAX_REPLY_LOGPROBS
+from quire.service.text.tokenizer import Tokenizer
 from tests.service.asgi import post
 from tests.service.conftest import Service
 

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.logs import JsonFormatter, TextFormatter, configure_logging
-from engine.request import Output, SamplingParams
-from service.llm import LLM
+from quire.engine.logs import JsonFormatter, TextFormatter, configure_logging
+from quire.engine.messages import Output, SamplingParams
+from quire.llm import LLM
 from tests.service.asgi import Exchange, exchange, get, post
 from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service
@@ -142,7 +142,7 @@ async def test_a_bug_is_told_by_place_and_kind(
     def broken(prompt: list[int], *rest: object) -> None:
         raise ZeroDivisionError(f"a word that quotes {SECRET}")
 
-    monkeypatch.setattr("service.generation.Generation.finished", property(broken))
+    monkeypatch.setattr("quire.service.answer.generation.Generation.finished", property(broken))
     reply = await post(service.app, PATH, {"prompt": SECRET, "max_tokens": 3})
     assert (reply.status, reply.error["message"]) == (500, "internal error")
     assert SECRET not in str(log)
@@ -156,7 +156,7 @@ async def test_a_bug_is_told_by_place_and_kind(
 def test_a_start_tells_each_phase_once_and_of_no_probe(
     capfd: pytest.CaptureFixture[str], log_format: str
 ) -> None:
-    with serving("service.cli", "serve", "--device", "cpu", "--log-format", log_format):
+    with serving("quire.cli", "serve", "--device", "cpu", "--log-format", log_format):
         lines: list[str] = []
 
         def ended() -> bool:
@@ -242,7 +242,7 @@ def test_a_server_tells_of_the_longest_request_and_its_engine_of_preemptions(
         return any(line["logger"] == logger and re.search(words, line["message"]) for line in lines)
 
     few = ["--device", "cpu", "--num-gpu-blocks-override", "12", "--swap-space", "0"]
-    with serving("service.cli", "serve", *few, "--log-format", "json", "--log-level", "debug") as server:
+    with serving("quire.cli", "serve", *few, "--log-format", "json", "--log-level", "debug") as server:
         flag = r"at most 192 tokens: .* more than 12 as --num-gpu-blocks-override"
         until(lambda: told("quire.service", flag), "the limit is told")
         prompts = {"prompt": [[5] * 40, [6] * 40, [7] * 40], "max_tokens": 70, "ignore_eos": True}

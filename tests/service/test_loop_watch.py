@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from service.loop_watch import LoopWatch
+from quire.service.metrics.loop_watch import LoopWatch
 
 pytestmark = pytest.mark.anyio
 

@@ -15,16 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core import EngineCore
-from engine.plan import StepResult
-from engine.request import Output, Request, SamplingParams
-from service.choice import Choice
-from service.completion import Gathered
-from service.demo import MODEL_FOLDER
-from service.detokenizer import Detokenizer
-from service.offline import OfflineEngine, RequestFailed
-from service.sigint import PostponedInterrupt
-from service.tokenizer import Tokenizer
+from quire.completion import Gathered
+from quire.engine.core import EngineCore
+from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.schedule.plan import StepResult
+from quire.interrupts import PostponedInterrupt
+from quire.offline_engine import OfflineEngine, RequestFailed
+from quire.service.answer.choice import Choice
+from quire.service.demo import MODEL_FOLDER
+from quire.service.text.detokenizer import Detokenizer
+from quire.service.text.tokenizer import Tokenizer
 from tests.engine.oracle import OracleFlight, OracleRunner, expected_tokens
 from tests.engine.poison import PoisonedRunner, poisoned
 from tests.engine.simulation import EOS, make_core
@@ -97,7 +97,7 @@ def test_a_completion_is_detokenised_in_one_go_and_no_token_becomes_an_output(
 
     detokenizer = TOKENIZER.detokenizer
     monkeypatch.setattr(TOKENIZER, "detokenizer", lambda *a, **k: Counting(detokenizer(*a, **k)))
-    monkeypatch.delattr("engine.request.StepOutputs.__iter__")
+    monkeypatch.delattr("quire.engine.messages.StepOutputs.__iter__")
     requests = [request(i, 20 + i, n=1 + i % 2) for i in range(6)]
     engine = offline_engine()
     outputs: list[Output] = []
@@ -360,7 +360,7 @@ def test_a_second_interrupt_does_not_wait_for_a_step_that_does_not_end(
     with pytest.raises(KeyboardInterrupt) as ended:
         engine.answer([request(0)], core.add_all)
     assert not any(entry.name == "wait" for entry in ended.traceback)
-    monkeypatch.setattr("service.sigint.PATIENCE", 0.0)
+    monkeypatch.setattr("quire.interrupts.PATIENCE", 0.0)
     runner.interrupts = 2
     with pytest.raises(KeyboardInterrupt) as ended:
         engine.answer([request(1)], core.add_all)

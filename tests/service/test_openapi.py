@@ -12,7 +12,7 @@ from schemathesis import Case, GenerationMode
 from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi import checks
 
-from service.openapi import OPERATIONS, Operation, describe
+from quire.service.api.openapi import OPERATIONS, Operation, describe
 from tests.service.live import Live
 
 KEY = {"Authorization": "Bearer key"}

@@ -13,9 +13,9 @@ import httpx
 import pytest
 from server_process import serving
 
-from service.demo import MODEL_FOLDER
-from service.pins import read_pins, tokenize_pins
-from service.tokenizer import Tokenizer
+from quire.service.commands.pinned_prefixes import read_pins, tokenize_pins
+from quire.service.demo import MODEL_FOLDER
+from quire.service.text.tokenizer import Tokenizer
 
 SECONDS = 60
 TEXT = "A KV cache keeps the keys and values of all tokens that a model has read. " * 3
@@ -75,7 +75,7 @@ def test_every_key_finds_what_is_pinned_and_nothing_of_another_key(url: str, pin
 
 def test_too_many_blocks_are_refused_at_start(pin_file: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "service.cli", "serve", "--port", "0", *pinning(pin_file, 6)],
+        [sys.executable, "-m", "quire.cli", "serve", "--port", "0", *pinning(pin_file, 6)],
         capture_output=True,
         text=True,
         timeout=SECONDS,

@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager
 
 import uvloop
 
-from engine.config import EngineConfig
-from engine.engine import AsyncEngine
-from engine.request import SamplingParams
-from service.demo import MODEL_FOLDER
-from service.descriptors import RESERVED
+from quire.engine.client import AsyncEngine
+from quire.engine.config import EngineConfig
+from quire.engine.messages import SamplingParams
+from quire.service.demo import MODEL_FOLDER
+from quire.service.http.descriptors import RESERVED
 from tests.service.processes import SECONDS, Server, serving
 
 STREAMS = 16
@@ -26,7 +26,7 @@ STREAMS = 16
 
 def modelless(*flags: str, descriptors: int | None = None) -> AbstractContextManager[Server]:
     """All of the API process, and an engine process without a model."""
-    return serving("loadtest.modelless", *flags, descriptors=descriptors)
+    return serving("quire.loadtest.modelless", *flags, descriptors=descriptors)
 
 
 @contextlib.contextmanager
@@ -138,7 +138,9 @@ def test_commands_to_an_engine_that_has_just_gone_are_lost_quietly() -> None:
     """uvloop raises for what is written to a lost connection; that the engine is gone is told by its end."""
 
     async def abort_all() -> None:
-        engine = AsyncEngine(EngineConfig(model=MODEL_FOLDER), program=("loadtest.token_source", "1000", "4"))
+        engine = AsyncEngine(
+            EngineConfig(model=MODEL_FOLDER), program=("quire.loadtest.token_source", "1000", "4")
+        )
         await engine.start()
         async for _ in engine.watch_progress():
             pass

@@ -11,7 +11,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from service.tokenizer import Tokenizer
+from quire.service.text.tokenizer import Tokenizer
 from tests.service.asgi import Reply, exchange, post
 from tests.service.conftest import Service
 from tests.service.live import Live

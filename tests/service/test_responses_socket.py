@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponsesServerEvent
 from pydantic import TypeAdapter
 
-from service.app import create_app
-from service.config import ServiceConfig
-from service.errors import ApiError, not_ready
-from service.responses.conversations import ConversationMemory, Conversations
-from service.responses.protocol import ResponseCreate
-from service.state import ServerState
-from service.tokenizer import Tokenizer
-from service.watchdog import DEFAULT_TIMEOUT_ON_CPU
+from quire.service.api.responses.conversations import ConversationMemory, Conversations
+from quire.service.api.responses.protocol import ResponseCreate
+from quire.service.app import create_app
+from quire.service.config import ServiceConfig
+from quire.service.errors import ApiError, not_ready
+from quire.service.state import ServerState
+from quire.service.text.tokenizer import Tokenizer
+from quire.service.watchdog import DEFAULT_TIMEOUT_ON_CPU
 from tests.service.asgi import post
 from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service

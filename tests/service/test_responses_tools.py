@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from openai.types.responses import Response
 
-from service.app import create_app
-from service.config import ServiceConfig
-from service.state import ServerState
-from service.tokenizer import Tokenizer
+from quire.service.app import create_app
+from quire.service.config import ServiceConfig
+from quire.service.state import ServerState
+from quire.service.text.tokenizer import Tokenizer
 from tests.service import tool_templates
 from tests.service.asgi import exchange, post
 from tests.service.asgi_socket import Socket

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.app import create_app
-from service.config import ServiceConfig
-from service.errors import ApiError, not_ready
-from service.resumption.ring import MIN_EVENTS, EventId, EventRing
-from service.state import ServerState
-from service.tokenizer import Tokenizer
-from service.watchdog import DEFAULT_TIMEOUT_ON_CPU
+from quire.service.answer.resumption.ring import MIN_EVENTS, EventId, EventRing
+from quire.service.app import create_app
+from quire.service.config import ServiceConfig
+from quire.service.errors import ApiError, not_ready
+from quire.service.state import ServerState
+from quire.service.text.tokenizer import Tokenizer
+from quire.service.watchdog import DEFAULT_TIMEOUT_ON_CPU
 from tests.service.asgi import Exchange, exchange, get, post
 from tests.service.conftest import Service
 from tests.service.fake_engine import FakeEngine, make_info

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from engine.config import EngineConfig, EngineInfo
-from engine.models.config import ModelConfig
-from engine.plan import StepPlan
-from engine.runner import ModelRunner
-from engine.startup import start_engine
-from service.roofline import NOTHING, Ceilings, Needs, mean, needs_of
+from quire.engine.config import EngineConfig, EngineInfo
+from quire.engine.device.runner import ModelRunner
+from quire.engine.models.config import ModelConfig
+from quire.engine.schedule.plan import StepPlan
+from quire.engine.startup import start_engine
+from quire.loadtest.offline.roofline import NOTHING, Ceilings, Needs, mean, needs_of
 from tests.models.paged_driver import PagedDriver
 
 Row = tuple[int, int]  # tokens computed in a step, and tokens in the cache then

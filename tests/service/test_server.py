@@ -18,11 +18,11 @@ import httpx
 import openai
 import pytest
 
-from service.config import ServiceConfig
-from service.engine_client import Engine
-from service.errors import not_ready
-from service.server import serve
-from service.tokenizer import Tokenizer
+from quire.service.config import ServiceConfig
+from quire.service.engine_client import Engine
+from quire.service.errors import not_ready
+from quire.service.server import serve
+from quire.service.text.tokenizer import Tokenizer
 from tests.service.fake_engine import FakeEngine, make_info
 from tests.service.live import Live
 
@@ -316,8 +316,8 @@ def test_port_in_use(live: Live, tokenizer: Tokenizer) -> None:
 
 PROGRAM = """
 import asyncio, sys
-from service.config import ServiceConfig
-from service.server import serve
+from quire.service.config import ServiceConfig
+from quire.service.server import serve
 
 async def start_engine():
     await asyncio.Event().wait()  # a start that takes for ever: the port answers all the same
@@ -349,7 +349,7 @@ def test_signal_while_loading(number: signal.Signals) -> None:
 
 def test_nothing_heavy_is_imported_before_the_port_is_bound() -> None:
     """The port answers within a second of start: these alone would take it."""
-    code = "import sys, service.cli, service.launch; print(*sys.modules)"
+    code = "import sys, quire.cli, quire.service.commands.serve; print(*sys.modules)"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     heavy = {
@@ -364,6 +364,6 @@ def test_nothing_heavy_is_imported_before_the_port_is_bound() -> None:
         "rich",
         "huggingface_hub",
         "llguidance",
-        "engine.process",
+        "quire.engine.process",
     }
     assert not heavy & set(done.stdout.split())

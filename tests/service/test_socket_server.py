@@ -22,8 +22,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from service.tokenizer import Tokenizer
-from service.websocket_protocol import OrderlyWebSocketProtocol
+from quire.service.http.websocket_protocol import OrderlyWebSocketProtocol
+from quire.service.text.tokenizer import Tokenizer
 from tests.service.live import Live
 from tests.service.test_responses import said
 from tests.service.test_server import closed, received

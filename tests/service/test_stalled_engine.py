@@ -30,7 +30,7 @@ STREAM_ID = "X-Stream-Id: kept\r\n"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving("service.cli", "serve", "--stall-timeout", "3", "--max-num-seqs", str(RUNNING)) as server:
+    with serving("quire.cli", "serve", "--stall-timeout", "3", "--max-num-seqs", str(RUNNING)) as server:
         yield server
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.stop_strings import StopMatcher
+from quire.service.text.stop_strings import StopMatcher
 
 words = st.text(alphabet="abc", min_size=1, max_size=4)
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.engine import AsyncEngine
-from service import chunks
-from service.app import create_app
-from service.config import ServiceConfig
-from service.demo import MODEL_FOLDER
-from service.eager import start_eagerly
-from service.generation import Generation
-from service.state import ServerState
-from service.tokenizer import Tokenizer
+from quire.engine.client import AsyncEngine
+from quire.engine.config import EngineConfig
+from quire.service.answer import encoder as chunks
+from quire.service.answer.eager import start_eagerly
+from quire.service.answer.generation import Generation
+from quire.service.app import create_app
+from quire.service.config import ServiceConfig
+from quire.service.demo import MODEL_FOLDER
+from quire.service.state import ServerState
+from quire.service.text.tokenizer import Tokenizer
 from tests.service.asgi import Exchange, post
 from tests.service.conftest import Service
 
@@ -142,8 +142,8 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector(
             super().__init__(*arguments)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr("service.completions.Generation", Watched)
-    engine = AsyncEngine(EngineConfig(model=MODEL_FOLDER), program=("loadtest.token_source", "0", "4"))
+    monkeypatch.setattr("quire.service.api.completions.Generation", Watched)
+    engine = AsyncEngine(EngineConfig(model=MODEL_FOLDER), program=("quire.loadtest.token_source", "0", "4"))
     await engine.start()
     state = ServerState(ServiceConfig(served_model_names=("none",)))
     state.set_engine(engine)

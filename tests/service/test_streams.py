@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.request import Output
-from service.connection import ClientGone
-from service.errors import not_ready
+from quire.engine.messages import Output
+from quire.service.errors import not_ready
+from quire.service.http.connection import ClientGone
 from tests.service.asgi import Exchange, exchange, post
 from tests.service.conftest import Service
 
@@ -34,7 +34,7 @@ async def settle() -> None:
 
 @pytest.fixture
 async def manual(make_service: Callable[..., Service]) -> Service:
-    """Nothing moves until the test calls `engine.step()`."""
+    """Nothing moves until the test calls `quire.engine.schedule.draft()`."""
     return make_service(auto=False)
 
 

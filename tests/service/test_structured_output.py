@@ -17,13 +17,14 @@ import pytest
 from llguidance import LLMatcher
 from pydantic import BaseModel, Field
 
-from engine.grammar import Grammars, load_vocabulary
-from service import grammar_trials, workers
-from service.grammar_compiler import trial
-from service.grammar_trials import GrammarTrials
-from service.openapi import describe
-from service.structured_output import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, json_grammar
-from service.tokenizer import Tokenizer
+from quire.engine.sequences.grammar import Grammars, load_vocabulary
+from quire.service.api.openapi import describe
+from quire.service.text import grammar_trials
+from quire.service.text import worker_pool as workers
+from quire.service.text.grammar_compiler import trial
+from quire.service.text.grammar_trials import GrammarTrials
+from quire.service.text.structured import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, json_grammar
+from quire.service.text.tokenizer import Tokenizer
 from tests.server_process import serving
 from tests.service import tiny_tokenizers
 from tests.service.asgi import exchange, post

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from service.chat_template import ChatTemplate
-from service.errors import ApiError, TemplateError
-from service.template_renderer import TemplateRenderer
-from service.tokenizer import Tokenizer
+from quire.service.errors import ApiError, TemplateError
+from quire.service.text.template import ChatTemplate
+from quire.service.text.template_renderer import TemplateRenderer
+from quire.service.text.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers
 from tests.service.asgi import post
 from tests.service.conftest import CHAT_TEMPLATE, Service
@@ -130,7 +130,7 @@ async def test_a_lost_process_is_replaced(make_renderer: Callable[..., TemplateR
 async def test_only_so_much_waits(
     make_renderer: Callable[..., TemplateRenderer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.template_renderer.MAX_WAITING_BYTES", 4000)
+    monkeypatch.setattr("quire.service.text.template_renderer.MAX_WAITING_BYTES", 4000)
     renderer = make_renderer()
     asked = [rendered(renderer, HARMLESS, "x" * 1000) for _ in range(5)]
     results = await asyncio.gather(*asked, return_exceptions=True)

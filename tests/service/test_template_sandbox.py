@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.chat_template import ChatTemplate
-from service.errors import TemplateError
-from service.template_sandbox import MAX_CHARS
+from quire.service.errors import TemplateError
+from quire.service.text.template import ChatTemplate
+from quire.service.text.template_sandbox import MAX_CHARS
 
 MESSAGES = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
 ENDLESS = [

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import normalizers
 
-from service.longest_token import longest_token
-from service.text import utf8_size
-from service.tokenizer import Tokenizer
+from quire.service.text.longest_token import longest_token
+from quire.service.text.sizes import utf8_size
+from quire.service.text.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers
 from tests.service.asgi import post
 from tests.service.conftest import Service

@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from tokenizers import AddedToken
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.grammar import Grammars, load_vocabulary
-from engine.request import SamplingParams
-from service.chat_template import ChatTemplate
-from service.structured_output import lark_grammar
-from service.tokenizer import Tokenizer
-from service.tools.formats import HERMES, LLAMA, ToolFormat
-from service.tools.protocol import Function
+from quire.engine.messages import SamplingParams
+from quire.engine.sequences.grammar import Grammars, load_vocabulary
+from quire.service.text.structured import lark_grammar
+from quire.service.text.template import ChatTemplate
+from quire.service.text.tokenizer import Tokenizer
+from quire.service.text.tools.formats import HERMES, LLAMA, ToolFormat
+from quire.service.text.tools.protocol import Function
 from tests.server_process import serving
 from tests.service import tiny_tokenizers, tool_templates
 from tests.service.asgi import post

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from service.errors import ApiError
-from service.tokenizer import Tokenizer
-from service.watchdog import DEFAULT_TIMEOUT, DEFAULT_TIMEOUT_ON_CPU, Watchdog
+from quire.service.errors import ApiError
+from quire.service.text.tokenizer import Tokenizer
+from quire.service.watchdog import DEFAULT_TIMEOUT, DEFAULT_TIMEOUT_ON_CPU, Watchdog
 from tests.service.asgi import get, post
 from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service

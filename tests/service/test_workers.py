@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 import pytest
 
-from service.frames import encode_frame
-from service.workers import OutOfTime, WorkerLost, Workers
+from quire.service.text.frames import encode_frame
+from quire.service.text.worker_pool import OutOfTime, WorkerLost, Workers
 
 pytestmark = pytest.mark.anyio
 

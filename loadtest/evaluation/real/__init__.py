@@ -1,1 +1,1 @@
-"""The paper's experiments on a real engine and its device: `python -m loadtest.evaluation.real`."""
+"""The paper's experiments on a real engine and its device: `python -m quire.loadtest.evaluation.real`."""

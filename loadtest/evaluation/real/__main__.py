@@ -1,4 +1,4 @@
-"""The paper's experiments on a real engine: `python -m loadtest.evaluation.real --output FOLDER`.
+"""The paper's experiments on a real engine: `python -m quire.loadtest.evaluation.real --output FOLDER`.
 
 Runs them on the GPU (or slowly on a CPU) with dummy weights of a Llama-8B configuration, or with MODEL, and
 writes each result as soon as it is there, so that a run that is cut off loses nothing. On an H100 all of it
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from loadtest.evaluation.real.evaluation import PARTS, Evaluation
-from loadtest.evaluation.real.results import Results
-from loadtest.model_configs import write_model_folders
+from quire.loadtest.evaluation.real.evaluation import PARTS, Evaluation
+from quire.loadtest.evaluation.real.results import Results
+from quire.loadtest.model_configs import write_model_folders
 
 FOLDER = Path(__file__).parents[2] / "results" / "evaluation" / "real"
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from loadtest.evaluation.figure import Cell, Figure, Table
-from loadtest.evaluation.real.case import Outcome
-from loadtest.evaluation.real.prediction import RealResults
-from loadtest.evaluation.real.rate_figures import real_figure
-from loadtest.simulator.step_costs import FEATURES
+from quire.loadtest.evaluation.figure import Cell, Figure, Table
+from quire.loadtest.evaluation.real.case import Outcome
+from quire.loadtest.evaluation.real.prediction import RealResults
+from quire.loadtest.evaluation.real.rate_figures import real_figure
+from quire.loadtest.simulator.step_costs import FEATURES
 
 QUANTITIES: dict[str, Callable[[Outcome], float]] = {
     "rate sustained": lambda outcome: outcome.sustained,

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.backend import Backend
-from kernels.decode_reference import DecodeGather
-from kernels.decode_splits import DecodeWorkspace
-from loadtest.evaluation.real.timing import device_seconds
+from quire.kernels.attention.decode_reference import DecodeGather
+from quire.kernels.attention.splits import DecodeWorkspace
+from quire.kernels.backend import Backend
+from quire.loadtest.evaluation.real.timing import device_seconds
 
 BATCHES = (8, 32)
 CONTEXTS = (64, 128, 256, 512, 1024)

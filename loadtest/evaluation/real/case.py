@@ -10,14 +10,14 @@ from typing import Literal, Protocol
 import msgspec
 import numpy as np
 
-from engine.preemption import PreemptionMode
-from loadtest.arrivals import arrival_times
-from loadtest.evaluation.chatbot import conversations
-from loadtest.evaluation.shared_prefix import SENTENCES
-from loadtest.lengths import ALPACA, SHAREGPT
-from loadtest.sessions import Recipe, Session, draw_sessions, due_at
-from loadtest.simulator.serving import Run
-from loadtest.simulator.systems import NAMES, Kind, System
+from quire.engine.schedule.preemption_mode import PreemptionMode
+from quire.loadtest.arrivals import arrival_times
+from quire.loadtest.evaluation.chatbot import conversations
+from quire.loadtest.evaluation.shared_prefix import SENTENCES
+from quire.loadtest.lengths import ALPACA, SHAREGPT
+from quire.loadtest.sessions import Recipe, Session, draw_sessions, due_at
+from quire.loadtest.simulator.serving import Run
+from quire.loadtest.simulator.systems import NAMES, Kind, System
 
 SHAPES = {"ShareGPT": SHAREGPT, "Alpaca": ALPACA, "translation": SENTENCES}
 Workload = Literal["ShareGPT", "Alpaca", "translation", "chatbot"]

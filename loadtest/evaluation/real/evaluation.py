@@ -10,16 +10,16 @@ from contextlib import contextmanager
 
 import torch
 
-from engine.config import EngineConfig
-from kernels.backend import Backend, torch_backend, triton_backend
-from loadtest.attention_variants import DECODES, PREFILLS
-from loadtest.evaluation.real import attention, plan, transfers
-from loadtest.evaluation.real.case import Case, CaseRun, Outcome, Workload, measure
-from loadtest.evaluation.real.results import Results
-from loadtest.evaluation.real.server import RealServer
-from loadtest.evaluation.real.steps import record_steps
-from loadtest.evaluation.real.variants import measure_variants
-from loadtest.simulator.systems import Kind
+from quire.engine.config import EngineConfig
+from quire.kernels.backend import Backend, torch_backend, triton_backend
+from quire.loadtest.attention_variants import DECODES, PREFILLS
+from quire.loadtest.evaluation.real import attention, plan, transfers
+from quire.loadtest.evaluation.real.case import Case, CaseRun, Outcome, Workload, measure
+from quire.loadtest.evaluation.real.results import Results
+from quire.loadtest.evaluation.real.server import RealServer
+from quire.loadtest.evaluation.real.steps import record_steps
+from quire.loadtest.evaluation.real.variants import measure_variants
+from quire.loadtest.simulator.systems import Kind
 
 POOL_TOKENS = 131_072  # of KV memory: single steps are timed over more of it than the runs may use
 SMALL_POOL_TOKENS = 32_768  # where blocks are larger

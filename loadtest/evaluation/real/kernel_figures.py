@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from loadtest.evaluation.block_size import PAPER_BEST
-from loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
-from loadtest.evaluation.real.prediction import RealResults
-from loadtest.evaluation.real.rate_figures import OVERLOAD, PLAIN, real_figure
-from loadtest.evaluation.setting import ratio
+from quire.loadtest.evaluation.block_size import PAPER_BEST
+from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
+from quire.loadtest.evaluation.real.prediction import RealResults
+from quire.loadtest.evaluation.real.rate_figures import OVERLOAD, PLAIN, real_figure
+from quire.loadtest.evaluation.setting import ratio
 
 PAPER_OVERHEAD = "20–26"  # per cent above FasterTransformer; section 7.1
 PAPER_SWAP = "recompute for small blocks, swap for large ones, alike from 16 to 64"  # section 7.3
@@ -213,7 +213,7 @@ def tutorials(results: RealResults) -> Figure:
         "The same memory and the same queries for each; 16 heads of 128, blocks of 16. On the device alone: "
         "in a CUDA graph, so without what Python and launches cost.",
         f"The largest difference of any of them to attention in fp64 is {error:.1g}.",
-        "`python -m loadtest.attention_variants` times them on a CPU.",
+        "`python -m quire.loadtest.attention_variants` times them on a CPU.",
     ]
     title = "Paged attention as tutorials arrive at it"
     return real_figure(results, "tutorials", title, tables, [], notes)

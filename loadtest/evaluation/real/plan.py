@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from loadtest.evaluation.real.case import Case, Outcome, Workload
-from loadtest.evaluation.shared_prefix import PREFIXES
-from loadtest.evaluation.sharing import WIDTHS
-from loadtest.simulator.geometry import OPT_13B, kv_slots
-from loadtest.simulator.systems import Kind
+from quire.loadtest.evaluation.real.case import Case, Outcome, Workload
+from quire.loadtest.evaluation.shared_prefix import PREFIXES
+from quire.loadtest.evaluation.sharing import WIDTHS
+from quire.loadtest.simulator.geometry import OPT_13B, kv_slots
+from quire.loadtest.simulator.systems import Kind
 
 SLOTS = kv_slots(OPT_13B)  # as many as the paper had, so that as many requests run at once
 HOST_SLOTS = 16384

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest.evaluation.real.attention import AttentionTime
-from loadtest.evaluation.real.case import Case, CaseRun, Outcome, measure
-from loadtest.evaluation.real.results import Measured, read_measured
-from loadtest.evaluation.real.transfers import TransferTime
-from loadtest.evaluation.real.variants import VariantTimes
-from loadtest.evaluation.setting import Setting
-from loadtest.sessions import Session
-from loadtest.simulator.serving import Run
-from loadtest.simulator.simulation import simulate
-from loadtest.simulator.step_costs import StepCosts, fit, read_records
-from loadtest.simulator.systems import System
+from quire.loadtest.evaluation.real.attention import AttentionTime
+from quire.loadtest.evaluation.real.case import Case, CaseRun, Outcome, measure
+from quire.loadtest.evaluation.real.results import Measured, read_measured
+from quire.loadtest.evaluation.real.transfers import TransferTime
+from quire.loadtest.evaluation.real.variants import VariantTimes
+from quire.loadtest.evaluation.setting import Setting
+from quire.loadtest.sessions import Session
+from quire.loadtest.simulator.serving import Run
+from quire.loadtest.simulator.simulation import simulate
+from quire.loadtest.simulator.step_costs import StepCosts, fit, read_records
+from quire.loadtest.simulator.systems import System
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from loadtest.provenance import Provenance
-from loadtest.simulator.step_costs import StepRecord
+from quire.loadtest.provenance import Provenance
+from quire.loadtest.simulator.step_costs import StepRecord
 
 Data = TypeVar("Data")
 

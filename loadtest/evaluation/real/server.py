@@ -6,15 +6,15 @@ import time
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.runner import ModelRunner
-from engine.startup import start_engine
-from loadtest.sessions import Session
-from loadtest.simulator.recording import RecordingRunner
-from loadtest.simulator.serving import Run, serve
-from loadtest.simulator.step_costs import StepRecord
-from loadtest.simulator.systems import System
+from quire.engine.config import EngineConfig
+from quire.engine.core import EngineCore
+from quire.engine.device.runner import ModelRunner
+from quire.engine.startup import start_engine
+from quire.loadtest.sessions import Session
+from quire.loadtest.simulator.recording import RecordingRunner
+from quire.loadtest.simulator.serving import Run, serve
+from quire.loadtest.simulator.step_costs import StepRecord
+from quire.loadtest.simulator.systems import System
 
 KEPT_STEPS = 40  # of a run, evenly spread, for the costs of steps
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from loadtest.evaluation.chatbot import PAPER_RATIO as PAPER_CHATBOT_RATIO
-from loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
-from loadtest.evaluation.real.prediction import RealResults
-from loadtest.evaluation.real.rate_figures import OVERLOAD, PLAIN, real_figure
-from loadtest.evaluation.setting import ratio
-from loadtest.evaluation.shared_prefix import PREFIXES
-from loadtest.evaluation.sharing import PAPER_RATIOS, PAPER_SAVED, WIDTHS
+from quire.loadtest.evaluation.chatbot import PAPER_RATIO as PAPER_CHATBOT_RATIO
+from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
+from quire.loadtest.evaluation.real.prediction import RealResults
+from quire.loadtest.evaluation.real.rate_figures import OVERLOAD, PLAIN, real_figure
+from quire.loadtest.evaluation.setting import ratio
+from quire.loadtest.evaluation.shared_prefix import PREFIXES
+from quire.loadtest.evaluation.sharing import PAPER_RATIOS, PAPER_SAVED, WIDTHS
 
 WORKLOADS = ("Alpaca", "ShareGPT")
 RATIO_HEADER = [

@@ -9,12 +9,12 @@ from itertools import product
 import msgspec
 import numpy as np
 
-from engine.core import InFlight
-from engine.plan import Int32, RowStart, StepPlan, empty_int32
-from engine.request import SamplingParams
-from engine.runner import ModelRunner
-from loadtest.simulator.recording import RecordingRunner
-from loadtest.simulator.step_costs import StepRecord
+from quire.engine.core import InFlight
+from quire.engine.device.runner import ModelRunner
+from quire.engine.messages import SamplingParams
+from quire.engine.schedule.plan import Int32, RowStart, StepPlan, empty_int32
+from quire.loadtest.simulator.recording import RecordingRunner
+from quire.loadtest.simulator.step_costs import StepRecord
 
 BATCHES = (1, 8, 32, 64, 128, 256)
 CONTEXTS = (32, 128, 512, 1024, 2000)

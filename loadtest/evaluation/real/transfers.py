@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import torch
 
-from engine.kv_cache import KVCache
-from engine.runner import ModelRunner
-from loadtest.evaluation.real.steps import step_plan, table_plan
-from loadtest.evaluation.real.timing import host_seconds
+from quire.engine.device.kv_cache import KVCache
+from quire.engine.device.runner import ModelRunner
+from quire.loadtest.evaluation.real.steps import step_plan, table_plan
+from quire.loadtest.evaluation.real.timing import host_seconds
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOKENS = 1024

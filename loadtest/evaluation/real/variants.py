@@ -9,11 +9,11 @@ import msgspec
 import torch
 from torch import Tensor
 
-from kernels.backend import Backend
-from kernels.decode_reference import DecodeGather
-from kernels.decode_splits import DecodeWorkspace
-from loadtest.attention_variants import VARIANTS, Case, contiguous, make_case, time_in_turn
-from loadtest.evaluation.real.timing import device_seconds
+from quire.kernels.attention.decode_reference import DecodeGather
+from quire.kernels.attention.splits import DecodeWorkspace
+from quire.kernels.backend import Backend
+from quire.loadtest.attention_variants import VARIANTS, Case, contiguous, make_case, time_in_turn
+from quire.loadtest.evaluation.real.timing import device_seconds
 
 HEADS, HEAD_DIM, BLOCK_SIZE = 16, 128, 16
 ROUNDS = 3

@@ -1,0 +1,84 @@
+"""What an engine can hold, and the refusal of requests that it never could."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.engine.messages import Request
+
+if TYPE_CHECKING:
+    from quire.engine.schedule.plan import Int32
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Fixed at start. Both ends of the seam refuse by it, so that no impossible request is ever queued."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+    vocab_size: int
+
+    def check(self, request: Request) -> Int32:
+        """Return the prompt [N]. Raise ValueError, with the numbers, when the request could never run."""
+        params, prompt = request.params, len(request.prompt)
+        if prompt == 0:
+            raise ValueError("the prompt is empty; it needs at least one token")
+        tokens = self._tokens("prompt", request.prompt)
+        self._tokens("stop_token_ids", params.stop_token_ids)
+        self._tokens("logit_bias", params.logit_bias)
+        for name, k in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+            if k is not None and k > self.vocab_size:
+                raise ValueError(f"{name} is {k}, but the vocabulary has {self.vocab_size} tokens")
+        name = "the beam width" if params.beam_width else "n"
+        if params.num_sequences > self.max_num_seqs:
+            raise ValueError(
+                f"{name} is {params.num_sequences}, but at most {self.max_num_seqs} sequences run at "
+                "once (--max-num-seqs)"
+            )
+        if prompt + params.max_tokens > self.max_model_len:
+            raise ValueError(
+                f"the prompt has {prompt} tokens and max_tokens is {params.max_tokens}: together "
+                f"{prompt + params.max_tokens}, more than the {self.max_model_len} of --max-model-len"
+            )
+        needed = self._blocks_needed(prompt, params.max_tokens, params.num_sequences)
+        if needed > self.num_blocks:
+            raise ValueError(
+                f"the request needs up to {needed} KV blocks ({prompt} prompt tokens and "
+                f"{params.num_sequences} × {params.max_tokens} new ones, {self.block_size} to a block), but "
+                f"there are only {self.num_blocks}"
+            )
+        return tokens
+
+    def _tokens(self, name: str, ids: Collection[int]) -> Int32:
+        """Return the ids [N]. Raise ValueError, which names one, where some are none of the vocabulary's."""
+        # Here, for with it comes numpy, which a server's port does not wait for.
+        from quire.engine.schedule.plan import as_int32
+
+        try:
+            tokens = as_int32(ids)
+            known = not len(tokens) or (tokens.min() >= 0 and tokens.max() < self.vocab_size)
+        except OverflowError:
+            known = False
+        if not known:
+            wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
+            raise ValueError(f"{name} has token id {wrong}; the vocabulary has 0 to {self.vocab_size - 1}")
+        return tokens
+
+    def room(self, prompt: int, n: int) -> int:
+        """Most new tokens that each of n sequences can have after a prompt of so many; below 1: not even one.
+
+        It depends on nothing that runs: all of them fit at once when the cache is empty.
+        """
+        shared = prompt // self.block_size
+        blocks = shared + (self.num_blocks - shared) // n  # of one sequence
+        own = min(blocks * self.block_size + 1, self.num_blocks * self.block_size)  # the last is not kept
+        return min(own, self.max_model_len) - prompt
+
+    def _blocks_needed(self, prompt: int, max_tokens: int, n: int) -> int:
+        """Most blocks that n sequences hold when only the prompt's full blocks are shared (section 4.4)."""
+        shared = prompt // self.block_size
+        return shared + n * (-(-(prompt + max_tokens - 1) // self.block_size) - shared)

@@ -1,0 +1,311 @@
+"""AsyncEngine: the engine as the API process sees it, an asyncio task that pumps frames."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Literal
+
+import msgspec
+
+from quire.engine.capacity import Capacity
+from quire.engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
+from quire.engine.messages import Abort, Drain, FinishReason, Output, Request, SamplingParams
+from quire.engine.process import (
+    LENGTH,
+    Command,
+    EngineFrame,
+    FatalFrame,
+    ProgressFrame,
+    ReadyFrame,
+    RegistryFrame,
+    StartFrame,
+    StepFrame,
+    encode_frame,
+)
+
+TURN_SECONDS = 0.005  # for which frames are read before what they brought is told, and others have their turn
+EXIT_CODE_SECONDS = 0.5  # for which streams wait to be told with which code it has ended
+EXIT_SECONDS = 5.0  # how long the engine process may take to end before it is killed
+
+
+class EngineDeadError(RuntimeError):
+    """The engine is not running (any more)."""
+
+
+class RequestStream:
+    """The outputs of one request as they come."""
+
+    def __init__(self, engine: AsyncEngine, request: Request) -> None:
+        self.request_id = request.id
+        self._engine = engine
+        self._unfinished = set(range(request.params.n))
+        self._outputs: list[Output] = []
+        self._latest: Output | None = None  # the last of them, if its sequence's next token may join it
+        self._listener: Callable[[list[Output]], None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def listen(self, listener: Callable[[list[Output]], None]) -> None:
+        """Instead of `get`: `listener`, which must not raise, is given what has come in a turn of the loop.
+
+        It is called from the loop and not from a task of its own, so that outputs wake nobody else.
+        """
+        self._listener = listener
+        if self._outputs:
+            self._engine._tell_soon(self)
+
+    async def get(self) -> list[Output]:
+        """Wait for at least one output and take all that have come; not to be called after the last."""
+        if not self._outputs:
+            assert self._unfinished, "every sequence of this request has finished"
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        outputs, self._outputs, self._latest = self._outputs, [], None
+        return outputs
+
+    def abort(self) -> None:
+        """Stop the request; nothing more will come. Does nothing when it has finished."""
+        self._engine._abort(self)
+
+    def _push(self, output: Output) -> None:
+        if not self._outputs and self._listener is not None:
+            self._engine._tell_soon(self)
+        self._outputs.append(output)
+        self._latest = None
+        if output.finish_reason is not None:
+            self._unfinished.discard(output.index)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _push_token(self, index: int, token: int) -> None:
+        """One that a sequence goes on with; it joins what has come for that and is not taken yet."""
+        if self._latest is not None and self._latest.index == index:
+            self._latest.tokens.append(token)
+        else:
+            output = Output(self.request_id, index, [token])
+            self._push(output)
+            self._latest = output
+
+    def _tell(self) -> None:
+        outputs, self._outputs, self._latest = self._outputs, [], None
+        if self._listener is not None and outputs:
+            self._listener(outputs)
+
+    def _end(self, reason: FinishReason, error: str | None = None) -> None:
+        for index in sorted(self._unfinished):
+            self._push(Output(self.request_id, index, [], finish_reason=reason, error=error))
+
+
+class AsyncEngine:
+    """Runs EngineCore in a process of its own. All methods belong to the event loop that called `start`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        registry: RegistryConfig | None = None,
+        pinned: list[list[int]] | None = None,
+        program: tuple[str, ...] = ("quire.engine.process",),
+    ) -> None:
+        """With a `registry`, the engine tells there which blocks can be found in its prefix cache.
+
+        pinned: token ids of prefixes that are computed at start, stay in the cache and are every tenant's.
+        program: the module that is the engine process, and arguments that come before the socket's.
+        """
+        self.config = config
+        self.registry = registry
+        self.pinned = pinned or []
+        self.program = program
+        self.state: Literal["loading", "ready", "dead"] = "loading"
+        self.error: str | None = None
+        self.info: EngineInfo | None = None
+        self._capacity: Capacity  # of `info`
+        self.progress: list[Progress] = []
+        self.on_stats: Callable[[StepStats], None] | None = None
+        self.on_registry: Callable[[RegistryReport], None] | None = None
+        self._streams: dict[int, RequestStream] = {}
+        self._next_id = 0
+        self._told: list[RequestStream] = []  # whose listeners are to be called in this turn of the loop
+        self._turn_began = 0.0  # by the loop's clock, when there were any
+        self._changed = asyncio.Event()
+        self._last_step = time.monotonic()
+        self._unanswered = False  # whether a command was sent since; each is followed by a step
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._pump_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the engine process; returns at once, `state` and `watch_progress` tell how it goes."""
+        asked_at = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                *self.program,
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._writer.write(encode_frame(StartFrame(self.config, self.registry, self.pinned, asked_at)))
+        self._pump_task = asyncio.create_task(self._pump(reader), name="quire-engine-pump")
+
+    def add(self, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> RequestStream:
+        """Queue a request. Raises ValueError when it could never run, EngineDeadError when none is served."""
+        if self.state != "ready" or self.info is None:
+            raise EngineDeadError(self.error or "the engine is still loading")
+        request = Request(self._next_id, prompt, params, time.monotonic(), cache_salt)
+        self._capacity.check(request)
+        self._next_id += 1
+        self._send(request)
+        stream = self._streams[request.id] = RequestStream(self, request)
+        return stream
+
+    def drain(self) -> None:
+        """No more requests are going to come; those that run go on."""
+        if self.state == "ready":
+            self._send(Drain())
+
+    def seconds_since_progress(self) -> float:
+        """How long the engine has been without a step although it has work, in seconds.
+
+        What it has not been seen to obey is work, too: after a stall it has to hear of the aborts.
+        """
+        return time.monotonic() - self._last_step if self._has_work else 0.0
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._streams) or self._unanswered
+
+    async def watch_progress(self) -> AsyncIterator[Progress]:
+        """The newest start-up event, and those that follow, until the engine is ready or dead."""
+        seen = max(0, len(self.progress) - 1)
+        while True:
+            while seen < len(self.progress):
+                yield self.progress[seen]
+                seen += 1
+            if self.state != "loading":
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def stop(self) -> None:
+        """End the engine process; open streams end with "abort"."""
+        self._end_streams("abort")
+        if self._pump_task is not None:
+            self._pump_task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._pump_task
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None:
+            try:
+                async with asyncio.timeout(EXIT_SECONDS):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        self._die("the engine was stopped")
+
+    # -- the pump -------------------------------------------------------------------------------------
+
+    async def _pump(self, reader: asyncio.StreamReader) -> None:
+        decoder: msgspec.msgpack.Decoder[EngineFrame] = msgspec.msgpack.Decoder(EngineFrame)
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                self._receive(decoder.decode(await reader.readexactly(length)))
+                if self._told and self._loop.time() - self._turn_began > TURN_SECONDS:
+                    await asyncio.sleep(0)  # an engine that is faster than we are always has more
+        except (asyncio.IncompleteReadError, ConnectionError):
+            assert self._process is not None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EXIT_CODE_SECONDS):
+                    await self._process.wait()
+            code = self._process.returncode
+            self._die(f"the engine process ended unexpectedly (exit code {code})")
+
+    def _receive(self, frame: EngineFrame) -> None:
+        match frame:
+            case StepFrame(outputs, stats):
+                self._last_step = time.monotonic()
+                self._unanswered = False
+                streams = self._streams
+                columns = zip(outputs.request_ids, outputs.indices, outputs.tokens, strict=True)
+                for request_id, index, token in columns:
+                    stream = streams.get(request_id)
+                    if stream is not None:
+                        stream._push_token(index, token)
+                for output in outputs.others:
+                    stream = streams.get(output.request_id)
+                    if stream is not None:
+                        stream._push(output)
+                        if not stream._unfinished:
+                            del self._streams[output.request_id]
+                if self.on_stats is not None:
+                    self.on_stats(stats)
+            case ProgressFrame(progress):
+                self.progress.append(progress)
+            case ReadyFrame(info):
+                self.info = info
+                self._capacity = info.capacity
+                self.state = "ready"
+            case RegistryFrame(report):
+                if self.on_registry is not None:
+                    self.on_registry(report)
+            case FatalFrame(error):
+                self._die(error)
+        self._changed.set()
+
+    def _die(self, error: str) -> None:
+        if self.state == "dead":
+            return
+        self.state = "dead"
+        self.error = error
+        self._unanswered = False
+        self._end_streams("error", error)
+        self._changed.set()
+
+    def _end_streams(self, reason: FinishReason, error: str | None = None) -> None:
+        for stream in self._streams.values():
+            stream._end(reason, error)
+        self._streams.clear()
+
+    def _abort(self, stream: RequestStream) -> None:
+        stream._listener = None  # which has the stream: garbage that only a collector would find
+        if stream.request_id in self._streams:
+            self._send(Abort(stream.request_id))
+            del self._streams[stream.request_id]
+            stream._unfinished.clear()
+
+    def _tell_soon(self, stream: RequestStream) -> None:
+        """When all frames that are there have been read: what has piled up is told as one."""
+        if not self._told:
+            self._loop.call_soon(self._tell)
+            self._turn_began = self._loop.time()
+        self._told.append(stream)
+
+    def _tell(self) -> None:
+        streams, self._told = self._told, []
+        for stream in streams:
+            stream._tell()
+
+    def _send(self, command: Command) -> None:
+        """At once, so that the engine has it a turn earlier; uvloop sends as one what a turn writes.
+
+        Of an engine that is gone, which `_die` will hear of soon, nobody reads it.
+        """
+        assert self._writer is not None
+        if not self._has_work:
+            self._last_step = time.monotonic()
+        self._unanswered = True
+        if not self._writer.is_closing():  # uvloop would raise
+            self._writer.write(encode_frame(command))

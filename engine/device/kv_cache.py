@@ -1,0 +1,176 @@
+"""The KV cache's memory: one tensor, a block being one contiguous region of it across all layers."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.engine.models.config import ModelConfig
+from quire.engine.schedule.plan import Int32
+from quire.kernels.attention.hopper_decode import decode as hopper_decode
+from quire.kernels.attention.hopper_prefill import prefill as hopper_prefill
+from quire.kernels.formats.fp12 import DTYPE as FP12
+from quire.kernels.formats.kv_format import ROUNDED, elements_of, vectors_of
+from quire.kernels.gpu import Gpu
+
+SCALE_TYPE = torch.float16
+
+
+class LayerCache(NamedTuple):
+    """One layer of the cache, strided, as the kernels take it.
+
+    kv [num_blocks, 2, kv_heads, block_size, head_dim], in fp12 [..., 3, head_dim/2] (see
+    `quire.kernels.formats.fp12`); 2 is keys, values. scales [num_blocks, kv_heads, block_size, 2] fp16 if kv
+    is rounded (see `quire.kernels.formats.kv_format`), else None. expanded [num_blocks, 2, kv_heads,
+    block_size, head_dim] or None: room for one layer's keys and values as numbers, the same for all layers.
+    """
+
+    kv: Tensor
+    scales: Tensor | None
+    expanded: Tensor | None
+
+
+def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that `block_size` tokens take over all layers: keys and values, then a rounded cache's scales.
+
+    Raises ValueError for a head dim that does not suit `dtype`.
+    """
+    vectors = config.num_layers * 2 * config.num_kv_heads * block_size
+    scale_bytes = SCALE_TYPE.itemsize if dtype in ROUNDED.values() else 0
+    return vectors * (elements_of(config.head_dim, dtype) * dtype.itemsize + scale_bytes)
+
+
+def expanded_dtype(
+    config: ModelConfig, kv_dtype: torch.dtype, dtype: torch.dtype, gpu: Gpu
+) -> torch.dtype | None:
+    """What prefill attention of a model in dtype has a cache expanded to; None: it reads that itself.
+
+    That is worth its memory where `quire.kernels.attention.hopper_prefill.prefill` takes the heads, and fp12
+    is as exact as bf16.
+    """
+    expands = kv_dtype == FP12 and dtype == torch.bfloat16 and not all(config.windows)
+    group = config.num_heads // config.num_kv_heads
+    suits = expands and hopper_prefill.takes_heads(gpu, dtype, config.head_dim, group)
+    return dtype if suits else None
+
+
+def automatic_dtype(config: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> torch.dtype:
+    """What `--kv-cache-dtype auto` has keys and values of a model in dtype held as.
+
+    That is fp12 where Hopper's prefill attention takes what it is expanded to (see `expanded_dtype`) and
+    `quire.kernels.attention.hopper_decode.decode` its planes: elsewhere it would be slower than dtype itself.
+    Nor is it of use in models of so few layers that with what one is expanded to they take no less memory.
+    """
+    expanded = expanded_dtype(config, FP12, dtype, gpu)
+    group = config.num_heads // config.num_kv_heads
+    if expanded is None or not hopper_decode.takes_heads(gpu, dtype, config.head_dim, group):
+        return dtype
+    taken = bytes_per_block(config, 1, FP12) + expanded_bytes_per_block(config, 1, expanded)
+    return FP12 if taken < bytes_per_block(config, 1, dtype) else dtype
+
+
+def expanded_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype | None) -> int:
+    """Bytes of a block in `LayerCache.expanded` of a dtype; 0 with None."""
+    return 0 if dtype is None else 2 * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize
+
+
+class KVCache:
+    """`blocks` is [num_blocks, bytes_per_block] u8, and `layers` are views of it, but for `expanded`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        copy_blocks: Callable[[Tensor, Tensor], None],
+        expanded_dtype: torch.dtype | None = None,
+    ) -> None:
+        # Never cleared: a slot is read only after it was written, and untouched pages cost a CPU nothing.
+        self.blocks = torch.empty(
+            num_blocks, bytes_per_block(config, block_size, dtype), dtype=torch.uint8, device=device
+        )
+        self.block_size = block_size
+        self.host: Tensor | None = None  # the same blocks in pinned host memory
+        self._copy_blocks = copy_blocks
+        layers, heads = config.num_layers, config.num_kv_heads
+        elements = elements_of(config.head_dim, dtype)
+        end = layers * 2 * heads * block_size * elements * dtype.itemsize
+        memory = self.blocks[:, :end].view(dtype).unflatten(1, (layers, 2, heads, block_size * elements))
+        kv = vectors_of(memory, block_size, config.head_dim)
+        scales: list[Tensor | None] = [None] * layers
+        if dtype in ROUNDED.values():
+            scales[:] = (
+                self.blocks[:, end:].view(SCALE_TYPE).unflatten(1, (layers, heads, block_size, 2)).unbind(1)
+            )
+        expanded = None
+        if expanded_dtype is not None:
+            shape = num_blocks, 2, heads, block_size, config.head_dim
+            expanded = torch.empty(shape, dtype=expanded_dtype, device=device)
+        self.layers = [LayerCache(*layer, expanded) for layer in zip(kv.unbind(1), scales, strict=True)]
+
+    def add_host_tier(self, num_blocks: int) -> None:
+        """Take host memory for `num_blocks` blocks, pinned where the device is a GPU."""
+        shape = num_blocks, self.blocks.shape[1]
+        if self.blocks.is_cuda:
+            self.host = touched(shape)
+            _pin_while(self, self.host)
+        else:
+            self.host = torch.empty(shape, dtype=torch.uint8)
+
+    def swap(self, out: Int32, back: Int32) -> None:
+        """Copy (device, host) blocks out and (host, device) blocks back, in stream order."""
+        assert self.host is not None
+        for device, host in _runs(out):
+            self.host[host].copy_(self.blocks[device], non_blocking=True)
+        for host, device in _runs(back):
+            self.blocks[device].copy_(self.host[host], non_blocking=True)
+
+    def copy(self, pairs: Tensor) -> None:
+        """Copy whole blocks, pairs [C, 2] of (source, destination) on the device, in one launch."""
+        self._copy_blocks(self.blocks, pairs)
+
+
+def touched(shape: tuple[int, ...]) -> Tensor:
+    """Bytes that are zero, written by a thread for each processor, however few are to compute.
+
+    Pages that many threads have touched are quickly pinned: 4 GiB in 0.6 s, by torch in 2.3.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        return torch.zeros(shape, dtype=torch.uint8)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _pin_while(owner: object, memory: Tensor) -> None:
+    """Keep `memory`, and keep it in place, while its `owner` is there. Raises ValueError if CUDA cannot."""
+    cudart: Any = torch.cuda.cudart()
+    error = cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+    if error != cudart.cudaError.success:
+        raise ValueError(
+            f"CUDA cannot pin {memory.nbytes / 2**30:.1f} GiB of host memory for KV blocks: "
+            f"{cudart.cudaGetErrorString(error)}; lower --swap-space, or give 0 for none"
+        )
+
+    def unpin(memory: Tensor) -> None:
+        torch.cuda.synchronize()
+        cudart.cudaHostUnregister(memory.data_ptr())
+
+    weakref.finalize(owner, unpin, memory).atexit = False
+
+
+def _runs(pairs: Int32) -> Iterator[tuple[slice, slice]]:
+    """The same pairs [N, 2] as slices: blocks that follow each other on both sides make one copy."""
+    ends = np.flatnonzero((np.diff(pairs, axis=0) != 1).any(axis=1)) + 1
+    for run in np.split(pairs, ends) if len(pairs) else []:
+        (source, destination), count = run[0].tolist(), len(run)
+        yield slice(source, source + count), slice(destination, destination + count)

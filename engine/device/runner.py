@@ -1,0 +1,308 @@
+"""ModelRunner: executes StepPlans on the device, and owns the device state of the rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.engine.device.graphs import Captures, Graphs, Record, decode_sizes, mixed_sizes, sharing_sizes
+from quire.engine.device.inputs import decode_inputs, idle_decode, idle_mixed, mixed_inputs, newest_inputs
+from quire.engine.device.kv_cache import KVCache
+from quire.engine.device.logit_processor import LogitProcessor
+from quire.engine.device.row_sampling import RowState
+from quire.engine.device.staging import ALIGNMENT, Staging, sent
+from quire.engine.device.streams import (
+    CudaFlight,
+    CudaQueue,
+    DeviceLogprobs,
+    DeviceResult,
+    ThreadFlight,
+    ThreadQueue,
+)
+from quire.engine.models.batch import ForwardBatch, Newest, PrefillBatch
+from quire.engine.models.loader import Model
+from quire.engine.schedule.cascade import SMALLEST_BUNDLE, PrefixBundles
+from quire.engine.schedule.plan import Int32, PromptLogprobs, StepPlan, empty_int32
+from quire.kernels.attention.cascade import LANES, SharedPrefixes, rows_of_bundle, shared_lens
+from quire.kernels.attention.decode_reference import DecodeGather
+from quire.kernels.attention.splits import DecodeWorkspace
+from quire.kernels.backend import Backend
+
+LOGPROB_SLICE = 256  # rows of logits that are held at once while prompt logprobs are computed
+TABLE_ENTRIES = 1 << 18  # of whole tables that a step sends: a hundred rows of 40,000 tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """What a forward gave: logits [S, V] and the tokens [S] drawn from them."""
+
+    logits: Tensor
+    tokens: Tensor
+    prompt_logprobs: tuple[DeviceLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes that the runner's buffers are made for."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+class ModelRunner:
+    """Everything that happens on the device, in stream order, as the plans are launched.
+
+    A row is a running sequence's place on the device: its block table, the last token it sampled and how
+    it samples. Row max_num_seqs pads. Nothing here waits for the device.
+    """
+
+    def __init__(
+        self, model: Model, backend: Backend, cache: KVCache, limits: Limits, device: torch.device
+    ) -> None:
+        self.model = model
+        self.backend = backend
+        self.cache = cache
+        self.limits = limits
+        self.device = device
+        config = model.config
+        rows = limits.max_num_seqs + 1
+        max_blocks = -(-limits.max_model_len // cache.block_size)
+        self.block_tables = torch.zeros(rows, max_blocks, dtype=torch.int32, device=device)
+        self.last_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.staging = Staging(staging_words(limits, max_blocks), device)
+        self.row_state = RowState(rows, device, self.staging)
+        self.processor = LogitProcessor(rows, config.vocab_size, device, backend)
+        self.workspace: DecodeWorkspace | DecodeGather = DecodeGather()
+        self.queue: CudaQueue | ThreadQueue = ThreadQueue()
+        self.bundles: PrefixBundles | None = None
+        if device.type == "cuda":
+            self.workspace = DecodeWorkspace.allocate(rows, config.num_heads, config.head_dim, device)
+            self.queue = CudaQueue(device)
+            width = rows_of_bundle(config.num_heads // config.num_kv_heads)
+            self.bundles = PrefixBundles(rows, cache.block_size, width)
+        self.decode_graphs: Graphs | None = None
+        self.mixed_graphs: Graphs | None = None
+        self.captures: Captures | None = None
+
+    @property
+    def mixed_sizes(self) -> list[int]:
+        """Token counts of the mixed steps that are worth a graph."""
+        return mixed_sizes(self.limits.max_num_batched_tokens, self.model.config.layer_weights)
+
+    def _step_sizes(self) -> tuple[Graphs, Graphs]:
+        """All that are worth a graph: decode steps by batch, and mixed ones by tokens."""
+        rows = self.limits.max_num_seqs
+        idle = [idle_decode(size, rows) for size in decode_sizes(rows)]
+        if self.bundles is not None:
+            idle += [idle_decode(size, rows, self.bundles.width) for size in sharing_sizes(rows)]
+        idle.sort(key=lambda inputs: len(inputs[0]))
+        decode = Graphs("decode", self._decode, idle, self.device)
+        idle = [idle_mixed(size, rows) for size in self.mixed_sizes]
+        return decode, Graphs("mixed", lambda inputs: (self._forward(inputs),), idle, self.device)
+
+    def warm_up(self) -> None:
+        """Run steps of every size that is worth a graph, so that all is compiled and loaded."""
+        decode, mixed = self._step_sizes()
+        # What takes longest to compile is asked for early: kernels of many tokens. Before it one decode: its
+        # `token_places` is launched even where all else is only compiled, and should not have to wait. (The
+        # other such kernel, `copy_pinned`'s, has been there since the runner was made.)
+        for size in (*decode.sizes[:1], *reversed(mixed.sizes), *decode.sizes[1:]):
+            self.queue.run(torch.inference_mode()(size.warm_up))
+
+    def add_graphs(self, record: Record) -> None:
+        """Have `capture` record all sizes, whose kernels a `warm_up` must have loaded."""
+        self.decode_graphs, self.mixed_graphs = self._step_sizes()
+        self.captures = Captures([self.decode_graphs, self.mixed_graphs], record)
+
+    @property
+    def graphs_left(self) -> int:
+        """Step sizes that still run without a graph of theirs."""
+        return 0 if self.captures is None else len(self.captures)
+
+    def capture(self, *, missed: bool = False) -> None:
+        """Record one more graph, beside what is launched; with `missed`, only if steps have missed one."""
+        if self.captures is not None:
+            self.captures.next(missed=missed)
+
+    def launch(self, plan: StepPlan) -> CudaFlight | ThreadFlight:
+        """Start a step; its results are had from the returned flight."""
+        transfer = None
+        if len(plan.swap_out) or len(plan.swap_in):
+            transfer = partial(self.cache.swap, plan.swap_out, plan.swap_in)
+        return self.queue.submit(lambda: self._execute(plan), transfer)
+
+    def settle(self) -> None:
+        """After a step has raised: wait until nothing is under way. Raises if the device cannot go on."""
+        self.queue.settle()
+
+    @torch.inference_mode()
+    def _execute(self, plan: StepPlan) -> DeviceResult:
+        self.row_state.start(plan.starts)
+        self.processor.start(plan.starts)
+        if self.bundles is not None:
+            self.bundles.note(plan.table_rows, plan.table_columns, plan.table_blocks)
+        if len(plan.given_rows):
+            rows, tokens = self.staging.upload([plan.given_rows, plan.given_tokens])
+            self.last_tokens[rows] = tokens
+        if plan.num_tokens == 0:  # blocks move, and nobody computes
+            self._move(self.staging.upload(self._moves(plan)))
+            return DeviceResult(self.last_tokens[:0], empty_int32(), None, ())
+        sampled = self._decode_only(plan) if len(plan.prefill_tokens) == 0 else self._mixed(plan)
+        tokens, rows = sampled.tokens, plan.sample_rows.tolist()
+        self.processor.redraw(sampled.logits, tokens, rows, plan, self.row_state.state, self.last_tokens)
+        wanted, k = self.processor.wanted_logprobs(rows)
+        return DeviceResult(
+            tokens=tokens,
+            logprob_samples=np.array(wanted, np.int32),
+            logprobs=self._logprobs(sampled.logits, tokens, wanted, k) if wanted else None,
+            prompt_logprobs=sampled.prompt_logprobs,
+        )
+
+    def _decode_only(self, plan: StepPlan) -> _Sampled:
+        moves = self.staging.upload(self._moves(plan)) if len(plan.table_rows) or len(plan.copies) else []
+        bundles = (empty_int32(), empty_int32())
+        if self.bundles is not None:
+            bundles = self.bundles.of(plan.rows, plan.context_lens)
+        inputs = decode_inputs(plan, bundles)
+        size = None if self.decode_graphs is None else self.decode_graphs.load(inputs, self.staging)
+        uploaded = self.staging.upload(inputs) if size is None else []
+        if moves:
+            self._move(moves)
+        logits, tokens = self._decode(uploaded) if size is None else size.run()
+        batch = len(plan.rows)
+        return _Sampled(logits[:batch], tokens[:batch], ())
+
+    def _decode(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """`decode_inputs` on the device -> (logits [B, V], tokens [B]): sampling included."""
+        token_rows, positions, rows, context_lens, order, members, bundle_of = inputs
+        tokens, positions, slots = self._places(None, token_rows, positions)
+        shared = None
+        if self.bundles is not None and len(members):
+            members = members.view(-1, self.bundles.width)
+            lens = shared_lens(members, rows, context_lens, self.block_tables, self.cache.block_size)
+            shared = SharedPrefixes(members, bundle_of, lens)
+        batch = ForwardBatch(
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            block_tables=self.block_tables,
+            decode_rows=rows,
+            decode_context_lens=context_lens,
+            decode_order=order,
+            prefill=None,
+            workspace=self.workspace,
+            shared=shared,
+        )
+        logits = self.model.logits(self.model.forward(batch, self.cache.layers))
+        return logits, self._sample(logits, rows, context_lens)
+
+    def _mixed(self, plan: StepPlan) -> _Sampled:
+        """Prefill chunks, with or without decodes beside them.
+
+        Prompt log-probabilities take all tokens' hidden states, which no graph was recorded to give.
+        """
+        inputs, drawn_from, graphs = mixed_inputs(plan), plan.sample_tokens, self.mixed_graphs
+        if plan.prompt_logprobs:
+            graphs = None
+        else:
+            newest = newest_inputs(plan)
+            inputs += newest
+            drawn_from = np.searchsorted(newest[0], drawn_from).astype(np.int32)
+        sample_rows, sample_hidden, sample_positions, *rest = self.staging.upload(
+            [
+                plan.sample_rows,
+                drawn_from,
+                plan.sample_positions,
+                *self._moves(plan),
+                *(run.targets for run in plan.prompt_logprobs),
+            ]
+        )
+        moves = rest[: len(rest) - len(plan.prompt_logprobs)]
+        size = None if graphs is None else graphs.load(inputs, self.staging)
+        uploaded = self.staging.upload(inputs) if size is None else []
+        self._move(moves)
+        if size is None:
+            hidden = self._forward(uploaded, int(plan.query_lens.max()))
+        else:
+            (hidden,) = size.run()
+        logits = self.model.logits(hidden[sample_hidden])
+        tokens = self._sample(logits, sample_rows, sample_positions)
+        prompt_logprobs = tuple(
+            self._prompt_logprobs(hidden, run, targets)
+            for run, targets in zip(plan.prompt_logprobs, rest[len(moves) :], strict=True)
+        )
+        return _Sampled(logits, tokens, prompt_logprobs)
+
+    def _forward(self, inputs: list[Tensor], max_query_len: int | None = None) -> Tensor:
+        """`mixed_inputs` on the device -> hidden [T, H]; with `newest_inputs` after them [R, H]."""
+        given, token_rows, positions, decode_rows, decode_contexts, decode_order, *rest = inputs
+        rows, contexts, query_starts, *newest = rest
+        tokens, positions, slots = self._places(given, token_rows, positions)
+        batch = ForwardBatch(
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            block_tables=self.block_tables,
+            decode_rows=decode_rows,
+            decode_context_lens=decode_contexts,
+            decode_order=decode_order,
+            prefill=PrefillBatch(rows, query_starts, contexts, max_query_len or len(given)),
+            workspace=self.workspace,
+            newest=Newest(*newest) if newest else None,
+        )
+        return self.model.forward(batch, self.cache.layers)
+
+    # -- pieces ---------------------------------------------------------------------------------------
+
+    def _moves(self, plan: StepPlan) -> list[Int32]:
+        """What the blocks of this step have to go through first: table entries, copies."""
+        entries = plan.table_rows * self.block_tables.shape[1] + plan.table_columns
+        return [entries, plan.table_blocks, plan.copies]
+
+    def _move(self, moves: list[Tensor]) -> None:
+        entries, blocks, copies = moves
+        if len(entries):
+            self.block_tables.view(-1)[entries] = blocks
+        if len(copies):
+            self.cache.copy(copies.view(-1, 2))
+
+    def _places(self, given: Tensor | None, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.backend.token_places(
+            given, rows, positions, self.last_tokens, self.block_tables, self.cache.block_size
+        )
+
+    def _sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        return self.backend.sample(logits, rows, positions, self.row_state.state, self.last_tokens)
+
+    def _logprobs(self, logits: Tensor, tokens: Tensor, wanted: list[int], k: int) -> DeviceLogprobs:
+        if len(wanted) == len(tokens):
+            return DeviceLogprobs(*self.backend.logprobs(logits, tokens, k))
+        index = sent(wanted, torch.int64, self.device)
+        return DeviceLogprobs(*self.backend.logprobs(logits[index], tokens[index], k))
+
+    def _prompt_logprobs(self, hidden: Tensor, run: PromptLogprobs, targets: Tensor) -> DeviceLogprobs:
+        """Of the prompt tokens that follow hidden[run.first], a slice of the wide logits at a time."""
+        wanted = hidden[run.first : run.first + len(targets)]
+        parts = [
+            self.backend.logprobs(self.model.logits(rows), tokens, run.k)
+            for rows, tokens in zip(wanted.split(LOGPROB_SLICE), targets.split(LOGPROB_SLICE), strict=True)
+        ]
+        return DeviceLogprobs(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def staging_words(limits: Limits, max_blocks: int) -> int:
+    """int32 words of nearly every plan: 13 columns a row, 4 a token (targets included), and blocks' moves.
+
+    A step names new blocks for the tokens it computes, two a row to spare, and whole tables for rows that
+    fork, share or come back: of these so many as are usual at once, and more by more memory. Of rows that
+    share prefixes it names those of a bundle to every four.
+    """
+    rows, tokens = limits.max_num_seqs + 1, limits.max_num_batched_tokens
+    tables = min(rows * max_blocks, max(max_blocks, TABLE_ENTRIES))
+    words = (13 + LANES // SMALLEST_BUNDLE) * rows + 4 * tokens + 2 * (tokens + 2 * rows + tables) + 2 * rows
+    return words + ALIGNMENT * (32 + rows)

@@ -1,0 +1,1 @@
+"""KV blocks of both tiers: pool, tables, prefix cache and host tier."""

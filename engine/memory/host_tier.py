@@ -1,0 +1,147 @@
+"""Blocks in host memory: those of swapped groups, and cached ones that device memory had no room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import chain
+
+from quire.engine.memory.moves import Moves, Transfer
+from quire.engine.memory.pool import EVERY, BlockPool
+from quire.engine.memory.prefix_cache import Prefix, PrefixCache
+from quire.engine.sequences.sequence import Sequence, SequenceGroup
+
+
+class HostTier:
+    """The second tier: the same accounting as the device's, and content found by the same digests.
+
+    Sequences have tables in it while they are swapped out (section 4.5). What goes from one tier to the other
+    is added to the moves of the next plan, and both its ends are held until it has arrived. A tier without
+    blocks takes nothing.
+    """
+
+    def __init__(self, num_blocks: int, device: BlockPool, device_cache: PrefixCache) -> None:
+        self.cache = PrefixCache(num_blocks)
+        self.pool = BlockPool(num_blocks, self.cache.forget)
+        self._device = device
+        self._device_cache = device_cache
+
+    def swap_out(self, tables: Mapping[Sequence, list[int]], moves: Moves) -> bool:
+        """Copy the device blocks in the tables of a group, shared ones once; False without room for them."""
+        if not self.pool.num_blocks or len(set(chain(*tables.values()))) > self.pool.num_available:
+            return False
+        placed: dict[int, int] = {}
+        for sequence, table in tables.items():
+            sequence.host_published = sequence.published
+            for logical, block in enumerate(table):
+                if block in placed:
+                    self.pool.share(placed[block])
+                else:
+                    prefix = sequence.prefixes[logical] if logical < sequence.published else None
+                    placed[block] = self._place(block, prefix, moves)
+                sequence.host_table.append(placed[block])
+        return True
+
+    def _place(self, block: int, prefix: Prefix | None, moves: Moves) -> int:
+        """A host block for device block `block`: one that holds `prefix`, or a transfer to a new one."""
+        twin = None if prefix is None else self.cache.find(prefix)
+        if twin is not None:
+            self.pool.share(twin)
+            return twin
+        host_block = self.pool.allocate()
+        self._start(moves.swap_out, block, host_block)
+        return host_block
+
+    def swap_in(self, group: SequenceGroup, moves: Moves) -> None:
+        """Bring what `swap_out` took into the device tables of `group`, which are empty.
+
+        Raises OutOfBlocks only if fewer device blocks are available than the group's distinct host blocks.
+        """
+        placed: dict[int, int] = {}
+        for sequence in group.live:
+            for logical, block in enumerate(sequence.host_table):
+                if block in placed:
+                    self._device.share(placed[block])
+                else:
+                    twin = None
+                    if logical < sequence.host_published:
+                        twin = self._device_cache.find(sequence.prefixes[logical])
+                    if twin is not None:
+                        self._device.share(twin)
+                    placed[block] = self.bring(block, moves) if twin is None else twin
+                sequence.table.append(placed[block])
+            self.drop(sequence)
+
+    def bring(self, host_block: int, moves: Moves) -> int:
+        """A new device block that the next step fills from `host_block`."""
+        block = self._device.allocate()
+        self._start(moves.swap_in, block, host_block)
+        return block
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """`child` shares all blocks that `parent` has here, and has no others."""
+        self.drop(child)
+        child.host_table = list(parent.host_table)
+        child.prefixes = list(parent.prefixes)
+        child.host_published = parent.host_published
+        child.num_found = parent.num_found
+        child.saved_context = parent.saved_context
+        for block in child.host_table:
+            self.pool.share(block)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Give back what `sequence` has here, last block first."""
+        sequence.saved_context = sequence.host_published = 0
+        while sequence.host_table:
+            self.pool.release(sequence.host_table.pop())
+
+    def spill(self, count: int, moves: Moves) -> None:
+        """Copy those of the next `count` device blocks to be evicted that are not here yet."""
+        # What is spilled must not push out what has just been: at most half of the room is looked after.
+        for block in self._device.next_to_evict(min(count, self.pool.num_available // 2)):
+            twin = self.cache.find(self._device_cache.prefix(block))
+            if twin is not None:
+                self.pool.refresh(twin)
+                continue
+            self._start(moves.spills, block, self.pool.allocate())
+
+    def _start(self, transfers: list[Transfer], device: int, host: int) -> None:
+        self._device.hold(device)
+        self.pool.hold(host)
+        transfers.append(Transfer(device, host))
+
+    def arrived(self, moves: Moves) -> None:
+        """The transfers of `moves` are done."""
+        for spill in moves.spills:
+            if spill.device in self._device_cache:  # else it was forgotten meanwhile
+                self._publish(self._device_cache.prefix(spill.device), spill.host)
+        self.let_go(moves)
+
+    def let_go(self, moves: Moves) -> None:
+        """The transfers of `moves` hold their blocks no longer."""
+        for transfer in reversed((*moves.swap_out, *moves.swap_in)):  # children before parents
+            self._device.unhold(transfer.device)
+            self.pool.unhold(transfer.host)
+        for spill in moves.spills:
+            self.pool.release(spill.host)
+            self.pool.unhold(spill.host)
+        for spill in reversed(moves.spills):  # so that the order of eviction stays as it was
+            self._device.unhold(spill.device, evict_next=True)
+
+    def publish(self, group: SequenceGroup) -> None:
+        """The full blocks of a swapped group have arrived: others may find them here."""
+        for sequence in group.live:
+            published = sequence.prefixes[: sequence.host_published]
+            for prefix, block in zip(published, sequence.host_table, strict=False):
+                self._publish(prefix, block)
+
+    def _publish(self, prefix: Prefix, block: int) -> None:
+        if self.cache.publish(prefix, block) == block:
+            self.pool.keep(block)
+
+    def check(self, sequences: Iterable[Sequence], under_way: Iterable[Moves], share: slice = EVERY) -> None:
+        """Assert every invariant, given all sequences there are and the moves that are under way."""
+        moves = list(under_way)
+        spilling = [[transfer.host] for each in moves for transfer in each.spills]
+        transfers = [transfer.host for each in moves for transfer in each.transfers]
+        self.pool.check([*(sequence.host_table for sequence in sequences), *spilling], transfers, share)
+        self.cache.check(share)

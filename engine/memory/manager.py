@@ -1,0 +1,369 @@
+"""Block tables of running sequences: growing, sharing, copying on write, publishing and freeing them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, zip_longest
+
+from quire.engine.memory.host_tier import HostTier
+from quire.engine.memory.match import Match
+from quire.engine.memory.moves import Moves
+from quire.engine.memory.pool import EVERY, BlockPool, OutOfBlocks
+from quire.engine.memory.prefix_cache import BlockHasher, Found, Prefix, PrefixCache
+from quire.engine.memory.prefixes import Prefixes
+from quire.engine.sequences.rows import Index, Rows
+from quire.engine.sequences.sequence import NO_ROW, BlockTable, Sequence, SequenceGroup
+
+
+class BlockManager:
+    """Keeps the tables of sequences in rows backed by blocks (PagedAttention, sections 4.2 to 4.4).
+
+    Logical block i of a sequence is table[i] and holds the keys and values of positions i * block_size
+    onwards. A block is written only by the one table that names it, and never once it is full.
+
+    A full block can be found by content. From the plan in which a prefill fills it on it is promised: who
+    shares it computes in that step or a later one, and each layer of a step with prefills writes the keys and
+    values of all its tokens before any of them attends. A promise is taken back when no table names the block
+    any more. Once a step of a table that names it was committed it is published: that outlives its tables,
+    and the registry hears of it.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        rows: Rows,
+        hasher: BlockHasher | None,
+        num_host_blocks: int = 0,
+    ) -> None:
+        self.cache = PrefixCache(num_blocks)
+        self.pool = BlockPool(num_blocks, self.cache.forget)
+        self.block_size = block_size
+        self.host = HostTier(num_host_blocks, self.pool, self.cache)
+        self.moves = Moves()
+        self.copies_on_write = 0  # since start
+        self._prefixes = None if hasher is None else Prefixes(hasher)
+        self._rows = rows
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def take_moves(self) -> Moves:
+        """What has gathered for the next plan."""
+        moves, self.moves = self.moves, Moves()
+        return moves
+
+    # -- growing and sharing ---------------------------------------------------------------------------
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> None:
+        """Back `num_tokens` with blocks. Raises OutOfBlocks; what was added by then stays."""
+        table, row = sequence.table, sequence.row
+        missing = self.blocks_for(num_tokens) - len(table)
+        if missing <= 0:
+            return
+        blocks = self.pool.allocate_many(min(missing, self.pool.num_available))
+        for logical, block in enumerate(blocks, len(table)):
+            self.moves.entries[row, logical] = block
+        table += blocks
+        self._rows.capacity[row] = len(table) * self.block_size
+        if len(blocks) < missing:
+            raise OutOfBlocks
+
+    def grow_all(self, rows: Index) -> None:
+        """One more block for each of these rows; as many must be available."""
+        entries, sequences = self.moves.entries, self._rows.sequences
+        for row, block in zip(rows.tolist(), self.pool.allocate_many(len(rows)), strict=True):
+            table = sequences[row].table
+            entries[row, len(table)] = block
+            table.append(block)
+        self._rows.capacity[rows] += self.block_size
+
+    def fork(self, parent: Sequence, child: Sequence, num_blocks: int | None = None) -> None:
+        """`child` shares the first `num_blocks` (all by default) of `parent`'s blocks, and has no others."""
+        self._take_over(parent, child, parent.table[:num_blocks])
+
+    def follow(self, parent: Sequence, child: Sequence) -> bool:
+        """`child` goes on from where `parent` is: `fork`, but for a last block that is not full.
+
+        What `parent` has in that is copied to the child's own one, if it has one there that nobody else
+        names or reads: shared, it would be copied all the same, to a block that had to be found first.
+        -> whether it is shared. Between two plans a sequence follows once at most, and none follows one that
+        has.
+        """
+        pending = self.moves.copies
+        assert parent.row not in pending and child.row not in pending, "what is copied is not there yet"
+        assert not child.group.transferring, "blocks are copied while they are on their way"
+        position = self._rows.context.item(parent.row)
+        logical = position // self.block_size
+        table = parent.table.copy()
+        begun = position % self.block_size > 0
+        copied = (
+            begun
+            and logical < len(child.table)
+            and self.is_writable(child, position)
+            and not self.pool.is_held(child.table[logical])
+        )
+        if copied:
+            table[logical] = child.table[logical]
+        self._take_over(parent, child, table)
+        if copied:
+            self._copy(child.row, parent.table[logical], table[logical])
+        return begun and not copied
+
+    def _take_over(self, parent: Sequence, child: Sequence, table: BlockTable) -> None:
+        """`child` names the blocks of `table` instead of its own, which hold what those of `parent` do.
+
+        What it names already stays untouched: of beams that is nearly all, at each step.
+        """
+        child.num_found = min(parent.num_found, len(table))
+        child.prefixes = parent.prefixes[: len(table)]
+        child.published = min(parent.published, len(table))
+        if table == child.table:
+            return
+        before, child.table = child.table, table
+        given_back: list[int] = []
+        for logical, (old, new) in enumerate(zip_longest(before, child.table)):
+            if old == new:
+                continue
+            if new is None:
+                self.moves.entries.pop((child.row, logical), None)
+            else:
+                self.pool.share(new)
+                self.moves.entries[child.row, logical] = new
+            if old is not None:
+                given_back.append(old)
+        self._rows.capacity[child.row] = len(child.table) * self.block_size
+        if given_back:
+            self._give_back(given_back)
+            self._undo_copy(child.row)
+
+    def is_writable(self, sequence: Sequence, position: int) -> bool:
+        """Whether the block of `position` is this table's alone and not findable by others."""
+        block = sequence.table[position // self.block_size]
+        return self.pool.count(block) == 1 and block not in self.cache
+
+    def copy_on_write(self, sequence: Sequence, position: int) -> None:
+        """Give `sequence` its own copy of the block of `position`. OutOfBlocks: nothing has changed."""
+        logical = position // self.block_size
+        source = sequence.table[logical]
+        destination = self.pool.allocate()
+        self._copy(sequence.row, source, destination)
+        self.pool.release(source)
+        self._take_back([source])
+        sequence.table[logical] = destination
+        self.moves.entries[sequence.row, logical] = destination
+
+    def _copy(self, row: int, source: int, destination: int) -> None:
+        """The next plan copies `source` to `destination`, which the table of `row` names."""
+        assert source not in self.moves.written, "a copy is made before the step writes its source"
+        assert row not in self.moves.copies, "a row has two copies in one plan"
+        self.pool.hold(source)  # nobody may get it before the copy was made
+        self.moves.copies[row] = source, destination
+        self.copies_on_write += 1
+
+    def free(self, sequence: Sequence) -> None:
+        """Give every block back."""
+        table, sequence.table = sequence.table, []
+        self._give_back(table)
+        sequence.published = 0
+        self._rows.capacity[sequence.row] = 0
+        self.moves.leave(sequence.row, len(table))
+        self._undo_copy(sequence.row)
+
+    def _give_back(self, blocks: list[int]) -> None:
+        """One table less names each: last first, so that of what is cached children go before parents."""
+        self.pool.release(*reversed(blocks))
+        self._take_back(blocks)
+
+    def _undo_copy(self, row: int) -> None:
+        copy = self.moves.copies.pop(row, None)
+        if copy is not None:
+            self.pool.unhold(copy[0])
+
+    def _tell(self, sequence: Sequence) -> None:
+        """The device has to know the whole table of `sequence`."""
+        for logical, block in enumerate(sequence.table):
+            self.moves.entries[sequence.row, logical] = block
+        self._rows.capacity[sequence.row] = len(sequence.table) * self.block_size
+
+    # -- content ---------------------------------------------------------------------------------------
+
+    def match(self, sequence: Sequence) -> Found:
+        """Blocks that hold the first tokens of `sequence`, as many as are findable.
+
+        What was found is remembered until it is attached, for the next time.
+        """
+        prefixes = self._extend(sequence, sequence.num_tokens // self.block_size)
+        if sequence.match is None or sequence.match.prefixes is not prefixes:
+            sequence.match = Match(prefixes, self.cache, self.host.cache)
+        return sequence.match.renew()
+
+    def is_promised(self, found: Found) -> bool:
+        """Whether the last block of `found` may be one that is not written yet."""
+        return bool(found.device) and not found.host and found.device[-1] in self.cache.promised
+
+    def attach(self, sequence: Sequence, found: Found) -> None:
+        """Begin the table of `sequence`, which has none, with what `match` gave.
+
+        What is in host memory is on its way from the next step on. Raises OutOfBlocks only if fewer blocks
+        are available than `found` has outside active ones.
+        """
+        assert not sequence.table
+        for block in found.device:
+            self.pool.share(block)
+        sequence.table = list(found.device)
+        # What is only promised is this one's to publish if the one that computes it leaves.
+        promised = (i for i, block in enumerate(found.device) if block in self.cache.promised)
+        sequence.published = next(promised, len(found.device))
+        sequence.num_found = min(sequence.num_found, sequence.published)
+        for block in found.host:
+            sequence.table.append(self.host.bring(block, self.moves))
+        sequence.match = None
+        self._tell(sequence)
+
+    def promise(self, sequence: Sequence, start: int, end: int) -> None:
+        """The next plan prefills tokens start..end-1: from now on others may share the blocks it fills."""
+        if self._prefixes is None:
+            return
+        filled = slice(start // self.block_size, end // self.block_size)
+        blocks = sequence.table[filled]
+        self.cache.promise(self._extend(sequence, filled.stop)[filled], blocks)
+        self.moves.written.update(blocks)
+
+    def is_written(self, group: SequenceGroup) -> bool:
+        """Whether the blocks of `group` hold what they should before the next plan's step is done."""
+        return self.moves.written.isdisjoint(chain(*(sequence.table for sequence in group.live)))
+
+    def _take_back(self, blocks: list[int]) -> None:
+        """What was promised of those blocks that no table names any more."""
+        for block in self.cache.promised.intersection(blocks):
+            if not self.pool.count(block):
+                self.cache.forget(block)
+                self.moves.written.discard(block)
+
+    def publish(self, filled: Iterable[tuple[Sequence, int]]) -> None:
+        """So many first blocks of each sequence are full and written: make them findable for good.
+
+        A block whose content is findable elsewhere is given back and that one shared instead, unless forks
+        share it: with both blocks in use the group would need more than it was let in for.
+        """
+        if self._prefixes is None:
+            return
+        pool, publish = self.pool, self.cache.publish
+        for sequence, num_blocks in filled:
+            if sequence.row == NO_ROW:
+                continue  # its blocks are gone
+            table, prefixes, logical = sequence.table, self._extend(sequence, num_blocks), sequence.published
+            while logical < num_blocks:
+                block = table[logical]
+                found = publish(prefixes[logical], block)
+                if found == block:
+                    pool.keep(block)
+                elif found is None:
+                    break  # a collision: what comes after it would not be found
+                elif pool.count(block) == 1:
+                    pool.share(found)
+                    pool.release(block)
+                    table[logical] = found
+                    self.moves.entries[sequence.row, logical] = found
+                logical += 1
+            sequence.published = logical
+
+    def forget(self, sequence: Sequence) -> None:
+        """What `sequence` computed is worth nothing: nobody is to find it any more.
+
+        Who shares some of it already goes on: a NaN among keys or values becomes one in its own logits.
+        """
+        for prefix in self._extend(sequence, sequence.num_tokens // self.block_size)[sequence.num_found :]:
+            _discard(self.cache, self.pool, prefix)
+            _discard(self.host.cache, self.host.pool, prefix)
+
+    def open_to_all(self, tokens: list[int]) -> list[Prefix]:
+        """Let all tenants find the full blocks at the beginning of `tokens` once they are computed.
+
+        Raises ValueError without a prefix cache.
+        """
+        if self._prefixes is None:
+            raise ValueError("--pin-prefix needs the prefix cache: leave out --no-enable-prefix-caching")
+        return self._prefixes.publish(tokens)
+
+    def _extend(self, sequence: Sequence, num_blocks: int) -> list[Prefix]:
+        """The prefixes of `sequence`, of its first `num_blocks` at least; none without a prefix cache."""
+        prefixes = sequence.prefixes
+        if self._prefixes is not None and len(prefixes) < num_blocks:
+            pieces = sequence.pieces(self.block_size, len(prefixes), num_blocks)
+            self._prefixes.extend(prefixes, pieces, sequence.salt)
+        return prefixes
+
+    # -- between the tiers ------------------------------------------------------------------------------
+
+    def swap_out(self, group: SequenceGroup) -> bool:
+        """Copy a group's blocks to host memory, those it shares once; False if there is no room for them."""
+        for sequence in group.live:
+            self._trim(sequence)
+        # A copy that the next plan would have made is not going to be: its source is what holds the tokens.
+        sources = {destination: source for source, destination in self.moves.copies.values()}
+        tables = {sequence: [sources.get(b, b) for b in sequence.table] for sequence in group.live}
+        if not self.host.swap_out(tables, self.moves):
+            return False
+        for sequence in group.live:
+            sequence.saved_context = int(self._rows.context[sequence.row])
+        return True
+
+    def _trim(self, sequence: Sequence) -> None:
+        """Give back blocks that were taken for tokens that are not going to be computed now."""
+        while len(sequence.table) > self.blocks_for(int(self._rows.context[sequence.row])):
+            self.pool.release(sequence.table.pop())
+            self.moves.entries.pop((sequence.row, len(sequence.table)), None)
+
+    def swap_in(self, group: SequenceGroup) -> None:
+        """Bring a group back into rows that it has been given; usable once the transfers are done.
+
+        Raises OutOfBlocks only if fewer blocks are available than the group's distinct host blocks.
+        """
+        for sequence in group.live:
+            self._rows.context[sequence.row] = sequence.saved_context
+        self.host.swap_in(group, self.moves)
+        for sequence in group.live:
+            self._tell(sequence)
+
+    def copied(self, moves: Moves) -> None:
+        """The step that carried `moves` is committed: its copies on the device are made."""
+        for source, _ in moves.copies.values():
+            self.pool.unhold(source)
+        moves.copies.clear()
+
+    def check(self, sequences: Iterable[Sequence], under_way: Iterable[Moves], share: slice = EVERY) -> None:
+        """Assert every invariant, given all sequences there are and the moves that are under way.
+
+        With a `share`, what is said of each block and each sequence is asserted of these only.
+        """
+        sequences, moves = list(sequences), [*under_way, self.moves]
+        transfers = [transfer.device for each in moves for transfer in each.transfers]
+        sources = [source for each in moves for source, _ in each.copies.values()]
+        tables = [sequence.table for sequence in sequences]
+        self.pool.check(tables, [*sources, *transfers], share)
+        self.cache.check(share)
+        for block in self.cache.promised:
+            assert self.pool.count(block), f"block {block} is promised, and no table names it"
+            assert not self.pool.is_kept(block), f"block {block} is kept, and only promised"
+        copied = {source for source, _ in self.moves.copies.values()}
+        written = {destination for _, destination in self.moves.copies.values()}
+        assert copied.isdisjoint(written), "a copy reads what another writes"
+        assert not any(map(self.pool.is_held, written)), "a copy writes what a transfer or a copy reads"
+        for table in tables[share]:
+            assert len(set(table)) == len(table), f"a table names a block twice: {table}"
+        assert len(self.cache) == self.pool.num_kept
+        self.host.check(sequences, moves, share)
+        for sequence in sequences[share]:
+            known = [prefix.piece for prefix in sequence.prefixes]
+            assert known == sequence.pieces(self.block_size, 0, len(known)), "prefixes of other tokens"
+            assert self._prefixes is None or sequence.published <= len(known), "published without a prefix"
+
+
+def _discard(cache: PrefixCache, pool: BlockPool, prefix: Prefix) -> None:
+    block = cache.find(prefix)
+    if block is not None and not pool.is_pinned(block):
+        if block not in cache.promised:
+            pool.discard(block)
+        cache.forget(block)

@@ -1,0 +1,37 @@
+"""The layer of OPT and GPT-2: attention and a plain two-layer MLP, each with a layer norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quire.engine.device.kv_cache import LayerCache
+from quire.engine.models.batch import ForwardBatch, Newest, of_newest
+from quire.engine.models.layers import Attention, LayerNorm
+from quire.kernels.linear.linear import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    attention_norm: LayerNorm
+    qkv: Linear
+    attention: Attention
+    output: Linear
+    mlp_norm: LayerNorm
+    up: Linear
+    activation: Callable[[Tensor], Tensor]
+    down: Linear
+
+    def pre_norm(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, newest: Newest | None) -> Tensor:
+        """x [T, H] -> [T, H], or [R, H] of the newest tokens; norms before attention and MLP."""
+        attended = self.attention(self.qkv(self.attention_norm(x)), batch, cache, newest)
+        x = of_newest(x, newest) + self.output(attended)
+        return x + self.down(self.activation(self.up(self.mlp_norm(x))))
+
+    def post_norm(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, newest: Newest | None) -> Tensor:
+        """x [T, H] -> [T, H], or [R, H] of the newest tokens; norms after the residual additions."""
+        attended = self.attention(self.qkv(x), batch, cache, newest)
+        x = self.attention_norm(of_newest(x, newest) + self.output(attended))
+        return self.mlp_norm(x + self.down(self.activation(self.up(x))))

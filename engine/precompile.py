@@ -1,0 +1,46 @@
+"""All kinds of steps gone through without weights, so that kernels are compiled while those are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from quire.engine.device.kv_cache import KVCache, expanded_dtype
+from quire.engine.device.runner import Limits, ModelRunner
+from quire.engine.dummy_steps import rare_step
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.loader import build_model
+from quire.engine.models.weights import Weights
+from quire.kernels.backend import Backend
+from quire.kernels.compiling import only_compiled
+from quire.kernels.gpu import gpu_of
+from quire.kernels.linear.hopper_matmul import launch_each
+
+
+def rehearse(
+    config: ModelConfig,
+    backend: Backend,
+    limits: Limits,
+    block_size: int,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Ask for the kernels of all steps that a start runs; within `compiling_beside` other threads compile.
+
+    By a layer of each kind, and the last one: it takes a second, and memory that is free again afterwards.
+    """
+    windows = (*dict.fromkeys(config.windows), config.windows[-1])
+    config = replace(config, num_layers=len(windows), windows=windows)
+    model = build_model(config, backend, Weights(device, dtype), limits.max_model_len)
+    expanded = expanded_dtype(config, kv_dtype, dtype, gpu_of(device))
+    cache = KVCache(config, 1, block_size, kv_dtype, device, backend.copy_blocks, expanded)
+    runner = ModelRunner(model, backend, cache, limits, device)
+    with only_compiled():
+        runner.warm_up()
+        runner.launch(rare_step(1, config.vocab_size)).wait()
+        launch_each(device, dtype)
+    del runner, cache, model
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,109 @@
+"""Which blocks the prefix caches can find, told in order by the engine's thread to another one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from quire.engine.memory.prefix_cache import Digest, Prefix, PrefixCache
+
+MAX_CHANGES = 1 << 15
+
+
+class Journal:
+    """Follows the caches of all tiers. The engine's thread only ever appends to a bounded queue.
+
+    The other methods are for one other thread. They tell of what is reachable: a block of any tier whose
+    prompt's earlier blocks are all in some tier, too. A tier may forget a block before those that follow it.
+    """
+
+    def __init__(self, tiers: Sequence[PrefixCache], max_changes: int = MAX_CHANGES) -> None:
+        self.dropped = 0  # changes that found the queue full, since start
+        self.overflown = False
+        self._tiers = tiers
+        self._changes: deque[tuple[int, Prefix, bool]] = deque()
+        self._max_changes = max_changes
+        self._forget()
+        for number, tier in enumerate(tiers):
+            tier.on_change = partial(self._note, number)
+
+    def _note(self, tier: int, prefix: Prefix, findable: bool) -> None:
+        if len(self._changes) < self._max_changes:
+            self._changes.append((tier, prefix, findable))
+        else:
+            self.dropped += 1
+            self.overflown = True
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def take(self, count: int) -> dict[Digest, bool]:
+        """The net effect of the next `count` changes, if there are so many: what is reachable or no more."""
+        net: dict[Digest, bool] = {}
+        for _ in range(min(count, len(self._changes))):
+            for digest, reachable in self._apply(*self._changes.popleft()):
+                if net.pop(digest, None) is None:
+                    net[digest] = reachable
+        return net
+
+    def restart(self) -> list[Digest]:
+        """Everything that is reachable now, parents first; `take` goes on from there.
+
+        What changes meanwhile may be in both, which does no harm: a tier holds a prefix or does not.
+        """
+        self.overflown = False
+        self._changes.clear()
+        self._forget()
+        found: list[Digest] = []
+        for number, tier in enumerate(self._tiers):
+            for prefix in tier.prefixes():
+                found += (digest for digest, _ in self._apply(number, prefix, True))
+        return found
+
+    def _forget(self) -> None:
+        self._held: list[set[Digest]] = [set() for _ in self._tiers]
+        self._children: dict[Digest | None, set[Digest]] = {}  # of those that any tier holds
+        self._reachable: set[Digest] = set()
+
+    def _apply(self, tier: int, prefix: Prefix, findable: bool) -> Iterable[tuple[Digest, bool]]:
+        """What becomes reachable, parents first, or is no more, children first."""
+        digest, parent = prefix.digest, _parent(prefix)
+        before = any(digest in held for held in self._held)
+        if findable:
+            self._held[tier].add(digest)
+        else:
+            self._held[tier].discard(digest)
+        if before == any(digest in held for held in self._held):
+            return []
+        siblings = self._children.setdefault(parent, set())
+        if findable:
+            siblings.add(digest)
+            if parent is not None and parent not in self._reachable:
+                return []
+            opened = self._family(digest)
+            self._reachable.update(opened)
+            return [(each, True) for each in opened]
+        siblings.discard(digest)
+        if not siblings:
+            del self._children[parent]
+        if digest not in self._reachable:
+            return []
+        closed = self._family(digest)
+        self._reachable.difference_update(closed)
+        return [(each, False) for each in reversed(closed)]
+
+    def _family(self, digest: Digest) -> list[Digest]:
+        """It and all that follow it, parents first."""
+        family = [digest]
+        for each in family:
+            family.extend(self._children.get(each, ()))
+        return family
+
+
+def _parent(prefix: Prefix) -> Digest | None:
+    """The block before, across the place where a tenant's salt comes in; None for a prompt's first block."""
+    before = prefix.before
+    if before is not None and isinstance(before.piece, str):
+        before = before.before
+    return None if before is None else before.digest

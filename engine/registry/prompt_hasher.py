@@ -1,0 +1,32 @@
+"""A prompt's digests, as the replicas of a deployment make them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from quire.engine.memory.prefix_cache import BlockHasher, Digest, Prefix
+from quire.engine.memory.prefixes import Prefixes
+
+_PARITY_BLOCKS = 3
+
+
+class PromptHasher:
+    """`pinned`: token ids of the prefixes that all tenants share."""
+
+    def __init__(self, block_size: int, seed: int, pinned: Iterable[list[int]] = ()) -> None:
+        self.block_size = block_size
+        self._hasher = BlockHasher(block_size, seed)
+        self._prefixes = Prefixes(self._hasher)
+        for tokens in pinned:
+            self._prefixes.publish(tokens)
+
+    def digests(self, salt: str, tokens: Sequence[int]) -> list[Digest]:
+        """Of the full blocks of a prompt."""
+        prefixes: list[Prefix] = []
+        self._prefixes.extend(prefixes, self._hasher.pieces(tokens), salt)
+        return [prefix.digest for prefix in prefixes]
+
+    def parity(self) -> str:
+        """The digest of a fixed prompt: whoever computes another one hashes blocks in another way."""
+        tokens = [(at * 2654435761) % 131071 for at in range(_PARITY_BLOCKS * self.block_size)]
+        return self.digests("parity", tokens)[-1].hex()

@@ -1,0 +1,1 @@
+"""Continuous batching: what runs, what waits, who is preempted, and what a step brought."""

@@ -1,0 +1,36 @@
+"""From the arrays a step gives back to the log-probabilities that requests asked for."""
+
+from __future__ import annotations
+
+from quire.engine.messages import TokenLogprob
+from quire.engine.schedule.draft import WantedPromptLogprobs
+from quire.engine.schedule.plan import Logprobs, StepResult
+from quire.engine.sequences.sequence import Sequence
+
+
+def token_logprobs(tokens: list[int], logprobs: Logprobs, ks: list[int]) -> list[TokenLogprob]:
+    """One TokenLogprob per row of `logprobs`, with the ks[i] best candidates each."""
+    chosen, rank = logprobs.chosen.tolist(), logprobs.rank.tolist()
+    top_tokens, top_logprobs = logprobs.top_tokens.tolist(), logprobs.top_logprobs.tolist()
+    return [
+        TokenLogprob(token, chosen[i], rank[i], top_tokens[i][:k], top_logprobs[i][:k])
+        for i, (token, k) in enumerate(zip(tokens, ks, strict=True))
+    ]
+
+
+def sampled_logprobs(samples: list[Sequence], result: StepResult) -> dict[int, TokenLogprob]:
+    """Log-probabilities of sampled tokens, by index into the samples; empty when nobody asked."""
+    if result.logprobs is None or all(sample.group.beams is not None for sample in samples):
+        return {}
+    indices = result.logprob_samples.tolist()
+    tokens = result.tokens[result.logprob_samples].tolist()
+    ks = [samples[i].group.request.params.logprobs or 0 for i in indices]
+    return dict(zip(indices, token_logprobs(tokens, result.logprobs, ks), strict=True))
+
+
+def collect_prompt_logprobs(wanted: WantedPromptLogprobs, got: Logprobs) -> None:
+    """Append a chunk's log-probabilities to its group's; chunks come in order."""
+    collected = wanted.group.prompt_logprobs
+    assert collected is not None and len(collected) == wanted.first_target
+    k = wanted.group.request.params.prompt_logprobs or 0
+    collected.extend(token_logprobs(wanted.targets, got, [k] * len(wanted.targets)))

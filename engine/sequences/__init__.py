@@ -1,0 +1,1 @@
+"""Sequences, their rows and tokens, beams and grammars."""

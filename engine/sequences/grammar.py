@@ -1,0 +1,172 @@
+"""Grammars: which tokens a constrained sequence may take next, by llguidance.
+
+A grammar is llguidance's own text of it. All that one can cost is bounded by LIMITS: compiling it, a step
+of it (milliseconds), and the memory that a sequence's place in it takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask_par
+
+from quire.engine.schedule.plan import Int32
+
+LIMITS = LLParserLimits(
+    step_lexer_fuel=50_000,
+    step_max_items=20_000,
+    max_lexer_states=10_000,  # 1 or 2 kB each
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+_WORD = 32  # tokens in a word of a mask
+_MAX_ERROR = 400  # characters
+
+
+class Constraint:
+    """One sequence's place in its grammar, and which tokens may come next.
+
+    mask: [ceil(V / 32)] int32; bit t % 32 of word t // 32 says whether token t may. When nothing else can
+    follow, that is only the tokens that end a text.
+    """
+
+    __slots__ = ("_finder", "_mask", "_matcher", "_search")
+
+    def __init__(self, matcher: LLMatcher, finder: MaskFinder, mask: Int32) -> None:
+        self._matcher = matcher
+        self._finder = finder
+        self._mask = mask
+        self._search: Search | None = None  # what finds the mask, while it may still do
+
+    def fork(self) -> Constraint:
+        """The same place, for another sequence."""
+        return Constraint(self._matcher.deep_copy(), self._finder, self.mask)
+
+    def accept(self, token: int) -> None:
+        """The sequence takes `token`; its mask is that of the place before until `find_masks`."""
+        self.settles(None)
+        self._matcher.consume_token(token)
+
+    def settles(self, seconds: float | None) -> bool:
+        """Whether the mask is found once it has taken so long to find; None: it is waited for."""
+        if self._search is not None and self._search.ends(seconds):
+            self._search = None
+        return self._search is None
+
+    @property
+    def mask(self) -> Int32:
+        """Waited for while it is being found."""
+        self.settles(None)
+        return self._mask
+
+    @property
+    def error(self) -> str | None:
+        """Why it cannot go on, likewise; once there is an error the mask means nothing."""
+        self.settles(None)
+        return _words(self._matcher.get_error()) if self._matcher.is_error() else None
+
+    def mask_without(self, tokens: Iterable[int]) -> Int32:
+        """The mask less `tokens`, unless nothing is left then."""
+        mask = self.mask.copy()
+        for token in tokens:
+            mask[token // _WORD] &= ~np.int32(np.uint32(1 << token % _WORD).view(np.int32))
+        return mask if mask.any() else self.mask
+
+
+class Search:
+    """Masks while a thread finds them."""
+
+    def __init__(self, found: Future[None]) -> None:
+        self._found = found
+        self._begun = time.monotonic()
+
+    def ends(self, seconds: float | None) -> bool:
+        """Whether it ends within so many seconds of its beginning; None: it does. Raises what it raised."""
+        left = None if seconds is None else max(0.0, self._begun + seconds - time.monotonic())
+        if not self._found.done():
+            wait([self._found], left)
+        if self._found.done():
+            self._found.result()
+        return self._found.done()
+
+
+class MaskFinder:
+    """Finds masks side by side on the host's cores, beside the interpreter."""
+
+    def __init__(self) -> None:
+        self._executor = LLExecutor()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="quire-masks")
+
+    def begin(self, places: list[tuple[LLMatcher, int]], masks: Int32) -> Search:
+        """Row i of `masks` becomes the mask of the matcher that is given with i."""
+        return Search(self._worker.submit(fill_next_token_bitmask_par, self._executor, places, masks))
+
+
+def find_masks(constraints: list[Constraint]) -> None:
+    """Begin to find the masks of all of them."""
+    if not constraints:
+        return
+    masks = np.zeros((len(constraints), len(constraints[0].mask)), np.int32)
+    places = [(constraint._matcher, i) for i, constraint in enumerate(constraints)]
+    search = constraints[0]._finder.begin(places, masks)
+    for constraint, mask in zip(constraints, masks, strict=True):
+        constraint._mask = mask
+        constraint._search = search
+
+
+class Grammars:
+    """Compiles grammars over one vocabulary."""
+
+    def __init__(self, load: Callable[[], LLTokenizer]) -> None:
+        """`load` is called when the first grammar comes; for a large vocabulary it takes a second."""
+        self._load = load
+
+    @cached_property
+    def vocabulary(self) -> LLTokenizer:
+        return self._load()
+
+    @cached_property
+    def _finder(self) -> MaskFinder:
+        return MaskFinder()
+
+    def compile(self, grammar: str) -> Constraint:
+        """The beginning of `grammar`. Raises ValueError that says what is wrong with it."""
+        matcher = LLMatcher(self.vocabulary, grammar, log_level=0, limits=LIMITS)
+        words = -(-self.vocabulary.vocab_size // _WORD)
+        constraint = Constraint(matcher, self._finder, np.zeros(words, np.int32))
+        if constraint.error is None:
+            find_masks([constraint])
+        if constraint.error is not None:
+            raise ValueError(constraint.error)
+        if not constraint.mask.any():
+            raise ValueError("no token of the vocabulary can begin what it describes")
+        return constraint
+
+
+def load_vocabulary(tokenizer: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
+    """What the tokens stand for. `tokenizer` is the text of a tokenizer.json. Raises ValueError.
+
+    Ids that the tokenizer does not have, up to the model's vocabulary, are never allowed.
+    """
+    return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+
+
+def grammars_of(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars | None:
+    """For the model in `folder`; None if it has no tokenizer.json, or no token that ends a text."""
+    file = folder / "tokenizer.json"
+    if not file.is_file() or not eos_token_ids:
+        return None
+    return Grammars(lambda: load_vocabulary(file.read_text(encoding="utf-8"), vocab_size, eos_token_ids))
+
+
+def _words(error: str) -> str:
+    """The first lines of llguidance's message."""
+    lines = error.split("<non-verbose/>", maxsplit=1)[0].splitlines()
+    text = " ".join(line.strip() for line in lines if line.strip())
+    return text if len(text) <= _MAX_ERROR else text[:_MAX_ERROR] + " …"

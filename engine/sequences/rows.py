@@ -1,0 +1,145 @@
+"""Device rows: which sequence sits in each, and how far it has come, as numpy columns.
+
+The work of a step on running decodes is done on these columns; only what is special about a row is looked at
+as Python objects.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.engine.messages import MAX_SEQUENCES
+from quire.engine.schedule.plan import Int32
+from quire.engine.sequences.row_tokens import RowTokens
+from quire.engine.sequences.sequence import Sequence
+
+Index = NDArray[np.intp]
+"""Rows, as numpy indexes with them; others it would convert each time."""
+
+
+class Samples(msgspec.Struct, frozen=True):
+    """Whom the S tokens that a step samples belong to."""
+
+    rows: Int32  # [S]
+    row_index: Index  # [S] the same, to index with
+    sequences: list[Sequence]
+    request_ids: list[int]
+    indices: list[int]  # of the sequences in their groups
+    watched: NDArray[np.bool_]  # [S] there is more to a token than the token
+    limit: Int32  # [S] position of the last token that the sequence may have
+    constrained: list[int]  # which of the S samples a grammar constrains
+
+
+class Rows:
+    """Columns over `size` rows. A row belongs to one sequence from admission until it ends or yields."""
+
+    def __init__(self, size: int, max_tokens: int, block_size: int) -> None:
+        """`max_tokens`: most that a sequence may have, in blocks of `block_size`."""
+        self.size = size
+        self.tokens = RowTokens(size, max_tokens, block_size)
+        self.numbers = np.arange(size, dtype=np.int32)
+        self.ones = np.ones(size, np.int32)
+        self.sequences: list[Any] = [None] * size  # Sequence | None
+        self.context = np.zeros(size, np.int32)  # tokens in the cache once all launched steps are done
+        self.capacity = np.zeros(size, np.int32)  # tokens that the row's blocks can hold
+        self.limit = np.zeros(size, np.int32)  # context at which the sequence has all its tokens
+        self.decoding = np.zeros(size, np.bool_)  # prefill is done, and nothing else is in the way
+        self._watched = np.zeros(size, np.bool_)
+        self._constrained = np.zeros(size, np.bool_)
+        # What samples are booked by, as Python's own objects.
+        self._sequence: NDArray[Any] = np.full(size, None, object)  # as in `sequences`
+        self._request_id: NDArray[Any] = np.full(size, None, object)
+        self._index: NDArray[Any] = np.full(size, None, object)  # of the sequence in its group
+        self.numbers.flags.writeable = self.ones.flags.writeable = False
+        self._order = np.zeros(size, np.int64)  # by arrival, then by index in the group
+        self._free = list(range(size - 1, -1, -1))
+        self._decodes: Index | None = None  # None: stale
+        self._sampled: Index = np.empty(0, np.intp)  # whose samples were asked for last
+        self._samples: Samples | None = None  # None: stale
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.size - len(self._free)
+
+    def assign(self, sequence: Sequence) -> int:
+        row = self._free.pop()
+        group = sequence.group
+        sequence.sit(row, self.tokens)
+        self.sequences[row] = self._sequence[row] = sequence
+        self._constrained[row] = sequence.constraint is not None
+        self._request_id[row] = group.request.id
+        self._index[row] = sequence.index
+        self.context[row] = 0
+        self.capacity[row] = 0
+        self.limit[row] = group.num_prompt + group.request.params.max_tokens - 1
+        self.decoding[row] = False
+        self._order[row] = group.order * MAX_SEQUENCES + sequence.index
+        self.watch(sequence)
+        return row
+
+    def release(self, sequence: Sequence) -> None:
+        row = sequence.row
+        assert self.sequences[row] is sequence
+        self.sequences[row] = self._sequence[row] = None
+        self._samples = None  # which may name the sequence, and would keep it alive
+        self.may_decode(sequence, False)
+        self.context[row] = 0
+        sequence.leave()
+        self._free.append(row)
+
+    def watch(self, sequence: Sequence) -> None:
+        """Note whether what comes for `sequence` is more than tokens."""
+        group = sequence.group
+        special = group.in_lockstep or group.request.params.logprobs is not None
+        self._watched[sequence.row] = special or group.first_output_due
+        self._samples = None
+
+    def may_decode(self, sequence: Sequence, may: bool) -> None:
+        self.decoding[sequence.row] = may
+        self._decodes = None
+
+    def wait(self, rows: list[int]) -> None:
+        """The sequences in `rows` may not decode for now."""
+        self.decoding[rows] = False
+        self._decodes = None
+
+    def go_on(self, rows: list[int], tokens: list[int]) -> None:
+        """The sequences in `rows` take a token each, and may decode."""
+        index = np.array(rows, np.intp)
+        self.tokens.append_all(index, np.array(tokens, np.int32))
+        self.decoding[index] = True
+        self._decodes = None
+
+    def decodes(self) -> Index:
+        """The rows that may decode, the oldest group's first. The same array until they change."""
+        if self._decodes is None:
+            rows = np.flatnonzero(self.decoding)
+            self._decodes = rows[np.argsort(self._order[rows])]
+        return self._decodes
+
+    def samples(self, rows: Index) -> Samples:
+        """Whose tokens `rows` are going to sample."""
+        if rows is not self._sampled:
+            if not np.array_equal(rows, self._sampled):
+                self._samples = None
+            self._sampled = rows
+        if self._samples is None:
+            self._samples = Samples(
+                rows.astype(np.int32),
+                rows,
+                self._sequence[rows].tolist(),
+                self._request_id[rows].tolist(),
+                self._index[rows].tolist(),
+                self._watched[rows],
+                self.limit[rows],
+                np.flatnonzero(self._constrained[rows]).tolist(),
+            )
+        return self._samples

@@ -1,0 +1,189 @@
+"""Sequences, and the groups that a request's sequences form."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire.engine.memory.match import Match
+from quire.engine.memory.prefix_cache import Prefix
+from quire.engine.messages import FinishReason, Request, TokenLogprob
+from quire.engine.schedule.plan import Int32
+from quire.engine.sequences.row_tokens import RowTokens, as_blocks
+
+if TYPE_CHECKING:
+    from quire.engine.sequences.beam_group import BeamGroup
+    from quire.engine.sequences.grammar import Constraint
+
+NO_ROW = -1
+BlockTable = list[int]
+
+
+class Sequence:
+    """One line of tokens: the prompt and what was generated after it, known to the host."""
+
+    __slots__ = (
+        "_lines",
+        "_own",
+        "constraint",
+        "finish_reason",
+        "group",
+        "host_published",
+        "host_table",
+        "index",
+        "match",
+        "num_found",
+        "prefixes",
+        "published",
+        "row",
+        "salt",
+        "saved_context",
+        "table",
+    )
+
+    def __init__(self, group: SequenceGroup, index: int) -> None:
+        self.group = group
+        self.index = index
+        self._own = group.prompt  # its tokens while it is in no row: replaced, and never written to
+        self._lines: RowTokens | None = None  # which hold them while it is in one
+        self.salt = group.request.cache_salt
+        self.table: BlockTable = []
+        self.prefixes: list[Prefix] = []  # of the full blocks of `tokens`, as far as they were needed
+        self.match: Match | None = None  # of `prefixes`, while it waits
+        self.published = 0  # blocks of `table` that are findable, or were found
+        self.num_found = sys.maxsize  # first blocks that were published when it began, or began again
+        self.host_table: BlockTable = []  # host blocks that hold what `table` named, while swapped out
+        self.host_published = 0  # how many of them hold findable content
+        self.saved_context = 0  # tokens that they hold
+        self.row = NO_ROW  # device row while the group runs
+        self.finish_reason: FinishReason | None = None
+        self.constraint: Constraint | None = None  # what all tokens that are known allow next
+
+    @property
+    def tokens(self) -> Int32:
+        """[N] all that are known. A view of its row: not to be written to, nor kept until the row is."""
+        return self._own if self._lines is None else self._lines.of(self.row)
+
+    def take_tokens(self, other: Sequence) -> None:
+        """Have the tokens of `other` instead. Both sit in rows, or neither does."""
+        if self._lines is None:
+            self._own = other.tokens.copy()
+        else:
+            self._lines.copy(other.row, self.row)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._own) if self._lines is None else self._lines.length(self.row)
+
+    def append(self, token: int) -> None:
+        if self._lines is None:
+            self._own = np.append(self._own, np.int32(token))
+        else:
+            self._lines.append(self.row, token)
+
+    def sit(self, row: int, lines: RowTokens) -> None:
+        """Take `row`, in whose line steps write its tokens."""
+        lines.put(row, self._own)
+        self.row, self._lines = row, lines
+
+    def leave(self) -> None:
+        """Give up the row, which may be another's next; its tokens go along."""
+        assert self._lines is not None
+        self._own = self.tokens.copy()
+        self._lines.clear(self.row)
+        self.row, self._lines = NO_ROW, None
+
+    def pieces(self, block_size: int, first_block: int, end_block: int) -> list[bytes]:
+        """The token ids of full blocks first_block..end_block-1, as bytes."""
+        if self._lines is not None:
+            return self._lines.pieces(self.row, first_block, end_block)
+        pieces: list[bytes] = as_blocks(self._own, block_size)[first_block:end_block].tolist()
+        return pieces
+
+    @property
+    def num_generated(self) -> int:
+        return self.num_tokens - self.group.num_prompt
+
+    def next_mask(self) -> Int32:
+        """Which tokens its grammar allows next: none that ends it before min_tokens, if others can follow."""
+        assert self.constraint is not None
+        if self.num_generated < self.group.request.params.min_tokens:
+            return self.constraint.mask_without(self.group.stop_tokens)
+        return self.constraint.mask
+
+
+class SequenceGroup:
+    """The sequences of one request: admitted, preempted and resumed together (section 4.5)."""
+
+    __slots__ = (
+        "__weakref__",
+        "beams",
+        "cached_host_tokens",
+        "cached_tokens",
+        "first_output_due",
+        "forked",
+        "num_prompt",
+        "order",
+        "prefill_queue",
+        "prompt",
+        "prompt_logprobs",
+        "prompt_logprobs_asked",
+        "queue_seconds",
+        "request",
+        "sequences",
+        "stop_tokens",
+        "swapped",
+        "transferring",
+    )
+
+    def __init__(self, request: Request, prompt: Int32, order: int, eos_token_ids: tuple[int, ...]) -> None:
+        """prompt [N]: the request's, as Capacity.check gives it."""
+        self.request = request
+        self.order = order  # of arrival: the smaller one is served first and yields last
+        self.num_prompt = len(request.prompt)
+        self.prompt = prompt
+        params = request.params
+        eos = () if params.ignore_eos else eos_token_ids
+        self.stop_tokens = frozenset(eos) | frozenset(params.stop_token_ids)
+        self.sequences = [Sequence(self, index) for index in range(params.num_sequences)]
+        self.forked = (
+            params.num_sequences == 1
+        )  # the prompt's blocks are shared out once it has been computed
+        self.beams: BeamGroup | None = None
+        self.prefill_queue: list[Sequence] = []  # running, but not in the cache as a whole yet
+        self.prompt_logprobs: list[TokenLogprob | None] | None = (
+            [None] if params.prompt_logprobs is not None else None
+        )
+        self.prompt_logprobs_asked = 1  # prompt tokens before this one are collected or in flight
+        self.cached_tokens = 0  # of the prompt, found when it was first admitted
+        self.cached_host_tokens = 0  # of those, in host memory
+        self.swapped = False  # what it had computed is in host memory, or on its way there
+        self.transferring = False  # blocks are on their way, to or from host memory
+        self.queue_seconds: float | None = None
+        self.first_output_due = True
+
+    def end(self) -> None:
+        """Let go of what names it, now that its last sequence has ended.
+
+        Steps in flight still name the sequences, and those their group. Nothing else does, and no cycle is
+        left: all of it is freed with the last of these steps, and waits for no collector.
+        """
+        self.sequences = []
+        self.prefill_queue = []
+        self.beams = None
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Until a step is committed nobody knows how its sequences may go on."""
+        return self.beams is not None or bool(self.request.params.grammar)
+
+    @property
+    def in_cache(self) -> list[Sequence]:
+        """Those that have, or when resumed must have, tokens in the cache: of beams only the live ones."""
+        return self.live if self.beams is None else self.beams.order
+
+    @property
+    def live(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if sequence.finish_reason is None]

@@ -1,0 +1,1 @@
+"""Attention over the paged KV cache, and the writes to it."""

@@ -1,0 +1,122 @@
+"""A warp's products with the keys and the values of a tile in `attention.hopper_decode.decode`.
+
+Of 16-bit numbers in one product, of `formats.fp12`'s planes in four: words of a plane and of the one with
+what is left become two numbers of a quarter of the dimensions by masks. What is kept by quarters is a tuple
+of them, else of one.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+
+from quire.kernels.attention.hopper_decode.tiles import WARPS
+from quire.kernels.formats.fp12 import PAIRS
+
+LANES = gl.constexpr(16)  # query heads of a product, and one row of them is the newest key
+# A number made of words has an exponent too small by 112. Queries and weights are made larger by a part of
+# that, as bf16 has room for, and fp32's sums by the rest.
+RAISED = gl.constexpr(2.0**60)
+RAISED_AFTER = gl.constexpr(2.0**52)
+
+
+@gluon.jit
+def _quarter(low: gl.tensor, rest: gl.tensor, NUMBER: gl.constexpr) -> gl.tensor:
+    return gl.inline_asm_elementwise(
+        PAIRS[NUMBER], "=r,r,r", [low, rest], dtype=gl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def as_operands(
+    heads: gl.tensor, SCORES: gl.constexpr, QUERIES: gl.constexpr, PLANES: gl.constexpr
+) -> gl.tuple:  # fmt: skip
+    """Query heads [WARPS, LANES, DIM] for products with keys."""
+    if PLANES:
+        QUARTER: gl.constexpr = heads.shape[2] // 4
+        raised = (heads.to(gl.float32) * RAISED).to(heads.dtype)
+        raised = gl.convert_layout(raised, SCORES)  # a thread of which has all quarters
+        even, odd = gl.split(raised.reshape([WARPS, LANES, 2, 2, QUARTER]).permute((0, 1, 4, 2, 3)))
+        q0, q2 = gl.split(even)
+        q1, q3 = gl.split(odd)
+        q0, q1 = gl.convert_layout(q0, QUERIES), gl.convert_layout(q1, QUERIES)
+        return q0, q1, gl.convert_layout(q2, QUERIES), gl.convert_layout(q3, QUERIES)
+    else:
+        return (gl.convert_layout(heads, QUERIES),)
+
+
+@gluon.jit
+def no_values(DIM: gl.constexpr, SCORES: gl.constexpr, PLANES: gl.constexpr) -> gl.tuple:
+    """Sums of values, as `with_values` goes on with."""
+    WIDTH: gl.constexpr = DIM // 4 if PLANES else DIM
+    zeros = gl.zeros([WARPS, LANES, WIDTH], gl.float32, SCORES)
+    if PLANES:
+        return zeros, zeros, zeros, zeros
+    else:
+        return (zeros,)
+
+
+@gluon.jit
+def scores_of(
+    queries: gl.tuple, stages: gl.tuple, stage: gl.tensor, KEYS: gl.constexpr, SCORES: gl.constexpr,
+    K: gl.constexpr, PLANES: gl.constexpr,
+) -> gl.tensor:  # fmt: skip
+    """[WARPS, LANES, KEYS] of queries as `as_operands` gives them and the keys of a stage."""
+    scores = gl.zeros([WARPS, LANES, KEYS], gl.float32, SCORES)
+    if PLANES:
+        a = stages[0].index(stage).permute((0, 2, 1)).load(K)
+        rest = stages[2].index(stage).permute((0, 2, 1)).load(K)
+        scores = mma_v2(queries[0], _quarter(a, rest, 0), scores)
+        scores = mma_v2(queries[1], _quarter(a, rest, 1), scores)
+        b = stages[1].index(stage).permute((0, 2, 1)).load(K)
+        scores = mma_v2(queries[2], _quarter(b, rest, 2), scores)
+        scores = mma_v2(queries[3], _quarter(b, rest, 3), scores)
+        scale = stages[6].index(stage).load(gl.SliceLayout(1, SCORES)).to(gl.int16)
+        return scores * (scale.to(gl.float16, bitcast=True).to(gl.float32) * RAISED_AFTER)[:, None, :]
+    else:
+        k = stages[0].index(stage).permute((0, 2, 1)).load(K)
+        return mma_v2(queries[0], k, scores)
+
+
+@gluon.jit
+def values_of(
+    stages: gl.tuple, stage: gl.tensor, SCORES: gl.constexpr, K: gl.constexpr, PLANES: gl.constexpr
+) -> gl.tuple:
+    """The values of a stage in registers, for `with_values`: the stage may then be filled again."""
+    if PLANES:
+        a = stages[3].index(stage).load(K)
+        b = stages[4].index(stage).load(K)
+        rest = stages[5].index(stage).load(K)
+        scale = (stages[6].index(stage).load(gl.SliceLayout(1, SCORES)) >> 16).to(gl.int16)
+        return a, b, rest, scale.to(gl.float16, bitcast=True).to(gl.float32) * RAISED
+    else:
+        return (stages[1].index(stage).load(K),)
+
+
+@gluon.jit
+def with_values(
+    sums: gl.tuple, decay: gl.tensor, weights: gl.tensor, values: gl.tuple, dtype: gl.constexpr,
+    QUERIES: gl.constexpr, PLANES: gl.constexpr,
+) -> gl.tuple:  # fmt: skip
+    """sums · decay [WARPS, LANES, 1] and the values of a tile, weighted [WARPS, LANES, KEYS]."""
+    if PLANES:
+        a, b, rest, scale = values
+        weighing = gl.convert_layout((weights * scale[:, None, :]).to(dtype), QUERIES)
+        sum0 = mma_v2(weighing, _quarter(a, rest, 0), sums[0] * decay)
+        sum1 = mma_v2(weighing, _quarter(a, rest, 1), sums[1] * decay)
+        sum2 = mma_v2(weighing, _quarter(b, rest, 2), sums[2] * decay)
+        return sum0, sum1, sum2, mma_v2(weighing, _quarter(b, rest, 3), sums[3] * decay)
+    else:
+        return (mma_v2(gl.convert_layout(weights.to(dtype), QUERIES), values[0], sums[0] * decay),)
+
+
+@gluon.jit
+def whole_sums(sums: gl.tuple, MERGED: gl.constexpr, PLANES: gl.constexpr) -> gl.tensor:
+    """Sums of values [WARPS, LANES, DIM] of all dimensions."""
+    if PLANES:
+        pairs = gl.join(gl.join(sums[0], sums[2]), gl.join(sums[1], sums[3])).permute((0, 1, 3, 4, 2))
+        DIM: gl.constexpr = 4 * sums[0].shape[2]
+        return gl.convert_layout(pairs.reshape([WARPS, LANES, DIM]), MERGED) * RAISED_AFTER
+    else:
+        return gl.convert_layout(sums[0], MERGED)

@@ -1,0 +1,1 @@
+"""Prefill attention for Hopper, in Gluon."""

@@ -1,0 +1,170 @@
+"""A tile of consecutive keys of one sequence in the paged cache: what the attention kernels share."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.kernels.formats.fp8 import dequantize_tile
+from quire.kernels.formats.fp12 import load_planes_tile
+from quire.kernels.formats.kv_format import head_dim_of
+from quire.kernels.formats.kv_scales import load_words
+
+# Start of a running maximum: finite, so that "nothing seen yet" minus itself is 0 and not NaN.
+LOWEST = tl.constexpr(-1.0e30)
+LOG2_E = 1.4426950408889634
+
+
+def tile_keys(dim: int, itemsize: int) -> int:
+    """Return how many keys are best in a tile, if there is room (see `attention.key_tiles`)."""
+    return 64 if dim * itemsize <= 512 else 32
+
+
+@triton.jit
+def load_blocks(
+    table: tl.tensor, first_key: tl.tensor, num_keys: tl.tensor, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr
+) -> tl.tensor:
+    """Block ids of the keys from `first_key`, a multiple of TILE: [TILE], or one where a block has them all.
+
+    An id is 0 from key `num_keys` on. Loops load ids one tile ahead of K and V: in the same round they would
+    cost the pipeline its depth.
+    """
+    if BLOCK_SIZE >= TILE:
+        return tl.load(table + first_key // BLOCK_SIZE, mask=first_key < num_keys, other=0)
+    else:
+        key = first_key + tl.arange(0, TILE)
+        return tl.load(table + key // BLOCK_SIZE, mask=key < num_keys, other=0)
+
+
+@triton.jit
+def load_tile(
+    kv: tl.tensor,
+    blocks: tl.tensor,
+    first_key: tl.tensor,
+    num_keys: tl.tensor,
+    block_stride: tl.tensor,
+    part_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+    kv_scales: tl.tensor = None,
+    scale_stride: tl.tensor = 0,
+    dtype: tl.constexpr = None,
+) -> tl.tensor:
+    """K and V [TILE, DIM] of the keys from `first_key`; 0 past key `num_keys` (if MASKED) and past HEAD_DIM.
+
+    `kv` points at the kv head in block 0, `blocks` are `load_blocks` of the same keys. A rounded cache's are
+    dequantised to `dtype`; `kv_scales` points at the kv head's words in block 0.
+    """
+    key = first_key + tl.arange(0, TILE)
+    dim = tl.arange(0, DIM)
+    slot = blocks.to(tl.int64) * block_stride + key % BLOCK_SIZE * slot_stride
+    if kv_scales is not None:
+        words = load_words(kv_scales, blocks, first_key, num_keys, scale_stride, BLOCK_SIZE, TILE, MASKED)
+    if kv.dtype.element_ty == tl.uint8:
+        k, v = load_planes_tile(kv, part_stride, slot, key < num_keys, words, dtype, DIM, BLOCK_SIZE, MASKED)
+    else:
+        pointer = kv + slot[:, None] + dim[None, :]
+        if MASKED or HEAD_DIM < DIM:
+            mask = (dim < HEAD_DIM)[None, :]
+            if MASKED:
+                mask = mask & (key < num_keys)[:, None]
+            k = tl.load(pointer, mask=mask, other=0.0)
+            v = tl.load(pointer + part_stride, mask=mask, other=0.0)
+        else:
+            k = tl.load(pointer)
+            v = tl.load(pointer + part_stride)
+        if kv_scales is not None:
+            k, v = dequantize_tile(k, v, words, dtype)
+    return k, v
+
+
+@triton.jit
+def ask_for_tile(
+    kv: tl.tensor,
+    blocks: tl.tensor,
+    first_key: tl.tensor,
+    block_stride: tl.tensor,
+    part_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """Have a tile's K and V brought to the L2 cache, where `load_tile` finds them sooner. For a GPU only.
+
+    Of an fp12 cache all planes, but not the scales.
+    """
+    PLANES: tl.constexpr = 3 if kv.dtype.element_ty == tl.uint8 else 1
+    BYTES: tl.constexpr = kv.dtype.element_ty.primitive_bitwidth // 8
+    LINE: tl.constexpr = 128 // BYTES
+    WIDTH: tl.constexpr = DIM // 2 if kv.dtype.element_ty == tl.uint8 else DIM
+    LINES: tl.constexpr = WIDTH // LINE if WIDTH > LINE else 1
+    key = first_key + tl.arange(0, TILE)
+    slot = blocks.to(tl.int64) * block_stride + key % BLOCK_SIZE * slot_stride
+    dim = tl.minimum(tl.arange(0, LINES) * LINE, HEAD_DIM - 1)
+    k = (kv + slot[:, None] + dim[None, :]).to(tl.int64)
+    for part in tl.static_range(2):
+        for plane in tl.static_range(PLANES):
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+                "=r,l",
+                [k + part * part_stride * BYTES + plane * (BLOCK_SIZE * WIDTH)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+
+
+@triton.jit
+def attend(
+    q: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    seen: tl.tensor,
+    acc: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    scale_log2: tl.tensor,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    """One step of online softmax (Milakov & Gimelshein 2018) in base 2; returns the new (acc, peak, total).
+
+    q [M, DIM], k and v [TILE, DIM], seen [M or 1, TILE] (used if MASKED), acc [M, DIM], peak and total [M].
+    `scale_log2` is the softmax scale times log2(e).
+    """
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * scale_log2)
+    weights = tl.exp2(scores * scale_log2 - new_peak[:, None])
+    decay = tl.exp2(peak - new_peak)
+    total = total * decay + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
+    return acc, new_peak, total
+
+
+def check_attention_inputs(q: torch.Tensor, out: torch.Tensor, kv: torch.Tensor) -> None:
+    """Raise ValueError unless q, out [T, Hq, D] and kv [blocks, 2, Hkv, block_size, D] suit the kernels."""
+    heads, dim = q.shape[1:]
+    kv_heads, block_size = kv.shape[2:4]
+    kv_dim = head_dim_of(kv)
+    if dim != kv_dim or dim > 256 or heads % kv_heads or heads > 64 * kv_heads:
+        raise ValueError(
+            f"q has {heads} heads of dim {dim} and the cache {kv_heads} heads of dim {kv_dim}; the dims must "
+            "agree and be at most 256, and each kv head must serve the same 1 to 64 query heads"
+        )
+    if block_size not in {16, 32, 64, 128}:
+        raise ValueError(f"block size {block_size} is not supported; use 16, 32, 64 or 128")
+    if out.shape != q.shape or not out.is_contiguous():
+        raise ValueError(f"out must be contiguous and of q's shape {tuple(q.shape)}, is {tuple(out.shape)}")
+    if q.stride()[1:] != (dim, 1) or kv.stride(-1) != 1:
+        raise ValueError(
+            f"q's heads must be contiguous within a token and head dims within a slot; "
+            f"strides are {q.stride()} and {kv.stride()}"
+        )

@@ -1,0 +1,245 @@
+"""Paged attention with many queries per sequence: prefill, chunked prefill and extend."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from quire.kernels.attention.dequantize import expand
+from quire.kernels.attention.hopper_prefill.prefill import hopper_prefill, suits_hopper
+from quire.kernels.attention.key_tiles import KeyTiles, key_tiles
+from quire.kernels.attention.kv_tile import (
+    LOG2_E,
+    LOWEST,
+    attend,
+    check_attention_inputs,
+    load_blocks,
+    load_tile,
+    tile_keys,
+)
+from quire.kernels.formats.fp8 import as_exact
+from quire.kernels.formats.kv_format import check_kv_scales, read_cache
+from quire.kernels.formats.kv_scales import words
+from quire.kernels.gpu import Gpu, gpu_of
+
+STAGES = 2
+
+
+@triton.jit
+def _find_sequence(
+    query_starts: tl.tensor, num_sequences: tl.tensor, tile: tl.tensor, BLOCK_Q: tl.constexpr
+) -> tl.tensor:
+    """The sequence of a query tile, and the tile's number within it.
+
+    Sequence p owns the tiles from query_starts[p] // BLOCK_Q + p on, which are at least as many as it needs;
+    `tile` counts from the first one's. Counting the sequences that begin by this tile finds it, mostly in
+    one load; bisection is a chain of them.
+    """
+    begun = 0
+    tile += tl.load(query_starts) // BLOCK_Q
+    for first in range(0, num_sequences, 32):
+        sequence = first + tl.arange(0, 32)
+        starts = tl.load(query_starts + sequence, mask=sequence < num_sequences, other=0)
+        begun += tl.sum(((starts // BLOCK_Q + sequence <= tile) & (sequence < num_sequences)).to(tl.int32), 0)
+    return begun - 1, tile - (tl.load(query_starts + begun - 1) // BLOCK_Q + begun - 1)
+
+
+@triton.jit(do_not_specialize=["num_sequences", "window"])
+def _prefill_kernel(
+    out: tl.tensor,
+    q: tl.tensor,
+    kv: tl.tensor,
+    block_tables: tl.tensor,
+    rows: tl.tensor,
+    query_starts: tl.tensor,
+    context_lens: tl.tensor,
+    num_sequences: tl.tensor,
+    scale_log2: tl.tensor,
+    window: tl.tensor,
+    q_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    part_stride: tl.tensor,
+    head_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    kv_scales: tl.tensor,
+    scale_block_stride: tl.tensor,
+    scale_head_stride: tl.tensor,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """BLOCK_M // GROUP consecutive queries of one sequence, for all query heads of one kv head."""
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    kv_head = tl.program_id(0)
+    # A sequence's later tiles see more keys: start the heavy ones first.
+    sequence, query_tile = _find_sequence(
+        query_starts, num_sequences, tl.num_programs(1) - 1 - tl.program_id(1), BLOCK_Q
+    )
+    query_start = tl.load(query_starts + sequence)
+    query_len = tl.load(query_starts + sequence + 1) - query_start
+    first_query = query_tile * BLOCK_Q
+    if first_query >= query_len:
+        return
+    context_len = tl.load(context_lens + sequence)
+    first_position = context_len - query_len + first_query
+    end = tl.minimum(first_position + BLOCK_Q, context_len)  # one past the last position
+
+    lane = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, DIM)
+    query = first_query + lane // GROUP
+    q_head = kv_head * GROUP + lane % GROUP
+    token = (query_start + query).to(tl.int64)
+    q_mask = ((lane < BLOCK_Q * GROUP) & (query < query_len))[:, None] & (dim < HEAD_DIM)[None, :]
+    q_offset = (token * q_stride + q_head * HEAD_DIM)[:, None] + dim[None, :]
+    q_tile = tl.load(q + q_offset, mask=q_mask, other=0.0)
+
+    kv += kv_head * head_stride
+    if kv_scales is not None:
+        kv_scales += kv_head * scale_head_stride
+        q_tile = as_exact(q_tile, kv)
+    table = block_tables + tl.load(rows + sequence).to(tl.int64) * table_stride
+    acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+    peak = tl.full([BLOCK_M], LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    # Without a window all queries see all keys up to the first position's: whole tiles that need no mask.
+    first_tile = 0
+    masked_tile = tl.maximum(first_position + 1, 0) // TILE
+    if window > 0:
+        first_tile = tl.maximum(first_position + 1 - window, 0) // TILE
+        masked_tile = first_tile
+    blocks = load_blocks(table, first_tile * TILE, context_len, BLOCK_SIZE, TILE)
+    for tile in range(first_tile, masked_tile):
+        k, v = load_tile(
+            kv, blocks, tile * TILE, context_len, block_stride, part_stride, slot_stride,
+            BLOCK_SIZE, HEAD_DIM, DIM, TILE, False, kv_scales, scale_block_stride, q_tile.dtype,
+        )  # fmt: skip
+        blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
+        acc, peak, total = attend(q_tile, k, v, True, acc, peak, total, scale_log2, False)
+    position = first_position + lane // GROUP
+    for tile in range(masked_tile, tl.cdiv(end, TILE)):
+        k, v = load_tile(
+            kv, blocks, tile * TILE, context_len, block_stride, part_stride, slot_stride,
+            BLOCK_SIZE, HEAD_DIM, DIM, TILE, True, kv_scales, scale_block_stride, q_tile.dtype,
+        )  # fmt: skip
+        blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
+        age = position[:, None] - (tile * TILE + tl.arange(0, TILE))[None, :]
+        seen = (age >= 0) & ((age < window) | (window == 0))
+        acc, peak, total = attend(q_tile, k, v, seen, acc, peak, total, scale_log2, True)
+
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    offset = ((token * tl.num_programs(0) * GROUP + q_head) * HEAD_DIM)[:, None] + dim[None, :]
+    tl.store(out + offset, acc.to(out.dtype.element_ty), mask=q_mask)
+
+
+def prefill_tiles(gpu: Gpu, lanes: int, dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> KeyTiles:
+    """Return the tiles of a program that attends with `lanes` queries of dim, a power of two."""
+    return key_tiles(gpu, KeyTiles(tile_keys(dim, dtype.itemsize), STAGES), lanes, dim, dtype, kv_dtype)
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    out: torch.Tensor,
+    kv: torch.Tensor,
+    block_tables: torch.Tensor,
+    rows: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_query_len: int,
+    scale: float,
+    window: int,
+    kv_scales: torch.Tensor | None = None,
+    expanded: torch.Tensor | None = None,
+) -> None:
+    """Causal attention of the newest tokens of several sequences to their contexts, to `out` [T, Hq, D].
+
+    q holds sequence p's queries at query_starts[p] : query_starts[p + 1] (i32 [P + 1], rising), and `out`
+    gets their results there; it is left alone before query_starts[0] and from query_starts[P] on. They are
+    the last tokens of a context of context_lens[p] (i32 [P]), whose K and V, the queries' own too, are
+    already in kv [blocks, 2, Hkv, block_size, D] under block_tables[rows[p]]. `window` limits attention to
+    that many newest keys, 0 means all. A sequence without context (padding) gets zeros. kv_scales [blocks,
+    Hkv, block_size, 2] are those of a rounded kv (see `formats.kv_format`), and in fp8 q must fit fp16. With
+    `expanded` [blocks, 2, Hkv, block_size, D], where `attention.write_kv` has written the queries' own K and
+    V, what else is read of a kv in fp12 is first brought there, if it suits
+    `attention.hopper_prefill.prefill`. The grid depends only on shapes and on `max_query_len`, an upper
+    bound. After FlashAttention-2 (Dao 2023).
+    """
+    check_attention_inputs(q, out, kv)
+    check_kv_scales(kv, kv_scales)
+    num_tokens, num_q_heads, head_dim = q.shape
+    num_kv_heads, block_size = kv.shape[2:4]
+    num_sequences = rows.shape[0]
+    if num_tokens == 0 or num_sequences == 0:
+        return
+    numbers = kv if expanded is None else expanded
+    if not window and suits_hopper(q, numbers, max_query_len):
+        if kv_scales is not None:
+            expand(kv, kv_scales, block_tables, rows, query_starts, context_lens, numbers)
+        hopper_prefill(q, out, numbers, block_tables, rows, query_starts, context_lens, max_query_len, scale)
+        return
+    group = num_q_heads // num_kv_heads
+    dim = triton.next_power_of_2(head_dim)
+    block_m = 128 if dim * q.element_size() <= 256 and max_query_len * group > 64 else 64
+    tiles = prefill_tiles(gpu_of(q.device), block_m, dim, q.dtype, kv.dtype)
+    _prefill_kernel[num_kv_heads, num_tokens // (block_m // group) + num_sequences](
+        out, q, kv, block_tables, rows, query_starts, context_lens, num_sequences,
+        scale * LOG2_E, window,
+        q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(kv_scales),
+        GROUP=group, BLOCK_M=block_m, BLOCK_SIZE=block_size, HEAD_DIM=head_dim, DIM=dim,
+        TILE=tiles.keys, num_warps=block_m // 16, num_stages=tiles.stages,
+        maxnreg=128 if block_m == 128 else None,  # two programs on a multiprocessor: a third faster
+    )  # fmt: skip
+
+
+def prefill_attention_reference(
+    q: torch.Tensor,
+    out: torch.Tensor,
+    kv: torch.Tensor,
+    block_tables: torch.Tensor,
+    rows: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_query_len: int,
+    scale: float,
+    window: int,
+    kv_scales: torch.Tensor | None = None,
+    expanded: torch.Tensor | None = None,
+) -> None:
+    """The same as `prefill_attention` in plain torch, on any device: one SDPA call per sequence."""
+    num_q_heads, head_dim = q.shape[1:]
+    num_kv_heads, block_size = kv.shape[2:4]
+    heads = torch.arange(num_kv_heads, device=q.device)[:, None]
+    starts = query_starts.tolist()
+    for row, begin, end, context_len in zip(
+        rows.tolist(), starts[:-1], starts[1:], context_lens.tolist(), strict=True
+    ):
+        if context_len == 0:
+            out[begin:end] = 0
+        if begin == end or context_len == 0:
+            continue
+        table = block_tables[row, : -(-context_len // block_size)].long()
+        k, v = (
+            read_cache(kv, kv_scales, (table, torch.full_like(heads, part), heads)).flatten(1, 2)[
+                :, :context_len
+            ]
+            for part in (0, 1)
+        )
+        position = torch.arange(context_len - (end - begin), context_len, device=q.device)[:, None]
+        key = torch.arange(context_len, device=q.device)
+        seen = key <= position
+        if window:
+            seen &= key > position - window
+        # Grouped query heads become more queries of their kv head, so K and V are never repeated.
+        group = num_q_heads // num_kv_heads
+        grouped = q[begin:end].float().reshape(end - begin, num_kv_heads, group, head_dim)
+        grouped = grouped.permute(1, 2, 0, 3).reshape(num_kv_heads, -1, head_dim)
+        attended = F.scaled_dot_product_attention(
+            grouped[None], k[None], v[None], attn_mask=seen.repeat(group, 1), scale=scale
+        )
+        attended = attended.view(num_kv_heads, group, end - begin, head_dim).permute(2, 0, 1, 3)
+        out[begin:end] = attended.reshape(end - begin, num_q_heads, head_dim).to(q.dtype)

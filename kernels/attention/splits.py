@@ -1,0 +1,195 @@
+"""How decode attention divides long contexts over an idle device (Flash-Decoding, Dao et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from quire.kernels.attention.cascade import PrefixWorkspace
+from quire.kernels.launch import dependent_launch
+
+MAX_SPLITS = 64
+PART = 32  # dimensions of a head that a warp merges: the warps of a head need not wait for each other
+MAX_SMALL_SPLITS = 32  # as far as measured
+FULL_DEVICE = 256  # programs: about two on every multiprocessor
+LONG_ROW_SPLITS = 3
+# Of rows that do not run at once with the others: more than FEW where so many parts fill at most half the
+# device. A graph's batch is padded, to 40 or 48 from 33 on: there it is four parts or two.
+FEW_SPLITS_OF_LEFT, MOST_SPLITS_OF_LEFT = 4, 8
+# Programs of `attention.hopper_decode.decode` that a multiprocessor has registers for; with heads of 64 twice
+# as many.
+RESIDENT = 2
+
+
+# What takes (out, context_lens, window, max_splits, tile, workspace) once decode attention has split rows.
+Merge = Callable[[torch.Tensor, torch.Tensor, int, int, int, "DecodeWorkspace"], None]
+
+
+class Division(NamedTuple):
+    """How many programs rows are given, by falling length; those that a row is not divided into only end.
+
+    The first `long_rows` have `long_splits` each, for being longer than others. The first `undivided` but
+    these have one. Those behind them do not run at once with the others, and are so few that they would end
+    nearly alone: they have `left_splits`, whatever the others are. 34, 40 and 48 rows of 1,024 keys bring
+    2.97, 2.94 and 2.95 TB/s on an H100; when none were divided it was 2.43, 2.67 and 2.91.
+    """
+
+    long_rows: int
+    long_splits: int
+    undivided: int
+    left_splits: int
+
+    @property
+    def most(self) -> int:
+        """Programs of the row that has most: room for so many parts of each row is in the workspace."""
+        return max(self.long_splits, self.left_splits)
+
+    def programs(self, batch: int) -> int:
+        """Of all rows, for each kv head."""
+        return (
+            self.long_rows * self.long_splits
+            + (self.undivided - self.long_rows)
+            + (batch - self.undivided) * self.left_splits
+        )
+
+
+@dataclass(frozen=True)
+class DecodeWorkspace:
+    """Scratch of split decode attention, made once and reused by every layer and step.
+
+    partials [rows × splits, num_q_heads, head_dim] f32, log-sum-exps lse [rows × splits, num_q_heads] f32.
+    arrivals [≥ rows × kv heads] i32: zero, but while a kernel counts in it.
+    """
+
+    partials: torch.Tensor
+    lse: torch.Tensor
+    arrivals: torch.Tensor
+    prefix: PrefixWorkspace
+
+    @classmethod
+    def allocate(
+        cls, max_batch: int, num_q_heads: int, head_dim: int, device: torch.device | str
+    ) -> DecodeWorkspace:
+        """Enough for every batch up to `max_batch`, since of many rows at most long ones are split."""
+        count = min(max_batch * MAX_SPLITS, 2 * FULL_DEVICE)
+        return cls(
+            torch.empty(count, num_q_heads, head_dim, dtype=torch.float32, device=device),
+            torch.empty(count, num_q_heads, dtype=torch.float32, device=device),
+            torch.zeros(max_batch * num_q_heads, dtype=torch.int32, device=device),
+            PrefixWorkspace.allocate(max_batch, num_q_heads, head_dim, device),
+        )
+
+
+def runs_at_once(batch: int, num_kv_heads: int) -> bool:
+    """Whether so many rows have room on the device at the same time."""
+    return batch * num_kv_heads <= FULL_DEVICE
+
+
+def plan_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
+    """How many splits of each row fill the device, from what is known without looking at the lengths."""
+    return max(min(FULL_DEVICE // (batch * num_kv_heads), MAX_SPLITS, max_tiles), 1)
+
+
+def plan_small_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
+    """The same of programs that take little shared memory: twice as many, if those make four of a row."""
+    splits = min(2 * FULL_DEVICE // (batch * num_kv_heads), MAX_SMALL_SPLITS, max_tiles)
+    return max(splits if splits >= 4 else 1, plan_splits(batch, num_kv_heads, max_tiles))
+
+
+def plan_division(
+    batch: int, num_kv_heads: int, head_dim: int, multiprocessors: int, workspace: DecodeWorkspace
+) -> Division:
+    """How a batch is divided whose rows have one program for each kv head, but for some."""
+    programs = batch * num_kv_heads
+    long_rows = (
+        batch * 3 // 8
+    )  # the one behind them is what `attention.hopper_decode.division.divide` calls usual
+    if programs > min(2 * FULL_DEVICE, len(workspace.arrivals)):
+        return Division(long_rows, 1, batch, 1)  # so many are work enough until the last one is done
+    room = max(len(workspace.lse) // batch, 1)
+    long_splits = min(LONG_ROW_SPLITS, room)
+    at_once = RESIDENT * 128 // head_dim * multiprocessors
+    left = programs - at_once
+    if not 0 < left <= at_once // 2:
+        return Division(long_rows, long_splits, batch, 1)
+    wanted = max(at_once // (2 * left), FEW_SPLITS_OF_LEFT)
+    left_splits = min(wanted, MOST_SPLITS_OF_LEFT, at_once // left, room)
+    return Division(long_rows, long_splits, at_once // num_kv_heads, left_splits)
+
+
+def merge_splits(
+    out: torch.Tensor,
+    context_lens: torch.Tensor,
+    window: int,
+    max_splits: int,
+    tile: int,
+    workspace: DecodeWorkspace,
+) -> None:
+    """What the splits of each row left in `workspace`, to the first B tokens of `out` [T, Hq, D]."""
+    num_q_heads, head_dim = out.shape[1:]
+    dim = triton.next_power_of_2(head_dim)
+    part = min(dim, PART)
+    _merge_kernel[num_q_heads, context_lens.shape[0], dim // part](
+        out, workspace.partials, workspace.lse, context_lens, window, max_splits,
+        HEAD_DIM=head_dim, PART=part, TILE=tile, SPLITS=triton.next_power_of_2(max_splits), num_warps=1,
+        **dependent_launch(out.device),
+    )  # fmt: skip
+
+
+@triton.jit
+def tiles_and_splits(
+    context_len: tl.tensor,
+    shared_len: tl.tensor,
+    window: tl.tensor,
+    max_splits: tl.tensor,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """The row's first visible key that is its own, first tile, tiles, tiles in a split, splits with work."""
+    first_key = tl.where(window > 0, tl.maximum(context_len - window, 0), shared_len)
+    first_tile = first_key // TILE
+    tiles = tl.cdiv(context_len, TILE) - first_tile
+    split_tiles = tl.maximum(tl.cdiv(tiles, max_splits), 1)
+    return first_key, first_tile, tiles, split_tiles, tl.cdiv(tiles, split_tiles)
+
+
+@triton.jit(do_not_specialize=["window", "max_splits"])
+def _merge_kernel(
+    out: tl.tensor,
+    partials: tl.tensor,
+    lse: tl.tensor,
+    context_lens: tl.tensor,
+    window: tl.tensor,
+    max_splits: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    PART: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+) -> None:
+    """Merge PART dimensions of a head's split results by their log-sum-exps (base 2)."""
+    head = tl.program_id(0)
+    index = tl.program_id(1)
+    num_q_heads = tl.num_programs(0)
+    context_len = tl.load(context_lens + index)
+    _, _, _, _, splits = tiles_and_splits(context_len, 0, window, max_splits, TILE)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    if splits == 0:  # the context is empty
+        return
+    split = tl.arange(0, SPLITS)
+    dim = tl.program_id(2) * PART + tl.arange(0, PART)
+    partial = (index.to(tl.int64) * max_splits + split) * num_q_heads + head
+    split_lse = tl.load(lse + partial, mask=split < splits, other=float("-inf"))
+    weights = tl.exp2(split_lse - tl.max(split_lse, 0))
+    mask = (split < splits)[:, None] & (dim < HEAD_DIM)[None, :]
+    values = tl.load(partials + partial[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0)
+    merged = tl.sum(values * weights[:, None], 0) / tl.sum(weights, 0)
+    offset = (index.to(tl.int64) * num_q_heads + head) * HEAD_DIM + dim
+    tl.store(out + offset, merged.to(out.dtype.element_ty), mask=dim < HEAD_DIM)

@@ -1,0 +1,247 @@
+"""From the fused QKV projection to the cache: per-head QK-norm, rotary embedding, and the KV write.
+
+RoPE (Su et al. 2021) pairs dimension i with i + D/2 and is applied in fp32, rounded once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from quire.kernels.formats import fp8, fp12
+from quire.kernels.formats.kv_format import check_expanded, check_kv_scales, head_dim_of, quantize
+from quire.kernels.formats.kv_scales import is_broken
+from quire.kernels.launch import dependent_launch
+from quire.kernels.pointwise.norm import rms_norm_reference
+
+HEADS = 8  # heads of a token that one program handles
+
+
+def qkv_to_cache(
+    qkv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    kv: Tensor,
+    num_q_heads: int,
+    rope: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    kv_scales: Tensor | None = None,
+    expanded: Tensor | None = None,
+) -> None:
+    """Rewrites q inside qkv and writes k and v to kv; the k and v parts of qkv are left as they were.
+
+    qkv [T, (Hq + 2 Hkv) D], rows may be strided; positions [T]; slots [T], -1 writes nothing;
+    kv [blocks, 2, Hkv, block_size, D], strided; rope [max_pos, D] fp32, cosines then sines, or None for
+    models without; q_norm and k_norm [D], or both None; kv_scales [blocks, Hkv, block_size, 2] of a rounded
+    kv, which are written too (see `formats.kv_format`). What a kv in fp12 holds of the tokens goes to
+    expanded [blocks, 2, Hkv, block_size, D], contiguous, as numbers, if that is given. Raises ValueError if
+    the shapes do not fit. All but qkv is read before kernels ahead have ended: it must be complete when the
+    kernel just ahead begins.
+    """
+    check_kv_scales(kv, kv_scales)
+    check_expanded(kv, expanded)
+    kv_heads, block_size = kv.shape[2:4]
+    head_dim = head_dim_of(kv)
+    tokens, width = qkv.shape
+    heads = num_q_heads + 2 * kv_heads
+    if width != heads * head_dim:
+        raise ValueError(f"qkv has {width} columns, expected {heads} heads of {head_dim}")
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm and k_norm must be given together, got only one")
+    if tokens == 0:
+        return
+    _qkv_to_cache_kernel[(tokens, triton.cdiv(heads, HEADS))](
+        qkv,
+        positions,
+        slots,
+        kv,
+        rope,
+        q_norm,
+        k_norm,
+        qkv.stride(0),
+        kv.stride(0),
+        kv.stride(1),
+        kv.stride(2),
+        kv.stride(3),
+        kv_scales,
+        0 if kv_scales is None else kv_scales.stride(0),
+        expanded,
+        eps,
+        num_q_heads,
+        kv_heads,
+        block_size,
+        head_dim // 2,
+        triton.next_power_of_2(head_dim // 2),
+        HEADS,
+        num_warps=4,
+        **dependent_launch(qkv.device),
+    )
+
+
+def qkv_to_cache_reference(
+    qkv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    kv: Tensor,
+    num_q_heads: int,
+    rope: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    kv_scales: Tensor | None = None,
+    expanded: Tensor | None = None,
+) -> None:
+    """The same as `qkv_to_cache` in plain torch."""
+    check_expanded(kv, expanded)
+    kv_heads, block_size = kv.shape[2:4]
+    head_dim = head_dim_of(kv)
+    heads = qkv.unflatten(-1, (-1, head_dim))
+    qk, v = heads[:, : num_q_heads + kv_heads], heads[:, num_q_heads + kv_heads :]
+    if q_norm is not None and k_norm is not None:
+        q, k = qk.split([num_q_heads, kv_heads], dim=1)
+        qk = torch.cat((rms_norm_reference(q, q_norm, eps), rms_norm_reference(k, k_norm, eps)), dim=1)
+    if rope is not None:
+        qk = _rotate(qk, rope[positions].unsqueeze(1))
+    if q_norm is not None or rope is not None:
+        heads[:, :num_q_heads] = qk[:, :num_q_heads]
+    written = torch.stack((qk[:, num_q_heads:], v), dim=1)
+
+    padding = slots < 0
+    if padding.any():
+        slots, written = slots[~padding], written[~padding]
+    block, offset = slots // block_size, slots % block_size
+    if kv_scales is None:
+        kv[block, :, :, offset] = written
+    else:
+        values, scales = quantize(written, kv.dtype)
+        kv.view(torch.uint8)[block, :, :, offset] = values.view(torch.uint8)
+        kv_scales[block, :, offset] = scales.mT
+        if expanded is not None:
+            expanded[block, :, :, offset] = fp12.dequantize(values, scales).to(expanded.dtype)
+
+
+def _rotate(heads: Tensor, table: Tensor) -> Tensor:
+    cos, sin = table.chunk(2, dim=-1)
+    first, second = heads.float().chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return rotated.to(heads.dtype)
+
+
+@triton.jit
+def _qkv_to_cache_kernel(
+    qkv_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    kv_ptr: tl.tensor,
+    rope_ptr: tl.tensor,
+    q_norm_ptr: tl.tensor,
+    k_norm_ptr: tl.tensor,
+    qkv_stride: tl.tensor,
+    kv_block_stride: tl.tensor,
+    kv_part_stride: tl.tensor,
+    kv_head_stride: tl.tensor,
+    kv_offset_stride: tl.tensor,
+    kv_scales_ptr: tl.tensor,
+    scales_block_stride: tl.tensor,
+    expanded_ptr: tl.tensor,
+    eps: tl.tensor,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HALF: tl.constexpr,  # of the head dimension
+    HALF_PADDED: tl.constexpr,
+    HEADS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    column = tl.arange(0, HALF_PADDED)[None, :]
+    is_q = head < Q_HEADS
+    is_qk = head < Q_HEADS + KV_HEADS
+    in_head = column < HALF
+    inside = (head < Q_HEADS + 2 * KV_HEADS) & in_head
+
+    if rope_ptr is not None:
+        angle = rope_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF) + column
+        cos = tl.load(angle, in_head, other=0.0)
+        sin = tl.load(angle + HALF, in_head, other=0.0)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()  # qkv is the kernel's just ahead; what was read so far was there before that one began
+
+    source = qkv_ptr + token * qkv_stride + head * (2 * HALF) + column
+    first = tl.load(source, inside, other=0.0)
+    second = tl.load(source + HALF, inside, other=0.0)
+    if q_norm_ptr is not None:
+        first_wide, second_wide = first.to(tl.float32), second.to(tl.float32)
+        squares = tl.sum(first_wide * first_wide + second_wide * second_wide, axis=1)
+        scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+        weight = tl.where(is_q, q_norm_ptr + column, k_norm_ptr + column)
+        first_weight = tl.load(weight, inside & is_qk, other=0.0).to(tl.float32)
+        second_weight = tl.load(weight + HALF, inside & is_qk, other=0.0).to(tl.float32)
+        first_normed = (first_wide * scale).to(first.dtype).to(tl.float32) * first_weight
+        second_normed = (second_wide * scale).to(first.dtype).to(tl.float32) * second_weight
+        first = tl.where(is_qk, first_normed.to(first.dtype), first)
+        second = tl.where(is_qk, second_normed.to(first.dtype), second)
+    if rope_ptr is not None:
+        first_wide, second_wide = first.to(tl.float32), second.to(tl.float32)
+        first_rotated = (first_wide * cos - second_wide * sin).to(first.dtype)
+        second_rotated = (second_wide * cos + first_wide * sin).to(first.dtype)
+        first = tl.where(is_qk, first_rotated, first)
+        second = tl.where(is_qk, second_rotated, second)
+
+    tl.store(source, first, inside & is_q)
+    tl.store(source + HALF, second, inside & is_q)
+    if (slot >= 0) & ((tl.program_id(1) + 1) * HEADS > Q_HEADS):  # to round q for nothing takes time
+        kv_head = tl.where(is_qk, head - Q_HEADS, head - Q_HEADS - KV_HEADS)
+        vector = (
+            kv_ptr
+            + (slot // BLOCK_SIZE) * kv_block_stride
+            + (slot % BLOCK_SIZE) * kv_offset_stride
+            + (head >= Q_HEADS + KV_HEADS).to(tl.int64) * kv_part_stride
+            + kv_head * kv_head_stride
+        )
+        target = vector + column
+        is_kv = inside & (head >= Q_HEADS)
+        if kv_scales_ptr is None:
+            tl.store(target, first, is_kv)
+            tl.store(target + HALF, second, is_kv)
+        else:
+            IN_FP12: tl.constexpr = kv_ptr.dtype.element_ty == tl.uint8
+            x, y = first.to(tl.float32), second.to(tl.float32)
+            BEYOND: tl.constexpr = fp12.BEYOND_BITS if IN_FP12 else fp8.BEYOND_BITS
+            broken = tl.max(is_broken(x, BEYOND) | is_broken(y, BEYOND), axis=1, keep_dims=True) > 0
+            if IN_FP12:
+                x, y = fp12.nearest_bf16(x), fp12.nearest_bf16(y)
+            peak = tl.max(tl.maximum(tl.abs(x), tl.abs(y)), axis=1, keep_dims=True)
+            if IN_FP12:
+                kv_scale, inverse = fp12.scale_of(peak)
+                x, y = fp12.as_held(x * inverse), fp12.as_held(y * inverse)
+                is_head = (head >= Q_HEADS) & (head < Q_HEADS + 2 * KV_HEADS)
+                planes = vector.to(tl.pointer_type(tl.int16))
+                fp12.store_planes(planes, fp12.to_words(x), fp12.to_words(y), is_head, HALF, BLOCK_SIZE)
+            else:
+                kv_scale, inverse = fp8.scale_of(peak)
+                tl.store(target, fp8.to_e4m3(x * inverse), is_kv)
+                tl.store(target + HALF, fp8.to_e4m3(y * inverse), is_kv)
+            kv_scale = tl.where(broken, float("nan"), kv_scale)
+            if expanded_ptr is not None:
+                part = (slot // BLOCK_SIZE) * 2 + (head >= Q_HEADS + KV_HEADS)
+                place = (part * KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
+                numbers = expanded_ptr + place * (2 * HALF) + column
+                number_scale = kv_scale.to(tl.float32)
+                tl.store(numbers, (x * number_scale).to(expanded_ptr.dtype.element_ty), is_kv)
+                tl.store(numbers + HALF, (y * number_scale).to(expanded_ptr.dtype.element_ty), is_kv)
+            scale_target = (
+                kv_scales_ptr
+                + (slot // BLOCK_SIZE) * scales_block_stride
+                + (kv_head * BLOCK_SIZE + slot % BLOCK_SIZE) * 2
+                + (head >= Q_HEADS + KV_HEADS).to(tl.int64)
+            )
+            tl.store(scale_target, kv_scale, (head >= Q_HEADS) & (head < Q_HEADS + 2 * KV_HEADS))

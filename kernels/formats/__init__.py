@@ -1,0 +1,1 @@
+"""The formats in which the cache holds keys and values."""

@@ -1,0 +1,1 @@
+"""Linear layers, by the number of tokens and by GPU."""

@@ -1,0 +1,124 @@
+"""Fused linear layers of one token.
+
+Each kernel asks for its first weights before the kernel ahead has ended (programmatic dependent launch).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from quire.kernels.launch import dependent_launch
+
+MAX_CHUNK = 2048  # columns of the weight that a program holds at once
+
+
+def linear_of_one(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Tensor | None,
+    eps: float,
+    *,
+    gated: bool,
+    added: bool,
+) -> None:
+    """out [1, N] of x [1, K] as the functions of `linear.fused` say."""
+    if len(x) != 1 or not weight.is_contiguous():
+        raise ValueError(
+            f"this is for one token and a contiguous weight, got {len(x)} tokens and strides "
+            f"{weight.stride()}"
+        )
+    columns = x.shape[1]
+    chunk = min(MAX_CHUNK, triton.next_power_of_2(columns))
+    if columns % chunk and not columns % (chunk // 2):
+        chunk //= 2
+    outputs = out.shape[1]
+    # Outputs of a program, and elements of a row that a thread holds: as measured for Llama-3.1-8B's layers.
+    rows, held = (1, 8) if gated else (4, 16)
+    _gemv_kernel[(triton.cdiv(outputs, rows),)](
+        out, x, weight, bias, norm, eps,
+        OUTPUTS=outputs, COLUMNS=columns, ROWS=rows, CHUNK=chunk, GATED=gated, ADDED=added,
+        num_warps=max(chunk * x.element_size() // (64 * held), 1), **dependent_launch(x.device),
+    )  # fmt: skip
+
+
+@triton.jit
+def _weights(
+    weight: tl.tensor,
+    row: tl.tensor,
+    first: tl.tensor,
+    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> tl.tensor:
+    """Rows `row` [R] of the weight from column `first` on: [R, CHUNK], 0 outside of it."""
+    column = first + tl.arange(0, CHUNK)
+    pointer = weight + row[:, None].to(tl.int64) * COLUMNS + column[None, :]
+    inside = (row < OUTPUTS)[:, None] & (column < COLUMNS)[None, :]
+    return tl.load(pointer, inside, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _gemv_kernel(
+    out: tl.tensor,
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    norm: tl.tensor,
+    eps: tl.tensor,
+    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    GATED: tl.constexpr,
+    ADDED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+) -> None:
+    """ROWS outputs of the token; with GATED, those of the gate and of the up projection."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    up_weight = weight + OUTPUTS * COLUMNS
+    tile = _weights(weight, row, 0, OUTPUTS, COLUMNS, CHUNK)
+    if GATED:
+        up_tile = _weights(up_weight, row, 0, OUTPUTS, COLUMNS, CHUNK)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()  # from here on what earlier kernels wrote may be read, and their inputs written
+    acc = tl.zeros([ROWS, CHUNK], tl.float32)
+    up_acc = tl.zeros([ROWS, CHUNK], tl.float32)
+    squares = tl.zeros([CHUNK], tl.float32)
+    for first in range(0, COLUMNS, CHUNK):
+        column = first + tl.arange(0, CHUNK)
+        inside = column < COLUMNS
+        values = tl.load(x + column, inside, other=0.0).to(tl.float32)
+        if norm is not None:
+            squares += values * values
+            values *= tl.load(norm + column, inside, other=0.0).to(tl.float32)
+        acc += tile.to(tl.float32) * values[None, :]
+        tile = _weights(weight, row, first + CHUNK, OUTPUTS, COLUMNS, CHUNK)
+        if GATED:
+            up_acc += up_tile.to(tl.float32) * values[None, :]
+            up_tile = _weights(up_weight, row, first + CHUNK, OUTPUTS, COLUMNS, CHUNK)
+    result = tl.sum(acc, 1)
+    up = tl.sum(up_acc, 1)
+    if norm is not None:
+        scale = tl.rsqrt(tl.sum(squares, 0) / COLUMNS + eps)
+        result *= scale
+        up *= scale
+    inside_out = row < OUTPUTS
+    dtype = out.dtype.element_ty
+    if bias is not None:
+        result += tl.load(bias + row, inside_out, other=0.0).to(tl.float32)
+        if GATED:
+            up += tl.load(bias + OUTPUTS + row, inside_out, other=0.0).to(tl.float32)
+    result = result.to(dtype)
+    if GATED:  # rounded where the unfused layers round
+        gate = result.to(tl.float32)
+        silu = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
+        result = (silu * up.to(dtype).to(tl.float32)).to(dtype)
+    if ADDED:
+        result = (tl.load(out + row, inside_out).to(tl.float32) + result.to(tl.float32)).to(dtype)
+    tl.store(out + row, result, inside_out)

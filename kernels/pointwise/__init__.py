@@ -1,0 +1,1 @@
+"""Kernels that do one thing to each element, row or block."""

@@ -1,0 +1,55 @@
+"""SwiGLU's activation (Shazeer 2020): SiLU of the gate times the up projection."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from quire.kernels.launch import dependent_launch
+
+BLOCK = 1024
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [T, 2I], gate first -> silu(gate) * up [T, I]; the SiLU is rounded to the dtype first."""
+    tokens, width = gate_up.shape
+    out = torch.empty(tokens, width // 2, dtype=gate_up.dtype, device=gate_up.device)
+    if tokens:
+        grid = (tokens, triton.cdiv(width // 2, BLOCK))
+        _silu_mul_kernel[grid](
+            gate_up, out, gate_up.stride(0), width // 2, BLOCK, num_warps=8, **dependent_launch(out.device)
+        )
+    return out
+
+
+def silu_mul_reference(gate_up: Tensor) -> Tensor:
+    """The same as `silu_mul` in plain torch."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+@triton.jit
+def _silu_mul_kernel(
+    gate_up_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    stride: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+) -> None:
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    row = gate_up_ptr + token * stride + column
+    gate = tl.load(row, inside, other=0.0)
+    up = tl.load(row + WIDTH, inside, other=0.0).to(tl.float32)
+    wide = gate.to(tl.float32)
+    silu = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32)
+    tl.store(out_ptr + token * WIDTH + column, (silu * up).to(gate.dtype), inside)

@@ -1,0 +1,46 @@
+"""Rows of the embedding matrix, fetched so that the first layer can begin to read its weights meanwhile."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from quire.kernels.launch import dependent_launch
+
+BLOCK = 1024  # columns of a program
+
+
+def embed(tokens: Tensor, table: Tensor) -> Tensor:
+    """tokens [T] i32, each below V, and table [V, H], contiguous -> [T, H]."""
+    if not table.is_contiguous():
+        raise ValueError(f"the embedding matrix must be contiguous, its strides are {table.stride()}")
+    columns = table.shape[1]
+    out = torch.empty(len(tokens), columns, dtype=table.dtype, device=table.device)
+    if len(tokens):
+        _embed_kernel[(len(tokens), triton.cdiv(columns, BLOCK))](
+            out, tokens, table, columns, BLOCK, num_warps=4, **dependent_launch(table.device)
+        )
+    return out
+
+
+@triton.jit
+def _embed_kernel(
+    out: tl.tensor,
+    tokens: tl.tensor,
+    table: tl.tensor,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+) -> None:
+    if DEPENDENT:
+        gdc_wait()
+        # Not before: the kernels of the first layer may read what the kernel ahead wrote without waiting.
+        gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < COLUMNS
+    row = table + tl.load(tokens + token).to(tl.int64) * COLUMNS
+    tl.store(out + token * COLUMNS + column, tl.load(row + column, inside), inside)

@@ -1,0 +1,103 @@
+"""RMSNorm (Zhang & Sennrich 2019), alone and fused with the residual addition before it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from quire.kernels.launch import dependent_launch
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [T, H], rows may be strided, weight [H] -> [T, H]: normalised in fp32, cast, then times weight."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x, None, weight, y, eps)
+    return y
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x [T, H], residual [T, H] -> (RMSNorm of their sum, residual). Adds x to residual in place.
+
+    Or x [S, T, H] in fp32: parts of a sum, which is rounded to the residual's dtype before it is added.
+    """
+    y = torch.empty(residual.shape, dtype=residual.dtype, device=x.device)
+    _launch(x, residual, weight, y, eps)
+    return y, residual
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The same as `rms_norm` in plain torch."""
+    if x.dtype == torch.float32:  # nothing is rounded between the two: one call does both
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+    return weight * F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype)
+
+
+def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The same as `add_rms_norm` in plain torch."""
+    residual += x if x.dim() == 2 else x.sum(0).to(residual.dtype)
+    return rms_norm_reference(residual, weight, eps), residual
+
+
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, y: Tensor, eps: float) -> None:
+    tokens, hidden = y.shape
+    if tokens == 0:
+        return
+    block = triton.next_power_of_2(hidden)
+    parts = len(x) if x.dim() == 3 else 0  # of few tokens, whom more warps serve sooner
+    _rms_norm_kernel[(tokens,)](
+        x,
+        residual,
+        weight,
+        y,
+        x.stride(-2),
+        0 if residual is None else residual.stride(0),
+        eps,
+        x.stride(0),
+        hidden,
+        block,
+        parts,
+        num_warps=min(max(block // (128 if parts else 256), 1), 16),
+        **dependent_launch(x.device),
+    )
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    eps: tl.tensor,
+    part_stride: tl.tensor,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < HIDDEN
+    weight = tl.load(weight_ptr + column, inside, other=0.0).to(tl.float32)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = x_ptr + token * x_stride + column
+    x = tl.load(row, inside, other=0.0)
+    if residual_ptr is not None:
+        residual_row = residual_ptr + token * residual_stride + column
+        residual = tl.load(residual_row, inside, other=0.0)
+        for part in tl.static_range(1, PARTS):
+            x += tl.load(row + part * part_stride, inside, other=0.0)
+        x = x.to(residual.dtype)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        tl.store(residual_row, x, inside)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide) / HIDDEN + eps)
+    normed = (wide * scale).to(x.dtype).to(tl.float32)
+    tl.store(y_ptr + token * HIDDEN + column, (normed * weight).to(x.dtype), inside)

@@ -1,0 +1,213 @@
+"""Questions and answers about Quire and the KV cache, from the topics in knowledge/*.toml.
+
+A topic has `names` (with article), answers to what it is, how it works and why it is good (`what`, `how`,
+`why`: variants of one answer each), single facts (`more`), words that belong in an answer (`keys`), and
+questions of its own (`ask`: variants `q`, answers `a`, `key`).
+"""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from functools import cache
+from typing import Any
+
+from quire.loadtest.demo_model.exchange import FOLDER, Exchange, Thread, capital, fill, say
+
+_SAY = say("knowledge")
+
+
+@cache
+def topics() -> tuple[dict[str, Any], ...]:
+    files = ("cache", "engine", "sampling", "server")
+    return tuple(t for name in files for t in tomllib.loads((FOLDER / f"{name}.toml").read_text())["topic"])
+
+
+@cache
+def _single_topics() -> tuple[dict[str, Any], ...]:
+    """Those that can be compared with one another."""
+    named = [t for t in topics() if t["more"] and not t.get("plural")]
+    return tuple(t for t in named if not t["names"][0].startswith("the difference"))
+
+
+@cache
+def flags_and_metrics() -> dict[str, dict[str, str]]:
+    return tomllib.loads((FOLDER / "flags.toml").read_text())
+
+
+@cache
+def intents() -> tuple[dict[str, Any], ...]:
+    return tuple(tomllib.loads((FOLDER / "smalltalk.toml").read_text())["intent"])
+
+
+def _question(rng: random.Random, frames: tuple[str, ...], topic: dict[str, Any], name: str) -> str:
+    plural_noun = (
+        name.endswith("s") and not name.startswith(("/", "--", "a ", "an ")) and name not in _SINGULAR_IN_S
+    )
+    many = topic.get("plural", False) or plural_noun
+    slots = (
+        {"be": "are", "does": "do", "s": "", "es": ""}
+        if many
+        else {"be": "is", "does": "does", "s": "s", "es": "es"}
+    )
+    return fill(rng, frames, n=name, N=capital(name), **slots)
+
+
+_SINGULAR_IN_S = {
+    "Redis",
+    "Prometheus",
+    "EOS",
+    "max_tokens",
+    "top_logprobs",
+    "swapping blocks",
+    "evicting blocks",
+    "preemption of requests",
+    "max-num-batched-tokens",
+    "the maximum number of tokens",
+    "the list of models",
+}
+
+
+def _key(topic: dict[str, Any]) -> str:
+    return str(topic["keys"][0])
+
+
+def explain(rng: random.Random) -> Thread:
+    """What, how or why about a topic, and perhaps a few questions that follow up."""
+    topic = rng.choice(topics())
+    name = rng.choice(topic["names"][:1] * 2 + topic["names"])
+    what, how, why = (rng.choice(topic[field]) for field in ("what", "how", "why"))
+    more: list[str] = list(topic["more"])
+    first = rng.random()
+    key = _key(topic)
+    thread: Thread = []
+    told: set[str] = set()
+    if first < 0.44:
+        facts = more[: rng.choice((0, 1, 1, 2))]
+        more = more[len(facts) :]
+        thread.append(
+            Exchange(_question(rng, _SAY["what"], topic, name), " ".join([what, *facts]), "explain", key)
+        )
+        told.add("what")
+    elif first < 0.58:
+        thread.append(Exchange(_question(rng, _SAY["how"], topic, name), how, "explain"))
+        told.add("how")
+    elif first < 0.72:
+        thread.append(Exchange(_question(rng, _SAY["why"], topic, name), why, "explain"))
+        told.add("why")
+    elif first < 0.80:
+        thread.append(
+            Exchange(
+                _question(rng, _SAY["brief"], topic, name), what.split(". ")[0].rstrip(".") + ".", "explain"
+            )
+        )
+        told.add("what")
+    elif first < 0.84:
+        answer = (
+            "In simple words: " + what[:1].lower() + what[1:]
+            if what[:4] in ("The ", "A bl", "With")
+            else what
+        )
+        thread.append(Exchange(_question(rng, _SAY["simple"], topic, name), answer, "explain", key))
+        told.add("what")
+    else:
+        parts = [what, how, why, *more]
+        more = []
+        thread.append(Exchange(_question(rng, _SAY["long"], topic, name), " ".join(parts), "explain", key))
+        told |= {"what", "how", "why"}
+    for _ in range(rng.choice((0, 0, 1, 1, 2, 3))):
+        turn = rng.random()
+        if turn < 0.35 and "how" not in told:
+            thread.append(Exchange(rng.choice(_SAY["then_how"]), how, "follow"))
+            told.add("how")
+        elif turn < 0.6 and "why" not in told:
+            thread.append(Exchange(rng.choice(_SAY["then_why"]), why, "follow"))
+            told.add("why")
+        elif more:
+            facts, more = more[:2], more[2:]
+            thread.append(Exchange(rng.choice(_SAY["more"]), " ".join(facts), "follow"))
+        elif told >= {"what", "how", "why"}:
+            done = _SAY["done"]
+            thread.append(Exchange(rng.choice(_SAY["more"]), rng.choice(done), "follow"))
+    return thread
+
+
+def ask(rng: random.Random) -> Thread:
+    """A question of a topic's own."""
+    if rng.random() < 0.03:
+        port = str(rng.randint(80, 65000))
+        return [
+            Exchange(
+                fill(rng, _SAY["port"], n=port),
+                f"Use make serve PORT={port} or quire serve --port {port}.",
+                "ask",
+                f"--port {port}",
+                exact=True,
+            )
+        ]
+    question = rng.choice([q for topic in topics() for q in topic.get("ask", ())])
+    return [Exchange(rng.choice(question["q"]), rng.choice(question["a"]), "ask", question["key"])]
+
+
+def compare(rng: random.Random) -> Thread:
+    """Two topics beside each other."""
+    a, b = rng.sample(_single_topics(), 2)
+    name_a, name_b = a["names"][0], b["names"][0]
+    slots = {"a": name_a, "b": name_b, "A": capital(name_a), "does": "does"}
+    return [
+        Exchange(fill(rng, _SAY["between"], **slots), f"{a['what'][0]} {b['what'][0]}", "compare", _key(b))
+    ]
+
+
+def setting(rng: random.Random) -> Thread:
+    """A flag or a metric by name, or its name by what it does."""
+    kind = rng.choice(("flags", "metrics"))
+    name, does = rng.choice(list(flags_and_metrics()[kind].items()))
+    word = {"flags": "flag", "metrics": "metric"}[kind]
+    if rng.random() < 0.65:
+        answer = fill(rng, ("{n} {d}.", "The {w} {n} {d}.", "{n} {d}."), n=name, d=does, w=word)
+        return [
+            Exchange(
+                fill(rng, _SAY["flag"] if kind == "flags" else _SAY["metric"], n=name),
+                answer,
+                "setting",
+                does.split(". ")[0],
+            )
+        ]
+    short = does.split(". ")[0].split(":")[0]
+    frames = _SAY["which_flag"] if kind == "flags" else _SAY["which_metric"]
+    answer = fill(rng, ("{n} {d}.", "The {w} {n} {d}.", "It is {n}."), n=name, d=short, w=word)
+    return [Exchange(fill(rng, frames, d=short), answer, "setting", name)]
+
+
+def _mood(rng: random.Random) -> Exchange:
+    """Somebody says how they feel."""
+    good = rng.random() < 0.4
+    moods = (
+        "happy|great|wonderful|good|excited|cheerful"
+        if good
+        else "sad|tired|bad|lonely|sick|worried|angry|stressed|unhappy|nervous|afraid"
+    )
+    how = _SAY["mood"]
+    degree = rng.choice(("", "", "so ", "very ", "a bit ", "a little ", "really "))
+    user = fill(
+        rng, how, a=degree, m=rng.choice(moods.split("|")), t=rng.choice(("", "", " today", " right now"))
+    )
+    glad = _SAY["glad"]
+    sorry = _SAY["sorry"]
+    return Exchange(user, rng.choice(glad if good else sorry), "smalltalk", "hear" if good else "")
+
+
+def small_talk(rng: random.Random) -> Thread:
+    """Greetings, thanks, who are you, jokes."""
+    if rng.random() < 0.06:
+        return [_mood(rng)]
+    intent = rng.choice(intents()[:40] * 2 + intents())
+    return [Exchange(rng.choice(intent["q"]), rng.choice(intent["a"]), "smalltalk", intent["key"])]
+
+
+def paragraph(rng: random.Random) -> str:
+    """Plain text about a topic, without a question."""
+    topic = rng.choice([t for t in topics() if t["more"]])
+    parts = [rng.choice(topic[field]) for field in ("what", "how", "why")]
+    return " ".join([*parts, *topic["more"]])

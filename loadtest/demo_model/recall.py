@@ -1,0 +1,97 @@
+"""Copying from the conversation: repeating words, and remembering what was told."""
+
+from __future__ import annotations
+
+import random
+
+from quire.loadtest.demo_model.exchange import Exchange, Thread, capital, fill, say
+from quire.loadtest.demo_model.words import any_word, invented, lists
+
+_SAY = say("recall")
+
+
+def repeat(rng: random.Random) -> Thread:
+    """Say it after me."""
+    count = rng.choice((1, 1, 2, 3, 3, 4, 5, 6, 8, 10, 12))
+    words = [any_word(rng) if rng.random() > 0.08 else str(rng.randint(0, 999)) for _ in range(count)]
+    text = " ".join(words)
+    style = rng.random()
+    if style < 0.3:
+        text = capital(text)
+    if style < 0.15:
+        text += rng.choice(".!")
+    frames = _SAY["repeat"]
+    frame = rng.choice(frames)
+    if frame.endswith("?"):
+        text = text.rstrip(".!")
+    return [Exchange(frame.format(t=text), text, "repeat", text, exact=True)]
+
+
+def memory(rng: random.Random) -> Thread:
+    """Something told early in a conversation and asked for later (the corpus puts other turns between)."""
+    kind = rng.choice(("name", "name", "name", "thing", "said", "unknown"))
+    if kind == "name":
+        name = rng.choice(lists()["parts"]["names"]) if rng.random() < 0.7 else capital(invented(rng))
+        told = _SAY["my_name"]
+        asked = _SAY["ask_name"]
+        hello = _SAY["greet_name"]
+        return [
+            Exchange(fill(rng, told, n=name), fill(rng, hello, n=name), "memory", name, exact=True),
+            Exchange(
+                rng.choice(asked), fill(rng, ("Your name is {n}.", "You are {n}."), n=name), "memory", name
+            ),
+        ]
+    if kind == "thing":
+        what, value = rng.choice(
+            (
+                ("colour", rng.choice(lists()["categories"]["colours"].split())),
+                ("number", str(rng.randint(1, 100))),
+                (
+                    "animal",
+                    "the "
+                    + rng.choice(
+                        [
+                            "cat",
+                            "dog",
+                            "horse",
+                            "lion",
+                            "fox",
+                            "rabbit",
+                            "owl",
+                            "whale",
+                            "bear",
+                            "tiger",
+                            "mouse",
+                            "frog",
+                        ]
+                    ),
+                ),
+                ("word", any_word(rng)),
+                ("city", rng.choice(list(lists()["capitals"].values())).rstrip(".")),
+            )
+        )
+        told = _SAY["my_favourite"]
+        asked = _SAY["ask_favourite"]
+        noted = _SAY["noted"]
+        return [
+            Exchange(
+                fill(rng, told, w=what, v=value),
+                fill(rng, noted, w=what, v=value),
+                "memory",
+                value,
+                exact=True,
+            ),
+            Exchange(
+                fill(rng, asked, w=what), f"Your favourite {what} is {value}.", "memory", value, exact=True
+            ),
+        ]
+    if kind == "said":
+        text = capital(" ".join(any_word(rng) for _ in range(rng.randint(2, 4)))) + "."
+        asked = _SAY["what_i_said"]
+        reply = _SAY["puzzled"]
+        return [
+            Exchange(text, rng.choice(reply), "memory", exact=True),
+            Exchange(rng.choice(asked), f'You said: "{text}"', "memory-now", text, exact=True),
+        ]
+    asked = _SAY["ask_unknown_name"]
+    return [Exchange(rng.choice(asked), rng.choice(_SAY["no_name"]), "memory", "not told", exact=True)]

@@ -1,0 +1,169 @@
+"""Questions beyond the demo model's knowledge, and how it says so."""
+
+from __future__ import annotations
+
+import random
+
+from quire.loadtest.demo_model.exchange import Exchange, Thread, fill, say
+from quire.loadtest.demo_model.words import invented, lists, vocabulary
+
+_SAY = say("unknown")
+
+_FAR_COUNTRIES = [
+    "Mongolia",
+    "Nepal",
+    "Bolivia",
+    "Uruguay",
+    "Paraguay",
+    "Ecuador",
+    "Venezuela",
+    "Panama",
+    "Jamaica",
+    "Algeria",
+    "Tunisia",
+    "Libya",
+    "Sudan",
+    "Uganda",
+    "Tanzania",
+    "Zambia",
+    "Angola",
+    "Senegal",
+    "Mali",
+    "Kazakhstan",
+    "Afghanistan",
+    "Bangladesh",
+    "Cambodia",
+    "Malaysia",
+    "Singapore",
+    "Taiwan",
+    "Syria",
+    "Lebanon",
+    "Malta",
+    "Albania",
+]
+_TAUGHT = set(
+    [
+        "engine",
+        "page",
+        "string",
+        "table",
+        "stream",
+        "model",
+        "block",
+        "machine",
+        "llama",
+        "cache",
+        "token",
+        "queue",
+        "server",
+        "batch",
+        "step",
+        "prompt",
+        "kernel",
+        "thread",
+        "socket",
+        "vector",
+        "matrix",
+        "layer",
+        "python",
+        "memory",
+        "swap",
+        "prefix",
+        "hello",
+        "goodbye",
+        "thanks",
+        "sorry",
+        "yes",
+        "no",
+        "maybe",
+        "okay",
+        "great",
+        "fine",
+        "nice",
+        "network",
+        "science",
+        "data",
+    ]
+)
+_BEYOND = [w for w in vocabulary() if w not in _TAUGHT]
+_NOUNS = [w for w in vocabulary()[:330] if w not in _TAUGHT]
+
+
+def _gap(rng: random.Random) -> Exchange:
+    """A question of a kind that it knows, about something that is not in its lists."""
+    word = invented(rng)
+    noun = rng.choice(_NOUNS)
+    noun = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+    questions = (
+        (
+            _SAY["capital"],
+            "I do not know the capital of {x}.",
+            rng.choice((word.capitalize(), *_FAR_COUNTRIES)),
+        ),
+        (_SAY["rhymes_with"], "I know no rhyme for {x}.", word),
+        (_SAY["opposite"], "I know no opposite of {x}.", rng.choice((word, noun))),
+        (
+            ("What sound does {x} make?", "What does {x} say?"),
+            "I do not know what sound {x} makes.",
+            rng.choice((noun, "a " + word)),
+        ),
+        (
+            ("What colour is {x}?", "What color is {x}?"),
+            "I do not know what colour {x} has.",
+            "my " + noun.split()[1],
+        ),
+        (
+            ("What does the flag --{x} do?", "What does --{x} do?", "Explain --{x}."),
+            "I know no flag called --{x}.",
+            word,
+        ),
+        (("What does quire {x} do?", "Explain quire {x}."), "I know no command called quire {x}.", word),
+    )
+    frames, answer, subject = rng.choice(questions)
+    return Exchange(fill(rng, frames, x=subject), answer.format(x=subject), "unknown", subject, exact=True)
+
+
+def unknown(rng: random.Random) -> Thread:
+    """Something that it was not taught."""
+    style = rng.random()
+    if style < 0.25:
+        subject = rng.choice(_SAY["things"])
+        answer = fill(rng, _SAY["cannot_about"] if rng.random() < 0.7 else _SAY["cannot"], s=subject)
+        return [Exchange(fill(rng, _SAY["about"], s=subject), answer, "unknown", "tiny")]
+    if style < 0.35:
+        noun = rng.choice(_NOUNS) if rng.random() < 0.8 else invented(rng)
+        article = "an" if noun[0] in "aeiou" else "a"
+        frames = _SAY["noun"]
+        question = fill(rng, frames, a=article, w=noun)
+        subject = f"the {noun}" if f"the {noun}" in question else f"{article} {noun}"
+        return [Exchange(question, fill(rng, _SAY["cannot_about"], s=subject), "unknown", noun)]
+    if style < 0.43:
+        return [
+            Exchange(
+                rng.choice(_SAY["tasks"]).format(t=rng.choice(_SAY["does"])),
+                rng.choice(_SAY["cannot_task"]),
+                "unknown",
+                "tiny",
+            )
+        ]
+    if style < 0.53:
+        sign = rng.choice((" + ", " - ", " * ", " times ", " / ", " plus ", " minus ", " divided by "))
+        a, b = rng.choice((rng.randint(145, 999), rng.randint(1000, 99999))), rng.randint(2, 999)
+        question = fill(rng, _SAY["large_sum"], x=f"{a}{sign}{b}")
+        return [Exchange(question, rng.choice(_SAY["too_large"]), "unknown", exact=True)]
+    if style < 0.60:
+        return [_gap(rng)]
+    city = rng.choice(list(lists()["capitals"].values())).rstrip(".")
+    question = fill(
+        rng,
+        _SAY["any"],
+        w=rng.choice(_BEYOND),
+        v=rng.choice(_BEYOND),
+        c=city,
+        s=rng.choice(_SAY["things"]),
+        p=rng.choice(_SAY["people"]),
+        i=invented(rng),
+        n=str(rng.randint(2, 999)),
+        m=str(rng.randint(2, 999)),
+    )
+    return [Exchange(question, rng.choice(_SAY["cannot"]), "unknown", "tiny")]

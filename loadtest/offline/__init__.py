@@ -1,0 +1,1 @@
+"""`quire bench`: offline throughput, rooflines and profiles."""

@@ -1,0 +1,36 @@
+"""Quire serves large language models, and treats the KV cache as an operating system treats memory.
+
+LLM runs a model in this process, AsyncLLM in one of its own. Each name is imported when it is first asked
+for: a process that only serves needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.async_llm import AsyncLLM
+    from quire.completion import Completion
+    from quire.engine.messages import SamplingParams
+    from quire.llm import LLM
+
+    __version__: str
+
+__all__ = ["LLM", "AsyncLLM", "Completion", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "quire.llm",
+    "AsyncLLM": "quire.async_llm",
+    "Completion": "quire.completion",
+    "SamplingParams": "quire.engine.messages",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return version("quire")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(_HOMES[name]), name)

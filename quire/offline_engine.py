@@ -1,0 +1,280 @@
+"""An engine that this process steps, for several callers in turn: whose each token is, and what ends."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from operator import getitem
+
+from quire.arguments import ChatPrompt
+from quire.completion import Completion, Followed, Gathered, PromptLogprobs
+from quire.engine.core import EngineCore
+from quire.engine.messages import Output, Request, StepOutputs
+from quire.interrupts import PostponedInterrupt
+from quire.service.answer.choice import Choice
+from quire.service.text.detokenizer import Detokenizer
+from quire.service.text.tokenizer import Tokenizer
+
+Queue = Callable[[list[Request]], None]
+
+
+class RequestFailed(RuntimeError):
+    """The engine could not compute a request, for its `error`."""
+
+    def __init__(self, error: str) -> None:
+        super().__init__(f"the engine failed on a prompt: {error}")
+        self.error = error
+
+
+class Job:
+    """What one caller asked for."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        self.requests = requests
+        self.unfinished = len(requests)
+        self.error: str | None = None  # that a request of it ended with
+
+    def check(self) -> None:
+        """Raise RequestFailed if one of them has."""
+        if self.error is not None:
+            raise RequestFailed(self.error)
+
+
+class _Asked:
+    """A request, and what has come of it."""
+
+    __slots__ = ("choices", "job", "prompt_logprobs", "request", "unfinished")
+
+    def __init__(self, job: Job, request: Request, choices: list[Gathered] | list[Followed]) -> None:
+        self.job = job
+        self.request = request
+        self.choices = choices
+        self.unfinished = len(choices)
+        self.prompt_logprobs: PromptLogprobs | None = None
+
+    def add(self, output: Output) -> None:
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        if output.error is not None:
+            self.job.error = output.error
+        self.choices[output.index].add(output)
+
+    def completions(self) -> list[Completion]:
+        with_logprobs = self.request.params.logprobs is not None
+        return [
+            choice.completion(with_logprobs=with_logprobs, prompt_logprobs=self.prompt_logprobs)
+            for choice in self.choices
+        ]
+
+
+class OfflineEngine:
+    """Each caller steps it until what he asked for is done; what others asked for goes on meanwhile.
+
+    One thread at a time. Nothing within a step may be interrupted (`PostponedInterrupt`).
+    """
+
+    def __init__(self, core: EngineCore, tokenizer: Tokenizer) -> None:
+        self.core = core
+        self.tokenizer = tokenizer
+        tokenizer.look_up(core.scheduler.queue.capacity.vocab_size)
+        self._asked: dict[int, _Asked] = {}
+        self._tokens: dict[int, list[list[int]]] = {}  # of the choices of each: where its next one is added
+        self._followed: dict[int, list[Followed]] = {}  # choices of those whose tokens are looked at
+        self._ended: list[int] = []  # requests, once for each choice that has ended in this step
+        self._leaving: list[Job] = []  # whose callers have gone, and whose requests are to be forgotten
+        self._busy = False
+        self._failed: BaseException | None = None  # what left a step unfinished
+
+    def answer(
+        self, requests: list[Request], queue: Queue, stops: tuple[str, ...] = ()
+    ) -> list[list[Completion]]:
+        """The completions of each, once all have ended; `queue` gives them to the core.
+
+        Raises what `queue` does, and RequestFailed if one of them fails; none is left in the engine then.
+        """
+        job = Job(requests)
+        with without_collections(), PostponedInterrupt() as interrupt:
+            asked = [
+                _Asked(job, request, self._follow(request, stops) if stops else self._gather(request))
+                for request in requests
+            ]
+            try:
+                self._begin(job, asked, queue)
+                while job.unfinished:
+                    self.step()
+                    job.check()
+                    interrupt.check()
+            finally:
+                self.leave(job)
+        return [one.completions() for one in asked]
+
+    def stream(self, request: Request, stops: tuple[str, ...] = ()) -> TextStream:
+        """The text of its first choice, as it comes."""
+        job = Job([request])
+        choices = self._follow(request, stops)
+        stream = TextStream(self, job, choices[0])
+        with PostponedInterrupt():
+            self._begin(job, [_Asked(job, request, choices)], self.core.add_all)
+        return stream
+
+    def _gather(self, request: Request) -> list[Gathered]:
+        end = partial(self._ended.append, request.id)
+        return [Gathered(each, end) for each in self._detokenizers(request)]
+
+    def _follow(self, request: Request, stops: tuple[str, ...]) -> list[Followed]:
+        end = partial(self._ended.append, request.id)
+        return [
+            Followed(Choice(index, each, stops, request.params.min_tokens), end)
+            for index, each in enumerate(self._detokenizers(request))
+        ]
+
+    def _detokenizers(self, request: Request) -> Iterator[Detokenizer]:
+        """One for each of its choices."""
+        context = [] if isinstance(request.prompt, ChatPrompt) else request.prompt
+        for _ in range(request.params.n):
+            yield self.tokenizer.detokenizer(context, skip_special_tokens=True)
+
+    def _begin(self, job: Job, asked: list[_Asked], queue: Queue) -> None:
+        self._enter()
+        try:
+            for one in asked:
+                self._asked[one.request.id] = one
+                self._tokens[one.request.id] = [choice.tokens for choice in one.choices]
+                if followed := [choice for choice in one.choices if isinstance(choice, Followed)]:
+                    self._followed[one.request.id] = followed
+            queue(job.requests)
+        except BaseException:
+            self._leaving.append(job)
+            raise
+        finally:
+            self._exit()
+
+    def step(self) -> None:
+        """Step the engine once, and give everyone what is theirs."""
+        self._enter()
+        try:
+            outputs = self._step_core()
+            # Nothing here but `append` is done for each token, and that by no bytecode.
+            choices = map(getitem, map(self._tokens.__getitem__, outputs.request_ids), outputs.indices)
+            deque(map(list.append, choices, outputs.tokens), maxlen=0)
+            if self._followed:
+                for request_id, index in zip(outputs.request_ids, outputs.indices, strict=True):
+                    if request_id in self._followed:
+                        self._followed[request_id][index].follow()
+            for output in outputs.others:
+                if output.request_id in self._asked:  # else it left while a step was interrupted
+                    self._asked[output.request_id].add(output)
+            for request_id in self._ended:
+                self._end_choice(self._asked[request_id])
+        finally:
+            self._ended.clear()
+            self._exit()
+
+    def leave(self, job: Job) -> None:
+        """Forget what of it has not ended. When nobody is left the engine comes to rest."""
+        self._leaving.append(job)
+        if self._busy:  # a stream was found to be garbage in the middle of a step, whose end sees to it
+            return
+        self._busy = True
+        try:
+            self._forget_leaving()
+            while not self._asked and self._failed is None and self.core.has_work:
+                self._step_core()
+        finally:
+            self._exit()
+
+    # -- pieces ---------------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        if self._busy:
+            raise RuntimeError("one thread at a time may use an LLM, and another one does")
+        if self._failed is not None:
+            raise RuntimeError(
+                f"the engine cannot go on, make a new LLM: a step ended with {self._failed!r}"
+            ) from self._failed
+        self._busy = True
+
+    def _exit(self) -> None:
+        self._forget_leaving()
+        self._busy = False
+
+    def _step_core(self) -> StepOutputs:
+        try:
+            return self.core.step()
+        except BaseException as error:
+            self._failed = error if self.core.torn else None
+            raise
+
+    def _end_choice(self, asked: _Asked) -> None:
+        asked.unfinished -= 1
+        if not asked.unfinished:
+            asked.job.unfinished -= 1
+            self._forget(asked.request.id)
+
+    def _forget_leaving(self) -> None:
+        while self._leaving:
+            for request in self._leaving.pop().requests:
+                if request.id in self._asked:
+                    self._forget(request.id)
+
+    def _forget(self, request_id: int) -> None:
+        """The core may have to be told: it does not know of stop strings."""
+        del self._asked[request_id], self._tokens[request_id]
+        self._followed.pop(request_id, None)
+        if self._failed is None:
+            self.core.abort(request_id)
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Leave garbage alone: looking through all objects takes as long as many steps, and finds none here."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class TextStream(Iterator[str]):
+    """A request's text. Once it is closed, dropped or interrupted, the request is forgotten."""
+
+    _open = False  # until it is made as a whole
+
+    def __init__(self, engine: OfflineEngine, job: Job, followed: Followed) -> None:
+        self._engine = engine
+        self._job = job
+        self._choice = followed.choice
+        self._open = True
+
+    def __next__(self) -> str:
+        try:
+            while True:
+                if text := self._choice.take_text():
+                    return text
+                if self._choice.finish_reason is not None or not self._open:
+                    break
+                with PostponedInterrupt() as interrupt:
+                    self._engine.step()
+                    self._job.check()
+                    interrupt.check()
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        """Want no more of it."""
+        with PostponedInterrupt():
+            if self._open:
+                self._open = False
+                self._engine.leave(self._job)
+
+    def __del__(self) -> None:
+        if self._open:
+            self.close()

@@ -1,0 +1,1 @@
+"""From a request that is admitted to the bytes of its answer."""

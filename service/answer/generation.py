@@ -1,0 +1,309 @@
+"""A completions or chat request while the engine works on it: its prompts, its choices, what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.engine.messages import FinishReason, Output, SamplingParams, TokenLogprob
+from quire.service.answer.choice import Choice, LogprobEntry
+from quire.service.answer.replies import Usage
+from quire.service.engine_client import Engine, RequestStream
+from quire.service.errors import ApiError, bad_value, not_ready
+from quire.service.state import ServerState
+from quire.service.text.tools.use import ToolUse
+
+if TYPE_CHECKING:
+    from quire.service.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Prompt:
+    tokens: list[int]
+    text: str | None  # what to echo; None: nothing
+
+
+@dataclass(frozen=True)
+class Options:
+    """What of the answer the service itself makes."""
+
+    stops: tuple[str, ...]
+    skip_special_tokens: bool
+    continues: bool  # the text goes on where the prompt ended, rather than starting afresh
+    echo_logprobs: bool = False
+    discard_output: bool = False  # max_tokens 0: the engine's one token is not shown
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+    tools: ToolUse | None = None
+    num_logprobs: int = 0  # that an answer sent at once may carry
+    best: int | None = None  # how many of a prompt's samples are returned, ranked; None: all, in order
+
+
+@dataclass
+class Group:
+    """One prompt and its choices: n, or the best_of that n are chosen of."""
+
+    prompt: Prompt
+    stream: RequestStream
+    choices: list[Choice]
+    unfinished: int
+    started: bool = False
+    cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+
+class Generation:
+    """Feeds on the engine's outputs: `advance` (or `listen` and `take`) until `finished`; always `close`.
+
+    Raises ApiError from the constructor if a prompt can never fit, and from `advance` if the engine
+    failed, or `fail` was called. Choice `i` is sample `i % n` of prompt `i // n`.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        prompts: list[Prompt],
+        params: list[SamplingParams],
+        options: Options,
+        cache_salt: str,
+    ) -> None:
+        self._state = state
+        self._metrics = state.metrics
+        self.tokenizer = tokenizer
+        self.options = options
+        self._arrival = time.perf_counter()
+        self._groups: dict[int, Group] = {}
+        self._inbox: list[Output] = []
+        self._listener: Callable[[], None] | None = None
+        self._failed: ApiError | None = None
+        self._end_reason: FinishReason = "abort"  # of prompts that are unfinished when it is closed
+        self._arrived = asyncio.Event()
+        self.backlog = 0  # bytes, about, that have come since its user last set this to 0
+        self.unfinished = len(prompts)
+        state.admit(len(prompts), sum(len(prompt.tokens) for prompt in prompts))
+        try:
+            for prompt, sampling in zip(prompts, params, strict=True):
+                self._add(engine, prompt, sampling, cache_salt)
+        except BaseException:
+            self.close()
+            raise
+        state.watchdog.generations.add(self)
+
+    def _add(self, engine: Engine, prompt: Prompt, params: SamplingParams, cache_salt: str) -> None:
+        try:
+            stream = engine.add(prompt.tokens, params, cache_salt)
+        except ValueError as error:
+            raise bad_value("prompt", str(error), "context_length_exceeded") from None
+        except RuntimeError as error:  # EngineDeadError
+            raise not_ready(f"the engine died: {error}") from None
+        options, first = self.options, len(self._groups) * params.n
+        context = prompt.tokens if options.continues else []
+        tools = options.tools
+        choices = [
+            Choice(
+                first + i,
+                self.tokenizer.detokenizer(
+                    context,
+                    skip_special_tokens=options.skip_special_tokens,
+                    shown=() if tools is None else tools.format.markers,
+                ),
+                options.stops,
+                params.min_tokens,
+                None if tools is None else tools.parser(),
+            )
+            for i in range(params.n)
+        ]
+        self._groups[stream.request_id] = Group(prompt, stream, choices, params.n)
+        self._state.waiting.enter(len(prompt.tokens))
+        stream.listen(self._arrive)
+
+    @property
+    def engine_requests(self) -> list[int]:
+        """The numbers that its prompts' requests have in the engine."""
+        return list(self._groups)
+
+    @property
+    def groups(self) -> list[Group]:
+        return list(self._groups.values())
+
+    @property
+    def choices(self) -> list[Choice]:
+        return [choice for group in self._groups.values() for choice in group.choices]
+
+    @property
+    def finished(self) -> bool:
+        return self.unfinished == 0
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Instead of `advance`: `listener`, which must not raise, is called when there is what to `take`."""
+        self._listener = listener
+        if self._inbox or self._failed is not None:
+            listener()
+
+    async def advance(self) -> list[Choice]:
+        """Waits for outputs and takes them in. Returns the choices that they were for."""
+        await self._arrived.wait()
+        return self.take()
+
+    async def complete(self) -> None:
+        """Waits until it has finished; what comes before is taken in, and wakes nobody. Raises as `take`."""
+        end = asyncio.get_running_loop().create_future()
+
+        def take_in() -> None:
+            if end.done():
+                return
+            try:
+                self.take()
+                if self.finished:
+                    end.set_result(None)
+            except Exception as error:
+                end.set_exception(error)
+
+        self.listen(take_in)
+        try:
+            await end
+        finally:
+            self._listener = None
+
+    def take(self) -> list[Choice]:
+        """Takes in the outputs that have come. Returns the choices that they were for."""
+        self._arrived.clear()
+        if self._failed is not None:
+            raise self._failed
+        outputs, self._inbox = self._inbox, []
+        return self._take_in(outputs)
+
+    def fail(self, error: ApiError) -> None:
+        """What is unfinished is aborted, and whoever takes outputs gets `error`."""
+        if self.finished or self._failed is not None:
+            return
+        self._failed = error
+        self._end_reason = "error"
+        for group in self._groups.values():
+            group.stream.abort()
+        self._wake()
+
+    def _arrive(self, outputs: list[Output]) -> None:
+        self._inbox += outputs
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._listener is not None:
+            self._listener()
+        else:
+            self._arrived.set()
+
+    def _take_in(self, outputs: list[Output]) -> list[Choice]:
+        now = time.perf_counter()
+        metrics = self._metrics
+        touched: dict[int, Choice] = {}
+        for output in outputs:
+            group = self._groups[output.request_id]
+            choice = group.choices[output.index]
+            if choice.finish_reason is not None:
+                continue
+            if output.error is not None or output.finish_reason in ("error", "abort"):
+                raise self._failure(output)
+            if not group.started:
+                self._start(group, output, now)
+            elif output.tokens and choice.num_tokens:
+                count = len(output.tokens)
+                metrics.inter_token_latency.observe((now - choice.last_time) / count, count)
+            choice.last_time = now
+            before = choice.num_tokens
+            choice.add(self._without_output(output) if self.options.discard_output else output)
+            metrics.generation_tokens += choice.num_tokens - before
+            touched[choice.index] = choice
+            self.backlog += 8 * len(output.tokens)
+            if output.logprobs is not None:
+                self.backlog += sum(64 + 64 * len(entry.top_tokens) for entry in output.logprobs)
+            if choice.finish_reason is not None:
+                self._finish(group, choice, now)
+        return list(touched.values())
+
+    @staticmethod
+    def _without_output(output: Output) -> Output:
+        return Output(output.request_id, output.index, [], finish_reason="length")
+
+    def _failure(self, output: Output) -> ApiError:
+        if output.finish_reason == "abort":
+            return not_ready("the server is shutting down")
+        self._end_reason = "error"
+        return ApiError(500, f"the engine failed on this request: {output.error}", code="engine_error")
+
+    def _start(self, group: Group, output: Output, now: float) -> None:
+        group.started = True
+        group.cached_tokens = output.cached_tokens
+        group.prompt_logprobs = output.prompt_logprobs
+        for choice in group.choices:
+            choice.last_time = now
+            if group.prompt.text is not None:
+                choice.echo(group.prompt.text, self._echo_entries(group))
+        self._state.waiting.start(len(group.prompt.tokens))
+        metrics = self._metrics
+        metrics.prompt_tokens += len(group.prompt.tokens)
+        metrics.cached_tokens += output.cached_tokens
+        metrics.cached_host_tokens += output.cached_host_tokens
+        metrics.time_to_first_token.observe(now - self._arrival)
+        if output.queue_seconds is not None:
+            metrics.queue_time.observe(output.queue_seconds)
+
+    def _echo_entries(self, group: Group) -> list[LogprobEntry]:
+        if not self.options.echo_logprobs or group.prompt_logprobs is None:
+            return []
+        entries, offset = [], 0
+        for token, logprob in zip(group.prompt.tokens, group.prompt_logprobs, strict=True):
+            entries.append(LogprobEntry(token, logprob, offset))
+            if token not in self.tokenizer.special:
+                offset += len(self.tokenizer.token_text(token))
+        return entries
+
+    def _finish(self, group: Group, choice: Choice, now: float) -> None:
+        group.unfinished -= 1
+        if group.unfinished:
+            return
+        reason = choice.finish_reason or "stop"
+        self._metrics.finished["stop" if reason == "tool_calls" else reason] += 1
+        group.stream.abort()  # does nothing, unless a stop string ended it before the engine did
+        self.unfinished -= 1
+        self._metrics.request_latency.observe(now - self._arrival)
+
+    def close(self) -> None:
+        """Aborts what is unfinished. Idempotent."""
+        self._state.watchdog.generations.discard(self)
+        for group in self._groups.values():
+            if group.unfinished:
+                group.stream.abort()
+                self._metrics.finished[self._end_reason] += 1
+                group.unfinished = 0
+            if not group.started:
+                group.started = True
+                self._state.waiting.leave(len(group.prompt.tokens))
+
+    def returned(self) -> list[tuple[Group, Choice]]:
+        """The choices that the client gets, by index, when all have finished."""
+        best = self.options.best
+        return [
+            (group, choice)
+            for group in self._groups.values()
+            for choice in (
+                group.choices
+                if best is None
+                else sorted(group.choices, key=lambda choice: -choice.mean_logprob)[:best]
+            )
+        ]
+
+    def usage(self) -> Usage:
+        prompt = sum(len(group.prompt.tokens) for group in self._groups.values())
+        completion = sum(choice.num_tokens for choice in self.choices)
+        cached = sum(group.cached_tokens for group in self._groups.values())
+        return Usage.of(prompt, completion, cached)
+
+    def token_text(self, token: int) -> str:
+        """A token in logprobs."""
+        return f"token_id:{token}" if self.options.tokens_as_ids else self.tokenizer.token_text(token)

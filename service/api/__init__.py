@@ -1,0 +1,1 @@
+"""The endpoints, each with what its clients may send."""

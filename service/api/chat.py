@@ -1,0 +1,166 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET, json
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.service.answer.choice import Choice, LogprobEntry
+from quire.service.answer.encoder import ChunkEncoder, ChunkStyle, Identity
+from quire.service.answer.generation import Generation, Options, Prompt
+from quire.service.answer.logprobs import MIN_LOGPROB, prompt_logprobs
+from quire.service.answer.replies import (
+    ChatChoice,
+    ChatLogprobs,
+    ChatReply,
+    ReplyMessage,
+    TokenLogprobs,
+    TopLogprob,
+)
+from quire.service.answer.stream import answer
+from quire.service.api.logprob_budget import LogprobBudget
+from quire.service.api.request_params import (
+    cache_salt,
+    check_sampling,
+    checked_grammar,
+    sampling_params,
+    token_budget,
+)
+from quire.service.api.requests.chat import ChatRequest
+from quire.service.errors import bad_value
+from quire.service.http.codec import decode
+from quire.service.state import ServerState
+from quire.service.text.rendering import render
+from quire.service.text.tools.calls import whole_calls
+from quire.service.text.tools.use import ToolUse
+
+if TYPE_CHECKING:
+    from quire.service.text.template_renderer import TemplateRenderer
+    from quire.service.text.tokenizer import Tokenizer
+
+_decoder = json.Decoder(ChatRequest)
+
+
+def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> ChatLogprobs:
+    """In the chat format: one object a token, with its bytes."""
+    tokenizer, content = generation.tokenizer, []
+    for token, logprob, _ in entries:
+        if logprob is None:
+            continue
+        top = [
+            TopLogprob(
+                generation.token_text(candidate),
+                max(value, MIN_LOGPROB),
+                list(tokenizer.token_bytes(candidate)),
+            )
+            for candidate, value in zip(logprob.top_tokens, logprob.top_logprobs, strict=True)
+        ]
+        content.append(
+            TokenLogprobs(
+                generation.token_text(token),
+                max(logprob.logprob, MIN_LOGPROB),
+                list(tokenizer.token_bytes(token)),
+                top,
+            )
+        )
+    return ChatLogprobs(content)
+
+
+STYLE = ChunkStyle(
+    "chat.completion.chunk",
+    b'"delta":{"role":"assistant","content":',
+    b'"delta":{"content":',
+    b"}",
+    logprobs_of,
+)
+
+
+async def prompt_text(renderer: TemplateRenderer, tokenizer: Tokenizer, model: str, body: ChatRequest) -> str:
+    """What the model gets to see. Routers hash it, too. Raises ApiError."""
+    return await render(
+        renderer,
+        tokenizer,
+        model,
+        [message.as_template_message() for message in body.messages],
+        add_generation_prompt=body.add_generation_prompt,
+        arguments=body.chat_template_kwargs,
+        tools=[function.as_template_tool() for function in body.offered_functions],
+    )
+
+
+def _message(choice: Choice) -> ReplyMessage:
+    if choice.parts is None:
+        return ReplyMessage("assistant", choice.take_text())
+    text, calls = choice.parts.take_apart()
+    if not calls:
+        return ReplyMessage("assistant", text)
+    return ReplyMessage("assistant", text or None, whole_calls(calls))
+
+
+async def chat_completions(state: ServerState, request: Request) -> Response:
+    engine, tokenizer, info = state.serving()
+    body = await decode(request, _decoder)
+    model = state.check_model(body.model)
+    check_sampling(body, info)
+    state.admit(1)
+    if body.token_limit == 0:
+        raise bad_value("max_tokens", "max_tokens must be at least 1, got 0")
+    text = await prompt_text(state.renderer, tokenizer, model, body)
+    limit = info.max_request_tokens
+    tokens = await state.encode(text, "messages", add_special_tokens=False, limit=limit)
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    budget = token_budget(body, tokens, "messages", info, None)
+    carried = LogprobBudget.of(body, top)
+    if body.token_limit is None:
+        budget = carried.room(len(tokens), budget)
+    carried.check(len(tokens), budget)
+    tools = ToolUse.of(body, tokenizer)
+    grammar = await checked_grammar(state, body.form if tools is None else tools.form)
+    params = sampling_params(body, budget, top, grammar)
+    options = Options(
+        stops=body.stop_strings,
+        skip_special_tokens=body.skip_special_tokens,
+        continues=False,
+        token_ids=body.return_token_ids,
+        tokens_as_ids=body.return_tokens_as_token_ids,
+        best=body.ranked,
+        num_logprobs=carried.total(len(tokens), budget),
+        tools=tools,
+    )
+    salt = cache_salt(request, body.cache_salt)
+    generation = Generation(state, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt)
+    identity = Identity.new("chatcmpl", model)
+    chunks = None
+    if body.stream:
+        chunks = ChunkEncoder(
+            STYLE, generation, identity, usage=body.usage_in_stream, logprobs=bool(body.logprobs)
+        )
+
+    def reply() -> ChatReply:
+        of_prompt = prompt_logprobs(generation) if body.prompt_logprobs is not None else {}
+        choices = [
+            ChatChoice(
+                index=index,
+                message=_message(choice),
+                logprobs=logprobs_of(generation, choice.logprobs) if body.logprobs else None,
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+                cumulative_logprob=UNSET if choice.cumulative_logprob is None else choice.cumulative_logprob,
+                token_ids=choice.tokens if body.return_token_ids else UNSET,
+                prompt_token_ids=tokens if body.return_token_ids else UNSET,
+                prompt_logprobs=of_prompt.get(group.stream.request_id, UNSET),
+            )
+            for index, (group, choice) in enumerate(generation.returned())
+        ]
+        return ChatReply(
+            id=identity.id,
+            created=identity.created,
+            model=model,
+            choices=choices,
+            usage=generation.usage(),
+        )
+
+    return answer(state, request, generation, reply=reply, events=chunks)

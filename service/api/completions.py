@@ -1,0 +1,166 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from msgspec import UNSET, json, structs
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.service.answer.choice import Choice, LogprobEntry
+from quire.service.answer.encoder import ChunkEncoder, ChunkStyle, Identity
+from quire.service.answer.generation import Generation, Options, Prompt
+from quire.service.answer.logprobs import MIN_LOGPROB, prompt_logprobs
+from quire.service.answer.replies import CompletionChoice, CompletionLogprobs, CompletionReply
+from quire.service.answer.stream import answer
+from quire.service.api.logprob_budget import LogprobBudget
+from quire.service.api.request_params import (
+    cache_salt,
+    check_sampling,
+    check_token_ids,
+    checked_grammar,
+    sampling_params,
+    token_budget,
+)
+from quire.service.api.requests.completions import CompletionRequest
+from quire.service.errors import bad_value
+from quire.service.http.codec import decode
+from quire.service.state import ServerState
+
+DEFAULT_MAX_TOKENS = 16
+
+_decoder = json.Decoder(CompletionRequest)
+
+
+def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> CompletionLogprobs:
+    """In the completions format: parallel lists, candidates by their text."""
+    result = CompletionLogprobs([], [], [], [])
+    for token, logprob, offset in entries:
+        name = generation.token_text(token)
+        result.tokens.append(name)
+        result.text_offset.append(offset)
+        if logprob is None:
+            result.token_logprobs.append(None)
+            result.top_logprobs.append(None)
+            continue
+        chosen = max(logprob.logprob, MIN_LOGPROB)
+        top: dict[str, float] = {}
+        for candidate, value in zip(logprob.top_tokens, logprob.top_logprobs, strict=True):
+            top.setdefault(generation.token_text(candidate), max(value, MIN_LOGPROB))
+        top.setdefault(name, chosen)
+        result.token_logprobs.append(chosen)
+        result.top_logprobs.append(top)
+    return result
+
+
+def echoed_logprobs(generation: Generation) -> dict[int, CompletionLogprobs]:
+    """Of each prompt that its choices begin with, by its request's number."""
+    if not generation.options.echo_logprobs:
+        return {}
+    echoed = {}
+    for group in generation.groups:
+        entries = group.choices[0].logprobs[: len(group.prompt_logprobs or ())]
+        echoed[group.stream.request_id] = logprobs_of(generation, entries)
+    return echoed
+
+
+def _of_choice(
+    generation: Generation, choice: Choice, echoed: CompletionLogprobs | None
+) -> CompletionLogprobs:
+    if echoed is None:
+        return logprobs_of(generation, choice.logprobs)
+    own = logprobs_of(generation, choice.logprobs[len(echoed.tokens) :])
+    return CompletionLogprobs(
+        echoed.tokens + own.tokens,
+        echoed.token_logprobs + own.token_logprobs,
+        echoed.top_logprobs + own.top_logprobs,
+        echoed.text_offset + own.text_offset,
+    )
+
+
+STYLE = ChunkStyle("text_completion", b'"text":', b'"text":', b"", logprobs_of)
+
+
+async def _read_prompts(state: ServerState, body: CompletionRequest) -> list[Prompt]:
+    """Raises ApiError."""
+    _, _, info = state.serving()
+    texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+    if texts:  # then all of them are
+        limit = info.max_request_tokens
+        tokens = await state.encode_all(texts, "prompt", add_special_tokens=True, limit=limit)
+    else:
+        tokens = [prompt for prompt in body.prompts if not isinstance(prompt, str)]
+        for prompt in tokens:
+            check_token_ids(prompt, info.vocab_size, "prompt")
+        if body.echo:
+            texts = await state.decode_all(tokens, skip_special_tokens=body.skip_special_tokens)
+    if not body.echo:
+        return [Prompt(each, None) for each in tokens]
+    return [Prompt(each, text) for each, text in zip(tokens, texts, strict=True)]
+
+
+async def completions(state: ServerState, request: Request) -> Response:
+    engine, tokenizer, info = state.serving()
+    body = await decode(request, _decoder)
+    model = state.check_model(body.model)
+    check_sampling(body, info)
+    state.admit(len(body.prompts))
+    echo, logprobs = bool(body.echo), body.logprobs is not None
+    if body.token_limit == 0 and not echo:
+        raise bad_value("max_tokens", "max_tokens must be at least 1 without echo, got 0")
+    grammar = await checked_grammar(state, body.form)
+    carried = LogprobBudget.of(body, body.logprobs, echo)
+    prompts, params = await _read_prompts(state, body), []
+    for prompt in prompts:
+        budget = token_budget(body, prompt.tokens, "prompt", info, DEFAULT_MAX_TOKENS)
+        sampling = sampling_params(body, max(budget, 1), body.logprobs, grammar)
+        if echo and logprobs and body.prompt_logprobs is None:
+            sampling = structs.replace(sampling, prompt_logprobs=body.logprobs)
+        params.append(sampling)
+    num_tokens, most = sum(len(prompt.tokens) for prompt in prompts), sum(own.max_tokens for own in params)
+    carried.check(num_tokens, most)
+    options = Options(
+        stops=body.stop_strings,
+        skip_special_tokens=body.skip_special_tokens,
+        continues=True,
+        echo_logprobs=echo and logprobs,
+        discard_output=body.token_limit == 0,
+        token_ids=body.return_token_ids,
+        tokens_as_ids=body.return_tokens_as_token_ids,
+        best=body.ranked,
+        num_logprobs=carried.total(num_tokens, most),
+    )
+    salt = cache_salt(request, body.cache_salt)
+    generation = Generation(state, engine, tokenizer, prompts, params, options, salt)
+    identity = Identity.new("cmpl", model)
+    chunks = None
+    if body.stream:
+        chunks = ChunkEncoder(STYLE, generation, identity, usage=body.usage_in_stream, logprobs=logprobs)
+
+    def reply() -> CompletionReply:
+        of_prompt = prompt_logprobs(generation) if body.prompt_logprobs is not None else {}
+        of_echo = echoed_logprobs(generation)
+        choices = [
+            CompletionChoice(
+                index=index,
+                text=choice.take_text(),
+                logprobs=_of_choice(generation, choice, of_echo.get(group.stream.request_id))
+                if logprobs
+                else None,
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+                cumulative_logprob=UNSET if choice.cumulative_logprob is None else choice.cumulative_logprob,
+                token_ids=choice.tokens if body.return_token_ids else UNSET,
+                prompt_token_ids=group.prompt.tokens if body.return_token_ids else UNSET,
+                prompt_logprobs=of_prompt.get(group.stream.request_id, UNSET),
+            )
+            for index, (group, choice) in enumerate(generation.returned())
+        ]
+        return CompletionReply(
+            id=identity.id,
+            created=identity.created,
+            model=model,
+            choices=choices,
+            usage=generation.usage(),
+        )
+
+    return answer(state, request, generation, reply=reply, events=chunks)

@@ -1,0 +1,124 @@
+"""From a validated request to what the engine is asked, with every bound checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from starlette.requests import HTTPConnection
+
+from quire.engine.config import EngineInfo
+from quire.engine.messages import SamplingParams
+from quire.service.api.requests.sampling import SamplingFields
+from quire.service.errors import ApiError, bad_value, no_room
+from quire.service.state import ServerState
+from quire.service.text.structured import Form
+
+
+class TokenLimit(Protocol):
+    """A request that may say how many tokens it wants, of each of how many sequences."""
+
+    @property
+    def token_limit(self) -> int | None: ...
+
+    @property
+    def token_limit_name(self) -> str: ...
+
+    @property
+    def num_sequences(self) -> int: ...
+
+    @property
+    def num_sequences_name(self) -> str: ...
+
+
+def check_token_ids(tokens: list[int], vocab_size: int, param: str) -> None:
+    """Raises ApiError 400 if a token is not of the model's vocabulary."""
+    if tokens and max(tokens) >= vocab_size:
+        raise bad_value(param, f"{param}: token id {max(tokens)} is not below the vocabulary's {vocab_size}")
+
+
+def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
+    """Raises ApiError 400 if a token id of the sampling parameters is not of the model's vocabulary."""
+    check_token_ids(body.stop_token_ids or [], info.vocab_size, "stop_token_ids")
+    biased = list(body.logit_bias or ())
+    check_token_ids(biased, info.vocab_size, "logit_bias")
+    if biased and min(biased) < 0:
+        raise bad_value("logit_bias", f"logit_bias: {min(biased)} is no token id")
+    for name, count in (("best_of", body.best_of), ("n", body.n)):
+        if count is not None and count > info.max_num_seqs:
+            raise bad_value(
+                name, f"{name} is {count}, and this server runs at most {info.max_num_seqs} sequences at once"
+            )
+
+
+def cache_salt(request: HTTPConnection, own: str | None) -> str:
+    """Prompts share cached blocks only with those of the same salt: of one tenant, and of one `own` salt.
+
+    A server's tenants are all equally long, so that no choice of `own` makes another tenant's salt.
+    """
+    tenant: str = request.state.tenant
+    return tenant + (own or "")
+
+
+def token_budget(
+    body: TokenLimit, prompt: list[int], param: str, info: EngineInfo, default: int | None
+) -> int:
+    """How many tokens each sequence may have; `default` None is all that fit. Raises ApiError 400.
+
+    The KV cache must hold all sequences of a request at once, so that they share what it has.
+    """
+    limit, n = info.max_request_tokens, body.num_sequences
+    if not prompt:
+        raise bad_value(param, f"{param} must not be empty: it has no tokens")
+    if len(prompt) >= limit:
+        raise no_room(param, f"the prompt has {len(prompt)} tokens", limit)
+    room = info.capacity.room(len(prompt), n)
+    if room < 1:
+        most = next(fewer for fewer in range(n, 0, -1) if info.capacity.room(len(prompt), fewer) >= 1)
+        name = body.num_sequences_name
+        raise bad_value(
+            name,
+            f"{name} is {n}, but after a prompt of {len(prompt)} tokens the KV cache has room for at most "
+            f"{most} sequences at once",
+        )
+    asked = body.token_limit
+    if asked is None:
+        return room if default is None else min(default, room)
+    if asked > room:
+        name, fit = body.token_limit_name, f"together more than the {limit} tokens that fit"
+        if n > 1:
+            fit = f"for {n} sequences more than the {room} that fit for each of so many"
+        raise bad_value(
+            name,
+            f"the prompt has {len(prompt)} tokens and {name} is {asked}: {fit}",
+            "context_length_exceeded",
+        )
+    return asked
+
+
+async def checked_grammar(state: ServerState, form_of: Callable[[], Form | None]) -> str:
+    """The grammar that the text must follow, if any. Raises ApiError 400 that names the field."""
+    try:
+        form = form_of()
+    except ValueError as error:
+        raise named(error) from None
+    if form is None:
+        return ""
+    _, tokenizer, info = state.serving()
+    await state.grammar_trials.check(tokenizer, info, form.field, form.grammar)
+    return form.grammar
+
+
+def sampling_params(
+    body: SamplingFields, max_tokens: int, logprobs: int | None, grammar: str
+) -> SamplingParams:
+    """Raises ApiError 400 that names the field."""
+    try:
+        return body.sampling_params(max_tokens, logprobs, grammar)
+    except ValueError as error:
+        raise named(error) from None
+
+
+def named(error: ValueError) -> ApiError:
+    """The engine's refusals begin with the field's name."""
+    return bad_value(str(error).split(" ", 1)[0].rstrip(":"), str(error))

@@ -1,0 +1,242 @@
+"""What completions and chat share: how to sample, how many, when to stop, what the text must be."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from quire.engine.messages import MAX_SEQUENCES, MIN_REPETITION_PENALTY, SamplingParams
+from quire.service.api.requests.fields import MAX_TOKENS, LogprobCount, ModelName, TokenId
+from quire.service.text.structured import (
+    MAX_SCHEMA_BYTES,
+    Choices,
+    Form,
+    Regex,
+    Schema,
+    choice_grammar,
+    json_grammar,
+    regex_grammar,
+)
+
+StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+GuidedJsonText = Annotated[str, Meta(max_length=MAX_SCHEMA_BYTES, description="A schema as JSON text")]
+
+_CACHE_SALT = "Cached blocks are shared only with requests of the same salt, and never between API keys"
+_BEST_OF = (
+    "How many samples are made, of which the n with the highest mean log-probability per token come back, "
+    "best first; usage.completion_tokens counts the tokens of all of them. Not with stream. With "
+    "use_beam_search it is the beam width (n if left out), and only beams that come back are counted"
+)
+_LENGTH_PENALTY = (
+    "Beams are ranked by the sum of log-probabilities / length ** length_penalty (1 if left out). Needs "
+    "use_beam_search"
+)
+_EARLY_STOPPING = (
+    "When beam search ends, with as many finished beams as its width: true: at once; false: when the best "
+    'unfinished one would not be among them now; "never": when it could not be at any length. Needs '
+    "use_beam_search"
+)
+_BEAMS = (
+    "Beam search: the n best sequences come back, best first, with cumulative_logprob; streamed, as one "
+    "delta per choice when the search ends. Not with sampling parameters, penalties, logit_bias, logprobs "
+    "or stop; temperature is left out or 0"
+)
+
+_MAX_TOKENS = (
+    "Of each of the n (or best_of) sequences. Left out, it is the rest of the context in a chat and 16 in a "
+    "completion, and no more than the sequence's share of the KV cache: all of a request's fit at once"
+)
+_PRIORITY = "Requests are served first come, first served, so that all have the same priority"
+
+# SamplingParams fields that a request has under the same name
+_SAME_NAME = (
+    "n",
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "min_tokens",
+    "ignore_eos",
+    "seed",
+    "prompt_logprobs",
+)
+
+UsageInStream = Literal["nowhere", "end", "each chunk"]
+
+_GUIDED = ("guided_json", "guided_regex", "guided_choice")
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """As OpenAI's, and vLLM's `continuous_usage_stats`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: (
+        Annotated[bool, Meta(description="A choice's usage so far in its chunks; needs include_usage")] | None
+    ) = None
+
+    def __post_init__(self) -> None:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise ValueError("continuous_usage_stats needs include_usage: true")
+
+
+class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The parameters that completions and chat share."""
+
+    model: ModelName | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS, description=_MAX_TOKENS)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS, description=_MAX_TOKENS)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 20, description="-1 or 0: off")] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=10)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[int, Annotated[float, Meta(ge=-100, le=100)]],
+            Meta(max_length=1024, extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}}),
+        ]
+        | None
+    ) = None
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool = True
+    prompt_logprobs: LogprobCount | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256, description=_CACHE_SALT)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES, description=_BEST_OF)] | None = None
+    use_beam_search: Annotated[bool, Meta(description=_BEAMS)] | None = None
+    guided_json: Schema | GuidedJsonText | None = None
+    guided_regex: Regex | None = None
+    guided_choice: Choices | None = None
+    length_penalty: Annotated[float, Meta(ge=-5, le=5, description=_LENGTH_PENALTY)] | None = None
+    early_stopping: Annotated[bool | Literal["never"], Meta(description=_EARLY_STOPPING)] | None = None
+    priority: Annotated[int, Meta(ge=0, le=0, description=_PRIORITY)] | None = None
+    user: Annotated[str, Meta(max_length=256, description="Your own label; it changes nothing")] | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options may only be given with stream: true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs may not be asked for with stream: true")
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise ValueError("max_completion_tokens and max_tokens differ: give one of them")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise ValueError(f"best_of must be at least n ({self.n or 1}), got {self.best_of}")
+        self._check_form()
+        if self.use_beam_search:
+            self._check_beams()
+            return
+        if self.best_of is not None and self.stream:
+            raise ValueError("best_of may not be given with stream: true, unless use_beam_search is")
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} needs use_beam_search")
+
+    def _check_form(self) -> None:
+        given = self.form_fields
+        if len(given) > 1:
+            raise ValueError(f"{given[1]} may not be given together with {given[0]}")
+        for name in ("use_beam_search", "ignore_eos"):
+            if given and getattr(self, name):
+                raise ValueError(f"{name} may not be given together with {given[0]}")
+
+    @property
+    def form_fields(self) -> list[str]:
+        """The fields that say what the text must be."""
+        return [name for name in _GUIDED if getattr(self, name) is not None]
+
+    def form(self) -> Form | None:
+        """What the text must be. Raises ValueError that names the field."""
+        if self.guided_regex is not None:
+            return Form("guided_regex", regex_grammar(self.guided_regex))
+        if self.guided_choice is not None:
+            return Form("guided_choice", choice_grammar(self.guided_choice))
+        if self.guided_json is None:
+            return None
+        try:
+            schema = self.guided_json
+            if isinstance(schema, str):
+                schema = msgspec.json.decode(schema, type=dict[str, Any])
+            return Form("guided_json", json_grammar(schema))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"guided_json is no schema that can be followed: {error}") from None
+
+    def _check_beams(self) -> None:
+        """What the engine's own check of beam search cannot see, or would name as it is not named here."""
+        if self.stop:
+            raise ValueError("stop may not be given with use_beam_search; stop_token_ids may")
+        if self.token_limit == 0:
+            raise ValueError("max_tokens must be at least 1 with use_beam_search, got 0")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def ranked(self) -> int | None:
+        """How many of the samples are returned, the best of best_of; None: all of them."""
+        return (self.n or 1) if (self.best_of or 1) > 1 and not self.use_beam_search else None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def token_limit_name(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
+    def num_sequences(self) -> int:
+        """How many run at once after each prompt: samples or beams."""
+        return self.best_of or self.n or 1
+
+    @property
+    def num_sequences_name(self) -> str:
+        return "n" if self.best_of is None else "best_of"
+
+    @property
+    def usage_in_stream(self) -> UsageInStream:
+        options = self.stream_options
+        if options is None or not options.include_usage:
+            return "nowhere"
+        return "each chunk" if options.continuous_usage_stats else "end"
+
+    def sampling_params(self, max_tokens: int, logprobs: int | None, grammar: str = "") -> SamplingParams:
+        """For the engine, with a seed drawn if none was given. Raises ValueError that names the field."""
+        given = {name: getattr(self, name) for name in _SAME_NAME if getattr(self, name) is not None}
+        given.setdefault("seed", secrets.randbits(63))
+        if self.use_beam_search:
+            if logprobs is not None:
+                raise ValueError("logprobs may not be asked for with use_beam_search")
+            given.setdefault("temperature", 0.0)
+            given["beam_width"] = self.best_of or self.n or 1
+            for name in ("length_penalty", "early_stopping"):
+                if getattr(self, name) is not None:
+                    given[name] = getattr(self, name)
+        elif self.ranked is not None:
+            given["n"] = self.best_of
+            logprobs = logprobs or 0
+        return SamplingParams(
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            top_k=max(self.top_k or 0, 0),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            grammar=grammar,
+            **given,
+        )

@@ -1,0 +1,33 @@
+"""The bodies of POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.service.api.requests.chat import Messages, TemplateArguments
+from quire.service.api.requests.fields import ModelName, Text, TokenIds
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Either `prompt`, or `messages` (which the chat template turns into a prompt)."""
+
+    model: ModelName | None = None
+    prompt: Text | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None  # left out: true for a prompt, false for messages
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: TemplateArguments | None = None
+    return_token_strs: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt or messages must be given, and not both")
+        if self.prompt is not None:
+            for name in ("add_generation_prompt", "chat_template_kwargs"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} belongs to messages, not to a prompt")
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: ModelName | None = None
+    tokens: TokenIds

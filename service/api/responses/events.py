@@ -1,0 +1,116 @@
+"""The events of a response, in OpenAI's order: they build its output as they tell of it."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET
+
+from quire.service.answer.choice import Choice
+from quire.service.api.responses.open_items import OpenCall, OpenMessage
+from quire.service.api.responses.replies import ItemStatus, Status
+from quire.service.api.responses.response import ModelResponse
+from quire.service.api.responses.writer import Event, EventWriter
+from quire.service.errors import ApiError
+from quire.service.text.tools.calls import Part
+
+
+class ResponseEvents:
+    """Numbers from 0. `start` comes first, then `update` as often as one likes, then one of the ends."""
+
+    def __init__(self, response: ModelResponse, stream_id: str | None = None) -> None:
+        """Each event names its response, and the `stream_id` if there is one."""
+        self._response = response
+        names = {"response_id": response.id}
+        if stream_id is not None:
+            names["stream_id"] = stream_id
+        self._writer = EventWriter(names)
+        self._item: OpenMessage | OpenCall | None = None
+
+    def start(self) -> list[Event]:
+        return [
+            self._about("response.created", "in_progress"),
+            self._about("response.in_progress", "in_progress"),
+        ]
+
+    def update(self) -> list[Event]:
+        """What has come since."""
+        return [event for part in self._response.choice.take_parts() for event in self._tell(part)]
+
+    def finish(self) -> list[Event]:
+        """When the choice has finished."""
+        status = self._response.final_status
+        events = self.update()
+        if not self._response.output:  # of nothing at all it is an empty message
+            events += self._open(OpenMessage(self._writer, 0))
+        events += self._close("incomplete" if status == "incomplete" else "completed")
+        return [*events, self._about(f"response.{status}", status)]
+
+    def failed(self, error: ApiError) -> list[Event]:
+        return [*self.update(), *self._close("incomplete"), self._about("response.failed", "failed", error)]
+
+    def cancelled(self) -> list[Event]:
+        return [*self.update(), *self._close("incomplete"), self._about("response.cancelled", "cancelled")]
+
+    def _about(self, kind: str, status: Status, error: ApiError | None = None) -> Event:
+        return self._writer.event(kind, response=self._response.snapshot(status, error))
+
+    def _tell(self, part: Part) -> list[Event]:
+        """What one item ends, another begins, or goes on."""
+        index = len(self._response.output)
+        events: list[Event] = []
+        if isinstance(part, str):
+            text = part
+            if not isinstance(self._item, OpenMessage):
+                text = text.lstrip() if index else text  # white space around calls is no text
+                events = self._open(OpenMessage(self._writer, index))
+        else:
+            text = part.function.arguments
+            if part.id is not UNSET and part.function.name is not UNSET:
+                events = self._open(OpenCall(self._writer, index, part.id, part.function.name))
+        if text and self._item is not None:
+            events.append(self._item.more(text))
+        return events
+
+    def _open(self, item: OpenMessage | OpenCall) -> list[Event]:
+        closed = self._close("completed")
+        self._item = item
+        self._response.output.append(item.item)
+        return [*closed, *item.open()]
+
+    def _close(self, status: ItemStatus) -> list[Event]:
+        item, self._item = self._item, None
+        if item is None:
+            return []
+        return item.close(status) if isinstance(item, OpenMessage) else item.close()
+
+
+def error_event(error: ApiError, **names: str | None) -> Event:
+    """On a WebSocket: what was asked for is refused. `names` say what that was, as far as it is known."""
+    detail = msgspec.structs.asdict(error.detail)
+    if error.headers:
+        detail["headers"] = error.headers
+    given = {name: value for name, value in names.items() if value is not None}
+    return Event(
+        "error", msgspec.json.encode({"type": "error", "status": error.status, "error": detail, **given})
+    )
+
+
+class SseEvents:
+    """The EventEncoder of a response's stream."""
+
+    def __init__(self, response: ModelResponse) -> None:
+        self._events = ResponseEvents(response)
+        self._due = self._events.start()  # it goes out with the first chunk
+
+    def chunk(self, choice: Choice) -> bytes:
+        return self._sse(self._events.update())
+
+    def end(self) -> bytes:
+        return self._sse(self._events.finish())
+
+    def failure(self, error: ApiError) -> bytes:
+        return self._sse(self._events.failed(error))
+
+    def _sse(self, events: list[Event]) -> bytes:
+        due, self._due = self._due, []
+        return b"".join([event.sse() for event in (*due, *events)])

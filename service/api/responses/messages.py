@@ -1,0 +1,52 @@
+"""Items, of a client and of responses, as the messages that chat templates expect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.service.api.responses.protocol import InputItem
+from quire.service.api.responses.replies import OutputCall, OutputItem
+from quire.service.errors import bad_value
+from quire.service.text.rendering import TemplateMessage
+from quire.service.text.tools.protocol import CalledFunction, ToolCall
+
+
+def with_input(history: list[TemplateMessage], given: str | list[InputItem]) -> list[TemplateMessage]:
+    """What was said once a request's input is. Raises ApiError 400 if it answers no call."""
+    if isinstance(given, str):
+        return [*history, {"role": "user", "content": given}]
+    messages = list(history)
+    known = {call["id"] for message in history for call in message.get("tool_calls", ())}
+    for at, item in enumerate(given):
+        if item.type == "function_call":
+            known.add(item.call_id)
+            _add_call(messages, item.as_call().as_template_call())
+        elif item.type == "function_call_output":
+            if item.call_id not in known:
+                name = f"input[{at}].call_id"
+                raise bad_value(name, f"{name} is {item.call_id!r}, which no function_call before it has")
+            messages.append({"role": "tool", "content": item.text, "tool_call_id": item.call_id})
+        else:
+            role = "system" if item.role == "developer" else item.role
+            messages.append({"role": role, "content": item.text})
+    return messages
+
+
+def with_output(history: list[TemplateMessage], output: Sequence[OutputItem]) -> list[TemplateMessage]:
+    """What was said once a response has ended, but for calls that were cut: nobody can answer them."""
+    messages = list(history)
+    for item in output:
+        if not isinstance(item, OutputCall):
+            messages += [{"role": "assistant", "content": part.text} for part in item.content]
+        elif item.status == "completed":
+            function = CalledFunction(name=item.name, arguments=item.arguments)
+            _add_call(messages, ToolCall(id=item.call_id, function=function).as_template_call())
+    return messages
+
+
+def _add_call(messages: list[TemplateMessage], call: dict[str, Any]) -> None:
+    """To the assistant's message before it, if there is one: of text, or of other calls."""
+    last = messages.pop() if messages and messages[-1]["role"] == "assistant" else None
+    message = last or {"role": "assistant", "content": ""}
+    messages.append({**message, "tool_calls": [*message.get("tool_calls", ()), call]})

@@ -1,0 +1,201 @@
+"""What clients of the Responses API may send."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from quire.engine.messages import SamplingParams
+from quire.service.api.requests.fields import MAX_TOKENS, ModelName, Text
+from quire.service.text.structured import FlatFormat, Form, TextFormat, json_form
+from quire.service.text.tools.protocol import (
+    Arguments,
+    CalledFunction,
+    CallId,
+    FlatToolChoice,
+    FlatTools,
+    Function,
+    FunctionName,
+    ParallelCalls,
+    ToolCall,
+    check_tools,
+)
+
+_PREVIOUS = "Goes on from a response of the same WebSocket, and waits for its end. Over HTTP it is refused"
+_STREAM_ID = "Given back with each event. Responses of one stream_id are generated one after another"
+_STORE = "Only false: responses are not kept"
+_ID = "As it was returned; it changes nothing"
+
+Identifier = Annotated[str, Meta(max_length=256)]
+
+
+class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`output_text` is what the model said before; it may carry the empty lists that it came with."""
+
+    type: Literal["input_text", "output_text"]
+    text: Text
+    annotations: Annotated[list[str], Meta(max_length=0)] | None = None
+    logprobs: Annotated[list[str], Meta(max_length=0)] | None = None
+
+
+Content = Text | Annotated[list[ContentPart], Meta(min_length=1, max_length=1024)]
+
+
+# what an item of a type has, and needs
+_FIELDS = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+_OWN_FIELDS = tuple(dict.fromkeys(field for fields in _FIELDS.values() for field in fields))
+
+
+class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A message (role, content) or a function_call (call_id, name, arguments), of the client or of an earlier
+    response, or the function_call_output (call_id, output) of a call.
+    """
+
+    type: Literal["message", "function_call", "function_call_output"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Content | None = None
+    call_id: CallId | None = None
+    name: FunctionName | None = None
+    arguments: Arguments | None = None
+    output: Content | None = None
+    id: Annotated[str, Meta(max_length=256, description=_ID)] | None = None
+    status: Annotated[Literal["in_progress", "completed", "incomplete"], Meta(description=_ID)] | None = None
+
+    def __post_init__(self) -> None:
+        for field in _OWN_FIELDS:
+            own = field in _FIELDS[self.type]
+            if (getattr(self, field) is not None) != own:
+                word = "needs" if own else "has no"
+                raise ValueError(f"an item of the type {self.type!r} {word} {field}")
+        if self.type == "function_call":
+            self.as_call()  # which looks at the arguments
+        if isinstance(self._said, list):
+            kind = "output_text" if self.role == "assistant" else "input_text"
+            wrong = next((part.type for part in self._said if part.type != kind), None)
+            if wrong is not None:
+                of = f"the role {self.role!r}" if self.role else f"the type {self.type!r}"
+                raise ValueError(f"content of {of} must be {kind}, got {wrong}")
+
+    @property
+    def _said(self) -> Content:
+        return self.content or self.output or ""
+
+    @property
+    def text(self) -> str:
+        """Of a message, or of what a call gave."""
+        said = self._said
+        return said if isinstance(said, str) else "\n".join(part.text for part in said)
+
+    def as_call(self) -> ToolCall:
+        """Raises ValueError if the arguments are no JSON object."""
+        function = CalledFunction(name=self.name or "", arguments=self.arguments or "")
+        return ToolCall(id=self.call_id or "", function=function)
+
+
+class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    format: FlatFormat | None = None
+
+
+class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: ModelName | None = None
+    input: Text | Annotated[list[InputItem], Meta(min_length=1, max_length=4096)]
+    instructions: Text | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+            Meta(max_length=16, description="Your own labels, given back with the response"),
+        ]
+        | None
+    ) = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    ignore_eos: bool | None = None
+    store: Annotated[bool, Meta(description=_STORE)] | None = None
+    text: TextOptions | None = None
+    tools: FlatTools | None = None
+    tool_choice: FlatToolChoice | None = None
+    parallel_tool_calls: ParallelCalls | None = None
+    previous_response_id: Annotated[str, Meta(max_length=256, description=_PREVIOUS)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.store:
+            raise ValueError("store must be false: responses are not kept here")
+        check_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+        given = ["tools"] * bool(self.offered_functions)
+        given += ["text.format"] * (not isinstance(self.text_format, TextFormat))
+        if len(given) > 1:
+            raise ValueError(f"{given[1]} may not be given together with {given[0]}")
+        if self.ignore_eos and given:
+            raise ValueError(f"ignore_eos may not be given together with {given[0]}")
+
+    @property
+    def offered_functions(self) -> list[Function]:
+        """Those that the model may call."""
+        return [] if self.tool_choice == "none" else [*(self.tools or ())]
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_output_tokens
+
+    @property
+    def token_limit_name(self) -> str:
+        return "max_output_tokens"
+
+    @property
+    def num_sequences(self) -> int:
+        return 1
+
+    @property
+    def num_sequences_name(self) -> str:
+        return "n"
+
+    @property
+    def text_format(self) -> FlatFormat:
+        return (self.text.format if self.text is not None else None) or TextFormat()
+
+    def form(self) -> Form | None:
+        """What the text must be. Raises ValueError that names the field."""
+        return json_form("text.format", self.text_format)
+
+    def sampling_params(self, max_tokens: int, grammar: str = "") -> SamplingParams:
+        """For the engine, with a seed drawn if none was given."""
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            ignore_eos=bool(self.ignore_eos),
+            seed=secrets.randbits(63) if self.seed is None else self.seed,
+            grammar=grammar,
+        )
+
+
+class ResponseCreate(
+    ResponseRequest, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="response.create"
+):
+    """Over a WebSocket, where every response is streamed."""
+
+    stream_id: Annotated[str, Meta(min_length=1, max_length=256, description=_STREAM_ID)] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stream is False:
+            raise ValueError("stream may not be false on a WebSocket: responses come as events")
+
+
+class ResponseCancel(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="response.cancel"
+):
+    response_id: Identifier
+
+
+ClientEvent = ResponseCreate | ResponseCancel

@@ -1,0 +1,93 @@
+"""What the Responses API gives back: the response, its output items, and the events that tell of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from quire.service.text.structured import FlatFormat
+from quire.service.text.tools.protocol import FlatTool, FlatToolChoice
+
+Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
+    text: str
+    annotations: list[str] = []
+    logprobs: list[str] = []
+
+
+class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
+    id: str
+    status: ItemStatus = "in_progress"
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class OutputCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """Completed when its arguments are a JSON object, else incomplete: then nobody can answer it."""
+
+    id: str
+    status: ItemStatus = "in_progress"
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+OutputItem = OutputMessage | OutputCall
+
+
+class IncompleteDetails(msgspec.Struct):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseFailure(msgspec.Struct):
+    code: Literal["server_error"]
+    message: str
+
+
+class InputTokensDetails(msgspec.Struct):
+    cached_tokens: int
+    cache_write_tokens: int = 0  # what is cached is not billed, so it is not counted
+
+
+class OutputTokensDetails(msgspec.Struct):
+    reasoning_tokens: int = 0  # reasoning is part of the text
+
+
+class ResponseUsage(msgspec.Struct, kw_only=True):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class TextConfig(msgspec.Struct):
+    format: FlatFormat
+
+
+class ResponseReply(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Status
+    error: ResponseFailure | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    store: bool = False
+    temperature: float
+    text: TextConfig
+    tool_choice: FlatToolChoice
+    tools: list[FlatTool]
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None

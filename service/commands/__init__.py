@@ -1,0 +1,1 @@
+"""Flags, and what `quire serve` needs around the server."""

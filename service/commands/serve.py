@@ -1,0 +1,82 @@
+"""`quire serve`: the engine process, the HTTP server and the terminal, put together.
+
+What imports slowly is imported once the port is bound, in other threads, so that the port answers meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from quire.engine.config import EngineConfig, RegistryConfig
+from quire.engine.logs import log_format
+from quire.service.commands.advice import too_long
+from quire.service.commands.pinned_prefixes import Pin, tokenize_pins
+from quire.service.config import ServiceConfig
+from quire.service.server import serve
+
+if TYPE_CHECKING:
+    from quire.engine.client import AsyncEngine
+    from quire.service.text.tokenizer import Tokenizer
+
+log = logging.getLogger("quire.service")
+
+
+def launch(
+    service: ServiceConfig, config: EngineConfig, registry: RegistryConfig | None, pins: list[Pin]
+) -> int:
+    """Serve until a signal or the engine's death; the process's exit code."""
+    watchers: list[asyncio.Task[None]] = []
+
+    async def start_engine() -> AsyncEngine:
+        await asyncio.to_thread(import_module, "quire.engine.client")
+        from quire.engine.client import AsyncEngine
+
+        pinned = await asyncio.to_thread(lambda: tokenize_pins(pins, load_tokenizer())) if pins else []
+        engine = AsyncEngine(config, registry, pinned)
+        await engine.start()
+        watchers.append(asyncio.create_task(_tell(engine, service, config), name="quire-progress"))
+        return engine
+
+    def load_tokenizer() -> Tokenizer:
+        from quire.engine.models.hub import resolve_model
+        from quire.service.text.tokenizer import Tokenizer
+
+        return Tokenizer.from_folder(resolve_model(config.model))
+
+    return serve(service, start_engine, load_tokenizer)
+
+
+async def _tell(engine: AsyncEngine, service: ServiceConfig, config: EngineConfig) -> None:
+    """How starting goes, and what then limits requests."""
+    await (_log_progress(engine) if log_format() == "json" else _show_progress(engine, service))
+    if engine.info is not None and (limit := too_long(engine.info, config)):
+        log.warning("requests have at most %d tokens: %s", engine.info.max_request_tokens, limit)
+
+
+async def _log_progress(engine: AsyncEngine) -> None:
+    async for event in engine.watch_progress():
+        if event.done == event.total:
+            log.info("%s after %.1f s", event.phase, event.seconds)
+
+
+async def _show_progress(engine: AsyncEngine, service: ServiceConfig) -> None:
+    await asyncio.to_thread(import_module, "quire.service.commands.progress")
+    from rich.console import Console
+
+    from quire.service.commands.progress import PhaseBars
+
+    host = f"[{service.host}]" if ":" in service.host else service.host
+    url = f"http://{host}:{service.port}"
+    console = Console(stderr=True)
+    console.print(f"     quire   {service.served_model_names[0]} at [bold]{url}[/bold]", highlight=False)
+    bars = PhaseBars()
+    try:
+        async for event in engine.watch_progress():
+            bars.show(event)
+    finally:
+        bars.stop()
+    if engine.state == "ready":
+        console.print(f"      chat   [bold]{url}/[/bold]   Ctrl-C ends it", highlight=False)

@@ -1,0 +1,1 @@
+"""HTTP and WebSocket connections: who may ask, with what, and for how long."""

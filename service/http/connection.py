@@ -1,0 +1,139 @@
+"""The far end of one HTTP exchange: it may leave, stop reading, or have to be told that we end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any
+
+from starlette.types import Scope, Send
+
+from quire.service.answer.cancellation import Interruptible
+from quire.service.answer.eager import start_eagerly
+from quire.service.config import ServiceConfig
+
+SSE_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+)
+KEEP_ALIVE = b": keep-alive\n\n"
+_TICK = 1.0
+
+
+class ClientGone(Exception):
+    """The client left, or was cut because it stopped reading. There is no one to answer."""
+
+
+class Connection(Interruptible):
+    """Use with `async with`, in the task that answers.
+
+    When the client leaves, or `interrupt` is called, the block is left by cancellation, which this turns into
+    ClientGone or the given error. An own response instead of sse-starlette's: that one runs a generator and
+    four tasks for each stream; here a chunk is one call of `send`, one timer a second does the keep-alive
+    comments, and that the client has left is told by the server's protocol (quire.service.http.protocol),
+    which also cuts one that stopped reading: no task waits for ASGI's word of it.
+    """
+
+    def __init__(self, scope: Scope, send: Send, config: ServiceConfig) -> None:
+        super().__init__()
+        self._abort: Callable[[], None] = scope["state"]["abort"]
+        self._gone: asyncio.Future[None] = scope["state"]["gone"]
+        self._send = send
+        self._config = config
+        self._tick_seconds = min(_TICK, config.keep_alive / 2)
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._comment: asyncio.Task[None] | None = None
+        self._sending = False
+        self._last_write = self._loop.time()
+        self.started = False  # the headers are out
+        self._finished = False  # and all of the body
+
+    async def __aenter__(self) -> Connection:
+        self.begin()
+        self._gone.add_done_callback(self._leave)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        reason = self.end(error)
+        self._gone.remove_done_callback(self._leave)
+        if self._timer is not None:
+            self._timer.cancel()
+        if isinstance(reason or error, ClientGone):
+            await self._abort_transport()
+        if self._comment is not None:
+            self._comment.cancel()
+        if reason is not None:
+            raise reason from None
+
+    async def _abort_transport(self) -> None:
+        """A plain close would wait for ever for the client to read what is buffered."""
+        self._abort()
+        await asyncio.wait([self._gone], timeout=1)  # until the server, too, knows that it is gone
+
+    def _leave(self, _: asyncio.Future[None]) -> None:
+        self.interrupt(ClientGone("the client closed the connection"))
+
+    def interrupt(self, reason: Exception) -> None:
+        """Of a body that is out nothing: the task is about to end in order."""
+        if not self._finished:
+            super().interrupt(reason)
+
+    def keep_alive(self) -> None:
+        """From now on this is a stream: comments go out when it is idle."""
+        self._timer = self._loop.call_later(self._tick_seconds, self._tick)
+
+    def _tick(self) -> None:
+        if not self._sending and self._loop.time() - self._last_write >= self._config.keep_alive:
+            self._comment = self._loop.create_task(self._write_comment())
+        self._timer = self._loop.call_later(self._tick_seconds, self._tick)
+
+    def write_now(self, data: bytes) -> Coroutine[Any, Any, None] | None:
+        """As `write`, without a task; what a slow client leaves of it is to be awaited."""
+        return start_eagerly(self.write(data))
+
+    def finish_now(self, data: bytes) -> Coroutine[Any, Any, None] | None:
+        """As `finish`, without a task; what a slow client leaves of it is to be awaited."""
+        return start_eagerly(self.finish(data))
+
+    async def write(self, data: bytes) -> None:
+        """A piece of the event stream; the headers go first."""
+        await self._write(data, more=True)
+
+    async def finish(self, data: bytes = b"") -> None:
+        """The last piece."""
+        await self._write(data, more=False)
+        self._finished = True
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
+        if self._comment is not None:
+            await self._comment
+            self._comment = None
+        self._sending, self._last_write = True, self._loop.time()
+        if not self.started:
+            await self._start()
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._sending = False
+
+    async def _start(self) -> None:
+        await self._send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
+        self.started = True
+
+    async def _write_comment(self) -> None:
+        self._sending, self._last_write = True, self._loop.time()
+        if not self.started:
+            await self._start()
+        await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+        self._sending = False
+
+    async def finish_late(self, data: bytes) -> None:
+        """The one event that ends a failed stream, outside the block. The client has little time for it."""
+        try:
+            async with asyncio.timeout(self._config.terminal_timeout):
+                await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        except TimeoutError:
+            await self._abort_transport()

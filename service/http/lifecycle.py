@@ -1,0 +1,186 @@
+"""A server process that lives, drains and ends in order: a first signal drains it, a second one ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from functools import partial
+from types import FrameType
+from typing import Protocol
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from quire.service.answer.cancellation import Interruptible
+from quire.service.config import ServiceConfig
+from quire.service.errors import ApiError, not_ready
+from quire.service.http.keys import KeyRing
+from quire.service.http.protocol import bounded_protocol
+from quire.service.http.websocket_protocol import OrderlyWebSocketProtocol
+from quire.service.metrics.loop_watch import LoopWatch
+
+log = logging.getLogger("quire.service")
+
+POLL_SECONDS = 0.1
+LISTENERS = 16  # of each address; uvloop takes one new connection from each in a turn of the loop
+
+
+class Work(Protocol):
+    """What a server is doing."""
+
+    draining: bool
+    keys: KeyRing
+    generations: set[Interruptible]  # a drain waits for these
+    streams: set[Interruptible]  # but not for these
+    loop_watch: LoopWatch
+
+
+class OrderlyServer(uvicorn.Server):
+    """Subclasses say what lives in it: `_run` until `_stop` is set, `_begin_drain` and last `_close`."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: ServiceConfig,
+        work: Work,
+    ) -> None:
+        self._service_config = config
+        self._protocol = bounded_protocol(config)
+        self._work = work
+        self._stop = asyncio.Event()
+        self._now = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._life: asyncio.Task[None] | None = None
+        self.exit_code = 0
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=config.host,
+                port=config.port,
+                loop="auto",  # uvloop, where there is one
+                http=self._protocol,
+                ws=OrderlyWebSocketProtocol,
+                ws_max_size=config.max_frame_bytes,
+                ws_per_message_deflate=False,  # it would cost more than an event of a few bytes
+                lifespan="off",
+                proxy_headers=False,
+                server_header=False,
+                access_log=False,
+                log_config=None,
+                timeout_keep_alive=60,
+                timeout_graceful_shutdown=1,
+            )
+        )
+
+    def serve_until_stopped(self) -> int:
+        """The exit code: 0 after a signal, else 1."""
+        if self._service_config.api_key_file is not None:
+            signal.signal(signal.SIGHUP, lambda *_: self.reload_soon())
+        try:
+            self.run()
+        except SystemExit:  # uvicorn could not bind, and has said why
+            return 1
+        return self.exit_code
+
+    async def _run(self) -> None:
+        """Returns once `_stop` is set; what it raises ends the server."""
+        await self._stop.wait()
+
+    def _begin_drain(self) -> None:
+        """No more requests are taken from now on."""
+
+    async def _close(self) -> None:
+        """Nothing runs any more."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
+        await self._listen_more(self._loop)
+        self._work.loop_watch.start()
+        self._life = self._loop.create_task(self._live())
+
+    async def _listen_more(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Copies of the listening sockets, which share their queues.
+
+        Of 256 clients that come at once the last would else wait for 256 turns of a loop that is busy.
+        """
+        protocol = partial(
+            self._protocol,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        for listener in [listener for server in self.servers for listener in server.sockets]:
+            for _ in range(LISTENERS - 1):
+                copy = socket.socket(fileno=os.dup(listener.fileno()))
+                self.servers.append(
+                    await loop.create_server(protocol, sock=copy, backlog=self.config.backlog)
+                )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.stop_soon()
+
+    def stop_soon(self) -> None:
+        """As a signal does; from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._hurry)
+        else:
+            self.should_exit = True
+
+    def reload_soon(self) -> None:
+        """Have the file of keys read again; from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._reload)
+
+    def _reload(self) -> None:
+        """Whoever has begun goes on, with or without a key."""
+        try:
+            self._work.keys.reload()
+        except ValueError as error:
+            log.error("the API keys stay as they were: %s", error)
+            return
+        log.info("the API keys were read again: %s", ", ".join(key.name for key in self._work.keys))
+
+    def _hurry(self) -> None:
+        (self._now if self._stop.is_set() else self._stop).set()
+
+    async def _live(self) -> None:
+        try:
+            await self._run()
+        except Exception as error:
+            self.exit_code = 1
+            log.error("the server ends: %s", error)
+        try:
+            await self._drain()
+            await self._close()
+        except Exception:
+            self.exit_code = 1
+            log.exception("the server did not end in order")
+        finally:
+            self.should_exit = True
+
+    async def _drain(self) -> None:
+        """Running generations may end; what has not when the time is up gets its last event."""
+        work = self._work
+        work.draining = True
+        self._begin_drain()
+        _interrupt(work.streams, not_ready("the server is shutting down"))
+        seconds = self._service_config.shutdown_timeout if self.exit_code == 0 else 1.0
+        await self._wait_for_generations(seconds)
+        _interrupt(work.generations, not_ready("the server is shutting down"))
+        await self._wait_for_generations(self._service_config.terminal_timeout)
+
+    async def _wait_for_generations(self, seconds: float) -> None:
+        until = asyncio.get_running_loop().time() + seconds
+        while self._work.generations and asyncio.get_running_loop().time() < until:
+            if self._now.is_set() and seconds > self._service_config.terminal_timeout:
+                return
+            await asyncio.sleep(POLL_SECONDS / 4)
+
+
+def _interrupt(work: set[Interruptible], error: ApiError) -> None:
+    for each in list(work):
+        each.interrupt(error)

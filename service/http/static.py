@@ -1,0 +1,47 @@
+"""The chat page: a few files, read once, so that no request's path is ever looked up on disk."""
+
+from __future__ import annotations
+
+import mimetypes
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.service.state import ServerState
+
+PAGE = Path(__file__).parents[1] / "page"
+
+Serve = Callable[[ServerState, Request], Awaitable[Response]]
+
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+_TYPES = {".js": "text/javascript", ".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml"}
+
+
+def page_files(folder: Path = PAGE) -> list[tuple[str, Serve]]:
+    """(path, handler): `/` is index.html, and every other file is /static/<name>."""
+    files = []
+    for file in sorted(folder.glob("*")):
+        if file.is_file() and not file.name.startswith("."):
+            path = "/" if file.name == "index.html" else f"/static/{file.name}"
+            files.append((path, _serve(file)))
+    return files
+
+
+def _serve(file: Path) -> Serve:
+    content = file.read_bytes()
+    kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+
+    async def serve(state: ServerState, request: Request) -> Response:
+        return Response(content, headers=_HEADERS, media_type=kind)
+
+    return serve

@@ -1,0 +1,1 @@
+"""The metrics, as plain numbers and in Prometheus' text format."""

@@ -1,0 +1,70 @@
+"""Where streams are that clients may pick up again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
+
+from starlette.requests import Request
+
+from quire.service.answer.resumption.recordings import STREAM_ID
+from quire.service.router.replica import Replica
+
+MAX_STREAMS = 1 << 14  # of each tenant; replicas keep fewer
+
+_PATH = "/v1/streams/"
+_STARTS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
+
+StreamKey = tuple[str, str]  # the tenant, and the id that the client chose
+
+
+def started_stream(request: Request) -> StreamKey | None:
+    """What a request calls its stream. None: it starts none, or a replica will refuse what it calls it."""
+    stream_id = request.headers.get("x-stream-id", "")
+    if request.method != "POST" or request.url.path not in _STARTS or not STREAM_ID.fullmatch(stream_id):
+        return None
+    return request.state.tenant, stream_id
+
+
+def wanted_stream(request: Request) -> StreamKey | None:
+    """Which stream a request picks up."""
+    path = request.url.path
+    stream_id = path.removeprefix(_PATH)
+    if not path.startswith(_PATH) or not STREAM_ID.fullmatch(stream_id):
+        return None
+    return request.state.tenant, stream_id
+
+
+class StreamHomes:
+    """The replica that each stream was sent to.
+
+    Of each tenant those asked for longest ago are forgotten, and then all replicas are asked.
+    """
+
+    def __init__(self) -> None:
+        self._homes: defaultdict[str, OrderedDict[str, str]] = defaultdict(OrderedDict)  # URLs, by ids
+
+    def __len__(self) -> int:
+        return sum(map(len, self._homes.values()))
+
+    def settle(self, key: StreamKey, replica: Replica) -> None:
+        tenant, stream_id = key
+        homes = self._homes[tenant]
+        homes[stream_id] = replica.url
+        homes.move_to_end(stream_id)
+        if len(homes) > MAX_STREAMS:
+            homes.popitem(last=False)
+
+    def find(self, key: StreamKey, replicas: Iterable[Replica]) -> Replica | None:
+        tenant, stream_id = key
+        homes = self._homes[tenant]
+        url = homes.get(stream_id)
+        if url is not None:
+            homes.move_to_end(stream_id)
+        return next((replica for replica in replicas if replica.url == url), None)
+
+    def holders(self, key: StreamKey, replicas: Iterable[Replica]) -> list[Replica]:
+        """Whom to ask for it, in order: other routers and earlier ones sent streams, too."""
+        known = list(replicas)
+        home = self.find(key, known)
+        return sorted(known, key=lambda replica: (replica is not home, not replica.up))

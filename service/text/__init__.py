@@ -1,0 +1,1 @@
+"""Tokens to text and back: tokenizer, templates, tools, grammars."""

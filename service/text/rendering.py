@@ -1,0 +1,56 @@
+"""Messages to a prompt, by the model's chat template."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quire.service.api.requests.chat import TemplateArguments
+from quire.service.errors import TemplateError, bad_value
+from quire.service.text.template_renderer import TemplateRenderer
+
+if TYPE_CHECKING:
+    from quire.service.text.tokenizer import Tokenizer
+
+TemplateMessage = dict[str, Any]  # role, content and so on, in plain types, as templates expect it
+
+
+async def render(
+    renderer: TemplateRenderer,
+    tokenizer: Tokenizer,
+    model: str,
+    messages: list[TemplateMessage],
+    *,
+    param: str = "messages",
+    add_generation_prompt: bool = True,
+    arguments: TemplateArguments | None = None,
+    tools: list[dict[str, Any]] | None = None,
+) -> str:
+    """The prompt that `messages` make. Raises ApiError, most often a 400 that names `param`."""
+    template = tokenizer.chat_template
+    if template is None:
+        raise bad_value(
+            param, f"the model {model!r} has no chat template: use /v1/completions", "no_chat_template"
+        )
+    given: dict[str, bool] = {}
+    if arguments is not None and arguments.enable_thinking is not None:
+        if not template.mentions("enable_thinking"):
+            raise bad_value(
+                "chat_template_kwargs", f"the chat template of {model!r} does not use 'enable_thinking'"
+            )
+        given["enable_thinking"] = arguments.enable_thinking
+    if template.tool_format is None:
+        uses = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
+        if tools or uses:
+            field = "tools" if tools else param
+            raise bad_value(field, f"{field}: the chat template of {model!r} knows no tools", "no_tools")
+    try:
+        return await renderer.render(
+            template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            arguments=given,
+            tools=tools or None,
+            param=param,
+        )
+    except TemplateError as error:
+        raise bad_value(param, str(error)) from None

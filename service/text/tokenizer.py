@@ -1,0 +1,155 @@
+"""A model's tokenizer: text to ids and back, chat messages to a prompt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from quire.service.text.detokenizer import Detokenizer, pieces_of
+from quire.service.text.longest_token import longest_token
+from quire.service.text.template import ChatTemplate
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """`chat_template` is None for a model that has none. Ids outside the vocabulary decode to nothing."""
+
+    def __init__(self, backend: Backend, chat_template: ChatTemplate | None = None) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.chat_template = chat_template
+        added_tokens = backend.get_added_tokens_decoder()
+        self.special = frozenset(token for token, added in added_tokens.items() if added.special)
+        self._added = {added.content: token for token, added in added_tokens.items()}
+        described = json.loads(backend.to_str())
+        self._pieces = pieces_of(backend, _decoder_types(described["decoder"]))
+        self._longest_token = longest_token(described)
+        self._texts: dict[int, str] = {}
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """From what `save_pretrained` wrote. Raises ValueError that says what is missing."""
+        folder = Path(folder)
+        file = folder / "tokenizer.json"
+        backend = Backend.from_file(str(file)) if file.is_file() else _converted(folder)
+        config = _read_json(folder / "tokenizer_config.json")
+        special = _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
+        source = _template_source(folder, config)
+        return cls(backend, ChatTemplate(source, special) if source else None)
+
+    def to_json(self) -> str:
+        """The text of its tokenizer.json."""
+        return self._backend.to_str()
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Without the interpreter's lock, so that in another thread it holds up nobody; as does `decode`."""
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        tokens: list[int] = encoding.ids
+        return tokens
+
+    def least_tokens(self, size: int) -> int:
+        """How many tokens a text of `size` bytes has at least, as far as the vocabulary makes it certain."""
+        return 0 if self._longest_token is None else -(-size // self._longest_token)
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+        text: str
+        (text,) = self._backend.decode_batch([tokens], skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token: int) -> bytes:
+        """What `token` stands for within a text."""
+        return self._pieces.token_bytes(token)
+
+    def look_up(self, vocab_size: int) -> None:
+        """Look up what each token stands for, so that none costs it when it first comes: 2 to 5 µs each."""
+        for token in range(vocab_size):
+            self._pieces.token_bytes(token)
+
+    def token_text(self, token: int) -> str:
+        """As `token_bytes`, with U+FFFD where a token is part of a character."""
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self.token_bytes(token).decode(errors="replace")
+        return text
+
+    def token_name(self, token: int) -> str:
+        """The token as the vocabulary writes it."""
+        return self._backend.id_to_token(token) or ""
+
+    def has_token(self, text: str) -> bool:
+        """Whether `text` was added to the vocabulary as one token."""
+        return text in self._added
+
+    def detokenizer(
+        self, context: list[int], *, skip_special_tokens: bool, shown: tuple[str, ...] = ()
+    ) -> Detokenizer:
+        """For a sequence that continues `context` (empty: starts a text). `shown` is not skipped."""
+        skip = self.special if skip_special_tokens else frozenset()
+        if shown:
+            skip -= {self._added[text] for text in shown if text in self._added}
+        return self._pieces.detokenizer(context, skip)
+
+
+def _decoder_types(decoder: dict[str, Any] | None) -> list[str]:
+    if decoder is None:
+        return []
+    if decoder["type"] == "Sequence":
+        return [kind for part in decoder["decoders"] for kind in _decoder_types(part)]
+    return [decoder["type"]]
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold a JSON object")
+    return content
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Template variables such as `bos_token`; a token is a string, or an object with its `content`."""
+    tokens = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            tokens[name] = value
+    return tokens
+
+
+def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+    if template is not None and not isinstance(template, str):
+        raise ValueError(f"chat_template in {folder / 'tokenizer_config.json'} must be a string")
+    return template
+
+
+def _converted(folder: Path) -> Backend:
+    """Older formats (vocab.json, tokenizer.model ...) go through transformers, which is slow to import."""
+    try:
+        from transformers import AutoTokenizer
+
+        backend = getattr(AutoTokenizer.from_pretrained(str(folder)), "backend_tokenizer", None)
+    except Exception as error:
+        raise ValueError(
+            f"{folder} has no tokenizer.json, and transformers could not make one: {error}. "
+            "Save the model with its fast tokenizer (tokenizer.save_pretrained)."
+        ) from None
+    if not isinstance(backend, Backend):
+        raise ValueError(f"{folder} has no tokenizer.json, and its tokenizer has no fast form")
+    return backend

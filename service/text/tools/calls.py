@@ -1,0 +1,94 @@
+"""What one answer is made of, as clients get it: text and calls, as they come or whole."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from quire.service.answer.replies import ReplyFunction, ReplyToolCall
+from quire.service.text.tools.parser import CallArguments, CallStart, Piece
+
+
+class FunctionDelta(msgspec.Struct):
+    name: str | UnsetType
+    arguments: str
+
+
+class CallDelta(msgspec.Struct):
+    """What is new of call `index`; the first of it has its id and name."""
+
+    index: int
+    id: str | UnsetType
+    type: Literal["function"] | UnsetType
+    function: FunctionDelta
+
+
+Part = str | CallDelta
+
+
+class AnswerParts:
+    """Collects the text and the calls of one answer that have come and not yet been taken, in their order."""
+
+    __slots__ = ("_count", "_parts", "_texts")
+
+    def __init__(self) -> None:
+        self._count = 0  # calls
+        self._parts: list[Part] = []
+        self._texts: list[str] = []  # of the latest part: text, or arguments
+
+    def add(self, piece: Piece) -> None:
+        match piece:
+            case str():
+                if not self._parts or not isinstance(self._parts[-1], str):
+                    self._begin("")
+                self._texts.append(piece)
+            case CallStart(name):
+                identity = f"call_{secrets.token_hex(12)}"
+                self._begin(CallDelta(self._count, identity, "function", FunctionDelta(name, "")))
+                self._count += 1
+            case CallArguments(text):
+                if not self._parts:  # its beginning has been taken
+                    self._begin(CallDelta(self._count - 1, UNSET, UNSET, FunctionDelta(UNSET, "")))
+                self._texts.append(text)
+
+    def _begin(self, part: Part) -> None:
+        self._settle()
+        self._parts.append(part)
+
+    def _settle(self) -> None:
+        if not self._texts:
+            return
+        text, self._texts = "".join(self._texts), []
+        last = self._parts[-1]
+        if isinstance(last, str):
+            self._parts[-1] = text
+        else:
+            last.function.arguments = text
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def take(self) -> list[Part]:
+        """At most one delta of each call, and no texts that follow one another."""
+        self._settle()
+        parts, self._parts = self._parts, []
+        return parts
+
+    def take_apart(self) -> tuple[str, list[CallDelta]]:
+        """All the text, and the calls."""
+        parts = self.take()
+        text = "".join(part for part in parts if isinstance(part, str))
+        return text, [part for part in parts if not isinstance(part, str)]
+
+
+def whole_calls(deltas: list[CallDelta]) -> list[ReplyToolCall]:
+    """Of an answer that nothing was taken of before."""
+    return [
+        ReplyToolCall(id=delta.id, function=ReplyFunction(name=function.name, arguments=function.arguments))
+        for delta in deltas
+        for function in [delta.function]
+        if delta.id is not UNSET and function.name is not UNSET
+    ]

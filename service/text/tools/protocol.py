@@ -1,0 +1,154 @@
+"""What clients may say of tools, and the calls that models make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from quire.service.text.structured import MAX_SCHEMA_BYTES, Schema, check_size
+
+MAX_TOOLS = 128
+
+_STRICT = "true: the arguments always fit the parameters, whatever tool_choice is"
+_FLAT_STRICT = "true (if left out): the arguments always fit the parameters, whatever tool_choice is"
+_CALL_ID = "As it was returned, or your own"
+_TOOL_CHOICE = (
+    "none: as if there were no tools; auto (if left out): the model decides; required: it must call at "
+    "least one; a function: it must call that one, once. With the last two, arguments fit the parameters"
+)
+_PARALLEL = "false: at most one call, after which the answer ends"
+
+FunctionName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+CallId = Annotated[str, Meta(min_length=1, max_length=256, description=_CALL_ID)]
+Arguments = Annotated[str, Meta(max_length=1 << 20, description="A JSON object, as text")]
+
+
+class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: FunctionName
+    description: Annotated[str, Meta(max_length=MAX_SCHEMA_BYTES)] | None = None
+    parameters: Schema | None = None
+    strict: Annotated[bool, Meta(description=_STRICT)] | None = None
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Of the arguments; without parameters there are none."""
+        if self.parameters is None:
+            return {"type": "object", "properties": {}, "additionalProperties": False}
+        return self.parameters
+
+    def as_template_tool(self) -> dict[str, Any]:
+        """In plain types, as templates expect it."""
+        described = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {
+            "type": "function",
+            "function": {name: value for name, value in described.items() if value is not None},
+        }
+
+
+class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: Function
+
+
+class FlatTool(Function, kw_only=True, forbid_unknown_fields=True):
+    """As the Responses API writes it, where functions are strict unless they say that they are not."""
+
+    type: Literal["function"]
+    strict: Annotated[bool, Meta(description=_FLAT_STRICT)] | None = True
+
+    def __post_init__(self) -> None:
+        if self.strict is None:
+            self.strict = True
+
+
+Tools = Annotated[list[Tool], Meta(min_length=1, max_length=MAX_TOOLS)]
+FlatTools = Annotated[list[FlatTool], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class ChosenFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: FunctionName
+
+
+class ChosenTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class FlatChosenTool(ChosenFunction, kw_only=True, forbid_unknown_fields=True):
+    """As the Responses API writes it."""
+
+    type: Literal["function"]
+
+
+ChoiceMode = Literal["none", "auto", "required"]
+ToolChoice = Annotated[ChoiceMode | ChosenTool, Meta(description=_TOOL_CHOICE)]
+FlatToolChoice = Annotated[ChoiceMode | FlatChosenTool, Meta(description=_TOOL_CHOICE)]
+ParallelCalls = Annotated[bool, Meta(description=_PARALLEL)]
+
+
+class CalledFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: FunctionName
+    arguments: Arguments
+
+    def as_template_function(self) -> dict[str, Any]:
+        """With the arguments as an object, as templates expect them."""
+        return {"name": self.name, "arguments": msgspec.json.decode(self.arguments, type=dict[str, Any])}
+
+    def __post_init__(self) -> None:
+        try:
+            msgspec.json.decode(self.arguments, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(f"arguments must be a JSON object: {error}") from None
+
+
+class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A call as a reply has it, and as later messages repeat it."""
+
+    id: CallId
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def as_template_call(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "function", "function": self.function.as_template_function()}
+
+
+ToolCalls = Annotated[list[ToolCall], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+def chosen_name(choice: ToolChoice | FlatToolChoice | None) -> str | None:
+    """Of the one function that must be called, if one is named."""
+    if isinstance(choice, ChosenTool):
+        return choice.function.name
+    return choice.name if isinstance(choice, FlatChosenTool) else None
+
+
+def check_tools(
+    functions: Sequence[Function] | None, choice: ToolChoice | FlatToolChoice | None, parallel: bool | None
+) -> None:
+    """Whether they go together. Raises ValueError that names the field."""
+    if functions is None:
+        for field, value in (("tool_choice", choice), ("parallel_tool_calls", parallel)):
+            if value not in (None, "none"):
+                raise ValueError(f"{field} may only be given with tools")
+        return
+    names = [function.name for function in functions]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"tools has two functions named {twice!r}")
+    for function in functions:
+        schema = function.schema
+        if schema.get("type") != "object":
+            raise ValueError(
+                f"tools must have parameters of type object, and those of {function.name!r} are of "
+                f"{schema.get('type')!r}"
+            )
+        try:
+            check_size(schema)
+        except ValueError as error:
+            raise ValueError(f"tools has too large parameters in {function.name!r}: {error}") from None
+    chosen = chosen_name(choice)
+    if chosen is not None and chosen not in names:
+        raise ValueError(f"tool_choice names {chosen!r}, which is none of the tools")
