@@ -14,7 +14,7 @@ from quire.loadtest.chaos.clients import Outcome
 from quire.loadtest.chaos.faults import Restart
 from quire.loadtest.chaos.traffic import Answer
 from quire.loadtest.chaos.watch import Stalls
-from quire.loadtest.health_probe import Asked
+from quire.loadtest.client.health_probe import Asked
 
 QUIET_SECONDS = 0.02  # in which the control answered: the machine was not the reason
 NEAR_SECONDS = 0.1

@@ -12,7 +12,7 @@ from quire.loadtest.chaos.clients import EventStream, Outcome
 from quire.loadtest.chaos.faults import Restart
 from quire.loadtest.chaos.processes import Descriptors
 from quire.loadtest.chaos.watch import MOST_CHILDREN, ROUTED, Holdings, Stalls, count_descriptors, leaked
-from quire.loadtest.health_probe import Asked
+from quire.loadtest.client.health_probe import Asked
 from quire.service.router.directory import MAX_CONNECTIONS
 
 GOOD = Outcome(0, "stream", 10.0, 11.0, ends=1, end="done", text="yes", expected=("text", 0, 32))
