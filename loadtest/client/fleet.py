@@ -12,10 +12,10 @@ from multiprocessing.sharedctypes import SynchronizedArray
 from multiprocessing.synchronize import Event
 from typing import Any
 
-from quire.loadtest.driver import Numbered, drive
-from quire.loadtest.records import Record
-from quire.loadtest.sessions import Session
-from quire.loadtest.target import Target
+from quire.loadtest.client.driver import Numbered, drive
+from quire.loadtest.client.records import Record
+from quire.loadtest.client.sessions import Session
+from quire.loadtest.client.target import Target
 
 HEAD_START = 0.05  # seconds between the call to begin and time 0, for every process to hear of it
 

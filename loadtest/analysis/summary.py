@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from quire.loadtest.records import Record
+from quire.loadtest.client.records import Record
 
 MOST_LAG = 0.010  # seconds at the 99th percentile: beyond it the client did not keep its own schedule
 

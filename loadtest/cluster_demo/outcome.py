@@ -9,8 +9,8 @@ import numpy as np
 from rich.box import SIMPLE
 from rich.table import Table
 
-from quire.loadtest.bootstrap import Difference, Values, bootstrap_difference, percentile
-from quire.loadtest.records import Record
+from quire.loadtest.analysis.bootstrap import Difference, Values, bootstrap_difference, percentile
+from quire.loadtest.client.records import Record
 
 HIT = 0.95  # of a prefix: so much of it must be cached
 CAPTION = "ms, but for: whole, how long after a fault the registry was whole again, at most"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.loadtest.records import Record
+from quire.loadtest.client.records import Record
 
 Values = NDArray[np.float64]
 Statistic = Callable[[Values], Values]

@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from quire.loadtest.http_client import HttpClient
-from quire.loadtest.records import Record
-from quire.loadtest.sessions import Session
-from quire.loadtest.target import Target, ask
+from quire.loadtest.client.http_client import HttpClient
+from quire.loadtest.client.records import Record
+from quire.loadtest.client.sessions import Session
+from quire.loadtest.client.target import Target, ask
 
 Numbered = tuple[int, Session]
 """A session and its number in the whole run."""

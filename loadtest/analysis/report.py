@@ -8,9 +8,9 @@ from pathlib import Path
 import jinja2
 import numpy as np
 
-from quire.loadtest.plot import Labels, Series, line_chart
-from quire.loadtest.result import RunResult
-from quire.loadtest.summary import MOST_LAG
+from quire.loadtest.analysis.plot import Labels, Series, line_chart
+from quire.loadtest.analysis.result import RunResult
+from quire.loadtest.analysis.summary import MOST_LAG
 
 TEMPLATE = Path(__file__).with_name("report.html")
 MAX_POINTS = 400  # of a line: more cannot be told apart

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from quire.loadtest.counters import read_samples
-from quire.loadtest.fault_proxy import FaultProxy
-from quire.loadtest.quire_process import START_SECONDS, quire
-from quire.loadtest.redis_faults import ProxiedRedis
-from quire.loadtest.redis_server import RedisServer
-from quire.loadtest.server_process import free_port
+from quire.loadtest.client.counters import read_samples
+from quire.loadtest.cluster_demo.redis_faults import ProxiedRedis
+from quire.loadtest.servers.fault_proxy import FaultProxy
+from quire.loadtest.servers.quire_process import START_SECONDS, quire
+from quire.loadtest.servers.redis_server import RedisServer
+from quire.loadtest.servers.server_process import free_port
 from quire.service.demo import MODEL_FOLDER
 
 REPLICAS = 2

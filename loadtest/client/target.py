@@ -8,9 +8,9 @@ from typing import Any, Literal
 import httptools
 import msgspec
 
-from quire.loadtest.http_client import HttpClient
-from quire.loadtest.records import Record
-from quire.loadtest.sessions import Session, Turn
+from quire.loadtest.client.http_client import HttpClient
+from quire.loadtest.client.records import Record
+from quire.loadtest.client.sessions import Session, Turn
 
 Api = Literal["completions", "chat"]
 PATHS: dict[Api, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}

@@ -1,4 +1,6 @@
-"""An engine process that has no model: `python -m quire.loadtest.token_source STEP_MS SEQUENCES SOCKET`.
+"""An engine process that has no model.
+
+`python -m quire.loadtest.servers.token_source STEP_MS SEQUENCES SOCKET`
 
 It speaks the engine's frames and runs SEQUENCES at once, first come, first served; a step gives each one
 token and takes STEP_MS (0: as fast as they are read). To the API process it is an engine like any other.

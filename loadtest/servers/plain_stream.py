@@ -1,7 +1,7 @@
 """The least that a Starlette app can do for a stream of events: what our streaming is measured beside.
 
-`python -m quire.loadtest.plain_stream PORT TOKENS json|bytes` answers each POST with so many events of one
-token, each written by the json module, or ready-made bytes.
+`python -m quire.loadtest.servers.plain_stream PORT TOKENS json|bytes` answers each POST with so many events
+of one token, each written by the json module, or ready-made bytes.
 """
 
 from __future__ import annotations

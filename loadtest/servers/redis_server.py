@@ -10,7 +10,7 @@ from pathlib import Path
 
 import redis
 
-from quire.loadtest.server_process import free_port
+from quire.loadtest.servers.server_process import free_port
 
 
 class RedisServer:

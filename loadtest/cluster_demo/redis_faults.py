@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Event, Timer
 
-from quire.loadtest import fault_proxy
-from quire.loadtest.fault_proxy import FaultProxy
-from quire.loadtest.redis_server import RedisServer
+from quire.loadtest.servers import fault_proxy
+from quire.loadtest.servers.fault_proxy import FaultProxy
+from quire.loadtest.servers.redis_server import RedisServer
 
 AWAY_SECONDS = 2.0  # before it starts again; as long as a replica pauses at most between two attempts
 MIDST_SECONDS = 0.3

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from quire.loadtest.analysis.summary import Slo, Summary, summarize
+from quire.loadtest.client.records import Record
+from quire.loadtest.client.target import Target
 from quire.loadtest.provenance import Provenance
-from quire.loadtest.records import Record
-from quire.loadtest.summary import Slo, Summary, summarize
-from quire.loadtest.target import Target
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

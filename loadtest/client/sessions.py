@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from quire.loadtest.lengths import Shape
+from quire.loadtest.client.lengths import Shape
 from quire.loadtest.workloads import FIRST_TOKEN, LAST_TOKEN, Work
 
 # Each is one token in most vocabularies when a space stands before it, so that a text has about as many

@@ -23,8 +23,12 @@ from threading import Event
 
 from rich.console import Console
 
-from quire.loadtest.cluster import BLOCK_SIZE, REPLICAS, Cluster, start_cluster
-from quire.loadtest.cluster_result import (
+from quire.loadtest.client.driver import drive
+from quire.loadtest.client.records import Record
+from quire.loadtest.client.sessions import Session, Turn
+from quire.loadtest.client.target import Target
+from quire.loadtest.cluster_demo.cluster import BLOCK_SIZE, REPLICAS, Cluster, start_cluster
+from quire.loadtest.cluster_demo.outcome import (
     FaultOutcome,
     Outcome,
     compare_to_well,
@@ -32,12 +36,8 @@ from quire.loadtest.cluster_result import (
     table_of_faults,
     table_of_work,
 )
-from quire.loadtest.driver import drive
+from quire.loadtest.cluster_demo.redis_faults import FAULTS, Fault
 from quire.loadtest.provenance import Provenance
-from quire.loadtest.records import Record
-from quire.loadtest.redis_faults import FAULTS, Fault
-from quire.loadtest.sessions import Session, Turn
-from quire.loadtest.target import Target
 
 TOKEN_IDS = range(300, 4000)  # of the demo model's vocabulary, none of them special
 TURN = 24  # requests with Redis well, and then as many during a fault of it

@@ -20,17 +20,32 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from quire.loadtest.arrivals import arrival_times
-from quire.loadtest.comparison import remarks, table_of
-from quire.loadtest.counters import read_counters
-from quire.loadtest.fleet import OnProgress, run_sessions
-from quire.loadtest.knee import describe_knee, find_knee
-from quire.loadtest.lengths import parse_shape
-from quire.loadtest.options import check_options
-from quire.loadtest.result import Load, RunResult, SweepResult, read_result, read_results, write_result
-from quire.loadtest.sessions import Recipe, Session, describe, draw_sessions, due_at, from_works, read_trace
-from quire.loadtest.summary import MOST_LAG, Slo
-from quire.loadtest.target import Target
+from quire.loadtest.analysis.comparison import remarks, table_of
+from quire.loadtest.analysis.knee import describe_knee, find_knee
+from quire.loadtest.analysis.result import (
+    Load,
+    RunResult,
+    SweepResult,
+    read_result,
+    read_results,
+    write_result,
+)
+from quire.loadtest.analysis.summary import MOST_LAG, Slo
+from quire.loadtest.client.arrivals import arrival_times
+from quire.loadtest.client.counters import read_counters
+from quire.loadtest.client.fleet import OnProgress, run_sessions
+from quire.loadtest.client.lengths import parse_shape
+from quire.loadtest.client.options import check_options
+from quire.loadtest.client.sessions import (
+    Recipe,
+    Session,
+    describe,
+    draw_sessions,
+    due_at,
+    from_works,
+    read_trace,
+)
+from quire.loadtest.client.target import Target
 from quire.loadtest.workloads import LAST_TOKEN, WORKLOADS
 
 Arguments = argparse.Namespace
@@ -282,7 +297,7 @@ def _show_failures(result: RunResult) -> None:
 def _write_html(
     arguments: Arguments, results: list[RunResult], limit: float | None, knee: str | None
 ) -> None:
-    from quire.loadtest.report import render
+    from quire.loadtest.analysis.report import render
 
     title = f"Load test: {results[0].label}"
     arguments.html.parent.mkdir(parents=True, exist_ok=True)

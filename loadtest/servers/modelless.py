@@ -1,6 +1,8 @@
-"""The API process as it serves, without a model behind it: `python -m quire.loadtest.modelless --port N`.
+"""Serve as the API process does, without a model behind it.
 
-Its engine process is a `quire.loadtest.token_source`.
+`python -m quire.loadtest.servers.modelless --port N`
+
+Its engine process is a `quire.loadtest.servers.token_source`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ def main() -> None:
     parser.add_argument("--max-num-queued-reqs", type=int, default=1000)
     parser.add_argument("--stall-timeout", type=float, default=10.0)
     arguments = parser.parse_args()
-    program = ("quire.loadtest.token_source", str(arguments.step_ms), str(arguments.sequences))
+    program = ("quire.loadtest.servers.token_source", str(arguments.step_ms), str(arguments.sequences))
 
     async def start_engine() -> AsyncEngine:
         engine = AsyncEngine(EngineConfig(model=MODEL_FOLDER), program=program)

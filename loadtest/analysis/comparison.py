@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 from rich.table import Table
 
-from quire.loadtest import bootstrap
-from quire.loadtest.result import RunResult
+from quire.loadtest.analysis import bootstrap
+from quire.loadtest.analysis.result import RunResult
 
 NOT_THE_LOAD = {"processes"}  # of its fields
 

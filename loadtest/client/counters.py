@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 
-from quire.loadtest.http_client import HttpClient
+from quire.loadtest.client.http_client import HttpClient
 
 # vLLM's and Quire's; other servers' metrics with these words in their names are kept as well.
 WORDS = ("kv_", "cache", "preempt", "num_requests")
