@@ -1,4 +1,4 @@
-"""What the README tells people to type does what it says, against `quire serve` with the bundled model."""
+"""What README.md and docs/ tell people to type does what it says, on a `quire serve` of the demo model."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from tests.service import tool_templates
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-FIRST_STEPS, REST = README.split("## The API in one page")
-TOUR, FURTHER = REST.split("## Structured output and tools")
+PAGES = {
+    path: path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+TOUR, FURTHER = PAGES[ROOT / "docs/api.md"].split("## Structured output and tools")
 PORT = "8000"  # the one that the README names
 SECONDS = 60
 # Of `python -m MODULE ...` each, in one process: they import the same for seconds.
@@ -38,7 +41,7 @@ for module, *arguments in json.loads(sys.argv[1]):
 """
 
 
-def block(language: str, word: str, text: str = FIRST_STEPS) -> str:
+def block(language: str, word: str, text: str = README) -> str:
     """The one code block of `text` in this language that holds `word`."""
     (found,) = [block for block in blocks(language, text) if word in block]
     return found
@@ -144,7 +147,7 @@ def test_browser_gets_the_page_that_is_pictured(port: str) -> None:
 
 
 def test_offline_use_takes_three_lines() -> None:
-    program = block("python", "LLM(", README)
+    program = block("python", "LLM(", PAGES[ROOT / "docs/commands.md"])
     assert len([line for line in program.splitlines() if line]) == 3
     assert len(run([sys.executable, "-c", program]).split()) > 5
 
@@ -200,12 +203,28 @@ def test_curl_picks_a_stream_up_again(port: str, tmp_path: Path) -> None:
 
 
 def test_files_that_are_named_exist() -> None:
-    targets = re.findall(r"\]\(([^)#:]+)\)", README)
-    assert "service/chat.png" in targets
-    for path in targets:
-        assert (ROOT / path).exists(), path
-    for path in re.findall(r"`((?:engine|kernels|service|loadtest|tests)/[\w./]*)`", README):
-        assert (ROOT / path).exists(), path
+    assert "service/chat.png" in README
+    for page in [*PAGES, ROOT / "helm/README.md"]:
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)]+)\)", text):
+            path, _, section = target.partition("#")
+            if not path.startswith("https:"):
+                linked = (page.parent / path).resolve() if path else page
+                assert linked.exists(), (page.name, target)
+                assert not section or section in sections(linked.read_text(encoding="utf-8")), (
+                    page.name,
+                    target,
+                )
+        for path in re.findall(r"`((?:engine|kernels|service|loadtest|quire|tests)/[\w./]*)`", text):
+            assert (ROOT / path).exists(), (page.name, path)
+
+
+def sections(text: str) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of `text`."""
+    return {
+        re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.*)$", text, re.M)
+    }
 
 
 def test_flags_that_are_named_exist() -> None:
@@ -215,11 +234,11 @@ def test_flags_that_are_named_exist() -> None:
     ]
     commands += [["quire.loadtest.cluster_demo"], ["quire.loadtest.chaos"]]
     known = run([sys.executable, "-c", HELP_OF_ALL, json.dumps(commands)])
-    for flag in set(re.findall(r"`(--[a-z-]+)", README)):
+    for flag in set(re.findall(r"`(--[a-z-]+)", "".join(PAGES.values()))):
         assert re.search(rf"{flag}\b(?!-)", known), flag
 
 
 def test_every_metric_is_explained() -> None:
-    section = README.split("\n## Metrics and dashboard\n")[1].split("\n## ")[0]
+    section = PAGES[ROOT / "docs/operations.md"].split("\n## Metrics and dashboard\n")[1].split("\n## ")[0]
     named = set(re.findall(r"`((?:quire_|vllm:)\w+)`", section))
     assert named == {*METRICS, *ROUTER_METRICS, "quire_kv_pinned_blocks"}
