@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from quire.service.answer.cancellation import Interruptible
+from quire.service.answer.cancellation import Interruptible, Stoppable
 from quire.service.config import ServiceConfig
 from quire.service.errors import not_ready
 from quire.service.http.keys import KeyRing
@@ -39,7 +39,7 @@ class RouterState:
         self.metrics = RouterMetrics()
         self.draining = False
         self.generations: set[Interruptible] = set()
-        self.streams: set[Interruptible] = set()
+        self.streams: set[Stoppable] = set()
         self.loop_watch = LoopWatch()
         self.homes = StreamHomes()
         self.held = HeldBytes(router.max_held_bytes)
