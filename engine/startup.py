@@ -37,7 +37,7 @@ from quire.engine.models.loader import load_model
 from quire.engine.precompile import rehearse
 from quire.engine.registry.deployment import hash_seed
 from quire.engine.schedule.plan import StepPlan
-from quire.engine.schedule.preemption_mode import PreemptionPolicy
+from quire.engine.schedule.preemption import PreemptionPolicy
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequences.grammar import grammars_of
 from quire.kernels.backend import torch_backend, triton_backend

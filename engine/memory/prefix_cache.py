@@ -11,8 +11,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from quire.engine.arrays import as_blocks
 from quire.engine.memory.pool import EVERY
-from quire.engine.sequences.row_tokens import as_blocks
 
 Digest = bytes
 """16 bytes that stand for a block's tokens and all tokens before them."""

@@ -16,8 +16,7 @@ from quire.engine.messages import Output, Request, StepOutputs
 from quire.engine.schedule.commit import commit, deliver, unmask
 from quire.engine.schedule.draft import Prefill, StepDraft
 from quire.engine.schedule.plan import StepPlan, StepResult
-from quire.engine.schedule.preemption import Yielding
-from quire.engine.schedule.preemption_mode import PreemptionPolicy
+from quire.engine.schedule.preemption import PreemptionPolicy, Yielding
 from quire.engine.schedule.state import RunQueue
 from quire.engine.sequences.grammar import Constraint
 from quire.engine.sequences.rows import Index

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.engine.arrays import Logprobs
 from quire.engine.memory.manager import BlockManager
 from quire.engine.messages import FinishReason, Output
-from quire.engine.schedule.plan import Logprobs
 from quire.engine.sequences.beam_search import BeamSearch, BeamStep, Hypothesis, advance_all
 from quire.engine.sequences.rows import Rows
 from quire.engine.sequences.sequence import NO_ROW, Sequence, SequenceGroup

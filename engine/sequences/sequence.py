@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire.engine.arrays import Int32, as_blocks
 from quire.engine.memory.match import Match
 from quire.engine.memory.prefix_cache import Prefix
 from quire.engine.messages import FinishReason, Request, TokenLogprob
-from quire.engine.schedule.plan import Int32
-from quire.engine.sequences.row_tokens import RowTokens, as_blocks
+from quire.engine.sequences.row_tokens import RowTokens
 
 if TYPE_CHECKING:
     from quire.engine.sequences.beam_group import BeamGroup

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from quire.engine.schedule.preemption_mode import PreemptionMode
+from quire.engine.config import PreemptionMode
 from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
 from quire.loadtest.evaluation.setting import Outcome, Point, Setting, run_point, seeded
 from quire.loadtest.lengths import ALPACA, SHAREGPT

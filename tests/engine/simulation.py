@@ -12,15 +12,16 @@ from collections import Counter
 
 from msgspec.structs import replace
 
+from quire.engine.arrays import Int32
 from quire.engine.capacity import Capacity
+from quire.engine.config import PreemptionMode
 from quire.engine.core import EngineCore
 from quire.engine.memory.pinned_prefixes import pin_prefixes
 from quire.engine.memory.prefix_cache import BlockHasher, Found, Prefix, PrefixCache
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.schedule.draft import StepDraft
-from quire.engine.schedule.plan import Int32, StepPlan
-from quire.engine.schedule.preemption import Yielding
-from quire.engine.schedule.preemption_mode import PreemptionMode, PreemptionPolicy
+from quire.engine.schedule.plan import StepPlan
+from quire.engine.schedule.preemption import PreemptionPolicy, Yielding
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequences.sequence import Sequence
 from tests.engine.oracle import VOCAB, OracleRunner, expected_beams, expected_tokens

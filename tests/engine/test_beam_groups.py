@@ -8,8 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from quire.engine.arrays import as_int32
 from quire.engine.messages import Output, Request, SamplingParams
-from quire.engine.schedule.plan import StepPlan, as_int32
+from quire.engine.schedule.plan import StepPlan
 from quire.engine.sequences.beam_group import BeamGroup
 from quire.engine.sequences.beam_search import BeamStep
 from quire.engine.sequences.sequence import SequenceGroup

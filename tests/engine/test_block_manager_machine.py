@@ -20,12 +20,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from quire.engine.arrays import as_int32
 from quire.engine.memory.manager import BlockManager
 from quire.engine.memory.moves import Moves
 from quire.engine.memory.pool import BlockPool, OutOfBlocks
 from quire.engine.memory.prefix_cache import BlockHasher, Digest, Found, PrefixCache
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.schedule.plan import as_int32
 from quire.engine.sequences.rows import Rows
 from quire.engine.sequences.sequence import NO_ROW, Sequence, SequenceGroup
 from tests.engine.memory_model import Content, Histories, LateMemory

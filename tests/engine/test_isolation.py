@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from quire.engine.arrays import as_int32
 from quire.engine.config import EngineInfo
 from quire.engine.core import EngineCore
 from quire.engine.logs import JsonFormatter
 from quire.engine.memory.pinned_prefixes import pin_prefixes
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.schedule.bisection import MAX_FRUITLESS
-from quire.engine.schedule.plan import StepPlan, as_int32
+from quire.engine.schedule.plan import StepPlan
 from quire.engine.sequences.sequence import SequenceGroup
 from quire.loadtest.offline import bench
 from quire.loadtest.offline.roofline import Ceilings

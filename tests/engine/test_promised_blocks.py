@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from quire.engine.arrays import as_int32
 from quire.engine.core import EngineCore
 from quire.engine.memory.prefix_cache import Digest, Prefix
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.schedule.draft import StepDraft
-from quire.engine.schedule.plan import NOT_FINITE, StepPlan, StepResult, as_int32
+from quire.engine.schedule.plan import NOT_FINITE, StepPlan, StepResult
 from quire.engine.sequences.sequence import SequenceGroup
 from tests.engine.oracle import OracleRunner, expected_tokens
 from tests.engine.simulation import make_core

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 from transformers import LlamaForCausalLM
 
-from quire.engine.config import EngineConfig
+from quire.engine.config import EngineConfig, PreemptionMode
 from quire.engine.core import EngineCore
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.schedule.draft import Prefill, StepDraft
-from quire.engine.schedule.preemption_mode import PreemptionMode
 from quire.engine.startup import start_engine
 from tests.engine.oracle import expected_tokens
 from tests.engine.simulation import make_core

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import msgspec
 import numpy as np
 
-from quire.engine.schedule.preemption_mode import PreemptionMode
+from quire.engine.config import PreemptionMode
 from quire.loadtest.arrivals import arrival_times
 from quire.loadtest.evaluation.chatbot import conversations
 from quire.loadtest.evaluation.shared_prefix import SENTENCES
