@@ -24,8 +24,8 @@ from quire.engine import garbage
 from quire.engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
 from quire.engine.core import EngineCore
 from quire.engine.logs import configure_logging
-from quire.engine.memory.pinned_prefixes import pin_prefixes
 from quire.engine.messages import Abort, Drain, Output, Request, StepOutputs
+from quire.engine.pinned_prefixes import pin_prefixes
 
 if TYPE_CHECKING:
     from quire.engine.registry.publisher import Publisher

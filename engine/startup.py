@@ -30,7 +30,7 @@ from quire.engine.device.kv_cache import (
 from quire.engine.device.runner import Limits, ModelRunner
 from quire.engine.device.streams import CudaQueue
 from quire.engine.dummy_steps import largest_step, rare_step
-from quire.engine.memory.prefix_cache import BlockHasher
+from quire.engine.hashing import BlockHasher
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.loader import load_model

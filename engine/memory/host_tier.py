@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
+from quire.engine.hashing import Prefix
 from quire.engine.memory.moves import Moves, Transfer
 from quire.engine.memory.pool import EVERY, BlockPool
-from quire.engine.memory.prefix_cache import Prefix, PrefixCache
+from quire.engine.memory.prefix_cache import PrefixCache
 from quire.engine.sequences.sequence import Sequence, SequenceGroup
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from quire.engine.capacity import Capacity
+from quire.engine.hashing import BlockHasher
 from quire.engine.memory.pool import EVERY
-from quire.engine.memory.prefix_cache import BlockHasher, Found
+from quire.engine.memory.prefix_cache import Found
 from quire.engine.messages import Output, Request, StepOutputs
 from quire.engine.schedule.commit import commit, deliver, unmask
 from quire.engine.schedule.draft import Prefill, StepDraft

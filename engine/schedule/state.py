@@ -9,17 +9,16 @@ from weakref import WeakSet
 import numpy as np
 
 from quire.engine.capacity import Capacity
+from quire.engine.hashing import BlockHasher
 from quire.engine.memory.manager import BlockManager
 from quire.engine.memory.pool import EVERY
-from quire.engine.memory.prefix_cache import BlockHasher
 from quire.engine.messages import FinishReason, Request
 from quire.engine.schedule.draft import Delivery, Flight, StepDraft
 from quire.engine.schedule.plan import NOT_FINITE
-from quire.engine.sequences.beam_group import BeamGroup
 from quire.engine.sequences.grammar import Constraint
 from quire.engine.sequences.pending_masks import Masking
 from quire.engine.sequences.rows import Rows
-from quire.engine.sequences.sequence import NO_ROW, Sequence, SequenceGroup
+from quire.engine.sequences.sequence import NO_ROW, BeamGroup, Sequence, SequenceGroup
 
 
 class RunQueue:
@@ -126,7 +125,7 @@ class RunQueue:
         queue = self.waiting if sequence.row == NO_ROW else self.running
         if sequence.row != NO_ROW:
             self._release(sequence)
-        self.blocks.host.drop(sequence)
+        self.blocks.end(sequence)
         self.masking.drop(sequence)
         if sequence in group.prefill_queue:
             group.prefill_queue.remove(sequence)

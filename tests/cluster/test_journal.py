@@ -8,8 +8,8 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.memory.prefix_cache import BlockHasher, Prefix, PrefixCache
-from quire.engine.memory.prefixes import Prefixes
+from quire.engine.hashing import BlockHasher, Prefix, Prefixes
+from quire.engine.memory.prefix_cache import PrefixCache
 from quire.engine.registry.journal import Journal
 
 PUBLIC = [1, 2]

@@ -16,9 +16,10 @@ from quire.engine.arrays import Int32
 from quire.engine.capacity import Capacity
 from quire.engine.config import PreemptionMode
 from quire.engine.core import EngineCore
-from quire.engine.memory.pinned_prefixes import pin_prefixes
-from quire.engine.memory.prefix_cache import BlockHasher, Found, Prefix, PrefixCache
+from quire.engine.hashing import BlockHasher, Prefix
+from quire.engine.memory.prefix_cache import Found, PrefixCache
 from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.pinned_prefixes import pin_prefixes
 from quire.engine.schedule.draft import StepDraft
 from quire.engine.schedule.plan import StepPlan
 from quire.engine.schedule.preemption import PreemptionPolicy, Yielding

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from quire.engine.arrays import as_int32
+from quire.engine.hashing import BlockHasher
 from quire.engine.memory.manager import BlockManager
 from quire.engine.memory.moves import Moves
-from quire.engine.memory.prefix_cache import BlockHasher
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.sequences.rows import Rows
 from quire.engine.sequences.sequence import Sequence, SequenceGroup

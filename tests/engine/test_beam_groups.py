@@ -10,10 +10,10 @@ import pytest
 
 from quire.engine.arrays import as_int32
 from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.schedule.beams import reparent
 from quire.engine.schedule.plan import StepPlan
-from quire.engine.sequences.beam_group import BeamGroup
 from quire.engine.sequences.beam_search import BeamStep
-from quire.engine.sequences.sequence import SequenceGroup
+from quire.engine.sequences.sequence import BeamGroup, SequenceGroup
 from tests.engine.oracle import VOCAB, OracleFlight, OracleRunner, expected_beams
 from tests.engine.simulation import EOS, make_core
 from tests.engine.tables import Tables
@@ -83,7 +83,7 @@ def three_beams() -> tuple[Tables, BeamGroup]:
     beams = BeamGroup(group, VOCAB)
     tables.write(group.sequences[0], [])
     for parents in ([0, 0, 0], [1, 0, 1]):
-        reparented = beams.reparent(BeamStep(parents, [4, 5, 6]), tables.blocks, tables.rows)
+        reparented = reparent(beams, BeamStep(parents, [4, 5, 6]), tables.blocks, tables.rows)
         assert reparented == ([], len(PROMPT) % BLOCK_SIZE > 0 and parents == [0, 0, 0])
         for sequence, token in zip(beams.order, [4, 5, 6], strict=True):
             tables.write(sequence, [token])
@@ -95,7 +95,7 @@ def test_beams_that_go_on_from_another_keep_their_blocks() -> None:
     tables, beams = three_beams()
     pool, parents, lost = tables.blocks.pool, beams.order[:2], beams.order[2]
     own, allocations = lost.table[-1], pool.allocations
-    assert beams.reparent(BeamStep([0, 1, 1], [7, 8, 9]), tables.blocks, tables.rows) == ([], False)
+    assert reparent(beams, BeamStep([0, 1, 1], [7, 8, 9]), tables.blocks, tables.rows) == ([], False)
     assert beams.order == [*parents, lost] and pool.allocations == allocations
     assert lost.table == [*parents[1].table[:-1], own]
     assert tables.blocks.moves.copies == {lost.row: (parents[1].table[-1], own)}
@@ -109,7 +109,7 @@ def test_beams_that_nothing_is_left_for_keep_no_host_blocks() -> None:
     tables.leave(*group.sequences)
     tables.step()
     chosen = beams.order[2]
-    ended, shares = beams.reparent(BeamStep([2], [7]), tables.blocks, tables.rows)
+    ended, shares = reparent(beams, BeamStep([2], [7]), tables.blocks, tables.rows)
     assert not shares
     assert beams.order == [chosen] and {*ended, chosen} == {*group.sequences}
     assert not any(sequence.host_table for sequence in ended)

@@ -21,10 +21,11 @@ from hypothesis.stateful import (
 )
 
 from quire.engine.arrays import as_int32
+from quire.engine.hashing import BlockHasher, Digest
 from quire.engine.memory.manager import BlockManager
 from quire.engine.memory.moves import Moves
 from quire.engine.memory.pool import BlockPool, OutOfBlocks
-from quire.engine.memory.prefix_cache import BlockHasher, Digest, Found, PrefixCache
+from quire.engine.memory.prefix_cache import Found, PrefixCache
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.sequences.rows import Rows
 from quire.engine.sequences.sequence import NO_ROW, Sequence, SequenceGroup

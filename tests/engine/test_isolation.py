@@ -14,8 +14,8 @@ from quire.engine.arrays import as_int32
 from quire.engine.config import EngineInfo
 from quire.engine.core import EngineCore
 from quire.engine.logs import JsonFormatter
-from quire.engine.memory.pinned_prefixes import pin_prefixes
 from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.pinned_prefixes import pin_prefixes
 from quire.engine.schedule.bisection import MAX_FRUITLESS
 from quire.engine.schedule.plan import StepPlan
 from quire.engine.sequences.sequence import SequenceGroup

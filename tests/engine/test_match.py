@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire.engine.memory.match import Match
-from quire.engine.memory.prefix_cache import BlockHasher, Prefix, PrefixCache
-from quire.engine.memory.prefixes import Prefixes
+from quire.engine.hashing import BlockHasher, Prefix, Prefixes
+from quire.engine.memory.prefix_cache import Match, PrefixCache
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.schedule.scheduler import MAX_SPILLS, Scheduler
 from tests.engine.simulation import WatchedScheduler, make_core, plain_match

@@ -10,8 +10,8 @@ from transformers import LlamaForCausalLM
 
 from quire.engine.config import EngineConfig
 from quire.engine.core import EngineCore
-from quire.engine.memory.pinned_prefixes import pin_prefixes
 from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.pinned_prefixes import pin_prefixes
 from quire.engine.startup import start_engine
 
 SIZE = 16

@@ -7,7 +7,7 @@ import pytest
 
 from quire.engine.arrays import as_int32
 from quire.engine.core import EngineCore
-from quire.engine.memory.prefix_cache import Digest, Prefix
+from quire.engine.hashing import Digest, Prefix
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.schedule.draft import StepDraft
 from quire.engine.schedule.plan import NOT_FINITE, StepPlan, StepResult

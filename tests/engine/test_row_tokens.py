@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quire.engine.arrays import as_blocks, empty_int32
 from quire.engine.capacity import Capacity
-from quire.engine.memory.prefix_cache import BlockHasher
+from quire.engine.hashing import BlockHasher
 from quire.engine.messages import Request, SamplingParams, StepOutputs
 from quire.engine.schedule.plan import StepPlan, StepResult
 from quire.engine.schedule.scheduler import Scheduler
