@@ -8,7 +8,7 @@ from itertools import chain, zip_longest
 from quire.engine.hashing import BlockHasher, Prefix, Prefixes
 from quire.engine.memory.host_tier import HostTier
 from quire.engine.memory.moves import Moves
-from quire.engine.memory.pool import EVERY, BlockPool, OutOfBlocks
+from quire.engine.memory.pool import BlockPool, OutOfBlocks
 from quire.engine.memory.prefix_cache import Found, Match, PrefixCache
 from quire.engine.sequences.rows import Index, Rows
 from quire.engine.sequences.sequence import NO_ROW, BlockTable, Sequence, SequenceGroup
@@ -44,6 +44,10 @@ class BlockManager:
         self._prefixes = None if hasher is None else Prefixes(hasher)
         self._matches: dict[Sequence, Match] = {}  # of sequences that wait
         self._rows = rows
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        return self._prefixes is not None
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -338,33 +342,6 @@ class BlockManager:
         for source, _ in moves.copies.values():
             self.pool.unhold(source)
         moves.copies.clear()
-
-    def check(self, sequences: Iterable[Sequence], under_way: Iterable[Moves], share: slice = EVERY) -> None:
-        """Assert every invariant, given all sequences there are and the moves that are under way.
-
-        With a `share`, what is said of each block and each sequence is asserted of these only.
-        """
-        sequences, moves = list(sequences), [*under_way, self.moves]
-        transfers = [transfer.device for each in moves for transfer in each.transfers]
-        sources = [source for each in moves for source, _ in each.copies.values()]
-        tables = [sequence.table for sequence in sequences]
-        self.pool.check(tables, [*sources, *transfers], share)
-        self.cache.check(share)
-        for block in self.cache.promised:
-            assert self.pool.count(block), f"block {block} is promised, and no table names it"
-            assert not self.pool.is_kept(block), f"block {block} is kept, and only promised"
-        copied = {source for source, _ in self.moves.copies.values()}
-        written = {destination for _, destination in self.moves.copies.values()}
-        assert copied.isdisjoint(written), "a copy reads what another writes"
-        assert not any(map(self.pool.is_held, written)), "a copy writes what a transfer or a copy reads"
-        for table in tables[share]:
-            assert len(set(table)) == len(table), f"a table names a block twice: {table}"
-        assert len(self.cache) == self.pool.num_kept
-        self.host.check(sequences, moves, share)
-        for sequence in sequences[share]:
-            known = [prefix.piece for prefix in sequence.prefixes]
-            assert known == sequence.pieces(self.block_size, 0, len(known)), "prefixes of other tokens"
-            assert self._prefixes is None or sequence.published <= len(known), "published without a prefix"
 
 
 def _discard(cache: PrefixCache, pool: BlockPool, prefix: Prefix) -> None:

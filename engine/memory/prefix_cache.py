@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.hashing import Digest, Prefix
-from quire.engine.memory.pool import EVERY
 
 
 class PrefixCache:
@@ -90,14 +89,6 @@ class PrefixCache:
         """All that are published. Another thread may ask: promises of this very moment may be among them."""
         held = enumerate(self._prefixes.copy())
         return [prefix for block, prefix in held if prefix is not None and block not in self.promised]
-
-    def check(self, share: slice = EVERY) -> None:
-        """Assert that digests and blocks, `share` of them, map one to one."""
-        prefixes = self._prefixes
-        for block, prefix in zip(range(len(prefixes))[share], prefixes[share], strict=True):
-            assert prefix is None or self._blocks[prefix.digest] == block, f"block {block} is found elsewhere"
-        assert len(self._blocks) == len(prefixes) - prefixes.count(None), "a digest of no block"
-        assert all(block in self for block in self.promised), "a block is promised that is not findable"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import numpy as np
 
 from quire.engine.capacity import Capacity
 from quire.engine.hashing import BlockHasher
-from quire.engine.memory.pool import EVERY
 from quire.engine.memory.prefix_cache import Found
 from quire.engine.messages import Output, Request, StepOutputs
 from quire.engine.schedule.commit import commit, deliver, unmask
@@ -84,10 +83,6 @@ class Scheduler:
         Waits until the first mask has taken `seconds` to find; None: until it is there.
         """
         return unmask(self.queue, seconds)
-
-    def check(self, share: slice = EVERY) -> None:
-        """Assert every invariant, of `share` of the blocks and sequences. O(blocks + tokens)."""
-        self.queue.check(share)
 
     # -- one step -----------------------------------------------------------------------------------
 

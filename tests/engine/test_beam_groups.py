@@ -11,6 +11,7 @@ import pytest
 from quire.engine.arrays import as_int32
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.schedule.beams import reparent
+from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.plan import StepPlan
 from quire.engine.sequences.beam_search import BeamStep
 from quire.engine.sequences.sequence import BeamGroup, SequenceGroup
@@ -60,7 +61,7 @@ def test_beams_that_nothing_is_left_for_keep_no_blocks(num_blocks: int) -> None:
     widths: defaultdict[int, list[int]] = defaultdict(list)
     for _ in range(500):
         core.step()
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
         for group in [*core.scheduler.queue.running, *core.scheduler.queue.waiting]:
             assert group.beams is not None
             ended = [sequence for sequence in group.live if sequence not in group.beams.order]
@@ -132,7 +133,7 @@ def test_a_search_that_meets_a_nan_ends_alone(num_blocks: int) -> None:
     while core.has_work:
         for output in core.step():
             got[output.request_id].append(output)
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
     for request in requests:
         if request.params.seed == SPOILT:
             assert [output.finish_reason for output in got[request.id]] == ["error", "error"]

@@ -17,6 +17,7 @@ from quire.engine.logs import JsonFormatter
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.pinned_prefixes import pin_prefixes
 from quire.engine.schedule.bisection import MAX_FRUITLESS
+from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.plan import StepPlan
 from quire.engine.sequences.sequence import SequenceGroup
 from quire.loadtest.offline import bench
@@ -151,7 +152,7 @@ def simulate(seed: int) -> Counter[str]:
             if request.id in ends:
                 check_culprit(core, request, accepted, got)
         failed |= ends
-        scheduler.check()
+        check_scheduler(scheduler.queue)
         steps += 1
         assert steps < MOST_STEPS, "it goes on for ever"
     core.step()  # sees that nobody is left to be tried, if the last ones were aborted
@@ -227,7 +228,7 @@ def run(core: EngineCore) -> Got:
             break
         for output in core.step():
             got.setdefault((output.request_id, output.index), []).append(output)
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
     assert not core.has_work
     return got
 
@@ -317,7 +318,7 @@ def test_poison_whose_clients_leave_at_once_does_not_end_the_engine(found_out: b
     def step() -> None:
         for output in core.step():
             got.setdefault((output.request_id, output.index), []).append(output)
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
 
     for i in range(100, 100 + 3 * MAX_FRUITLESS):
         core.add(poisoned(plain(i), "token", 0))

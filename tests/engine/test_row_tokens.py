@@ -13,6 +13,7 @@ from quire.engine.arrays import as_blocks, empty_int32
 from quire.engine.capacity import Capacity
 from quire.engine.hashing import BlockHasher
 from quire.engine.messages import Request, SamplingParams, StepOutputs
+from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.plan import StepPlan, StepResult
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequences.row_tokens import RowTokens
@@ -88,7 +89,7 @@ class Rig:
         outputs = self.scheduler.commit(result)
         if self.queue.deliveries:
             self.scheduler.deliver()
-        self.scheduler.check()
+        check_scheduler(self.scheduler.queue)
         return outputs
 
 
