@@ -24,8 +24,9 @@ from quire.engine import garbage
 from quire.engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
 from quire.engine.core import EngineCore
 from quire.engine.logs import configure_logging
-from quire.engine.memory.pinned_prefixes import pin_prefixes
 from quire.engine.messages import Abort, Drain, Output, Request, StepOutputs
+from quire.engine.pinned_prefixes import pin_prefixes
+from quire.engine.schedule.invariants import check_scheduler
 
 if TYPE_CHECKING:
     from quire.engine.registry.publisher import Publisher
@@ -200,7 +201,7 @@ def _serve(
             publisher.observe(core.stats)
         steps += 1
         if steps % CHECK_EVERY == 0:
-            core.scheduler.check(CHECK_SHARES[steps // CHECK_EVERY % len(CHECK_SHARES)])
+            check_scheduler(core.scheduler.queue, CHECK_SHARES[steps // CHECK_EVERY % len(CHECK_SHARES)])
         garbage.collect(garbage.BUSY_OBJECTS if core.has_work else garbage.IDLE_OBJECTS)
 
 

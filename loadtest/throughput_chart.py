@@ -8,7 +8,6 @@ from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-
 from quire.loadtest.plot import STYLE
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

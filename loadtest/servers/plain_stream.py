@@ -1,9 +1,10 @@
 """The least that an app can do for a stream of events: what our streaming is measured beside.
 
-`python -m quire.loadtest.servers.plain_stream PORT TOKENS KIND` answers each POST with so many events of one token. The first two are Starlette apps, which write each event with the json
-module, or send ready-made bytes. The others are bare routes that send ready-made bytes by starlette's own
-response, by sse-starlette's and by the service's `Connection`. With 0 tokens a stream has one event, and then
-waits. GET /ended lists when streams were left, by the system's monotonic clock.
+`python -m quire.loadtest.servers.plain_stream PORT TOKENS KIND` answers each POST with so many events of one
+token. The kinds json and bytes are Starlette apps, which write each event with the json module, or send
+ready-made bytes; starlette, sse-starlette and connection are bare routes that send ready-made bytes by
+starlette's own response, by sse-starlette's and by the service's `Connection`. With 0 tokens a stream has one
+event, and then waits. GET /ended lists when streams were left, by the system's monotonic clock.
 """
 
 from __future__ import annotations

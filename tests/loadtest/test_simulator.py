@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.engine.arrays import empty_int32
 from quire.engine.core import InFlight, Runner
 from quire.engine.schedule.plan import StepPlan, StepResult, empty_int32
 from quire.loadtest.client.arrivals import arrival_times
