@@ -2,7 +2,7 @@
 
 `python -m quire.loadtest.stream_transports [--streams N] [--tokens N] [--rounds N] [--json FILE]`
 
-Each answers with the same ready-made events from the same bare route (quire.loadtest.servers.plain_stream): what
+Each answers with the same ready-made events from the same bare route (`servers.plain_stream`): what
 differs is the response alone. Measured are the CPU time per token, the memory of a stream that waits,
 and how long after its client has closed the connection a stream ends. Runs take turns; figures are medians.
 """
@@ -20,9 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from quire.loadtest.server_process import free_port, running
-
 from quire.loadtest.provenance import Provenance
+from quire.loadtest.servers.server_process import free_port, running
 from quire.loadtest.streaming_cost import ASK, measure
 
 RESPONSES = ("starlette", "sse-starlette", "connection")
@@ -123,8 +122,8 @@ def main() -> None:
         rows.append(asdict(row))
         print(f"{response:>14}{row.cpu_us_per_token:>14}{row.kib_per_stream:>12}{row.leave_ms:>19}")
     if arguments.json is not None:
-        runs = [asdict(cost) for cost in costs]
-        result = {"provenance": asdict(Provenance.here()), "responses": rows, "runs": runs}
+        each = [asdict(cost) for cost in costs]
+        result = {"provenance": asdict(Provenance.here()), "responses": rows, "runs": each}
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 
 

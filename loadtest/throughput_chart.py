@@ -8,7 +8,8 @@ from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from quire.loadtest.plot import STYLE
+
+from quire.loadtest.analysis.plot import STYLE
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MODELS = {"0.6B": "Qwen3-0.6B", "8B": "Llama-3.1-8B"}
