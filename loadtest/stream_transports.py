@@ -122,8 +122,11 @@ def main() -> None:
         rows.append(asdict(row))
         print(f"{response:>14}{row.cpu_us_per_token:>14}{row.kib_per_stream:>12}{row.leave_ms:>19}")
     if arguments.json is not None:
-        each = [asdict(cost) for cost in costs]
-        result = {"provenance": asdict(Provenance.here()), "responses": rows, "runs": each}
+        result = {
+            "provenance": asdict(Provenance.here()),
+            "responses": rows,
+            "runs": [asdict(cost) for cost in costs],
+        }
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 
 

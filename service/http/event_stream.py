@@ -11,9 +11,9 @@ from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 from starlette.types import Message, Receive, Scope, Send
 
-from quire.service.answer.cancellation import Stoppable
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError, not_ready
+from quire.service.http.cancellation import Stoppable
 
 
 class EventStream(EventSourceResponse):

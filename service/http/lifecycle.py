@@ -15,12 +15,12 @@ from typing import Protocol
 import uvicorn
 from starlette.types import ASGIApp
 
-from quire.service.answer.cancellation import Interruptible, Stoppable
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError, not_ready
-from quire.service.http.keys import KeyRing
+from quire.service.http.cancellation import Interruptible, Stoppable
 from quire.service.http.protocol import bounded_protocol
 from quire.service.http.websocket_protocol import OrderlyWebSocketProtocol
+from quire.service.keys import KeyRing
 from quire.service.metrics.loop_watch import LoopWatch
 
 log = logging.getLogger("quire.service")

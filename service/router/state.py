@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from quire.service.answer.cancellation import Interruptible, Stoppable
 from quire.service.config import ServiceConfig
 from quire.service.errors import not_ready
-from quire.service.http.keys import KeyRing
+from quire.service.http.cancellation import Interruptible, Stoppable
+from quire.service.keys import KeyRing
 from quire.service.metrics.loop_watch import LoopWatch
 from quire.service.router.config import RouterConfig
 from quire.service.router.fleet import Fleet
