@@ -30,14 +30,14 @@ from quire.engine.device.kv_cache import (
 from quire.engine.device.runner import Limits, ModelRunner
 from quire.engine.device.streams import CudaQueue
 from quire.engine.dummy_steps import largest_step, rare_step
-from quire.engine.memory.prefix_cache import BlockHasher
+from quire.engine.hashing import BlockHasher
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.loader import load_model
 from quire.engine.precompile import rehearse
 from quire.engine.registry.deployment import hash_seed
 from quire.engine.schedule.plan import StepPlan
-from quire.engine.schedule.preemption_mode import PreemptionPolicy
+from quire.engine.schedule.preemption import PreemptionPolicy
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequences.grammar import grammars_of
 from quire.kernels.backend import torch_backend, triton_backend
@@ -129,7 +129,7 @@ def capture_all(core: EngineCore, report: Callable[[int, int], None] = lambda *_
 
 
 def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineInfo]:
-    device = _device(config)
+    device = choose_device(config)
     gpu = gpu_of(device)
     folder = resolve_model(config.model, report.phase("download", "B"))
     model_config = ModelConfig.from_folder(folder)
@@ -227,7 +227,7 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     return EngineCore(scheduler, runner, grammars=grammars), info
 
 
-def _device(config: EngineConfig) -> torch.device:
+def choose_device(config: EngineConfig) -> torch.device:
     """Return the device of the flag. Raises ValueError if it is not there, or too old for the kernels."""
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")

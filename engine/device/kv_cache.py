@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.engine.arrays import Int32
 from quire.engine.models.config import ModelConfig
-from quire.engine.schedule.plan import Int32
 from quire.kernels.attention.hopper_decode import decode as hopper_decode
 from quire.kernels.attention.hopper_prefill import prefill as hopper_prefill
 from quire.kernels.formats.kv_format import FP8, FP12, SCALED, UNSCALED, KVFormat

@@ -20,7 +20,7 @@ from quire.loadtest.chaos.fleet import KEY, Fleet
 from quire.loadtest.chaos.hostile import Harms, attack
 from quire.loadtest.chaos.traffic import Answer
 from quire.loadtest.chaos.watch import Holdings, Samples, leaked, look, watch_metrics, watch_processes
-from quire.loadtest.health_probe import Asked, probe_all
+from quire.loadtest.client.health_probe import Asked, probe_all
 
 PROBE_SECONDS = 0.04  # between two questions
 START_SECONDS = 0.2  # one of two processes does not take two such naps, while the other starts
@@ -106,7 +106,8 @@ async def _disturb(
     ports = {name: server.port for name, server in steady.items()}
     clients = Clients(fleet.router.url, KEY)
     seen.begin = time.monotonic()
-    asked = pool.submit(probe_all, [fleet.control, *ports.values()], plan.seconds, PROBE_SECONDS)
+    probed = [(fleet.control, None), *((server.port, server.pid) for server in steady.values())]
+    asked = pool.submit(probe_all, probed, plan.seconds, PROBE_SECONDS)
     hostile = pool.submit(attack, ports, plan.attacks, plan.seed, plan.seconds)
     with _beside(
         watch_metrics(fleet, seen.samples),
