@@ -136,6 +136,10 @@ def shared_lens(
     return lens
 
 
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("block_tables", "rows", "members", "lens"))
+
+
 @triton.jit
 def _prefix_kernel(
     partials: tl.tensor,

@@ -169,6 +169,10 @@ def tiles_and_splits(
     return first_key, first_tile, tiles, split_tiles, tl.cdiv(tiles, split_tiles)
 
 
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("context_lens",))
+
+
 @triton.jit(do_not_specialize=["window", "max_splits"])
 def _merge_kernel(
     out: tl.tensor,

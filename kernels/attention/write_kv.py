@@ -126,6 +126,10 @@ def _rotate(heads: Tensor, table: Tensor) -> Tensor:
     return rotated.to(heads.dtype)
 
 
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("positions_ptr", "slots_ptr", "rope_ptr"))
+
+
 @triton.jit
 def _qkv_to_cache_kernel(
     qkv_ptr: tl.tensor,

@@ -46,6 +46,10 @@ def linear_of_one(
     )  # fmt: skip
 
 
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("weight",))
+
+
 @triton.jit
 def _weights(
     weight: tl.tensor,

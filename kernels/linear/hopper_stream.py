@@ -38,6 +38,10 @@ MOST_SPLITS = 4
 WHOLE = 241  # tokens from which a tile of 256 wastes less than it gains
 
 
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("w_source",))
+
+
 @gluon.jit
 def _ask_for_weights(
     source: tma.tensor_descriptor, tile: gl.shared_memory_descriptor, full: gl.shared_memory_descriptor,

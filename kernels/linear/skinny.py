@@ -27,6 +27,10 @@ AHEAD = 4  # chunks that a warp has asked for, of each weight and, once it is th
 AHEAD_ADDED = 6  # of the output and down projections, which have no norm and no second weight to hold
 
 
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("weight", "norm"))
+
+
 @gluon.jit(do_not_specialize=["num_tokens"])
 def _kernel(
     out: gl.tensor, x: gl.tensor, weight: gl.tensor, bias: gl.tensor, norm: gl.tensor, eps: gl.tensor,

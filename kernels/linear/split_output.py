@@ -69,6 +69,10 @@ def _splits_of(
     return gl.cdiv(tiles, gl.maximum(gl.cdiv(tiles, max_splits), 1))
 
 
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("weight", "context_lens"))
+
+
 @gluon.jit(do_not_specialize=["window", "max_splits"])
 def _kernel(
     residual: gl.tensor, partials: gl.tensor, lse: gl.tensor, context_lens: gl.tensor, weight: gl.tensor,

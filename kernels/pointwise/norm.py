@@ -65,6 +65,10 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, y: Tensor, eps: 
     )
 
 
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("weight_ptr",))
+
+
 @triton.jit
 def _rms_norm_kernel(
     x_ptr: tl.tensor,

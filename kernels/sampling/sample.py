@@ -91,6 +91,10 @@ def _draw(logits: Tensor, positions: Tensor, state: SamplingState) -> Tensor:
     return scores.view(len(logits), -1).argmax(dim=-1)
 
 
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("rows_ptr", "temperature_ptr"))
+
+
 @triton.jit
 def _chunk_argmax_kernel(
     logits_ptr: tl.tensor,
