@@ -97,14 +97,14 @@ class LayerPlans(Generic[Plan]):
         plan: Callable[[Gpu, LayerShape, KVFormat, StepShape], Plan],
     ) -> None:
         self._gpu = gpu_of(device)
-        self._shapes = [layer_shape(config, layer, dtype) for layer in range(config.num_layers)]
-        self._kinds = dict.fromkeys(self._shapes[:-1])
+        *before, self._last = [layer_shape(config, layer, dtype) for layer in range(config.num_layers)]
+        self._kinds = list(dict.fromkeys(before))
+        self._kind_of = [self._kinds.index(shape) for shape in before]  # to hash a shape takes a while
         self._plan = plan
 
     def of(self, batch: ForwardBatch, cache: list[LayerCache]) -> list[Plan]:
         """Return each layer's for a step over the layers' caches."""
         held, step = cache[0].format, batch.shape(cache[0].block_size)
-        found = {kind: self._plan(self._gpu, kind, held, step) for kind in self._kinds}
+        plans = [self._plan(self._gpu, kind, held, step) for kind in self._kinds]
         last = step if batch.newest is None else batch.shape(cache[0].block_size, last=True)
-        plans = [found[shape] for shape in self._shapes[:-1]]
-        return [*plans, self._plan(self._gpu, self._shapes[-1], held, last)]
+        return [*(plans[kind] for kind in self._kind_of), self._plan(self._gpu, self._last, held, last)]
