@@ -201,7 +201,7 @@ def _serve(
             publisher.observe(core.stats)
         steps += 1
         if steps % CHECK_EVERY == 0:
-            check_scheduler(core.scheduler.queue, CHECK_SHARES[steps // CHECK_EVERY % len(CHECK_SHARES)])
+            check_scheduler(core.scheduler.state, CHECK_SHARES[steps // CHECK_EVERY % len(CHECK_SHARES)])
         garbage.collect(garbage.BUSY_OBJECTS if core.has_work else garbage.IDLE_OBJECTS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.engine.sequences.sequence import NO_ROW, Sequence
 
 
-class Masking:
+class PendingMasks:
     """In the order in which their masks were asked for."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ class Samples(msgspec.Struct, frozen=True):
     sequences: list[Sequence]
     request_ids: list[int]
     indices: list[int]  # of the sequences in their groups
-    watched: NDArray[np.bool_]  # [S] there is more to a token than the token
+    needs_host: NDArray[np.bool_]  # [S] there is more to a token than the token
     limit: Int32  # [S] position of the last token that the sequence may have
     constrained: list[int]  # which of the S samples a grammar constrains
 
@@ -48,7 +48,7 @@ class Rows:
         self.capacity = np.zeros(size, np.int32)  # tokens that the row's blocks can hold
         self.limit = np.zeros(size, np.int32)  # context at which the sequence has all its tokens
         self.decoding = np.zeros(size, np.bool_)  # prefill is done, and nothing else is in the way
-        self._watched = np.zeros(size, np.bool_)
+        self._needs_host = np.zeros(size, np.bool_)
         self._constrained = np.zeros(size, np.bool_)
         # What samples are booked by, as Python's own objects.
         self._sequence: NDArray[Any] = np.full(size, None, object)  # as in `sequences`
@@ -72,7 +72,7 @@ class Rows:
     def assign(self, sequence: Sequence) -> int:
         row = self._free.pop()
         group = sequence.group
-        sequence.sit(row, self.tokens)
+        sequence.enter_row(row, self.tokens)
         self.sequences[row] = self._sequence[row] = sequence
         self._constrained[row] = sequence.constraint is not None
         self._request_id[row] = group.request.id
@@ -82,7 +82,7 @@ class Rows:
         self.limit[row] = group.num_prompt + group.request.params.max_tokens - 1
         self.decoding[row] = False
         self._order[row] = group.order * MAX_SEQUENCES + sequence.index
-        self.watch(sequence)
+        self.note_special(sequence)
         return row
 
     def release(self, sequence: Sequence) -> None:
@@ -90,28 +90,28 @@ class Rows:
         assert self.sequences[row] is sequence
         self.sequences[row] = self._sequence[row] = None
         self._samples = None  # which may name the sequence, and would keep it alive
-        self.may_decode(sequence, False)
+        self.set_decoding(sequence, False)
         self.context[row] = 0
-        sequence.leave()
+        sequence.leave_row()
         self._free.append(row)
 
-    def watch(self, sequence: Sequence) -> None:
+    def note_special(self, sequence: Sequence) -> None:
         """Note whether what comes for `sequence` is more than tokens."""
         group = sequence.group
         special = group.in_lockstep or group.request.params.logprobs is not None
-        self._watched[sequence.row] = special or group.first_output_due
+        self._needs_host[sequence.row] = special or group.first_output_due
         self._samples = None
 
-    def may_decode(self, sequence: Sequence, may: bool) -> None:
+    def set_decoding(self, sequence: Sequence, may: bool) -> None:
         self.decoding[sequence.row] = may
         self._decodes = None
 
-    def wait(self, rows: list[int]) -> None:
+    def pause(self, rows: list[int]) -> None:
         """The sequences in `rows` may not decode for now."""
         self.decoding[rows] = False
         self._decodes = None
 
-    def go_on(self, rows: list[int], tokens: list[int]) -> None:
+    def resume(self, rows: list[int], tokens: list[int]) -> None:
         """The sequences in `rows` take a token each, and may decode."""
         index = np.array(rows, np.intp)
         self.tokens.append_all(index, np.array(tokens, np.int32))
@@ -138,7 +138,7 @@ class Rows:
                 self._sequence[rows].tolist(),
                 self._request_id[rows].tolist(),
                 self._index[rows].tolist(),
-                self._watched[rows],
+                self._needs_host[rows],
                 self.limit[rows],
                 np.flatnonzero(self._constrained[rows]).tolist(),
             )

@@ -24,8 +24,8 @@ class Sequence:
     """One line of tokens: the prompt and what was generated after it, known to the host."""
 
     __slots__ = (
-        "_lines",
         "_own",
+        "_row_tokens",
         "constraint",
         "finish_reason",
         "group",
@@ -45,7 +45,7 @@ class Sequence:
         self.group = group
         self.index = index
         self._own = group.prompt  # its tokens while it is in no row: replaced, and never written to
-        self._lines: RowTokens | None = None  # which hold them while it is in one
+        self._row_tokens: RowTokens | None = None  # which hold them while it is in one
         self.salt = group.request.cache_salt
         self.table: BlockTable = []
         self.prefixes: list[Prefix] = []  # of the full blocks of `tokens`, as far as they were needed
@@ -61,41 +61,41 @@ class Sequence:
     @property
     def tokens(self) -> Int32:
         """[N] all that are known. A view of its row: not to be written to, nor kept until the row is."""
-        return self._own if self._lines is None else self._lines.of(self.row)
+        return self._own if self._row_tokens is None else self._row_tokens.of(self.row)
 
     def take_tokens(self, other: Sequence) -> None:
         """Have the tokens of `other` instead. Both sit in rows, or neither does."""
-        if self._lines is None:
+        if self._row_tokens is None:
             self._own = other.tokens.copy()
         else:
-            self._lines.copy(other.row, self.row)
+            self._row_tokens.copy(other.row, self.row)
 
     @property
     def num_tokens(self) -> int:
-        return len(self._own) if self._lines is None else self._lines.length(self.row)
+        return len(self._own) if self._row_tokens is None else self._row_tokens.length(self.row)
 
     def append(self, token: int) -> None:
-        if self._lines is None:
+        if self._row_tokens is None:
             self._own = np.append(self._own, np.int32(token))
         else:
-            self._lines.append(self.row, token)
+            self._row_tokens.append(self.row, token)
 
-    def sit(self, row: int, lines: RowTokens) -> None:
+    def enter_row(self, row: int, row_tokens: RowTokens) -> None:
         """Take `row`, in whose line steps write its tokens."""
-        lines.put(row, self._own)
-        self.row, self._lines = row, lines
+        row_tokens.put(row, self._own)
+        self.row, self._row_tokens = row, row_tokens
 
-    def leave(self) -> None:
+    def leave_row(self) -> None:
         """Give up the row, which may be another's next; its tokens go along."""
-        assert self._lines is not None
+        assert self._row_tokens is not None
         self._own = self.tokens.copy()
-        self._lines.clear(self.row)
-        self.row, self._lines = NO_ROW, None
+        self._row_tokens.clear(self.row)
+        self.row, self._row_tokens = NO_ROW, None
 
     def pieces(self, block_size: int, first_block: int, end_block: int) -> list[bytes]:
         """The token ids of full blocks first_block..end_block-1, as bytes."""
-        if self._lines is not None:
-            return self._lines.pieces(self.row, first_block, end_block)
+        if self._row_tokens is not None:
+            return self._row_tokens.pieces(self.row, first_block, end_block)
         pieces: list[bytes] = as_blocks(self._own, block_size)[first_block:end_block].tolist()
         return pieces
 

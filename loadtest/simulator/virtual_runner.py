@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.arrays import Logprobs
-from quire.engine.core import InFlight, Runner
-from quire.engine.schedule.plan import StepPlan, StepResult
+from quire.engine.schedule.plan import Runner, StepHandle, StepPlan, StepResult
 from quire.loadtest.simulator.step_costs import StepCosts
 
 VOCAB = 60_000
@@ -29,7 +28,7 @@ class VirtualClock:
         self.now = max(self.now, moment)
 
 
-class _VirtualFlight(InFlight):
+class _VirtualFlight(StepHandle):
     def __init__(self, clock: VirtualClock, end: float, result: StepResult) -> None:
         self._clock = clock
         self._end = end
@@ -57,7 +56,7 @@ class VirtualRunner(Runner):
         self._candidates = np.zeros(num_rows, np.int64)
         self._last = np.zeros(num_rows, np.int64)
 
-    def launch(self, plan: StepPlan) -> InFlight:
+    def launch(self, plan: StepPlan) -> StepHandle:
         seconds = self._costs.of(plan)
         self._free_at = max(self._free_at, self._clock.now) + seconds
         self.busy_seconds += seconds

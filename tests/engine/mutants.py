@@ -341,9 +341,9 @@ MUTANTS = [
     ),
     Mutant(
         "what failed stays findable",
-        "schedule.state",
-        "            self.blocks.forget(sequence)\n",
-        "            pass\n",
+        "schedule.lifecycle",
+        "        state.blocks.forget(sequence)\n",
+        "        pass\n",
     ),
     Mutant(
         "what failed is kept",
@@ -361,42 +361,42 @@ MUTANTS = [
     Mutant(
         "booked before the transfers are done",
         "core",
-        "while self._moving and self._moving[0].has_moved(wait=wait):",
-        "while self._moving:",
+        "while transfers and transfers[0].are_done(wait=wait):",
+        "while transfers:",
     ),
     Mutant(
         "given out as soon as the step is done",
         "schedule.commit",
-        "        queue.deliveries.append(flight.delivery)\n",
-        "        queue.deliveries.append(flight.delivery)\n        deliver(queue)\n",
+        "        state.transfers.append(step.transfers)\n",
+        "        state.transfers.append(step.transfers)\n        finish_transfers(state)\n",
     ),
     # -- scheduler -----------------------------------------------------------------------------------------
     Mutant(
         "the oldest yields",
         "schedule.preemption",
-        "        group = self._queue.running[-1]\n",
-        "        group = self._queue.running[0]\n"
-        "        self._queue.running.append(self._queue.running.pop(0))\n",
+        "        group = self._state.running[-1]\n",
+        "        group = self._state.running[0]\n"
+        "        self._state.running.append(self._state.running.pop(0))\n",
     ),
     Mutant(
         "the oldest yields when it could wait",
         "schedule.preemption",
-        "and not alone:",
-        "and alone is not None:",
+        "if newest.transferring or alone:",
+        "if newest.transferring:",
     ),
     Mutant(
         "a victim waits behind all others",
-        "schedule.state",
-        "self.waiting.appendleft(group)",
-        "self.waiting.append(group)",
+        "schedule.lifecycle",
+        'insort(state.waiting, group, key=attrgetter("order"))',
+        "state.waiting.append(group)",
     ),
     Mutant(
         "others are admitted while a group is swapped out",
         "schedule.scheduler",
         "        available = self.blocks.pool.num_available\n",
         "        available = self.blocks.pool.num_available\n"
-        "        if queue.waiting and queue.waiting[0].swapped:\n"
-        "            queue.waiting.rotate(-1)\n",
+        "        if state.waiting and state.waiting[0].swapped:\n"
+        "            state.waiting.rotate(-1)\n",
     ),
     Mutant(
         "a group is admitted in part",
@@ -419,15 +419,15 @@ MUTANTS = [
     Mutant(
         "an arrival forgotten",
         "schedule.draft",
-        "        self.arrivals.append(group)\n",
+        "        self.transferring.append(group)\n",
         "",
     ),
     Mutant(
         "published when launched",
         "schedule.scheduler",
-        "        queue.flights.append(flight)\n",
-        "        queue.flights.append(flight)\n"
-        "        for sequence, full in flight.filled:\n"
+        "        state.in_flight.append(step)\n",
+        "        state.in_flight.append(step)\n"
+        "        for sequence, full in step.filled:\n"
         "            known = sequence.num_tokens // self.blocks.block_size\n"
         "            self.blocks.publish(sequence, min(full, known))\n",
     ),
@@ -459,19 +459,19 @@ MUTANTS = [
     Mutant(
         "the tail after a fork is written by all",
         "schedule.scheduler",
-        "            self.queue.expect_write(other)\n",
+        "            lifecycle.expect_write(self.state, other)\n",
         "            pass\n",
     ),
     Mutant(
         "what comes back goes on from a stale token",
         "schedule.scheduler",
-        "                self.queue.given[sequence.row] = int(sequence.tokens[-1])\n",
+        "                self.state.overrides[sequence.row] = int(sequence.tokens[-1])\n",
         "                pass\n",
     ),
     Mutant(
         "a prefill writes into a found block",
         "schedule.scheduler",
-        "if start < self.rows.capacity[row] and not self.yielding.own(draft, sequence, start):",
+        "if start < rows.capacity[row]:",
         "if start < 0:",
     ),
     Mutant(
@@ -562,22 +562,22 @@ MUTANTS = [
     ),
     Mutant(
         "requests are let in that need pinned blocks",
-        "schedule.state",
-        "self.blocks.pool.num_blocks - self.blocks.pool.num_pinned",
-        "self.capacity.num_blocks",
+        "schedule.lifecycle",
+        "state.blocks.pool.num_blocks - state.blocks.pool.num_pinned",
+        "state.capacity.num_blocks",
     ),
     # -- rows and samples ----------------------------------------------------------------------------------
     Mutant(
         "the last token ends nothing",
         "schedule.draft",
-        "samples.watched | (positions >= samples.limit)",
-        "samples.watched",
+        "samples.needs_host | (positions >= samples.limit)",
+        "samples.needs_host",
     ),
     Mutant(
         "a stop token ends nothing",
         "schedule.commit",
-        "watched = watched | (ending > 0)",
-        "watched = watched | (result.tokens == NOT_FINITE)",
+        "needs_host = needs_host | (ending > 0)",
+        "needs_host = needs_host | (result.tokens == NOT_FINITE)",
     ),
     Mutant(
         "a token at the wrong position",
@@ -589,7 +589,7 @@ MUTANTS = [
     Mutant(
         "a row that was left keeps its tokens",
         "sequences.sequence",
-        "        self._lines.clear(self.row)\n",
+        "        self._row_tokens.clear(self.row)\n",
         "",
     ),
     Mutant(
@@ -600,15 +600,15 @@ MUTANTS = [
     ),
     Mutant(
         "a step in flight writes to a row that its sequence has yielded",
-        "schedule.state",
-        "            flight.watch(sequence)\n",
-        "            if sequence.finish_reason is not None:\n                flight.watch(sequence)\n",
+        "schedule.lifecycle",
+        "        step.forget_row(sequence)\n",
+        "        if sequence.finish_reason is not None:\n            step.forget_row(sequence)\n",
     ),
     Mutant(
         "who ended in flight goes on",
-        "schedule.state",
-        "            flight.watch(sequence)\n",
-        "            pass\n",
+        "schedule.lifecycle",
+        "        step.forget_row(sequence)\n",
+        "        pass\n",
     ),
     Mutant(
         "rows decode after they were left",
@@ -637,7 +637,7 @@ MUTANTS = [
     ),
     Mutant(
         "samples in one place of their grammar",
-        "schedule.state",
+        "schedule.lifecycle",
         "constraint = constraint.fork()",
         "constraint = constraint",
     ),
@@ -691,7 +691,7 @@ MUTANTS = [
         "            self._cached.pop",
     ),
     # -- what is left of a request that has ended ------------------------------------------------------------
-    Mutant("a group that has ended keeps its sequences", "schedule.state", "        group.end()\n", ""),
+    Mutant("a group that has ended keeps its sequences", "schedule.lifecycle", "    group.end()\n", ""),
     Mutant(
         "the last samples keep whose they were",
         "sequences.rows",

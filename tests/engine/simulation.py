@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections import Counter
+from collections.abc import Collection
 
 from msgspec.structs import replace
 
@@ -23,9 +24,9 @@ from quire.engine.pinned_prefixes import pin_prefixes
 from quire.engine.schedule.draft import StepDraft
 from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.plan import StepPlan
-from quire.engine.schedule.preemption import PreemptionPolicy, Yielding
+from quire.engine.schedule.preemption import Preemption, PreemptionPolicy
 from quire.engine.schedule.scheduler import Scheduler
-from quire.engine.sequences.sequence import Sequence
+from quire.engine.sequences.sequence import Sequence, SequenceGroup
 from tests.engine.oracle import VOCAB, OracleRunner, expected_beams, expected_tokens
 from tests.engine.toy_grammar import COMPILED, COMPILER, GRAMMARS
 
@@ -63,18 +64,21 @@ class WatchedScheduler(Scheduler):
         assert found == plain_match(sequence.prefixes, self.blocks.cache, self.blocks.host.cache)
         return super()._find(sequence)
 
-    def schedule(self, now: float = 0.0) -> StepPlan | None:
-        fresh = [group for group in self.queue.waiting if group.queue_seconds is None]
-        plan = super().schedule(now)
+    def _may_enter(self, only: Collection[SequenceGroup] | None) -> list[SequenceGroup]:
+        return [group for group in self.state.waiting if only is None or group in only]
+
+    def schedule(self, now: float = 0.0, only: Collection[SequenceGroup] | None = None) -> StepPlan | None:
+        fresh = [group for group in self._may_enter(only) if group.queue_seconds is None]
+        plan = super().schedule(now, only)
         begun = [group for group in fresh if group.queue_seconds is not None]
         assert begun == fresh[: len(begun)], "a request was admitted before an earlier one"
         if begun:
-            swapped = [group for group in self.queue.waiting if group.swapped]
+            swapped = [group for group in self._may_enter(only) if group.swapped]
             assert not swapped, "admitted while a group is swapped out"
         if plan is not None:
             assert plan.num_tokens <= self.max_num_batched_tokens, "more tokens than the step may compute"
             started = {start.row for start in plan.starts}
-            for group in self.queue.running:
+            for group in self.state.running:
                 rows = {sequence.row for sequence in group.live}
                 assert rows <= started or not rows & started, "a group was admitted in part"
         return plan
@@ -87,20 +91,20 @@ class PushedScheduler(WatchedScheduler):
 
     def _schedule_decodes(self, draft: StepDraft) -> Int32:
         decodes = super()._schedule_decodes(draft)
-        running = self.queue.running
+        running = self.state.running
         if len(running) > 1 and not running[-1].transferring and self.rng.random() < 0.4:
-            self.yielding._policy = PreemptionPolicy(mode=self.rng.choice(["swap", "recompute"]))
-            self.yielding.preempt_newest(draft, running[0].live[0])
+            self.preemption._policy = PreemptionPolicy(mode=self.rng.choice(["swap", "recompute"]))
+            self.preemption.preempt_newest(draft, running[0].live[0])
         return decodes
 
 
-class WatchedYielding(Yielding):
+class WatchedPreemption(Preemption):
     """Has the newest group yield, whole, and never for a newer one."""
 
     def preempt_newest(self, draft: StepDraft, beneficiary: Sequence) -> None:
-        running = list(self._queue.running)
+        running = list(self._state.running)
         super().preempt_newest(draft, beneficiary)
-        (victim,) = [group for group in running if group not in self._queue.running]
+        (victim,) = [group for group in running if group not in self._state.running]
         assert victim is not min(running, key=lambda group: group.order), "the oldest group was preempted"
         assert victim is max(running, key=lambda group: group.order), "a group yielded before a newer one"
         assert beneficiary.group.order <= victim.order, "a group yielded for a newer one"
@@ -128,7 +132,7 @@ def make_core(
         scheduler.rng = pushed
     # By these costs `auto` swaps groups that fill, or share, more than five in six of their slots.
     policy = PreemptionPolicy(mode=mode, seconds_per_block=1.0, seconds_per_token=2.4 / block_size)
-    scheduler.yielding = WatchedYielding(scheduler.queue, policy)
+    scheduler.preemption = WatchedPreemption(scheduler.state, policy)
     runner = OracleRunner(num_blocks, block_size, max_num_seqs, num_host_blocks)
     if delays is not None:
         runner.delay = lambda: delays.randint(0, LONGEST_DELAY)
@@ -298,15 +302,15 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
             endings = [got.get((request_id, index)) for index in range(request.params.n)]
             if all(outputs and outputs[-1].finish_reason for outputs in endings):
                 del alive[request_id]
-        check_scheduler(scheduler.queue)
-        assert scheduler.queue.tokens_filled == distinct_filled(core)
+        check_scheduler(scheduler.state)
+        assert scheduler.state.tokens_filled == distinct_filled(core)
     assert scheduler.blocks.pool.num_available == num_blocks - scheduler.blocks.pool.num_pinned
     assert scheduler.blocks.host.pool.num_available == host
     for request in accepted:
         if request.id not in aborted:
             check_outputs(request, got, done)
-    done["recomputes"] = scheduler.yielding.recomputes
-    done["swaps"] = scheduler.yielding.swaps
+    done["recomputes"] = scheduler.preemption.recomputes
+    done["swaps"] = scheduler.preemption.swaps
     done["copies"] = scheduler.blocks.copies_on_write
     done["pinned"] = scheduler.blocks.pool.num_pinned
     assert isinstance(scheduler, WatchedScheduler)

@@ -61,15 +61,15 @@ def test_beams_that_nothing_is_left_for_keep_no_blocks(num_blocks: int) -> None:
     widths: defaultdict[int, list[int]] = defaultdict(list)
     for _ in range(500):
         core.step()
-        check_scheduler(core.scheduler.queue)
-        for group in [*core.scheduler.queue.running, *core.scheduler.queue.waiting]:
+        check_scheduler(core.scheduler.state)
+        for group in [*core.scheduler.state.running, *core.scheduler.state.waiting]:
             assert group.beams is not None
             ended = [sequence for sequence in group.live if sequence not in group.beams.order]
             widths[group.request.id].append(len(group.beams.order))
             assert not any(sequence.table or sequence.host_table for sequence in ended)
     assert not core.has_work
     assert all((WIDTH, 1) in pairwise(each) for each in widths.values())
-    assert (core.scheduler.yielding.swaps > 0) == (num_blocks < 80)
+    assert (core.scheduler.preemption.swaps > 0) == (num_blocks < 80)
     assert core.scheduler.blocks.pool.num_free == num_blocks
 
 
@@ -133,12 +133,12 @@ def test_a_search_that_meets_a_nan_ends_alone(num_blocks: int) -> None:
     while core.has_work:
         for output in core.step():
             got[output.request_id].append(output)
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
     for request in requests:
         if request.params.seed == SPOILT:
             assert [output.finish_reason for output in got[request.id]] == ["error", "error"]
             assert all("NaN" in str(output.error) for output in got[request.id])
         else:
             assert [output.tokens for output in got[request.id]] == expected_beams(request, EOS)
-    assert (core.scheduler.yielding.swaps > 0) == (num_blocks < 80)
+    assert (core.scheduler.preemption.swaps > 0) == (num_blocks < 80)
     assert core.scheduler.blocks.pool.num_free == num_blocks

@@ -80,8 +80,8 @@ def step(core: EngineCore, *, overlap: bool) -> Iterator[Output]:
     elif (plan := core.scheduler.schedule()) is not None:
         flight = core.runner.launch(plan)
         yield from core.scheduler.commit(flight.wait())
-        if core.scheduler.num_deliveries and flight.has_moved(wait=True):
-            core.scheduler.deliver()
+        if len(core.scheduler.state.transfers) and flight.has_moved(wait=True):
+            core.scheduler.finish_transfers()
 
 
 def run(core: EngineCore, asked: list[Request], *, overlap: bool = False) -> Answers:
@@ -92,7 +92,7 @@ def run(core: EngineCore, asked: list[Request], *, overlap: bool = False) -> Ans
     while core.has_work:
         for output in step(core, overlap=overlap):
             answers.setdefault((output.request_id, output.index), []).append(output)
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
     return answers
 
 
@@ -106,7 +106,7 @@ def run_cell(cell: str, folder: Path, asked: list[Request]) -> Answers:
             msgspec.structs.replace(request, id=request.id + half) for request in asked for half in (0, 8)
         ]
     answers = run(core, asked, overlap=cell == "overlap")
-    yielding = core.scheduler.yielding
+    yielding = core.scheduler.preemption
     assert (yielding.recomputes > 0, yielding.swaps > 0) == (cell == "recompute", cell == "swap")
     if cell == "prefix hit":
         found = [answers[request.id, 0][0].cached_tokens for request in asked]

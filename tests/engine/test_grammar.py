@@ -114,7 +114,7 @@ def run(core: EngineCore, requests: list[Request]) -> dict[tuple[int, int], list
     while core.has_work:
         for output in core.step():
             outputs.setdefault((output.request_id, output.index), []).append(output)
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
     assert core.scheduler.blocks.pool.num_available == core.scheduler.blocks.pool.num_blocks
     return outputs
 
@@ -185,7 +185,7 @@ def test_tokens_depend_on_neither_batch_nor_memory(core: EngineCore, folder: Pat
     for mode in ("recompute", "swap"):
         pressed = make_core(folder, num_gpu_blocks_override=20, preemption_mode=mode)
         assert {key: tokens_of(outputs) for key, outputs in run(pressed, requests).items()} == alone
-        yielding = pressed.scheduler.yielding
+        yielding = pressed.scheduler.preemption
         assert (yielding.recomputes > 0, yielding.swaps > 0) == (mode == "recompute", mode == "swap")
     entries = [entry for output in together[2, 0] for entry in output.logprobs or []]
     assert any(entry.rank > 1 for entry in entries), "log-probabilities are of the raw logits"

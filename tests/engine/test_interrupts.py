@@ -62,7 +62,7 @@ def interrupted_core(seed: int, *places: str, **how: Any) -> Any:
 
 
 def most_in_flight(core: Any) -> int:
-    return max(len(core._launched), len(core.scheduler.queue.flights))
+    return len(core.scheduler.state.in_flight)
 
 
 @pytest.mark.parametrize("places", [("wait",), ("launch",), ("launch", "wait")])
@@ -81,13 +81,13 @@ def test_every_request_has_its_tokens_however_often_steps_are_interrupted(places
             try:
                 outputs = core.step()
             except KeyboardInterrupt:
-                check_scheduler(core.scheduler.queue)
+                check_scheduler(core.scheduler.state)
                 assert not core.torn
                 assert most_in_flight(core) <= 2, "an interrupted step has others launched in vain"
                 continue
             for output in outputs:
                 got.setdefault((output.request_id, output.index), []).append(output)
-            check_scheduler(core.scheduler.queue)
+            check_scheduler(core.scheduler.state)
         interrupts += core.runner.interrupts
         for request in requests:
             check_outputs(request, got, Counter())
@@ -110,7 +110,7 @@ def test_what_is_aborted_after_an_interrupt_leaves_nothing() -> None:
             if core.has_work:
                 assert not list(core.step())
         assert not core.has_work
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
         assert core.scheduler.blocks.pool.num_available == 40
 
 
@@ -125,7 +125,7 @@ def test_an_exception_that_is_raised_elsewhere_leaves_the_engine_torn(
     def raises(now: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(core.isolation, "schedule", raises)
+    monkeypatch.setattr(core.bisection, "schedule", raises)
     with pytest.raises(KeyboardInterrupt):
         core.step()
     assert core.torn

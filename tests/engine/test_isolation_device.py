@@ -59,7 +59,7 @@ def run(core: EngineCore) -> dict[tuple[int, int], list[Output]]:
             core.add(waiting.pop(0))
         for output in core.step():
             got.setdefault((output.request_id, output.index), []).append(output)
-    check_scheduler(core.scheduler.queue)
+    check_scheduler(core.scheduler.state)
     return got
 
 

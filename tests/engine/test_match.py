@@ -106,7 +106,7 @@ def test_a_long_cached_prompt_at_the_head_of_the_queue_costs_a_step_little(
         core.step()
     core.add(Request(9, [*prompt, 1, 2, 3], SamplingParams(max_tokens=8, ignore_eos=True)))
     core.step()
-    (waiting,) = core.scheduler.queue.waiting
+    (waiting,) = core.scheduler.state.waiting
     monkeypatch.setattr(WatchedScheduler, "_find", Scheduler._find)
     counts: Counter[str] = Counter()
     for cls, name in ((PrefixCache, "find"), (BlockHasher, "next")):
@@ -115,7 +115,7 @@ def test_a_long_cached_prompt_at_the_head_of_the_queue_costs_a_step_little(
     while True:
         counts.clear()
         core.step()
-        if not core.scheduler.queue.waiting:
+        if not core.scheduler.state.waiting:
             break
         steps += 1
         assert counts["find"] <= FEW + (MAX_SPILLS if num_host_blocks else 0) and counts["next"] <= FEW, (

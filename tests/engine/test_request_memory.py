@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from quire.engine.config import PreemptionMode
 from quire.engine.core import EngineCore
 from quire.engine.messages import Request, SamplingParams, StepOutputs
-from quire.engine.schedule.draft import Flight
+from quire.engine.schedule.draft import InFlightStep
 from quire.engine.sequences.beam_search import BeamSearch
 from quire.engine.sequences.grammar import Constraint
 from quire.engine.sequences.sequence import BeamGroup, Sequence, SequenceGroup
@@ -23,7 +23,7 @@ from tests.engine.poison import KINDS, PoisonedRunner, poisoned
 from tests.engine.simulation import make_core, random_request
 from tests.engine.toy_grammar import GRAMMARS
 
-KINDS_OF_A_REQUEST = (SequenceGroup, Sequence, Request, BeamGroup, BeamSearch, Constraint, Flight)
+KINDS_OF_A_REQUEST = (SequenceGroup, Sequence, Request, BeamGroup, BeamSearch, Constraint, InFlightStep)
 REQUESTS = 60
 BLOCKS, BLOCK_SIZE, ROWS = 60, 4, 8
 
@@ -134,7 +134,7 @@ def test_an_engine_that_is_never_idle_holds_only_what_is_unfinished(
             ended_before = ended
         run_to_its_end(core)
         assert not living()
-    yielding = core.scheduler.yielding
+    yielding = core.scheduler.preemption
     assert most == 6 and yielding.swaps + yielding.recomputes > 20
     assert mode == "recompute" or yielding.swaps > 5
 
@@ -150,7 +150,7 @@ def test_who_leaves_is_gone_two_steps_later(moment: str) -> None:
             core.add(Request(i, [1, 2, 3, 4, 5 + i], params))
         for _ in range(0 if moment == "waiting" else 6):
             core.step()
-        while moment == "swapped" and not core.scheduler.queue.num_swapped:
+        while moment == "swapped" and not core.scheduler.state.num_swapped:
             core.step()
         for i in range(8):
             core.abort(i)

@@ -47,7 +47,7 @@ def run(core: EngineCore) -> dict[tuple[int, int], list[int]]:
     while core.has_work:
         for output in core.step():
             got.setdefault((output.request_id, output.index), []).extend(output.tokens)
-    check_scheduler(core.scheduler.queue)
+    check_scheduler(core.scheduler.state)
     return got
 
 
@@ -68,13 +68,13 @@ def test_preemptions_do_not_grow_with_the_output(mode: PreemptionMode, uneven: b
         lengths = [rng.randint(max_tokens // 2, max_tokens) if uneven else max_tokens for _ in range(groups)]
         core, _ = pressed_core(lengths, 0.7, mode)
         run(core)
-        preemptions = core.scheduler.yielding.recomputes + core.scheduler.yielding.swaps
+        preemptions = core.scheduler.preemption.recomputes + core.scheduler.preemption.swaps
         assert 0 < preemptions <= 2 * groups
 
 
 def under_way(core: EngineCore) -> list[int]:
     scheduler = core.scheduler
-    return [g.request.id for g in [*scheduler.queue.running, *scheduler.queue.waiting] if g.transferring]
+    return [g.request.id for g in [*scheduler.state.running, *scheduler.state.waiting] if g.transferring]
 
 
 LEAVING = [10 + 3 * (i % 4) for i in range(12)]
@@ -101,7 +101,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_swap_leaks_nothing(everyone: bo
         leaving = set(range(len(LEAVING)) if everyone else under_way(core))
         for request_id in leaving:
             core.abort(request_id)
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
         pools = [core.scheduler.blocks.pool, core.scheduler.blocks.host.pool]
         if everyone:
             core.step()
@@ -122,11 +122,11 @@ def test_a_group_that_this_step_writes_for_is_not_swapped_out() -> None:
     core, _ = pressed_core([8, 8], 2.0, "swap")
     for _ in range(3):
         core.step()
-    older, newer = core.scheduler.queue.running
+    older, newer = core.scheduler.state.running
     (sequence,) = newer.live
     draft = StepDraft(prefills=[Prefill(sequence, 0, 4, [], sequence.row)])
-    core.scheduler.yielding.preempt_newest(draft, older.live[0])
-    assert not newer.swapped and core.scheduler.yielding.recomputes == 1
+    core.scheduler.preemption.preempt_newest(draft, older.live[0])
+    assert not newer.swapped and core.scheduler.preemption.recomputes == 1
 
 
 def test_nothing_is_published_before_its_step_is_committed() -> None:

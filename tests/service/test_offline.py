@@ -45,7 +45,7 @@ def request(i: int, max_tokens: int = 6, **params: Any) -> Request:
 
 
 def at_rest(core: EngineCore) -> bool:
-    check_scheduler(core.scheduler.queue)
+    check_scheduler(core.scheduler.state)
     return not core.has_work and core.scheduler.blocks.pool.num_available == BLOCKS
 
 
@@ -183,14 +183,14 @@ def test_a_stream_that_is_left_in_the_middle_of_a_step_waits_for_its_end() -> No
     """As a garbage collector does to it."""
     engine = offline_engine()
     stream = engine.stream(request(0, 40))
-    schedule = engine.core.isolation.schedule
+    schedule = engine.core.bisection.schedule
 
     def collects(now: float) -> Any:
         stream.close()
-        assert engine.core.scheduler.queue.waiting or engine.core.scheduler.queue.running
+        assert engine.core.scheduler.state.waiting or engine.core.scheduler.state.running
         return schedule(now)
 
-    engine.core.isolation.schedule = collects  # type: ignore[method-assign]
+    engine.core.bisection.schedule = collects  # type: ignore[method-assign]
     (answer,) = engine.answer([request(1)], engine.core.add_all)
     assert answer[0].token_ids == expected_tokens(request(1), 0, EOS)
     assert at_rest(engine.core)
@@ -379,7 +379,7 @@ def test_an_engine_that_a_step_was_torn_of_says_so(monkeypatch: pytest.MonkeyPat
     def raises(now: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine.core.isolation, "schedule", raises)
+    monkeypatch.setattr(engine.core.bisection, "schedule", raises)
     with pytest.raises(KeyboardInterrupt):
         engine.answer([request(0)], engine.core.add_all)
     with pytest.raises(
