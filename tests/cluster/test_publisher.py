@@ -20,8 +20,8 @@ from quire.engine.registry.journal import Journal
 from quire.engine.registry.prompt_hasher import PromptHasher
 from quire.engine.registry.publisher import Publisher
 from quire.engine.registry.redis import Answer, Keys, Registry
-from quire.loadtest.fault_proxy import FAULTS, Fault, FaultProxy, honest
-from quire.loadtest.redis_server import RedisServer
+from quire.loadtest.servers.fault_proxy import FAULTS, Fault, FaultProxy, honest
+from quire.loadtest.servers.redis_server import RedisServer
 from tests.engine.simulation import make_core, random_request
 
 DEPLOYMENT = Deployment(

@@ -31,8 +31,9 @@ from quire.engine.core import EngineCore
 from quire.engine.device.graphs import TUNED_SIZES, Captures, Graphs, Record, Results, Run, mixed_sizes
 from quire.engine.device.runner import ModelRunner
 from quire.engine.device.staging import PaddedInputs, Staging
+from quire.engine.frames import FrameReader, StepFrame, encode_frame
 from quire.engine.messages import Output, Request, SamplingParams
-from quire.engine.process import FrameReader, StepFrame, _serve, encode_frame
+from quire.engine.process import _serve
 from quire.engine.schedule.plan import StepPlan
 from quire.engine.startup import start_engine
 from tests.engine.oracle import OracleFlight, OracleRunner, expected_tokens

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.engine.config import EngineConfig
+from quire.loadtest.servers.token_source import engine_info
 from quire.loadtest.streaming_cost import Reader
-from quire.loadtest.token_source import engine_info
 from quire.service.demo import MODEL_FOLDER
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +66,13 @@ def test_every_server_streams_all_its_tokens(tmp_path: Path) -> None:
         assert 4 <= row["events"] <= 200
     assert quire["events"] <= paced["events"]
     assert [row["events"] for row in plain] == [200, 200]
+
+
+def test_each_response_is_measured(tmp_path: Path) -> None:
+    few = ("--streams", "4", "--tokens", "50", "--waiting", "4", "--rounds", "1")
+    rows = run("quire.loadtest.stream_transports", *few, "--json", str(tmp_path / "cost.json"))["responses"]
+    assert [row["response"] for row in rows] == ["starlette", "sse-starlette", "connection"]
+    assert all(row["cpu_us_per_token"] > 0 and row["leave_ms"] > 0 for row in rows)
 
 
 def test_every_request_of_an_overload_is_answered_or_refused(tmp_path: Path) -> None:

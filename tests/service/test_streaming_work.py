@@ -14,11 +14,11 @@ import pytest
 from quire.engine.client import AsyncEngine
 from quire.engine.config import EngineConfig
 from quire.service.answer import encoder as chunks
-from quire.service.answer.eager import start_eagerly
 from quire.service.answer.generation import Generation
 from quire.service.app import create_app
 from quire.service.config import ServiceConfig
 from quire.service.demo import MODEL_FOLDER
+from quire.service.http.eager import start_eagerly
 from quire.service.state import ServerState
 from quire.service.text.tokenizer import Tokenizer
 from tests.service.asgi import Exchange, post
@@ -143,7 +143,9 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector(
             made.append(weakref.ref(self))
 
     monkeypatch.setattr("quire.service.api.completions.Generation", Watched)
-    engine = AsyncEngine(EngineConfig(model=MODEL_FOLDER), program=("quire.loadtest.token_source", "0", "4"))
+    engine = AsyncEngine(
+        EngineConfig(model=MODEL_FOLDER), program=("quire.loadtest.servers.token_source", "0", "4")
+    )
     await engine.start()
     state = ServerState(ServiceConfig(served_model_names=("none",)))
     state.set_engine(engine)
