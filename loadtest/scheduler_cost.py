@@ -57,7 +57,7 @@ class Timings:
 
 
 class NoModel(Runner, StepHandle):
-    """A runner whose steps are done at once. It is its own flight."""
+    """A runner whose steps are done at once. It is its own handle."""
 
     def __init__(self) -> None:
         self._samples: list[int] = []

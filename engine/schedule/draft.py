@@ -189,8 +189,8 @@ class StepDraft(msgspec.Struct):
         masked = samples.constrained
         return {
             "starts": tuple(self.starts),
-            "given_rows": _int32(list(overrides)),
-            "given_tokens": _int32(list(overrides.values())),
+            "override_rows": _int32(list(overrides)),
+            "override_tokens": _int32(list(overrides.values())),
             "table_rows": entries[::2],
             "table_columns": entries[1::2],
             "table_blocks": np.fromiter(moves.entries.values(), np.int32, len(moves.entries)),

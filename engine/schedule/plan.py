@@ -55,8 +55,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     prefill_tokens: Int32  # [T - num_decodes]
     starts: tuple[RowStart, ...] = ()
     # [G] rows that decode on from a token which the host knows better than the device
-    given_rows: Int32 = msgspec.field(default_factory=empty_int32)
-    given_tokens: Int32 = msgspec.field(default_factory=empty_int32)  # [G]
+    override_rows: Int32 = msgspec.field(default_factory=empty_int32)
+    override_tokens: Int32 = msgspec.field(default_factory=empty_int32)  # [G]
     # [K] block_table[table_rows, table_columns] = table_blocks, before the forward
     table_rows: Int32 = msgspec.field(default_factory=empty_int32)
     table_columns: Int32 = msgspec.field(default_factory=empty_int32)  # [K]
@@ -126,7 +126,7 @@ class Runner(Protocol):
 
     @property
     def graphs_left(self) -> int:
-        """How many step sizes would be quicker if they were captured."""
+        """Number of step sizes that would be quicker if they were captured."""
         return 0
 
     def capture(self, *, missed: bool = False) -> None:

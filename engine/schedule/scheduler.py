@@ -209,7 +209,7 @@ class Scheduler:
                 group.prefill_queue.pop(0)
             samples = self._fork(sequence) if done else []
             draft.prefills.append(Prefill(sequence, start, end, samples, row))
-            self.blocks.promise(sequence, start, end)
+            self.blocks.mark_computing(sequence, start, end)
             if not done:
                 return
 
@@ -251,7 +251,7 @@ class Scheduler:
             if group.swapped:
                 away = {block for sequence in group.live for block in sequence.host_table}
                 needed = max(self._blocks_to_resume(group), len(away))
-                # A group that comes back and must yield again has moved its blocks for nothing: leave a
+                # A group that comes back and is preempted again has moved its blocks for nothing: leave a
                 # block for each sequence that runs.
                 spare = max(spare, self.rows.num_used) if state.running else 0
                 if needed + spare > available:
@@ -304,11 +304,11 @@ class Scheduler:
         """Return findable blocks, up to where prompt logprobs are still wanted: they need not be computed.
 
         Were all tokens found, the last one is computed in a copy of its block. Copies are made before a step
-        writes, so a block that is only promised cannot be copied.
+        writes, so a block that is still computing cannot be copied.
         """
         group = sequence.group
         found = self.blocks.match(sequence)
-        if self._is_whole(sequence, found) and self.blocks.is_promised(found):
+        if self._is_whole(sequence, found) and self.blocks.is_computing(found):
             found = found.first(len(found) - 1)
         if group.prompt_logprobs is not None and group.prompt_logprobs_asked < group.num_prompt:
             return found.first((group.prompt_logprobs_asked - 1) // self.blocks.block_size)

@@ -1,4 +1,4 @@
-"""Device rows: which sequence sits in each, and how far it has come, as numpy columns.
+"""Device rows: the sequence in each, and how far it has come, as numpy columns.
 
 The work of a step on running decodes is done on these columns; only what is special about a row is looked at
 as Python objects.
@@ -22,7 +22,7 @@ Index = NDArray[np.intp]
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """Whom the S tokens that a step samples belong to."""
+    """The sequences that a step samples S tokens of."""
 
     rows: Int32  # [S]
     row_index: Index  # [S] the same, to index with
@@ -35,7 +35,7 @@ class Samples(msgspec.Struct, frozen=True):
 
 
 class Rows:
-    """Columns over `size` rows. A row belongs to one sequence from admission until it ends or yields."""
+    """Columns over `size` rows. A row belongs to one sequence until it ends or is preempted."""
 
     def __init__(self, size: int, max_tokens: int, block_size: int) -> None:
         """`max_tokens`: most that a sequence may have, in blocks of `block_size`."""
@@ -107,26 +107,26 @@ class Rows:
         self._decodes = None
 
     def pause(self, rows: list[int]) -> None:
-        """The sequences in `rows` may not decode for now."""
+        """Let the sequences in `rows` not decode for now."""
         self.decoding[rows] = False
         self._decodes = None
 
     def resume(self, rows: list[int], tokens: list[int]) -> None:
-        """The sequences in `rows` take a token each, and may decode."""
+        """Append a token to each of the sequences in `rows`, which may decode again."""
         index = np.array(rows, np.intp)
         self.tokens.append_all(index, np.array(tokens, np.int32))
         self.decoding[index] = True
         self._decodes = None
 
     def decodes(self) -> Index:
-        """The rows that may decode, the oldest group's first. The same array until they change."""
+        """Return the rows that may decode, the oldest group's first. The same array until they change."""
         if self._decodes is None:
             rows = np.flatnonzero(self.decoding)
             self._decodes = rows[np.argsort(self._order[rows])]
         return self._decodes
 
     def samples(self, rows: Index) -> Samples:
-        """Whose tokens `rows` are going to sample."""
+        """Return the sequences whose tokens `rows` are going to sample."""
         if rows is not self._sampled:
             if not np.array_equal(rows, self._sampled):
                 self._samples = None

@@ -37,16 +37,16 @@ class RecordingRunner(Runner):
 
 
 class _Timed(StepHandle):
-    def __init__(self, runner: RecordingRunner, plan: StepPlan, launched: float, flight: StepHandle) -> None:
+    def __init__(self, runner: RecordingRunner, plan: StepPlan, launched: float, handle: StepHandle) -> None:
         self._runner = runner
         self._plan = plan
         self._launched = launched
-        self._flight = flight
+        self._handle = handle
 
     def wait(self) -> StepResult:
-        result = self._flight.wait()
+        result = self._handle.wait()
         self._runner.end(self._plan, self._launched)
         return result
 
     def has_moved(self, *, wait: bool = False) -> bool:
-        return self._flight.has_moved(wait=wait)
+        return self._handle.has_moved(wait=wait)

@@ -68,7 +68,7 @@ MUTANTS = [
         "block is not None and prefix.equals(self._prefixes[block])",
         "block is not None",
     ),
-    Mutant("hash without parent", "hashing", "digest(before + piece,", "digest(piece,"),
+    Mutant("hash without parent", "hashing", "digest(before + content,", "digest(content,"),
     Mutant("salt ignored", "hashing", ' + b"\\0" + salt.encode()', ""),
     Mutant("seed ignored", "hashing", "        self._seed = seed\n", "        self._seed = 0\n"),
     Mutant("model ignored", "hashing", 'digest(self._fingerprint + b"\\0"', 'digest(b"\\0"'),
@@ -120,7 +120,7 @@ MUTANTS = [
         "(*moves.swap_out, *moves.swap_in)",
     ),
     Mutant(
-        "beams that yielded share host blocks without references",
+        "preempted beams share host blocks without references",
         "memory.host_tier",
         "        for block in child.host_table:\n            self.pool.share(block)\n",
         "",
@@ -272,57 +272,57 @@ MUTANTS = [
         "            self._rows.context[sequence.row] = sequence.saved_context\n",
         "            pass\n",
     ),
-    # -- promises ------------------------------------------------------------------------------------------
+    # -- computing blocks ----------------------------------------------------------------------------------
     Mutant(
-        "a promise that nobody takes back",
+        "a computing block that nobody forgets",
         "memory.manager",
-        "        self._take_back(blocks)\n",
+        "        self._forget_computing(blocks)\n",
         "",
     ),
     Mutant(
-        "a promise taken back from those who share it",
+        "a computing block forgotten while others share it",
         "memory.manager",
         "            if not self.pool.count(block):\n",
         "            if True:\n",
     ),
     Mutant(
-        "a promise to every tenant",
+        "a computing block for every tenant",
         "memory.prefix_cache",
         "        return block if block is not None and prefix.equals",
-        "        for other in self.promised:\n"
-        "            if self._prefixes[other].piece == prefix.piece:\n"
+        "        for other in self.computing:\n"
+        "            if self._prefixes[other].content == prefix.content:\n"
         "                return other\n"
         "        return block if block is not None and prefix.equals",
     ),
     Mutant(
-        "promised before it is planned",
+        "computing before it is planned",
         "memory.manager",
         "end // self.block_size)\n        blocks =",
         "min(len(sequence.table), sequence.num_tokens // self.block_size))\n        blocks =",
     ),
     Mutant(
-        "what was promised is published without its beginning",
+        "a computing block published without its beginning",
         "memory.manager",
-        "        sequence.published = next(promised, len(found.device))\n",
+        "        sequence.published = next(computing, len(found.device))\n",
         "        sequence.published = len(found.device)\n",
     ),
     Mutant(
-        "published when promised",
+        "published while computing",
         "memory.manager",
         "        self.moves.written.update(blocks)\n",
         "        self.moves.written.update(blocks)\n"
-        "        for block in self.cache.promised.intersection(blocks):\n"
+        "        for block in self.cache.computing.intersection(blocks):\n"
         "            self.cache.publish(self.cache.prefix(block), block)\n"
         "            self.pool.keep(block)\n",
     ),
     Mutant(
-        "a promise outlives its being kept",
+        "published and still computing",
         "memory.prefix_cache",
-        "            self.promised.remove(block)\n",
+        "            self.computing.remove(block)\n",
         "",
     ),
     Mutant(
-        "published beside a promise of the same",
+        "published beside a computing block of the same",
         "memory.prefix_cache",
         "            self.forget(found)\n",
         "            pass\n",
@@ -330,7 +330,7 @@ MUTANTS = [
     Mutant(
         "a copy of what is not written yet",
         "schedule.scheduler",
-        "if self._is_whole(sequence, found) and self.blocks.is_promised(found):",
+        "if self._is_whole(sequence, found) and self.blocks.is_computing(found):",
         "if False:",
     ),
     Mutant(
@@ -357,7 +357,7 @@ MUTANTS = [
         "min(sequence.num_found, sequence.published)",
         "min(sequence.num_found, len(found))",
     ),
-    # -- deliveries ----------------------------------------------------------------------------------------
+    # -- transfers -----------------------------------------------------------------------------------------
     Mutant(
         "booked before the transfers are done",
         "core",
@@ -372,14 +372,14 @@ MUTANTS = [
     ),
     # -- scheduler -----------------------------------------------------------------------------------------
     Mutant(
-        "the oldest yields",
+        "the oldest is preempted",
         "schedule.preemption",
         "        group = self._state.running[-1]\n",
         "        group = self._state.running[0]\n"
         "        self._state.running.append(self._state.running.pop(0))\n",
     ),
     Mutant(
-        "the oldest yields when it could wait",
+        "the oldest is preempted when it could wait",
         "schedule.preemption",
         "if newest.transferring or alone:",
         "if newest.transferring:",
@@ -507,7 +507,7 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "a beam that yielded keeps the digests of the one it was",
+        "a preempted beam keeps the digests of the one it was",
         "memory.host_tier",
         "        child.prefixes = list(parent.prefixes)\n",
         "",
@@ -599,7 +599,7 @@ MUTANTS = [
         "        self._own = self.tokens\n",
     ),
     Mutant(
-        "a step in flight writes to a row that its sequence has yielded",
+        "a step in flight writes to a row that its sequence has left",
         "schedule.lifecycle",
         "        step.forget_row(sequence)\n",
         "        if sequence.finish_reason is not None:\n            step.forget_row(sequence)\n",

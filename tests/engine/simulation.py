@@ -1,7 +1,7 @@
 """The whole engine but the model, driven by a seed: random requests, pool sizes, arrivals and aborts.
 
-Besides what the oracle model sees, it watches what the scheduler promises about who runs, who yields and
-how long anyone waits.
+Besides what the oracle model sees, it asserts what the scheduler guarantees about who runs, who is preempted
+and how long anyone waits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COMMON = [7 * i % VOCAB for i in range(24)]  # what many prompts begin with
 
 
 def plain_match(prefixes: list[Prefix], device: PrefixCache, host: PrefixCache) -> Found:
-    """What `Match.renew` must give, whatever it has given before."""
+    """Return what `Match.renew` must find, whatever it has found before."""
     found = Found(array("i"), array("i"))
     for prefix in prefixes:
         block = None if found.host else device.find(prefix)
@@ -50,13 +50,13 @@ def plain_match(prefixes: list[Prefix], device: PrefixCache, host: PrefixCache) 
     return found
 
 
-class WatchedScheduler(Scheduler):
-    """A scheduler that may only do what was promised."""
+class CheckedScheduler(Scheduler):
+    """A scheduler whose guarantees are asserted in each step."""
 
-    promised_hits = 0
+    computing_hits = 0
 
     def _attach(self, sequence: Sequence, found: Found) -> None:
-        self.promised_hits += sum(not self.blocks.pool.is_kept(block) for block in found.device)
+        self.computing_hits += sum(not self.blocks.pool.is_kept(block) for block in found.device)
         super()._attach(sequence, found)
 
     def _find(self, sequence: Sequence) -> Found:
@@ -84,8 +84,8 @@ class WatchedScheduler(Scheduler):
         return plan
 
 
-class PushedScheduler(WatchedScheduler):
-    """Now and then the newest group has to yield although there is room, to either place."""
+class PushedScheduler(CheckedScheduler):
+    """Now and then the newest group is preempted although there is room, to either place."""
 
     rng: random.Random
 
@@ -98,17 +98,17 @@ class PushedScheduler(WatchedScheduler):
         return decodes
 
 
-class WatchedPreemption(Preemption):
-    """Has the newest group yield, whole, and never for a newer one."""
+class CheckedPreemption(Preemption):
+    """Preempts the newest group, whole, and never for a newer one."""
 
     def preempt_newest(self, draft: StepDraft, beneficiary: Sequence) -> None:
         running = list(self._state.running)
         super().preempt_newest(draft, beneficiary)
         (victim,) = [group for group in running if group not in self._state.running]
         assert victim is not min(running, key=lambda group: group.order), "the oldest group was preempted"
-        assert victim is max(running, key=lambda group: group.order), "a group yielded before a newer one"
-        assert beneficiary.group.order <= victim.order, "a group yielded for a newer one"
-        assert not any(sequence.table or sequence.row >= 0 for sequence in victim.live), "it yielded in part"
+        assert victim is max(running, key=lambda group: group.order), "a newer group was left running"
+        assert beneficiary.group.order <= victim.order, "a group was preempted for a newer one"
+        assert not any(sequence.table or sequence.row >= 0 for sequence in victim.live), "preempted in part"
 
 
 def make_core(
@@ -126,13 +126,13 @@ def make_core(
     """`delays`: of the transfers, which else are done with their steps."""
     capacity = Capacity(num_blocks, block_size, max_num_seqs, max_model_len=1000, vocab_size=VOCAB)
     hasher = BlockHasher(block_size, seed=0) if caching else None
-    kind = WatchedScheduler if pushed is None else PushedScheduler
+    kind = CheckedScheduler if pushed is None else PushedScheduler
     scheduler = kind(capacity, budget, EOS, hasher=hasher, num_host_blocks=num_host_blocks)
     if isinstance(scheduler, PushedScheduler) and pushed is not None:
         scheduler.rng = pushed
     # By these costs `auto` swaps groups that fill, or share, more than five in six of their slots.
     policy = PreemptionPolicy(mode=mode, seconds_per_block=1.0, seconds_per_token=2.4 / block_size)
-    scheduler.preemption = WatchedPreemption(scheduler.state, policy)
+    scheduler.preemption = CheckedPreemption(scheduler.state, policy)
     runner = OracleRunner(num_blocks, block_size, max_num_seqs, num_host_blocks)
     if delays is not None:
         runner.delay = lambda: delays.randint(0, LONGEST_DELAY)
@@ -242,7 +242,7 @@ def check_outputs(request: Request, got: dict[tuple[int, int], list[Output]], do
 def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
     """Twelve random requests from their arrival to their end. Returns how often each thing came about.
 
-    `pushed`: groups yield at random moments too, so there is no bound on how long anyone waits.
+    `pushed`: groups are preempted at random moments too, so there is no bound on how long anyone waits.
     """
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4, 8])
@@ -313,7 +313,7 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
     done["swaps"] = scheduler.preemption.swaps
     done["copies"] = scheduler.blocks.copies_on_write
     done["pinned"] = scheduler.blocks.pool.num_pinned
-    assert isinstance(scheduler, WatchedScheduler)
-    done["promised"] = scheduler.promised_hits
+    assert isinstance(scheduler, CheckedScheduler)
+    done["computing"] = scheduler.computing_hits
     done["evictions"] = scheduler.blocks.pool.evictions
     return done

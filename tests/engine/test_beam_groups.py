@@ -15,7 +15,7 @@ from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.plan import StepPlan
 from quire.engine.sequences.beam_search import BeamStep
 from quire.engine.sequences.sequence import BeamGroup, SequenceGroup
-from tests.engine.oracle import VOCAB, OracleFlight, OracleRunner, expected_beams
+from tests.engine.oracle import VOCAB, OracleHandle, OracleRunner, expected_beams
 from tests.engine.simulation import EOS, make_core
 from tests.engine.tables import Tables
 
@@ -25,30 +25,30 @@ SPOILT = 2  # whose third generated token has a candidate of no number
 
 
 class SpoilingRunner(OracleRunner):
-    def launch(self, plan: StepPlan) -> OracleFlight:
-        flight = super().launch(plan)
-        if flight.result.logprobs is not None:
-            for at, sample in enumerate(flight.result.logprob_samples.tolist()):
+    def launch(self, plan: StepPlan) -> OracleHandle:
+        handle = super().launch(plan)
+        if handle.result.logprobs is not None:
+            for at, sample in enumerate(handle.result.logprob_samples.tolist()):
                 row, position = int(plan.sample_rows[sample]), int(plan.sample_positions[sample])
                 if self.state[row][0].seed == SPOILT and position == len(PROMPT) + 2:
-                    flight.result.logprobs.top_logprobs[at, 0] = np.nan
-        return flight
+                    handle.result.logprobs.top_logprobs[at, 0] = np.nan
+        return handle
 
 
 class ThinningRunner(OracleRunner):
     """Leaves one candidate to a search when its third token is chosen."""
 
-    def launch(self, plan: StepPlan) -> OracleFlight:
-        flight = super().launch(plan)
+    def launch(self, plan: StepPlan) -> OracleHandle:
+        handle = super().launch(plan)
         seen: set[int] = set()
-        if flight.result.logprobs is not None:
-            for at, sample in enumerate(flight.result.logprob_samples.tolist()):
+        if handle.result.logprobs is not None:
+            for at, sample in enumerate(handle.result.logprob_samples.tolist()):
                 row, position = int(plan.sample_rows[sample]), int(plan.sample_positions[sample])
                 seed = self.state[row][0].seed
                 if position == len(PROMPT) + 2:
-                    flight.result.logprobs.top_logprobs[at, seed not in seen :] = -np.inf
+                    handle.result.logprobs.top_logprobs[at, seed not in seen :] = -np.inf
                     seen.add(seed)
-        return flight
+        return handle
 
 
 @pytest.mark.parametrize("num_blocks", [80, 20])
@@ -120,7 +120,7 @@ def test_beams_that_nothing_is_left_for_keep_no_host_blocks() -> None:
 
 @pytest.mark.parametrize("num_blocks", [80, 20])
 def test_a_search_that_meets_a_nan_ends_alone(num_blocks: int) -> None:
-    """With few blocks groups yield meanwhile, to host memory."""
+    """With few blocks groups are preempted meanwhile, to host memory."""
     core = make_core(num_blocks, BLOCK_SIZE, ROWS, 40, caching=False, num_host_blocks=num_blocks, mode="swap")
     core.runner = SpoilingRunner(num_blocks, BLOCK_SIZE, ROWS, num_blocks)
     params = [

@@ -43,7 +43,7 @@ def rename(scheduler: Scheduler) -> None:
 def mistake(scheduler: Scheduler) -> None:
     """A sequence's prefix has other tokens."""
     sequence = next(s for group in scheduler.state.running for s in group.live if s.prefixes)
-    sequence.prefixes[0] = replace(sequence.prefixes[0], piece=b"other")
+    sequence.prefixes[0] = replace(sequence.prefixes[0], content=b"other")
 
 
 def lose(scheduler: Scheduler) -> None:
@@ -83,8 +83,8 @@ def pin(scheduler: Scheduler) -> None:
     scheduler.blocks.pool._pinned.add(scheduler.blocks.pool._free[-1])
 
 
-def promise(scheduler: Scheduler) -> None:
-    scheduler.blocks.cache.promised.add(scheduler.blocks.pool._free[-1])
+def compute_a_free_block(scheduler: Scheduler) -> None:
+    scheduler.blocks.cache.computing.add(scheduler.blocks.pool._free[-1])
 
 
 def repeat(scheduler: Scheduler) -> None:
@@ -127,7 +127,7 @@ def test_all_is_well(busy: Scheduler) -> None:
         keep,
         rest,
         pin,
-        promise,
+        compute_a_free_block,
         repeat,
         overtake,
         strand,

@@ -11,13 +11,13 @@ import pytest
 from quire.engine.messages import Output, Request
 from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.plan import StepPlan, StepResult
-from tests.engine.oracle import OracleFlight, OracleRunner
+from tests.engine.oracle import OracleHandle, OracleRunner
 from tests.engine.simulation import check_outputs, make_core, random_request
 
 
-class InterruptedFlight(OracleFlight):
-    def __init__(self, flight: OracleFlight) -> None:
-        super().__init__(flight.runner, flight.result, flight.arrive, flight.due)
+class InterruptedHandle(OracleHandle):
+    def __init__(self, handle: OracleHandle) -> None:
+        super().__init__(handle.runner, handle.result, handle.arrive, handle.due)
 
     def wait(self) -> StepResult:
         assert isinstance(self.runner, InterruptedRunner)
@@ -40,14 +40,14 @@ class InterruptedRunner(OracleRunner):
                 self.places = ("wait",) if "wait" in self.places else ()
             raise KeyboardInterrupt
 
-    def launch(self, plan: StepPlan) -> OracleFlight:
+    def launch(self, plan: StepPlan) -> OracleHandle:
         if self.refuses:
             raise RuntimeError("a step before this one has raised")
         self.refuses = True
         self.may_interrupt("launch")
-        flight = InterruptedFlight(super().launch(plan))
+        handle = InterruptedHandle(super().launch(plan))
         self.refuses = False
-        return flight
+        return handle
 
     def settle(self) -> None:
         self.refuses = False

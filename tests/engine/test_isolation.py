@@ -26,7 +26,7 @@ from quire.loadtest.workloads import Work
 from quire.offline_engine import OfflineEngine
 from quire.service.demo import MODEL_FOLDER
 from quire.service.text.tokenizer import Tokenizer
-from tests.engine.oracle import VOCAB, OracleFlight, OracleRunner, expected_beams, expected_tokens
+from tests.engine.oracle import VOCAB, OracleHandle, OracleRunner, expected_beams, expected_tokens
 from tests.engine.poison import KINDS, POISON, Poisoned, PoisonedRunner, Trouble, poisoned
 from tests.engine.simulation import COMMON, EOS, LONGEST_DELAY, check_outputs, make_core, random_request
 
@@ -45,19 +45,19 @@ def poisoned_core(rng: random.Random, num_blocks: int, block_size: int, rows: in
 
 
 def common(a: list[int], b: list[int]) -> int:
-    """How many tokens both begin with."""
+    """Return the number of tokens that both begin with."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def found(core: EngineCore, request: Request, tokens: list[int]) -> int:
-    """How many of `tokens`, of `request`, are in the prefix cache."""
+    """Return how many of `tokens`, of `request`, are in the prefix cache."""
     known = Request(request.id, tokens, request.params, cache_salt=request.cache_salt)
     (sequence, *_) = SequenceGroup(known, as_int32(known.prompt), 0, EOS).sequences
     return len(core.scheduler.blocks.match(sequence)) * core.scheduler.blocks.block_size
 
 
 def check_culprit(core: EngineCore, culprit: Request, requests: list[Request], got: Got) -> None:
-    """What came of `culprit`, which ended just now, was right; only what is others' too is still found."""
+    """Check that `culprit`, which has just ended, gave right tokens; only what is others' too is found."""
     for index in range(culprit.params.n):
         tokens = [token for output in got[culprit.id, index] for token in output.tokens]
         if not culprit.params.beam_width:
@@ -167,7 +167,7 @@ def simulate(seed: int) -> Counter[str]:
             for index in range(request.params.n):
                 ends_of_one = [o.finish_reason for o in got[request.id, index] if o.finish_reason]
                 assert len(ends_of_one) == 1 and got[request.id, index][-1].finish_reason
-            done["convicted"] += 1
+            done["blamed"] += 1
             params = request.params
             done["beams" if params.beam_width > 1 else "samples" if params.n > 1 else "one"] += 1
         elif request.id not in aborted:
@@ -366,7 +366,7 @@ def test_a_runner_that_does_not_settle_ends_all() -> None:
     core = make_core(20, 4, 4, 16)
 
     class Broken(OracleRunner):
-        def launch(self, plan: StepPlan) -> OracleFlight:
+        def launch(self, plan: StepPlan) -> OracleHandle:
             raise Poisoned("once and for all")
 
     core.runner = Broken(20, 4, 4)

@@ -29,7 +29,7 @@ BLOCKS, BLOCK_SIZE, ROWS = 60, 4, 8
 
 
 def living() -> Counter[str]:
-    """How many objects of each kind there are that `uncollected` has seen the beginning of."""
+    """Count the objects of each kind whose beginning `uncollected` has seen."""
     return Counter(type(each).__name__ for each in gc.get_objects() if type(each) in KINDS_OF_A_REQUEST)
 
 
@@ -69,7 +69,7 @@ def some_request(rng: random.Random, request_id: int) -> Request:
 
 
 def endings(outputs: StepOutputs) -> list[int]:
-    """Whose sequences end by them, a request for each."""
+    """Return the request of each sequence that ends by them."""
     return [output.request_id for output in outputs if output.finish_reason is not None]
 
 
@@ -134,9 +134,9 @@ def test_an_engine_that_is_never_idle_holds_only_what_is_unfinished(
             ended_before = ended
         run_to_its_end(core)
         assert not living()
-    yielding = core.scheduler.preemption
-    assert most == 6 and yielding.swaps + yielding.recomputes > 20
-    assert mode == "recompute" or yielding.swaps > 5
+    preemption = core.scheduler.preemption
+    assert most == 6 and preemption.swaps + preemption.recomputes > 20
+    assert mode == "recompute" or preemption.swaps > 5
 
 
 @pytest.mark.parametrize("moment", ["waiting", "running", "constrained", "swapped"])

@@ -59,10 +59,10 @@ def test_lines_are_lists(block_size: int, seed: int) -> None:
         for r, known in enumerate(lists):
             assert lines.of(r).tolist() == known
             blocks = [known[i : i + block_size] for i in range(0, len(known) - block_size + 1, block_size)]
-            pieces = [np.array(block, "<i4").tobytes() for block in blocks]
+            contents = [np.array(block, "<i4").tobytes() for block in blocks]
             first = rng.randint(0, len(blocks))
-            assert lines.pieces(r, first, len(blocks)) == pieces[first:]
-            assert as_blocks(np.array(known, np.int32), block_size).tolist() == pieces
+            assert lines.block_contents(r, first, len(blocks)) == contents[first:]
+            assert as_blocks(np.array(known, np.int32), block_size).tolist() == contents
 
 
 class Rig:

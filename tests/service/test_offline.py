@@ -26,7 +26,7 @@ from quire.service.answer.choice import Choice
 from quire.service.demo import MODEL_FOLDER
 from quire.service.text.detokenizer import Detokenizer
 from quire.service.text.tokenizer import Tokenizer
-from tests.engine.oracle import OracleFlight, OracleRunner, expected_tokens
+from tests.engine.oracle import OracleHandle, OracleRunner, expected_tokens
 from tests.engine.poison import PoisonedRunner, poisoned
 from tests.engine.simulation import EOS, make_core
 from tests.service.test_detokenizer import KINDS, TOKENIZERS, ids
@@ -330,7 +330,7 @@ def test_an_interrupted_answer_does_not_disturb_a_stream() -> None:
     assert at_rest(engine.core)
 
 
-class StuckFlight(OracleFlight):
+class StuckHandle(OracleHandle):
     """Takes long, and is interrupted as often as somebody asks for it."""
 
     def wait(self) -> StepResult:
@@ -344,9 +344,9 @@ class StuckFlight(OracleFlight):
 class StuckRunner(OracleRunner):
     interrupts = 0
 
-    def launch(self, plan: Any) -> OracleFlight:
-        flight = super().launch(plan)
-        return StuckFlight(self, flight.result, flight.arrive, flight.due)
+    def launch(self, plan: Any) -> OracleHandle:
+        handle = super().launch(plan)
+        return StuckHandle(self, handle.result, handle.arrive, handle.due)
 
 
 @pytest.mark.usefixtures("interrupts")

@@ -57,12 +57,12 @@ def record_steps(runner: ModelRunner) -> list[StepRecord]:
 
 def _time(runner: ModelRunner, plan: StepPlan) -> list[StepRecord]:
     recorder = RecordingRunner(runner)
-    flights: deque[StepHandle] = deque()
+    handles: deque[StepHandle] = deque()
     for _ in range(REPEATS + 1):
-        flights.append(recorder.launch(plan))
-        if len(flights) > 1:
-            flights.popleft().wait()
-    flights.popleft().wait()
+        handles.append(recorder.launch(plan))
+        if len(handles) > 1:
+            handles.popleft().wait()
+    handles.popleft().wait()
     return recorder.records[1:]  # nothing ran while the first was launched
 
 

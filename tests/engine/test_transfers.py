@@ -19,7 +19,7 @@ from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.config import ModelConfig
 from quire.engine.schedule.invariants import check_scheduler
 from quire.kernels.pointwise.block_copy import copy_blocks_reference
-from tests.engine.oracle import OracleFlight, OracleRunner, expected_tokens
+from tests.engine.oracle import OracleHandle, OracleRunner, expected_tokens
 from tests.engine.simulation import make_core
 
 BLOCK_SIZE = 4
@@ -43,14 +43,14 @@ def test_others_go_on_while_a_transfer_takes_its_time(monkeypatch: pytest.Monkey
     waited: list[int] = []  # tokens that had come by then
     got: dict[int, list[int]] = {request.id: [] for request in requests}
 
-    def has_moved(flight: OracleFlight, *, wait: bool = False) -> bool:
+    def has_moved(handle: OracleHandle, *, wait: bool = False) -> bool:
         if wait:
             assert not core.scheduler.state.in_flight, "a transfer was waited for beside a step"
             waited.append(sum(map(len, got.values())))
-            flight.arrive()
+            handle.arrive()
         return wait
 
-    monkeypatch.setattr(OracleFlight, "has_moved", has_moved)
+    monkeypatch.setattr(OracleHandle, "has_moved", has_moved)
     under_way = 0  # steps that gave tokens while a transfer was under way
     while core.has_work:
         moving = len(core.scheduler.state.transfers) > 0

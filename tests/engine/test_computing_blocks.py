@@ -58,7 +58,7 @@ def tokens_of(outputs: list[Output]) -> list[int]:
 
 
 def findable(core: EngineCore, prompt: list[int], salt: str = "") -> int:
-    """How many blocks of `prompt` a new request would find."""
+    """Return how many blocks of `prompt` a new request would find."""
     group = SequenceGroup(Request(99, prompt, SamplingParams(), cache_salt=salt), as_int32(prompt), 99, ())
     return len(core.scheduler.blocks.match(group.sequences[0]))
 
@@ -70,16 +70,16 @@ def test_who_arrives_with_others_shares_what_the_first_one_computes(together: bo
     core = make(asked if together else asked[:1])
     plan = core.scheduler.schedule()
     assert plan is not None
-    flights = [core.runner.launch(plan)]
+    handles = [core.runner.launch(plan)]
     if not together:
         for request in asked[1:]:
             core.add(request)
         later = core.scheduler.schedule()
         assert later is not None
-        flights.append(core.runner.launch(later))
+        handles.append(core.runner.launch(later))
     got: dict[int, list[Output]] = {}
-    for flight in flights:
-        for output in core.scheduler.commit(flight.wait()):
+    for handle in handles:
+        for output in core.scheduler.commit(handle.wait()):
             got.setdefault(output.request_id, []).append(output)
     for request_id, outputs in finish(core).items():
         got.setdefault(request_id, []).extend(outputs)
@@ -120,13 +120,13 @@ def test_who_leaves_takes_back_only_what_nobody_shares(followers: int) -> None:
     core = make(asked)
     plan = core.scheduler.schedule()
     assert plan is not None
-    flight = core.runner.launch(plan)
+    handle = core.runner.launch(plan)
     core.abort(0)
     check_scheduler(core.scheduler.state)
     assert findable(core, PREFIX) == (2 if followers else 0)
     assert len(core.scheduler.blocks.cache) == 0
-    outputs = list(core.scheduler.commit(flight.wait()))
-    assert len(core.scheduler.blocks.cache.promised) == 0
+    outputs = list(core.scheduler.commit(handle.wait()))
+    assert len(core.scheduler.blocks.cache.computing) == 0
     assert findable(core, asked[-1].prompt) == len(core.scheduler.blocks.cache) == (2 if followers else 0)
     got = finish(core)
     for request in asked[1:]:
@@ -186,7 +186,7 @@ def test_only_who_fails_fails_and_nothing_of_it_is_cached(n: int) -> None:
     assert findable(core, culprit.prompt) == 0
 
 
-def test_who_takes_over_what_another_promised_answers_for_it() -> None:
+def test_who_takes_over_what_another_was_computing_answers_for_it() -> None:
     core = make(requests(2))
     plan = core.scheduler.schedule()
     assert plan is not None

@@ -36,12 +36,12 @@ def test_tokens_are_the_same_however_long_masks_take(monkeypatch: pytest.MonkeyP
         core.mask_wait = 0.0
         take = core.scheduler.state.pending_masks.take
 
-        def watched(seconds: float | None) -> Any:
+        def recorded(seconds: float | None) -> Any:
             taken = take(seconds)
             found_late.append(len(core.scheduler.state.pending_masks) > 0)
             return taken
 
-        monkeypatch.setattr(core.scheduler.state.pending_masks, "take", watched)
+        monkeypatch.setattr(core.scheduler.state.pending_masks, "take", recorded)
         return core
 
     monkeypatch.setattr(simulation, "make_core", impatient)

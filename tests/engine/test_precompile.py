@@ -1,4 +1,4 @@
-"""A rehearsal against the warm-up that it is for."""
+"""Precompiling, against the warm-up that it is for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quire.engine.device.runner import Limits, ModelRunner
 from quire.engine.dummy_steps import largest_step
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import Model, build_model
-from quire.engine.precompile import rehearse
+from quire.engine.precompile import precompile
 from quire.engine.startup import start_engine
 from quire.kernels.backend import Backend, torch_backend, triton_backend
 from quire.kernels.compiling import compiling_beside
@@ -39,10 +39,10 @@ def described(value: Any) -> Any:
     return value if isinstance(value, int | float | bool | None) else type(value)
 
 
-def watched(calls: set[Any]) -> Backend:
+def recording(calls: set[Any]) -> Backend:
     """Torch's backend, which notes what is asked of it."""
 
-    def watch(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def record(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def called(*arguments: Any, **options: Any) -> Any:
             calls.add((name, *map(described, (*arguments, *options.values()))))
             return function(*arguments, **options)
@@ -51,7 +51,7 @@ def watched(calls: set[Any]) -> Backend:
 
     backend = torch_backend()
     names = [field.name for field in fields(backend) if field.name != "name"]
-    return replace(backend, **{name: watch(name, getattr(backend, name)) for name in names})
+    return replace(backend, **{name: record(name, getattr(backend, name)) for name in names})
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -61,10 +61,10 @@ def test_it_asks_for_all_that_the_step_sizes_take(
     folder = model_folder(name)
     config = ModelConfig.from_folder(folder)
     device, dtype = torch.device("cpu"), torch.float32
-    rehearsed: set[Any] = set()
-    rehearse(config, watched(rehearsed), LIMITS, 16, dtype, device, dtype)
+    precompiled: set[Any] = set()
+    precompile(config, recording(precompiled), LIMITS, 16, dtype, device, dtype)
     taken: set[Any] = set()
-    monkeypatch.setattr("quire.engine.startup.torch_backend", lambda: watched(taken))
+    monkeypatch.setattr("quire.engine.startup.torch_backend", lambda: recording(taken))
     core, _ = start_engine(
         EngineConfig(
             model=str(folder),
@@ -80,7 +80,7 @@ def test_it_asks_for_all_that_the_step_sizes_take(
     taken.clear()
     core.runner.warm_up()
     assert taken
-    assert rehearsed >= taken
+    assert precompiled >= taken
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -131,7 +131,7 @@ def test_its_model_is_gone_afterwards(
     )
     try:
         with compiling_beside(lambda done, total: None):
-            rehearse(config, backend, LIMITS, 16, torch.float32, device, torch.float32)
+            precompile(config, backend, LIMITS, 16, torch.float32, device, torch.float32)
         assert [model() for model in models] == [None]
     finally:
         gc.enable()

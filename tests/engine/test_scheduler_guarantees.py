@@ -1,7 +1,7 @@
-"""What the scheduler promises when memory is short: no thrashing, no leak, a line about each victim.
+"""The guarantees of the scheduler when memory is short: no thrashing, no leak, a line about each victim.
 
-That the newest group yields, the oldest never, that nothing new comes in while a group is swapped out and
-that everyone ends within a bound is watched in every run of the simulation.
+That the newest group is preempted, the oldest never, that nothing new comes in while a group is swapped out
+and that everyone ends within a bound is asserted in every run of the simulation.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def run(core: EngineCore) -> dict[tuple[int, int], list[int]]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("uneven", [False, True])
 def test_preemptions_do_not_grow_with_the_output(mode: PreemptionMode, uneven: bool) -> None:
-    """N groups that hardly fit yield N times at first at most, and once more each time one comes back.
+    """N groups that hardly fit are preempted N times at first at most, once more each time one comes back.
 
     A group comes back only when all its blocks and one for each running sequence are there. Running groups
-    only take blocks, and one that yields to another leaves less than it needs itself: so after one has
-    yielded, nobody comes back until a group has ended. N ends bring back N groups where each leaves room for
+    only take blocks, and one preempted for another leaves less than it needs itself: so after one has
+    been, nobody comes back until a group has ended. N ends bring back N groups where each leaves room for
     one: 2 N preemptions, whatever the length. Were they let in with room for less, there would be one for
     each block that the others generate.
     """
