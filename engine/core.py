@@ -76,7 +76,7 @@ class EngineCore:
             self.grammars.add(request)
 
     def add_all(self, requests: list[Request]) -> None:
-        """Queue requests that are wanted together: those that may take most steps first.
+        """Queue requests that are wanted together, those that may take most steps first.
 
         So few of them are left to run on alone while the device could do more (Graham 1969, longest
         processing time first). One whose grammar has to be compiled follows once it is. Raises ValueError,
@@ -108,7 +108,7 @@ class EngineCore:
         return []
 
     def _add_compiled(self) -> list[Output]:
-        """Queue requests whose grammars are ready now; what is refused of them."""
+        """Queue requests whose grammars are ready now; return the refusals of the others."""
         outputs: list[Output] = []
         if self.grammars is None:
             return outputs
@@ -129,7 +129,7 @@ class EngineCore:
         return self.stats.graphs_left > 0
 
     def _capture_beside(self) -> None:
-        """While the device computes a step: what steps have missed, for a bounded share of the time."""
+        """Capture what steps have missed while the device computes one, for a bounded share of the time."""
         begin = self.clock()
         if begin >= self._capture_at:
             self.runner.capture(missed=True)

@@ -48,7 +48,7 @@ REPORT_SECONDS = 0.5  # between two reports on the registry
 
 
 def run_engine(connection: socket.socket) -> int:
-    """Start the engine that the first frame describes and step it until the peer closes; the exit code."""
+    """Start the engine of the first frame and step it until the peer closes; return the exit code."""
     reader = FrameReader(connection)
     try:
         first, *frames = reader.read(wait=True)

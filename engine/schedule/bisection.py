@@ -130,7 +130,7 @@ class Bisection:
         self._end_round()
 
     def _end_round(self) -> None:
-        """If nobody is left to be tried, go on. Raises what began the round after too many in vain."""
+        """Go on if nobody is left to be tried. Raises what began the round after too many in vain."""
         if self._trials:
             return
         self._state.in_turn = True

@@ -1,4 +1,4 @@
-"""Blocks for who needs them: newer groups are preempted for older ones (PagedAttention, section 4.5)."""
+"""Preemption: blocks for older groups from newer ones (PagedAttention, section 4.5)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PreemptionPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grant(Enum):
-    """How a demand for blocks ends."""
+    """The end of a demand for blocks."""
 
     GRANTED = auto()
     PARTIAL = auto()  # some new tokens are backed, and the others wait for blocks in transfer

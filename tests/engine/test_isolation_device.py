@@ -51,7 +51,7 @@ def start(folder: Path) -> tuple[EngineCore, ModelRunner]:
 
 
 def run(core: EngineCore) -> dict[tuple[int, int], list[Output]]:
-    """What each choice of `requests` got."""
+    """Return the tokens of each choice of `requests`."""
     got: dict[tuple[int, int], list[Output]] = {}
     waiting = requests()
     while waiting or core.has_work:

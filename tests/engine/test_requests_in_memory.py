@@ -1,4 +1,4 @@
-"""How many requests the engine holds anything of, as its stats tell."""
+"""The number of requests that the engine holds anything of, as its stats tell."""
 
 from __future__ import annotations
 
