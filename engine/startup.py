@@ -130,7 +130,7 @@ def capture_all(core: EngineCore, report: Callable[[int, int], None] = lambda *_
 
 
 def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineInfo]:
-    device = _device(config)
+    device = choose_device(config)
     gpu = gpu_of(device)
     folder = resolve_model(config.model, report.phase("download", "B"))
     model_config = ModelConfig.from_folder(folder)
@@ -228,7 +228,7 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     return EngineCore(scheduler, runner, grammars=grammars), info
 
 
-def _device(config: EngineConfig) -> torch.device:
+def choose_device(config: EngineConfig) -> torch.device:
     """Return the device of the flag. Raises ValueError if it is not there, or too old for the kernels."""
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
