@@ -6,7 +6,6 @@ of them equals. Ratios count; times on a shared CPU do not.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from quire.loadtest.command import command_parser
 from quire.loadtest.provenance import Provenance
 
 DECODES = ((2, 60), (1, 512), (16, 256), (4, 2048))  # (batch, context)
@@ -175,9 +175,7 @@ def time_in_turn(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--block-size", type=int, default=16)

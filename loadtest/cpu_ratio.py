@@ -8,7 +8,6 @@ of tokens, whatever they are. Ratios count; times on a shared CPU do not.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
@@ -24,6 +23,7 @@ from quire.engine.config import EngineConfig
 from quire.engine.core import EngineCore
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.startup import start_engine
+from quire.loadtest.command import command_parser
 
 PROMPTS = (16, 64)  # tokens, from and to
 
@@ -96,9 +96,7 @@ def time_in_turn(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("model", nargs="?", default="service/demo/model", help="a model folder or Hub id")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--output-len", type=int, default=64)

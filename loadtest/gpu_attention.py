@@ -8,12 +8,12 @@ that together exceed the L2 cache, as layers do: what a graph takes to begin and
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,9 +23,10 @@ from quire.kernels.attention.dequantize import expand
 from quire.kernels.attention.prefill import prefill_attention
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.formats import kv_format as kv_formats
+from quire.loadtest.command import command_parser, parse_for_cuda, write_json
+from quire.loadtest.device_time import capture, replay_seconds
 from quire.loadtest.gpu_layer import contexts_of
 from quire.loadtest.offline.roofline import Ceilings, measure_ceilings
-from quire.loadtest.provenance import Provenance
 
 HEAD_DIM = 128
 SCALE = HEAD_DIM**-0.5
@@ -224,24 +225,9 @@ class CaseInputs:
 
 
 def graph_microseconds(call: Callable[[int], object], sets: int) -> float:
-    """Median time of `call(i)` inside a CUDA graph that runs it for i = 0 … sets − 1, again and again."""
-    count = max(sets, LAYERS)
-    call(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for index in range(count):
-            call(index % sets)
-    graph.replay()
-    times = []
-    for _ in range(REPLAYS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / count)
-    return statistics.median(times)
+    """Return the median time of `call(i)`, for i = 0 … sets − 1 again and again, inside a CUDA graph."""
+    calls = [partial(call, index % sets) for index in range(max(sets, LAYERS))]
+    return 1e6 * statistics.median(replay_seconds(capture(calls), REPLAYS)) / len(calls)
 
 
 def measure(case: Case, block_size: int, kv_cache_dtype: str, ceilings: Ceilings) -> Measurement:
@@ -267,15 +253,11 @@ def measure(case: Case, block_size: int, kv_cache_dtype: str, ceilings: Ceilings
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--block-size", type=int, default=16, choices=[16, 32, 64, 128])
     parser.add_argument("--kv-cache-dtype", default="bfloat16", choices=["bfloat16", *kv_formats.ROUNDED])
-    parser.add_argument("--json", metavar="PATH", help="also write the measurements there")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("no CUDA device was found; run this on a machine with one")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the measurements there")
+    arguments = parse_for_cuda(parser)
     torch.manual_seed(0)
     device = torch.cuda.get_device_name()
     ceilings = measure_ceilings(torch.device("cuda"), torch.bfloat16)
@@ -298,10 +280,8 @@ def main() -> None:
         )
         torch.cuda.empty_cache()
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            head = {"device": device, **asdict(Provenance.here())}
-            head |= {"copy_tb_s": round(copy_tb_s, 3), "product_tflop_s": round(product_tflop_s)}
-            json.dump({**head, "cases": [asdict(m) for m in measurements]}, file, indent=1)
+        bounds = {"copy_tb_s": round(copy_tb_s, 3), "product_tflop_s": round(product_tflop_s)}
+        write_json(arguments.json, device, {**bounds, "cases": [asdict(m) for m in measurements]})
 
 
 if __name__ == "__main__":

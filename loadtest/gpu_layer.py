@@ -10,8 +10,6 @@ context can be read once. Contexts are equal, or `long-tailed`: of a mean, but t
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -29,9 +27,10 @@ from quire.engine.models.loader import Model, load_model
 from quire.kernels.attention.decode_reference import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.backend import Backend, triton_backend
+from quire.loadtest.command import command_parser, parse_for_cuda, write_json
+from quire.loadtest.device_time import capture, replay_seconds
 from quire.loadtest.gpu_kernels import COPY_BANDWIDTH
 from quire.loadtest.model_configs import write_model_folders
-from quire.loadtest.provenance import Provenance
 
 BLOCK_SIZE = 16
 MODELS = ("qwen3-0.6b", "llama-8b")
@@ -126,34 +125,15 @@ def measure(
 
 
 def graph_seconds(run: Callable[[], object]) -> float:
-    """Of one run, the least of a few rounds."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    rounds = []
-    for _ in range(ROUNDS):
-        start.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        rounds.append(start.elapsed_time(end) / 1e3 / REPLAYS)
-    return min(rounds)
+    """Return what one run takes in a CUDA graph, the least of a few rounds."""
+    return min(replay_seconds(capture([run]), ROUNDS, REPLAYS))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("models", nargs="*", type=Path, metavar="MODEL", help="default: " + ", ".join(MODELS))
-    parser.add_argument("--json", help="also write the timings to this file")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("this measures GPU kernels, and torch sees no CUDA device")
+    parser.add_argument("--json", type=Path, help="also write the timings to this file")
+    arguments = parse_for_cuda(parser)
     backend = triton_backend()
     timings = []
     cases: list[tuple[int, int, Spread]] = [(*case, "equal") for case in FEW_ROWS + MANY_ROWS]
@@ -184,11 +164,8 @@ def main() -> None:
                 )
             del model
     if arguments.json:
-        head = {"device": torch.cuda.get_device_name(), **asdict(Provenance.here())}
-        Path(arguments.json).write_text(
-            json.dumps({**head, "timings": [asdict(timing) for timing in timings]}, indent=1),
-            encoding="utf-8",
-        )
+        timed = {"timings": [asdict(timing) for timing in timings]}
+        write_json(arguments.json, torch.cuda.get_device_name(), timed)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ the GPU's power.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import tempfile
 from collections.abc import Callable
@@ -23,10 +21,10 @@ from quire.engine.models.config import ModelConfig
 from quire.kernels.linear.linear import Linear, add_linear_norm, linear, silu_linear
 from quire.kernels.pointwise.activation import silu_mul
 from quire.kernels.pointwise.norm import add_rms_norm
+from quire.loadtest.command import command_parser, parse_for_cuda, write_json
 from quire.loadtest.gpu_layer import MODELS, graph_seconds
 from quire.loadtest.model_configs import write_model_folders
 from quire.loadtest.offline.roofline import measure_ceilings
-from quire.loadtest.provenance import Provenance
 
 TOKENS = (264, 528, 1056, 2112, 3168, 4224, 6336, 8448)
 LAYERS, ROUNDS, EPS = 4, 3, 1e-6
@@ -101,13 +99,9 @@ def measure(name: str, config: ModelConfig, tokens: int, layers: list[Layer], fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", help="also write the timings to this file")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("this measures GPU kernels, and torch sees no CUDA device")
+    parser = command_parser(__doc__)
+    parser.add_argument("--json", type=Path, help="also write the timings to this file")
+    arguments = parse_for_cuda(parser)
     flops = measure_ceilings(torch.device("cuda"), torch.bfloat16).flops
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16, {flops / 1e12:.0f} TFLOP/s")
     print(f"{'model':12}{'tokens':>8}{'µs a layer':>12}{'cuBLAS':>10}{'bound':>10}{'reached':>9}")
@@ -128,9 +122,8 @@ def main() -> None:
                 )
             del layers
     if arguments.json:
-        head = {"device": torch.cuda.get_device_name(), **asdict(Provenance.here()), "flops": flops}
-        timed = json.dumps({**head, "timings": [asdict(timing) for timing in timings]}, indent=1)
-        Path(arguments.json).write_text(timed, encoding="utf-8")
+        timed = {"flops": flops, "timings": [asdict(timing) for timing in timings]}
+        write_json(arguments.json, torch.cuda.get_device_name(), timed)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ is answered whole, per second; /health is asked all the while by a process of it
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import math
@@ -23,6 +22,7 @@ from quire.loadtest.client.health_probe import probe
 from quire.loadtest.client.records import Record
 from quire.loadtest.client.sessions import Session, Turn
 from quire.loadtest.client.target import Target
+from quire.loadtest.command import command_parser
 from quire.loadtest.provenance import Provenance
 from quire.loadtest.servers.server_process import free_port, running
 
@@ -87,9 +87,7 @@ def measure(port: int, multiple: float, seconds: float, probes: ProcessPoolExecu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each phase")
     parser.add_argument("--json", type=Path, help="where to write the result, too")
     arguments = parser.parse_args()

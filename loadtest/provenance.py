@@ -25,7 +25,7 @@ class Provenance:
         return cls(
             commit=os.environ.get("QUIRE_COMMIT") or _commit() or "unknown",
             date=datetime.now(UTC).strftime("%Y-%m-%d"),
-            command=shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
+            command=shlex.join(["python", "-m", module_name(), *sys.argv[1:]]),
         )
 
 
@@ -36,7 +36,8 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
-def _module() -> str:
+def module_name() -> str:
+    """Return the module that runs as a command, or the name of a script."""
     spec = sys.modules["__main__"].__spec__
     return spec.name.removesuffix(".__main__") if spec is not None else Path(sys.argv[0]).name
 

@@ -12,8 +12,6 @@ many as fit. Each measurement has a process of its own, so that none is left ano
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import random
 import time
@@ -39,7 +37,8 @@ from quire.engine.startup import start_engine
 from quire.kernels.formats.kv_format import ROUNDED
 from quire.kernels.gpu import gpu_of
 from quire.llm import LLM
-from quire.loadtest.provenance import Provenance
+from quire.loadtest.command import command_parser, write_json
+from quire.loadtest.provenance import device_name
 from quire.service.demo import MODEL_FOLDER
 
 QUESTIONS = (
@@ -284,9 +283,7 @@ def _table(title: str, rows: list[Any]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("models", nargs="*", default=[MODEL_FOLDER], metavar="MODEL")
     parser.add_argument("--context", type=int, default=8192, help="tokens of each decoding row")
     parser.add_argument("--rows", type=int, default=32, help="that decode at once with each cache")
@@ -316,10 +313,8 @@ def main() -> None:
                 decodes.append(_apart(measure_decode, model, load_format, cache, rows, arguments.context))
                 console.print(_table("decode", decodes))
     if arguments.json is not None:
-        name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
         found = {"errors": [asdict(error) for error in errors], "decode": [asdict(one) for one in decodes]}
-        head = {"device": name, **asdict(Provenance.here())}
-        arguments.json.write_text(json.dumps(head | found, indent=1) + "\n", encoding="utf-8")
+        write_json(arguments.json, device_name(), found)
 
 
 if __name__ == "__main__":

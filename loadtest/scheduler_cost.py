@@ -11,7 +11,6 @@ The first measurement is not shown: its memory is fresh, which costs page faults
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import time
@@ -25,6 +24,7 @@ from quire.engine.memory.prefix_cache import BlockHasher
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.schedule.plan import StepPlan, StepResult, empty_int32
 from quire.engine.schedule.scheduler import WATERMARK, Scheduler
+from quire.loadtest.command import command_parser
 
 CONTEXTS = (256, 2048, 16384)
 LONGEST = max(CONTEXTS)
@@ -71,9 +71,7 @@ class NoModel(Runner, InFlight):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--sequences", type=int, default=256, help="running at once")
     parser.add_argument("--steps", type=int, default=320, help="timed at each context, after as many untimed")
     arguments = parser.parse_args()

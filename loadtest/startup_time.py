@@ -8,7 +8,6 @@ of the run whose first token was neither the earliest nor the latest.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import json
@@ -25,6 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+from quire.loadtest.command import append_json, command_parser
 from quire.loadtest.provenance import Provenance
 from quire.loadtest.servers.server_process import free_port
 
@@ -170,9 +170,7 @@ def _gaps(times: list[float]) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("model", help="a model folder")
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto")
     parser.add_argument("--runs", type=int, default=3, help="the middle one counts")
@@ -191,8 +189,7 @@ def main() -> None:
         result = middle(found)
         print(json.dumps(asdict(result)), flush=True)
         if arguments.result_file is not None:
-            with arguments.result_file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(result)) + "\n")
+            append_json(arguments.result_file, result)
 
 
 if __name__ == "__main__":

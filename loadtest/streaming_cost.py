@@ -12,7 +12,6 @@ ready-made or as JSON.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import uvloop
 
+from quire.loadtest.command import command_parser
 from quire.loadtest.provenance import Provenance
 from quire.loadtest.servers.server_process import TICK_SECONDS, cpu_seconds, free_port, running
 
@@ -101,9 +101,7 @@ def measure(server: str, module: str, *arguments: str, port: int, streams: int, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=1000, help="of each stream")
     parser.add_argument(

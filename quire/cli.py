@@ -257,6 +257,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     from quire.engine.models.hub import resolve_model
     from quire.engine.startup import capture_all, start_engine
+    from quire.loadtest.command import append_json
     from quire.loadtest.offline import bench, roofline
     from quire.loadtest.offline.profiling import profile_steps, show_profile
     from quire.loadtest.workloads import WORKLOADS
@@ -299,7 +300,7 @@ def _bench(arguments: argparse.Namespace) -> int:
                 result = replace(result, traced=profile.summary())
         finally:  # what was measured is not lost with a trace
             if arguments.result_file is not None:
-                bench.append_result(result, arguments.result_file)
+                append_json(arguments.result_file, result)
     return 0
 
 

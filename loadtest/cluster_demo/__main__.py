@@ -9,9 +9,7 @@ weights: only the time that a prompt takes matters.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import random
 import time
@@ -37,7 +35,7 @@ from quire.loadtest.cluster_demo.outcome import (
     table_of_work,
 )
 from quire.loadtest.cluster_demo.redis_faults import FAULTS, Fault
-from quire.loadtest.provenance import Provenance
+from quire.loadtest.command import command_parser, write_json
 
 TOKEN_IDS = range(300, 4000)  # of the demo model's vocabulary, none of them special
 TURN = 24  # requests with Redis well, and then as many during a fault of it
@@ -166,7 +164,7 @@ def suffer(cluster: Cluster, turn: Sequence[Session], concurrency: int, fault: F
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m quire.loadtest.cluster_demo", description=__doc__)
+    parser = command_parser(__doc__)
     parser.add_argument("--tenants", type=int, default=8)
     parser.add_argument("--prefix-tokens", type=int, default=2000)
     parser.add_argument("--concurrency", type=int, default=2)
@@ -199,10 +197,9 @@ def main() -> None:
         f"Through the router, half of the requests had their first token {sooner:.1f} times sooner."
     )
     if arguments.json is not None:
-        where = {"device": f"{os.cpu_count()} CPU cores", **asdict(Provenance.here())}
         figures = {"work": asdict(work), "round_robin": asdict(dealt), "router": asdict(routed)}
         by_fault = {name: asdict(each) for name, each in faults.items()}
-        arguments.json.write_text(json.dumps({**where, **figures, "faults": by_fault}, indent=1) + "\n")
+        write_json(arguments.json, f"{os.cpu_count()} CPU cores", {**figures, "faults": by_fault})
 
 
 if __name__ == "__main__":

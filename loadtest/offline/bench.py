@@ -5,7 +5,6 @@ It is what `LLM.generate` gives. The engine alone, stepped without making text o
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -287,10 +286,3 @@ def show_step(result: Result, ceilings: Ceilings) -> None:
             "" if flops is None else f"{1000 * flops / ceilings.flops:,.2f}",
         )
     Console().print(table)
-
-
-def append_result(result: Result, path: Path) -> None:
-    """One JSON object a line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(result)) + "\n")

@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.kernels.attention.decode_reference import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.backend import Backend
-from quire.loadtest.evaluation.real.timing import device_seconds
+from quire.loadtest.device_time import device_seconds
 
 BATCHES = (8, 32)
 CONTEXTS = (64, 128, 256, 512, 1024)

@@ -8,8 +8,8 @@ import torch
 
 from quire.engine.device.kv_cache import KVCache
 from quire.engine.device.runner import ModelRunner
+from quire.loadtest.device_time import host_seconds
 from quire.loadtest.evaluation.real.steps import step_plan, table_plan
-from quire.loadtest.evaluation.real.timing import host_seconds
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOKENS = 1024

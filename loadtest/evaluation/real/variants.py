@@ -13,7 +13,7 @@ from quire.kernels.attention.decode_reference import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.backend import Backend
 from quire.loadtest.attention_variants import VARIANTS, Case, contiguous, make_case, time_in_turn
-from quire.loadtest.evaluation.real.timing import device_seconds
+from quire.loadtest.device_time import device_seconds
 
 HEADS, HEAD_DIM, BLOCK_SIZE = 16, 128, 16
 ROUNDS = 3
