@@ -14,8 +14,7 @@ import msgspec
 
 from quire.engine.capacity import Capacity
 from quire.engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
-from quire.engine.messages import Abort, Drain, FinishReason, Output, Request, SamplingParams
-from quire.engine.process import (
+from quire.engine.frames import (
     LENGTH,
     Command,
     EngineFrame,
@@ -27,6 +26,7 @@ from quire.engine.process import (
     StepFrame,
     encode_frame,
 )
+from quire.engine.messages import Abort, Drain, FinishReason, Output, Request, SamplingParams
 
 TURN_SECONDS = 0.005  # for which frames are read before what they brought is told, and others have their turn
 EXIT_CODE_SECONDS = 0.5  # for which streams wait to be told with which code it has ended

@@ -10,10 +10,8 @@ import contextlib
 import gc
 import logging
 import os
-import select
 import signal
 import socket
-import struct
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -21,106 +19,32 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quire.engine import garbage
-from quire.engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
 from quire.engine.core import EngineCore
+from quire.engine.frames import (
+    Command,
+    FatalFrame,
+    FrameReader,
+    ProgressFrame,
+    ReadyFrame,
+    RegistryFrame,
+    StartFrame,
+    StepFrame,
+    encode_frame,
+)
 from quire.engine.logs import configure_logging
-from quire.engine.memory.pinned_prefixes import pin_prefixes
-from quire.engine.messages import Abort, Drain, Output, Request, StepOutputs
+from quire.engine.messages import Drain, Output, StepOutputs
+from quire.engine.pinned_prefixes import pin_prefixes
+from quire.engine.schedule.invariants import check_scheduler
 
 if TYPE_CHECKING:
     from quire.engine.registry.publisher import Publisher
 
 logger = logging.getLogger("quire.engine")
 
-LENGTH = struct.Struct("<I")
 CHECK_EVERY = 256  # steps between two runs of the scheduler's own consistency check
 # Of the blocks and sequences, one a run in turn: all at once would hold up the streams for tens of ms.
 CHECK_SHARES = tuple(slice(first, None, 16) for first in range(16))
 REPORT_SECONDS = 0.5  # between two reports on the registry
-
-
-class StartFrame(msgspec.Struct, array_like=True):
-    """Front end to engine, once: what to run, and where to tell others which blocks it has."""
-
-    config: EngineConfig
-    registry: RegistryConfig | None
-    pinned: list[list[int]] = []  # token ids of prefixes that are computed at start and stay
-    asked_at: float | None = None  # time.monotonic() of when the engine was asked for
-
-
-class ProgressFrame(msgspec.Struct, array_like=True, tag="progress"):
-    progress: Progress
-
-
-class ReadyFrame(msgspec.Struct, array_like=True, tag="ready"):
-    info: EngineInfo
-
-
-class StepFrame(msgspec.Struct, array_like=True, tag="step"):
-    outputs: StepOutputs
-    stats: StepStats
-
-
-class RegistryFrame(msgspec.Struct, array_like=True, tag="registry"):
-    report: RegistryReport
-
-
-class FatalFrame(msgspec.Struct, array_like=True, tag="fatal"):
-    """The engine cannot go on; nothing follows."""
-
-    error: str
-
-
-Command = Request | Abort | Drain
-EngineFrame = ProgressFrame | ReadyFrame | StepFrame | RegistryFrame | FatalFrame
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode_frame(frame: StartFrame | Command | EngineFrame) -> bytes:
-    """The frame's bytes with their length before them."""
-    buffer = bytearray(LENGTH.size)
-    _encoder.encode_into(frame, buffer, LENGTH.size)
-    LENGTH.pack_into(buffer, 0, len(buffer) - LENGTH.size)
-    return bytes(buffer)
-
-
-class FrameReader:
-    """Splits a socket's bytes into frames."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._buffer = bytearray()
-
-    def read(self, *, wait: bool, seconds: float | None = None) -> list[bytes]:
-        """All whole frames that are there; with `wait`, at least one, unless `seconds` pass without any.
-
-        EOFError: the peer is gone.
-        """
-        frames: list[bytes] = []
-        if wait and seconds is not None and not select.select([self._connection], [], [], seconds)[0]:
-            return frames
-        while True:
-            try:
-                data = self._connection.recv(1 << 20, 0 if wait and not frames else socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return frames
-            if not data:
-                raise EOFError
-            self._buffer += data
-            frames += self._split()
-
-    def _split(self) -> list[bytes]:
-        frames, begin = [], 0
-        while len(self._buffer) - begin >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._buffer, begin)
-            end = begin + LENGTH.size + length
-            if len(self._buffer) < end:
-                break
-            frames.append(bytes(self._buffer[begin + LENGTH.size : end]))
-            begin = end
-        del self._buffer[:begin]
-        return frames
 
 
 def run_engine(connection: socket.socket) -> int:
@@ -200,7 +124,7 @@ def _serve(
             publisher.observe(core.stats)
         steps += 1
         if steps % CHECK_EVERY == 0:
-            core.scheduler.check(CHECK_SHARES[steps // CHECK_EVERY % len(CHECK_SHARES)])
+            check_scheduler(core.scheduler.queue, CHECK_SHARES[steps // CHECK_EVERY % len(CHECK_SHARES)])
         garbage.collect(garbage.BUSY_OBJECTS if core.has_work else garbage.IDLE_OBJECTS)
 
 

@@ -23,7 +23,8 @@ from quire.kernels.linear.linear import wide_linear
 from quire.kernels.pointwise.activation import silu_mul
 from quire.kernels.pointwise.block_copy import copy_blocks
 from quire.kernels.pointwise.norm import add_rms_norm, rms_norm
-from quire.kernels.sampling.sample import SamplingState, sample
+from quire.kernels.sampling.sample import sample
+from quire.kernels.sampling.state import SamplingState
 from quire.loadtest.command import command_parser, parse_for_cuda, write_json
 from quire.loadtest.device_time import capture, replay_seconds
 

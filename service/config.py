@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.service.http.cors import ANY, clean_origin
-from quire.service.http.keys import clean_key
+from quire.service.keys import clean_key
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 

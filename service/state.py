@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from quire.engine.config import EngineInfo
-from quire.service.answer.cancellation import Interruptible
+from quire.service.admission import WaitingLine
+from quire.service.answer.conversations import ConversationMemory
 from quire.service.answer.resumption.recordings import Recordings
-from quire.service.api.queue_limits import WaitingLine
-from quire.service.api.responses.conversations import ConversationMemory
 from quire.service.config import ServiceConfig
 from quire.service.engine_client import Engine
 from quire.service.errors import ApiError, no_room, not_ready, too_large
-from quire.service.http.keys import KeyRing
+from quire.service.http.cancellation import Interruptible, Stoppable
+from quire.service.keys import KeyRing
 from quire.service.metrics.counts import Metrics
 from quire.service.metrics.loop_watch import LoopWatch
 from quire.service.text.grammar_trials import GrammarTrials
@@ -48,7 +48,7 @@ class ServerState:
         self.engine_set = asyncio.Event()
         self.draining = False
         self.generations: set[Interruptible] = set()  # a drain waits for these
-        self.streams: set[Interruptible] = set()  # but not for these (/startup)
+        self.streams: set[Stoppable] = set()  # but not for these (/startup)
         self.recordings = Recordings(config, self.keys, self.generations)
         self.conversations = ConversationMemory(config.max_conversations_bytes)
         self.loop_watch = LoopWatch()

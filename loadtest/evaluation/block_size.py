@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from quire.engine.schedule.preemption_mode import PreemptionMode
+from quire.engine.config import PreemptionMode
 from quire.loadtest.client.lengths import ALPACA, SHAREGPT
 from quire.loadtest.client.sessions import Recipe
 from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import msgspec
 
 from quire.engine.config import EngineConfig, EngineInfo, Progress, StepStats
-from quire.engine.messages import Abort, Output, Request, StepOutputs
-from quire.engine.process import (
+from quire.engine.frames import (
     Command,
     FrameReader,
     ProgressFrame,
@@ -31,6 +30,7 @@ from quire.engine.process import (
     StepFrame,
     encode_frame,
 )
+from quire.engine.messages import Abort, Output, Request, StepOutputs
 
 MAX_MODEL_LEN = 1 << 20
 VOCAB_SIZE = 4096  # the demo model's, so that any text can be a prompt

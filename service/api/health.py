@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import AsyncIterator
+
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
+from quire.engine.config import Progress
 from quire.service.answer.replies import Health, Readiness
 from quire.service.errors import ApiError, not_ready
-from quire.service.http.codec import JsonResponse, error_response
-from quire.service.http.connection import ClientGone, Connection
+from quire.service.http.codec import JsonResponse
+from quire.service.http.event_stream import EventStream
 from quire.service.state import ServerState
 
 
@@ -39,42 +40,16 @@ async def metrics(state: ServerState, request: Request) -> Response:
 
 
 async def startup(state: ServerState, request: Request) -> Response:
-    return _StartupStream(state)
+    """The start-up phases as they go, from the newest on, until the engine is up, or dead."""
+    return EventStream(_phases(state), state.config, state.streams)
 
 
-class _StartupStream(Response):
-    """The start-up phases as they go, from the newest on; it ends when the engine is up, or dead."""
-
-    def __init__(self, state: ServerState) -> None:
-        self._state = state
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = Connection(scope, send, self._state.config)
-        self._state.streams.add(connection)
-        error = None
-        try:
-            async with connection:
-                connection.keep_alive()
-                await self._follow(connection)
-        except ClientGone:
-            return
-        except ApiError as failure:
-            error = failure
-        finally:
-            self._state.streams.discard(connection)
-        if error is not None and connection.started:
-            await connection.finish_late(error.event())
-        elif error is not None:
-            await error_response(error)(scope, receive, send)
-
-    async def _follow(self, connection: Connection) -> None:
-        state = self._state
-        await state.engine_set.wait()
-        engine = state.engine
-        if engine is None:
-            raise not_ready("there is no engine")
-        async for progress in engine.watch_progress():
-            await connection.write(b"data: " + msgspec.json.encode(progress) + b"\n\n")
-        if engine.state == "dead":
-            raise ApiError(503, f"the engine died: {engine.error}", code="engine_dead")
-        await connection.finish()
+async def _phases(state: ServerState) -> AsyncIterator[Progress]:
+    await state.engine_set.wait()
+    engine = state.engine
+    if engine is None:
+        raise not_ready("there is no engine")
+    async for progress in engine.watch_progress():
+        yield progress
+    if engine.state == "dead":
+        raise ApiError(503, f"the engine died: {engine.error}", code="engine_dead")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.service.api.requests.fields import MAX_ECHOED_LOGPROBS, MAX_REPLY_LOGPROBS
 from quire.service.api.requests.sampling import SamplingFields
 from quire.service.errors import bad_value
+from quire.service.json_fields import MAX_ECHOED_LOGPROBS, MAX_REPLY_LOGPROBS
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.service.api.requests.alternatives import alternatives
-from quire.service.api.requests.fields import MAX_PROMPT_TOKENS
 from quire.service.errors import ApiError, bad_value
+from quire.service.http.alternatives import alternatives
+from quire.service.json_fields import MAX_PROMPT_TOKENS
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from starlette.types import Scope, Send
 
-from quire.service.answer.cancellation import Interruptible
-from quire.service.answer.eager import start_eagerly
 from quire.service.config import ServiceConfig
+from quire.service.http.cancellation import Interruptible
+from quire.service.http.eager import start_eagerly
 
 SSE_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),

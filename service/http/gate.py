@@ -17,7 +17,7 @@ from quire.service.errors import ApiError
 from quire.service.http.body import Bodies, Body, too_large
 from quire.service.http.codec import error_response
 from quire.service.http.cors import is_allowed
-from quire.service.http.keys import Key, KeyRing
+from quire.service.keys import Key, KeyRing
 
 log = logging.getLogger("quire.service.request")
 

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Iterable
 from functools import partial
 from types import FrameType
 from typing import Protocol
@@ -14,12 +15,12 @@ from typing import Protocol
 import uvicorn
 from starlette.types import ASGIApp
 
-from quire.service.answer.cancellation import Interruptible
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError, not_ready
-from quire.service.http.keys import KeyRing
+from quire.service.http.cancellation import Interruptible, Stoppable
 from quire.service.http.protocol import bounded_protocol
 from quire.service.http.websocket_protocol import OrderlyWebSocketProtocol
+from quire.service.keys import KeyRing
 from quire.service.metrics.loop_watch import LoopWatch
 
 log = logging.getLogger("quire.service")
@@ -34,7 +35,7 @@ class Work(Protocol):
     draining: bool
     keys: KeyRing
     generations: set[Interruptible]  # a drain waits for these
-    streams: set[Interruptible]  # but not for these
+    streams: set[Stoppable]  # but not for these
     loop_watch: LoopWatch
 
 
@@ -181,6 +182,6 @@ class OrderlyServer(uvicorn.Server):
             await asyncio.sleep(POLL_SECONDS / 4)
 
 
-def _interrupt(work: set[Interruptible], error: ApiError) -> None:
+def _interrupt(work: Iterable[Stoppable], error: ApiError) -> None:
     for each in list(work):
         each.interrupt(error)

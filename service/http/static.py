@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from quire.service.state import ServerState
 
-PAGE = Path(__file__).parent / "page"
+PAGE = Path(__file__).parents[1] / "page"
 
 Serve = Callable[[ServerState, Request], Awaitable[Response]]
 

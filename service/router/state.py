@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from quire.service.answer.cancellation import Interruptible
 from quire.service.config import ServiceConfig
 from quire.service.errors import not_ready
-from quire.service.http.keys import KeyRing
+from quire.service.http.cancellation import Interruptible, Stoppable
+from quire.service.keys import KeyRing
 from quire.service.metrics.loop_watch import LoopWatch
 from quire.service.router.config import RouterConfig
 from quire.service.router.fleet import Fleet
@@ -39,7 +39,7 @@ class RouterState:
         self.metrics = RouterMetrics()
         self.draining = False
         self.generations: set[Interruptible] = set()
-        self.streams: set[Interruptible] = set()
+        self.streams: set[Stoppable] = set()
         self.loop_watch = LoopWatch()
         self.homes = StreamHomes()
         self.held = HeldBytes(router.max_held_bytes)

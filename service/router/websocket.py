@@ -9,9 +9,9 @@ import aiohttp
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
-from quire.service.answer.cancellation import Interruptible
 from quire.service.api.responses.events import error_event
 from quire.service.errors import ApiError, not_ready
+from quire.service.http.cancellation import Interruptible
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.placement import NOWHERE, Placement
 from quire.service.router.replica import Replica

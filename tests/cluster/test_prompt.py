@@ -19,7 +19,7 @@ from quire.service.app import create_app
 from quire.service.config import ServiceConfig
 from quire.service.http.codec import JsonResponse
 from quire.service.http.gate import Gate
-from quire.service.http.keys import KeyRing
+from quire.service.keys import KeyRing
 from quire.service.router.prompt import (
     HEAD_CHARS,
     HEAD_TOKENS,

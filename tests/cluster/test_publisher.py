@@ -14,7 +14,7 @@ import xxhash
 
 from quire.engine.config import RegistryConfig
 from quire.engine.core import EngineCore
-from quire.engine.memory.prefix_cache import Prefix
+from quire.engine.hashing import Prefix
 from quire.engine.registry.deployment import Deployment, hash_seed, seed_digest
 from quire.engine.registry.journal import Journal
 from quire.engine.registry.prompt_hasher import PromptHasher

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from quire.engine.client import AsyncEngine, RequestStream
 from quire.engine.config import EngineConfig, StepStats
+from quire.engine.frames import StepFrame
 from quire.engine.messages import Output, Request, SamplingParams, StepOutputs
-from quire.engine.process import StepFrame
 
 SEQUENCES = 3
 NO_STATS = StepStats(**dict.fromkeys(StepStats.__struct_fields__, 0))

@@ -68,6 +68,13 @@ def test_every_server_streams_all_its_tokens(tmp_path: Path) -> None:
     assert [row["events"] for row in plain] == [200, 200]
 
 
+def test_each_response_is_measured(tmp_path: Path) -> None:
+    few = ("--streams", "4", "--tokens", "50", "--waiting", "4", "--rounds", "1")
+    rows = run("quire.loadtest.stream_transports", *few, "--json", str(tmp_path / "cost.json"))["responses"]
+    assert [row["response"] for row in rows] == ["starlette", "sse-starlette", "connection"]
+    assert all(row["cpu_us_per_token"] > 0 and row["leave_ms"] > 0 for row in rows)
+
+
 def test_every_request_of_an_overload_is_answered_or_refused(tmp_path: Path) -> None:
     phases = run("quire.loadtest.overload", "--seconds", "0.5", "--json", str(tmp_path / "load.json"))[
         "phases"

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.engine.config import Progress, RegistryReport
 from quire.engine.startup import Phase
+from quire.service.errors import not_ready
 from quire.service.text.tokenizer import Tokenizer
 from tests.service.asgi import Exchange, exchange, get, post
 from tests.service.conftest import Service
@@ -102,6 +103,57 @@ async def test_startup_client_that_leaves(make_service: Callable[..., Service]) 
     assert running.task is not None
     await running.task
     assert not service.state.streams
+
+
+async def test_startup_on_the_wire(make_service: Callable[..., Service]) -> None:
+    """The headers and the bytes that any stream of ours has; a comment where there is nothing to tell."""
+    service = make_service(ready=False, keep_alive=0.05)
+    running = Exchange(service.app, "GET", "/startup").start()
+    await running.until(b": keep-alive\n\n")
+    service.engine.report(progress("weights", 1))
+    await running.until(b"data: ")
+    service.engine.become_ready()
+    reply = await running.finish()
+    del reply.headers["x-request-id"]
+    assert reply.headers == {
+        "content-type": "text/event-stream; charset=utf-8",
+        "cache-control": "no-store",
+        "x-accel-buffering": "no",
+    }
+    first, *_ = reply.body.replace(b": keep-alive\n\n", b"").split(b"\n\n")
+    assert first == b'data: {"phase":"weights","done":1,"total":10,"unit":"B","seconds":0.5}'
+
+
+async def test_startup_that_fails_before_its_first_event_has_a_status(
+    make_service: Callable[..., Service],
+) -> None:
+    service = make_service(ready=False)
+    service.engine.die("no such file")
+    reply = await get(service.app, "/startup")
+    assert (reply.status, reply.error["code"]) == (503, "engine_dead")
+    assert not service.state.streams
+
+
+async def test_startup_is_told_that_the_server_ends(make_service: Callable[..., Service]) -> None:
+    service = make_service(ready=False)
+    service.engine.report(progress("weights", 1))
+    running = Exchange(service.app, "GET", "/startup").start()
+    await running.until(b"\n\n")
+    (stream,) = service.state.streams
+    stream.interrupt(not_ready("the server is shutting down"))
+    events = (await running.finish()).events
+    assert events[-1]["error"]["message"] == "the server is shutting down"
+    assert not service.state.streams
+
+
+async def test_startup_client_that_does_not_read_is_cut(make_service: Callable[..., Service]) -> None:
+    service = make_service(ready=False, send_timeout=0.05)
+    running = Exchange(service.app, "GET", "/startup").start()
+    running.readable.clear()
+    service.engine.report(progress("weights", 1))
+    assert running.task is not None
+    await running.task
+    assert running.left and not running.body
 
 
 async def scrape(service: Service) -> dict[str, float]:

@@ -12,7 +12,7 @@ import pytest
 
 from quire.cli import main
 from quire.service.config import ServiceConfig
-from quire.service.http.keys import KeyRing
+from quire.service.keys import KeyRing
 from tests.service.asgi import get
 from tests.service.conftest import Service
 from tests.service.live import Live

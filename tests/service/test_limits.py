@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.service.api.queue_limits import WaitingLine
+from quire.service.admission import WaitingLine
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError
 from quire.service.http.descriptors import RESERVED, most_connections

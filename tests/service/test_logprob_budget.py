@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from quire.service.answer import logprobs
 from quire.service.api import completions
 from quire.service.api.openapi import describe
-from quire.service.api.requests.fields import MAX_ECHOED_LOGPROBS, MAX_REPLY_LOGPROBS
+from quire.service.json_fields import MAX_ECHOED_LOGPROBS, MAX_REPLY_LOGPROBS
 from quire.service.text.tokenizer import Tokenizer
 from tests.service.asgi import post
 from tests.service.conftest import Service

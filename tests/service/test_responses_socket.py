@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponsesServerEvent
 from pydantic import TypeAdapter
 
-from quire.service.api.responses.conversations import ConversationMemory, Conversations
+from quire.service.answer.conversations import ConversationMemory, Conversations
 from quire.service.api.responses.protocol import ResponseCreate
 from quire.service.app import create_app
 from quire.service.config import ServiceConfig

@@ -340,7 +340,12 @@ def test_signal_while_loading(number: signal.Signals) -> None:
                 assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 503
                 break
             tick.wait(0.05)
-        process.send_signal(number)
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as following:
+            following.sendall(b"GET /startup HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            tick.wait(0.2)
+            process.send_signal(number)
+            told = closed(following)
+        assert told.startswith(b"HTTP/1.1 503 Service Unavailable") and b"shutting down" in told
         assert process.wait(20) == 0
     finally:
         process.kill()

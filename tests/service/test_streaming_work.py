@@ -14,11 +14,11 @@ import pytest
 from quire.engine.client import AsyncEngine
 from quire.engine.config import EngineConfig
 from quire.service.answer import encoder as chunks
-from quire.service.answer.eager import start_eagerly
 from quire.service.answer.generation import Generation
 from quire.service.app import create_app
 from quire.service.config import ServiceConfig
 from quire.service.demo import MODEL_FOLDER
+from quire.service.http.eager import start_eagerly
 from quire.service.state import ServerState
 from quire.service.text.tokenizer import Tokenizer
 from tests.service.asgi import Exchange, post

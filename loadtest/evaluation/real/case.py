@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import msgspec
 import numpy as np
 
-from quire.engine.schedule.preemption_mode import PreemptionMode
+from quire.engine.config import PreemptionMode
 from quire.loadtest.client.arrivals import arrival_times
 from quire.loadtest.client.lengths import ALPACA, SHAREGPT
 from quire.loadtest.client.sessions import Recipe, Session, draw_sessions, due_at

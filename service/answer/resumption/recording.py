@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from quire.service.answer.cancellation import Interruptible
 from quire.service.answer.resumption.ring import EventRing
 from quire.service.errors import ApiError
+from quire.service.http.cancellation import Interruptible
 from quire.service.http.connection import ClientGone, Connection
 
 if TYPE_CHECKING:

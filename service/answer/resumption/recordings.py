@@ -8,11 +8,11 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from quire.service.answer.cancellation import Interruptible
 from quire.service.answer.resumption.recording import Recording
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError, bad_value
-from quire.service.http.keys import KeyRing
+from quire.service.http.cancellation import Interruptible
+from quire.service.keys import KeyRing
 from quire.service.shares import Shares
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from quire.service.api.requests.fields import LogprobCount, Text
 from quire.service.api.requests.sampling import SamplingFields
+from quire.service.json_fields import LogprobCount, Text
 from quire.service.text.structured import Form, ResponseFormat, TextFormat, json_form
 from quire.service.text.tools.protocol import (
     CallId,

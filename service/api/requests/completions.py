@@ -6,8 +6,8 @@ from typing import Annotated, cast
 
 from msgspec import Meta
 
-from quire.service.api.requests.fields import MAX_PROMPT_TOKENS, LogprobCount, Text, TokenId, TokenIds
 from quire.service.api.requests.sampling import SamplingFields
+from quire.service.json_fields import MAX_PROMPT_TOKENS, LogprobCount, Text, TokenId, TokenIds
 
 MAX_PROMPTS = 1024
 

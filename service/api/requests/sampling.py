@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.engine.messages import MAX_SEQUENCES, MIN_REPETITION_PENALTY, SamplingParams
-from quire.service.api.requests.fields import MAX_TOKENS, LogprobCount, ModelName, TokenId
+from quire.service.json_fields import MAX_TOKENS, LogprobCount, ModelName, TokenId
 from quire.service.text.structured import (
     MAX_SCHEMA_BYTES,
     Choices,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.service.api.requests.chat import Messages, TemplateArguments
-from quire.service.api.requests.fields import ModelName, Text, TokenIds
+from quire.service.json_fields import ModelName, Text, TokenIds
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

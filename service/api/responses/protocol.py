@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.engine.messages import SamplingParams
-from quire.service.api.requests.fields import MAX_TOKENS, ModelName, Text
+from quire.service.json_fields import MAX_TOKENS, ModelName, Text
 from quire.service.text.structured import FlatFormat, Form, TextFormat, json_form
 from quire.service.text.tools.protocol import (
     Arguments,

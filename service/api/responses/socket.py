@@ -10,13 +10,13 @@ import msgspec
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
-from quire.service.answer.cancellation import Interruptible
-from quire.service.api.responses.conversations import Conversations
+from quire.service.answer.conversations import Conversations
 from quire.service.api.responses.events import error_event
 from quire.service.api.responses.protocol import ClientEvent, ResponseCancel, ResponseCreate
 from quire.service.api.responses.socket_response import Cancelled, SocketResponse
 from quire.service.api.responses.writer import Event
 from quire.service.errors import ApiError, bad_value
+from quire.service.http.cancellation import Interruptible
 from quire.service.http.codec import parse
 from quire.service.http.connection import ClientGone
 from quire.service.state import ServerState

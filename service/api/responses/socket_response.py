@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 
 from starlette.requests import HTTPConnection
 
-from quire.service.answer.cancellation import Interruptible
-from quire.service.api.responses.conversations import Conversations
+from quire.service.answer.conversations import Conversations
 from quire.service.api.responses.events import ResponseEvents, error_event
 from quire.service.api.responses.protocol import ResponseCreate
 from quire.service.api.responses.response import ModelResponse, begin
 from quire.service.api.responses.writer import Event
 from quire.service.errors import ApiError
+from quire.service.http.cancellation import Interruptible
 from quire.service.state import ServerState
 
 log = logging.getLogger("quire.service")

@@ -5,6 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
+
+
+class Stoppable(Protocol):
+    def interrupt(self, reason: Exception) -> None: ...
 
 
 class Interruptible:

@@ -1,0 +1,98 @@
+"""What the front end and the engine process say to one another, and its bytes: msgpack after its length."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+
+import msgspec
+
+from quire.engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
+from quire.engine.messages import Abort, Drain, Request, StepOutputs
+
+LENGTH = struct.Struct("<I")
+
+
+class StartFrame(msgspec.Struct, array_like=True):
+    """Front end to engine, once: what to run, and where to tell others which blocks it has."""
+
+    config: EngineConfig
+    registry: RegistryConfig | None
+    pinned: list[list[int]] = []  # token ids of prefixes that are computed at start and stay
+    asked_at: float | None = None  # time.monotonic() of when the engine was asked for
+
+
+class ProgressFrame(msgspec.Struct, array_like=True, tag="progress"):
+    progress: Progress
+
+
+class ReadyFrame(msgspec.Struct, array_like=True, tag="ready"):
+    info: EngineInfo
+
+
+class StepFrame(msgspec.Struct, array_like=True, tag="step"):
+    outputs: StepOutputs
+    stats: StepStats
+
+
+class RegistryFrame(msgspec.Struct, array_like=True, tag="registry"):
+    report: RegistryReport
+
+
+class FatalFrame(msgspec.Struct, array_like=True, tag="fatal"):
+    """The engine cannot go on; nothing follows."""
+
+    error: str
+
+
+Command = Request | Abort | Drain
+EngineFrame = ProgressFrame | ReadyFrame | StepFrame | RegistryFrame | FatalFrame
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_frame(frame: StartFrame | Command | EngineFrame) -> bytes:
+    """The frame's bytes with their length before them."""
+    buffer = bytearray(LENGTH.size)
+    _encoder.encode_into(frame, buffer, LENGTH.size)
+    LENGTH.pack_into(buffer, 0, len(buffer) - LENGTH.size)
+    return bytes(buffer)
+
+
+class FrameReader:
+    """Splits a socket's bytes into frames."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = bytearray()
+
+    def read(self, *, wait: bool, seconds: float | None = None) -> list[bytes]:
+        """All whole frames that are there; with `wait`, at least one, unless `seconds` pass without any.
+
+        EOFError: the peer is gone.
+        """
+        frames: list[bytes] = []
+        if wait and seconds is not None and not select.select([self._connection], [], [], seconds)[0]:
+            return frames
+        while True:
+            try:
+                data = self._connection.recv(1 << 20, 0 if wait and not frames else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return frames
+            if not data:
+                raise EOFError
+            self._buffer += data
+            frames += self._split()
+
+    def _split(self) -> list[bytes]:
+        frames, begin = [], 0
+        while len(self._buffer) - begin >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._buffer, begin)
+            end = begin + LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            frames.append(bytes(self._buffer[begin + LENGTH.size : end]))
+            begin = end
+        del self._buffer[:begin]
+        return frames
