@@ -14,7 +14,7 @@ from quire.loadtest.workloads import LAST_TOKEN, WORKLOADS
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0 when it did what it was for, 1 when it could not or a run is invalid, 2 for a usage error."""
+    """Return 0 when it did what it was for, 1 when it could not or a run is invalid, 2 for a usage error."""
     parser = argparse.ArgumentParser(
         prog="python -m quire.loadtest", description="Load any OpenAI-compatible server; simulate Quire."
     )

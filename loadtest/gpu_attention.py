@@ -55,7 +55,7 @@ class Case:
         return max(self.query_lens) == 1
 
     def key_bytes(self, kv_cache_dtype: str) -> int:
-        """Bytes of K and V, each read once, and a rounded cache's scales."""
+        """Return the bytes of K and V, each read once, and a rounded cache's scales."""
         dtype = kv_formats.ROUNDED.get(kv_cache_dtype)
         vector = HEAD_DIM * 2
         if dtype is not None:
@@ -64,7 +64,7 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Of both matmuls, over the visible keys only."""
+        """Return the FLOP of both matmuls, over the visible keys only."""
         pairs = sum(
             n * context - n * (n - 1) // 2
             for n, context in zip(self.query_lens, self.context_lens, strict=True)
@@ -90,7 +90,7 @@ class Measurement:
 def decode_case(
     rows: int, context: int, microseconds: float | None, *, heads: int = 32, name: str | None = None
 ) -> Case:
-    """A decode case of equal rows, with FlashAttention-3's time, if known, turned into a rate."""
+    """Return a decode case of equal rows, with FlashAttention-3's time, if known, turned into a rate."""
     case = Case(name or f"decode B{rows} ctx {context}", [context] * rows, [1] * rows, None, heads)
     if microseconds is None:
         return case
@@ -163,14 +163,14 @@ class CaseInputs:
             self._expand()
 
     def _expand(self) -> None:
-        """All keys and values, as a step's own are already there when prefill attention begins."""
+        """Expand all keys and values, as a step's own are already there when prefill attention begins."""
         assert self.kv_scales is not None and self.expanded is not None
         none = torch.zeros_like(self.query_starts)
         for rows in self.rows:
             expand(self.kv, self.kv_scales, self.block_tables, rows, none, self.context_lens, self.expanded)
 
     def _quantize(self, dtype: torch.dtype) -> None:
-        """Some blocks at a time: what it takes in between is wide."""
+        """Quantize some blocks at a time: what it takes in between is wide."""
         block_size, elements = self.kv.shape[3], kv_formats.elements_of(HEAD_DIM, dtype)
         shape = (*self.kv.shape[:3], block_size * elements)
         memory = torch.empty(shape, dtype=dtype, device=self.kv.device)
@@ -182,7 +182,7 @@ class CaseInputs:
         self.kv, self.kv_scales = values, scales.permute(0, 2, 3, 1).contiguous()
 
     def attention(self, index: int) -> torch.Tensor:
-        """Attention over input set `index`."""
+        """Attend over input set `index`."""
         common = (self.q, self.out, self.kv, self.block_tables, self.rows[index])
         if self.case.is_decode:
             rest = (self.context_lens, self.order, SCALE, 0, self.workspace)
@@ -202,7 +202,7 @@ class CaseInputs:
         return self.out
 
     def max_error(self) -> float:
-        """Largest difference to fp64 attention over a few queries of the first, middle and last sequence."""
+        """Return the largest difference to fp64 over a few queries of the first, middle and last sequence."""
         out = self.attention(0)
         batch = len(self.case.context_lens)
         block_size = self.kv.shape[3]

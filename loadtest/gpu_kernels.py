@@ -78,7 +78,7 @@ def random(*shape: int) -> Tensor:
 
 
 def layer_cases(model: Model, tokens: int) -> Iterator[Case]:
-    """The kernels of one layer."""
+    """Yield the kernels of one layer."""
     hidden, head_dim = model.hidden, model.head_dim
     weight = random(hidden)
 
@@ -113,7 +113,7 @@ def layer_cases(model: Model, tokens: int) -> Iterator[Case]:
 
 
 def linear_cases(model: Model, tokens: int) -> Iterator[Case]:
-    """The linear layers of a few tokens as they are fused, each beside cuBLAS's bare product."""
+    """Yield linear layers of a few tokens as they are fused, each beside cuBLAS's bare product."""
     hidden, inner = model.hidden, model.intermediate
     attended = model.q_heads * model.head_dim
     norm = random(hidden)
@@ -162,7 +162,7 @@ SAMPLERS: dict[str, dict[str, float]] = {
 
 
 def step_cases(model: Model, samples: int) -> Iterator[Case]:
-    """Sampling and block copies, once a step."""
+    """Yield sampling and block copies, once a step."""
     rows = torch.arange(samples, device="cuda", dtype=torch.int32)
     last_tokens = torch.empty_like(rows)
     for name, values in SAMPLERS.items():

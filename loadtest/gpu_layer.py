@@ -59,7 +59,7 @@ class Timing:
 
 
 def contexts_of(rows: int, mean: int, spread: Spread) -> list[int]:
-    """Falling context lengths; long-tailed ones are log-normal, at equal steps of probability, and cut."""
+    """Return falling context lengths; long-tailed ones are log-normal, at equal steps of probability, cut."""
     if spread == "equal":
         return [mean] * rows
     normal = NormalDist(sigma=TAIL)
@@ -73,7 +73,7 @@ def decode_batch(
     workspace: DecodeWorkspace | DecodeGather,
     device: torch.device,
 ) -> ForwardBatch:
-    """Rows that each decode the last token of so many, in blocks of their own that lie anywhere.
+    """Return rows that decode the last token of each of `contexts`, in blocks of their own that lie anywhere.
 
     `contexts` fall.
     """
@@ -99,7 +99,7 @@ def decode_batch(
 
 
 def layer_bytes(config: ModelConfig, cached_tokens: int, itemsize: int) -> int:
-    """Weights of a layer and what it reads of the cache."""
+    """Return the bytes of a layer's weights and of what it reads of the cache."""
     return (config.layer_weights + cached_tokens * 2 * config.num_kv_heads * config.head_dim) * itemsize
 
 

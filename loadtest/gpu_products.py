@@ -53,7 +53,7 @@ class Timing:
 
 
 def random_layer(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Layer:
-    """Weights [N, K] of a layer of the model, such that products are about as large as their inputs."""
+    """Draw weights [N, K] of a layer of the model, such that products are about as large as their inputs."""
 
     def product(outputs: int, inputs: int) -> Linear:
         return Linear(torch.randn(outputs, inputs, device=device, dtype=dtype) / math.sqrt(inputs), None)
@@ -69,21 +69,21 @@ def random_layer(config: ModelConfig, device: torch.device, dtype: torch.dtype) 
 
 
 def run_fused(layer: Layer, attended: Tensor, residual: Tensor) -> Tensor:
-    """attended [T, Hq D], residual [T, H], which is added to -> [T, (Hq + 2 Hkv) D], as models do it."""
+    """Run a layer's products as models do it, [T, Hq D] → [T, (Hq + 2 Hkv) D]; add to `residual` [T, H]."""
     x, residual = add_linear_norm(residual, attended, layer.output, layer.norm, EPS)
     x, residual = add_linear_norm(residual, silu_linear(x, layer.gate_up), layer.down, layer.norm, EPS)
     return linear(x, layer.qkv)
 
 
 def run_cublas(layer: Layer, attended: Tensor, residual: Tensor) -> Tensor:
-    """The same with products by cuBLAS."""
+    """Run the same with products by cuBLAS."""
     x, residual = add_rms_norm(layer.output(attended), residual, layer.norm, EPS)
     x, residual = add_rms_norm(layer.down(silu_mul(layer.gate_up(x))), residual, layer.norm, EPS)
     return layer.qkv(x)
 
 
 def measure(name: str, config: ModelConfig, tokens: int, layers: list[Layer], flops: float) -> Timing:
-    """Both ways in turn, the best of a few rounds each; the bound is for `flops` FLOP/s."""
+    """Time both ways in turn, the best of a few rounds each; the bound is for `flops` FLOP/s."""
 
     def microseconds(run: Callable[[Layer, Tensor, Tensor], Tensor]) -> float:
         residual = torch.randn(tokens, config.hidden_size, device="cuda", dtype=torch.bfloat16)

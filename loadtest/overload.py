@@ -50,7 +50,7 @@ class Phase:
 
 
 async def load(url: str, multiple: float, seconds: float) -> tuple[float, list[Record]]:
-    """time.monotonic() of the start, and what became of every request."""
+    """Send a load; return time.monotonic() of its start, and what became of every request."""
     count = math.ceil(multiple * SUSTAINED * seconds)
     times = arrival_times(count, multiple * SUSTAINED, 1.0, seed=int(10 * multiple))
     turn = Turn(prompt="a", output_len=TOKENS)
@@ -61,7 +61,7 @@ async def load(url: str, multiple: float, seconds: float) -> tuple[float, list[R
 
 
 def probe_health(port: int, seconds: float) -> list[float]:
-    """How long /health took each time, in seconds, from the least. Raises RuntimeError if it is not well."""
+    """Return how long /health took each time, sorted, in seconds. Raise RuntimeError if it is not well."""
     asked = probe(port, seconds, PROBE_SECONDS)
     if any(each.status != 200 for each in asked):
         raise RuntimeError("the server is not well: /health did not say 200 each time")

@@ -1,4 +1,4 @@
-"""Where and when a figure was measured: what stands beside it in loadtest/results/."""
+"""Tell where and when a figure was measured, as stands beside it in loadtest/results/."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Provenance:
 
     @classmethod
     def here(cls) -> Provenance:
-        """Of this process. QUIRE_COMMIT names the commit where the checkout came without its .git."""
+        """Return that of this process. QUIRE_COMMIT names the commit of a checkout that has no .git."""
         return cls(
             commit=os.environ.get("QUIRE_COMMIT") or _commit() or "unknown",
             date=datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -30,7 +30,7 @@ class Provenance:
 
 
 def device_name() -> str:
-    """Of the first CUDA device; cpu if there is none."""
+    """Return the name of the first CUDA device; cpu if there is none."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""What a rounded KV cache costs and gains:
+"""Measure what a rounded KV cache costs and gains:
 
     python -m quire.loadtest.rounded_cache [MODEL ...] [--kv-cache-dtype fp8_e4m3 ...] [--json PATH]
 
@@ -60,7 +60,7 @@ LoadFormat = Literal["auto", "dummy"]
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """How far logits are from a reference's, over all positions of all sequences; KL in nats."""
+    """The distance of logits from a reference's, over all positions of all sequences; KL in nats."""
 
     model: str
     cache: str
@@ -93,7 +93,7 @@ class Decode:
 
 @torch.inference_mode()
 def logits_of(core: EngineCore, kv_dtype: torch.dtype, tokens: list[int]) -> Tensor:
-    """Logits [len(tokens), V] in fp32: the first half's from one prefill, the rest decoded one by one."""
+    """Return logits [len(tokens), V] in fp32: the first half's from one prefill, the others decoded."""
     runner = core.runner
     assert isinstance(runner, ModelRunner)
     model, device = runner.model, runner.device
@@ -129,7 +129,7 @@ def logits_of(core: EngineCore, kv_dtype: torch.dtype, tokens: list[int]) -> Ten
 
 
 def compare(model: str, cache: str, reference: str, logits: list[Tensor], exact: list[Tensor]) -> Error:
-    """Of lists of logits [N, V], one of each sequence."""
+    """Compare lists of logits [N, V], one of each sequence."""
     differences, kls, same = [], [], []
     for ours, theirs in zip(logits, exact, strict=True):
         differences.append((ours - theirs).flatten())
@@ -163,10 +163,10 @@ def sequences_of(llm: LLM, load_format: LoadFormat) -> list[list[int]]:
 
 
 def measure_errors(model: str, load_format: LoadFormat, device: str, formats: list[str]) -> list[Error]:
-    """In bfloat16, of each of `formats` in ROUNDED against its own cache; with a checkpoint's weights, of all
-    of them against float32 too.
+    """Measure each of `formats` in ROUNDED against bfloat16; with a checkpoint's weights, all against float32
+    too.
 
-    Raises ValueError where a format does not suit the model's head dim.
+    Raise ValueError where a format does not suit the model's head dim.
     """
 
     def start(dtype: str) -> LLM:
@@ -205,7 +205,7 @@ def measure_errors(model: str, load_format: LoadFormat, device: str, formats: li
 def measure_decode(
     model: str, load_format: LoadFormat, kv_cache_dtype: KVCacheDtype, rows: int, context: int
 ) -> Decode:
-    """Rows that have just been prefilled, or with rows = 0 as many as fit, decode some steps."""
+    """Time some steps of rows that have just been prefilled; with rows = 0, of as many as fit."""
     # The first rows decode while the last ones are prefilled, a prompt a step or a little more.
     length = context + LEAD_STEPS + TIMED_STEPS + 8 + 2 * (rows or MOST_ROWS)
     core, info = start_engine(
@@ -240,7 +240,7 @@ def measure_decode(
 
 
 def _decode_seconds(core: EngineCore, rows: int) -> float:
-    """Step until all rows decode, then time some steps of theirs."""
+    """Step until all rows decode, then time some of their steps."""
     decoding = 0
     while decoding < LEAD_STEPS:
         core.step()

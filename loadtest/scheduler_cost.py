@@ -1,4 +1,4 @@
-"""What a step costs the host: `python -m quire.loadtest.scheduler_cost [--sequences N] [--steps N]`.
+"""Measure what a step costs the host: `python -m quire.loadtest.scheduler_cost [--sequences N] [--steps N]`.
 
 Processor time of `schedule` (with block management), of `commit` and of the whole `EngineCore.step`, without
 a model, while all sequences decode: in microseconds, and as a multiple of a fixed piece of Python that is
@@ -138,7 +138,7 @@ def measure(sequences: int, context: int, steps: int, *, churn: bool) -> Timings
 
 
 def _scheduler(sequences: int, new: int) -> tuple[Scheduler, NoModel]:
-    """With blocks for all sequences at the longest context, `new` tokens more, and what admission spares."""
+    """Return one with blocks for all sequences at the longest context and `new` tokens, and some to spare."""
     length = LONGEST + new + BLOCK_SIZE
     blocks = int(sequences * (-(-length // BLOCK_SIZE) + 1) * (1 + 2 * WATERMARK))
     capacity = Capacity(blocks, BLOCK_SIZE, sequences, max_model_len=2 * length, vocab_size=VOCABULARY)
@@ -147,7 +147,7 @@ def _scheduler(sequences: int, new: int) -> tuple[Scheduler, NoModel]:
 
 
 def _fill_cache(core: EngineCore, sequences: int, length: int) -> None:
-    """With what a request of `length` tokens for each of the sequences leaves behind."""
+    """Fill it with what a request of `length` tokens for each of the sequences leaves behind."""
     for i in range(sequences if length else 0):
         _add(core, EARLIER + i, length, 1)
     while core.has_work:
@@ -155,7 +155,7 @@ def _fill_cache(core: EngineCore, sequences: int, length: int) -> None:
 
 
 def _add(core: EngineCore, i: int, length: int, max_tokens: int) -> None:
-    """No two prompts begin alike."""
+    """Add a request. No two prompts begin alike."""
     prompt = [i % 1000, i // 1000] + [j % 1000 for j in range(length - 2)]
     core.add(Request(i, prompt, SamplingParams(max_tokens=max_tokens)))
 

@@ -1,4 +1,4 @@
-"""What clients see of a served model.
+"""Measure what clients see of a served model.
 
 `python -m quire.loadtest.served MODEL [--runs N] [--result-file FILE]`
 
@@ -80,7 +80,7 @@ class ServedResult:
 
 
 def measure(base_url: str, model: str, case: Case, device: str, salt: str) -> ServedResult:
-    """Stream the workload of `case`. Raises RuntimeError if a request fails or the client is too slow.
+    """Stream the workload of `case`. Raise RuntimeError if a request fails or the client is too slow.
 
     All of it is greedy. With a `salt` of its own no run finds what an earlier one left in the prefix cache.
     Token ids are not asked for: they cost the server time, and no earlier figure has them.
@@ -124,7 +124,7 @@ def measure(base_url: str, model: str, case: Case, device: str, salt: str) -> Se
 
 
 def median(results: Sequence[ServedResult]) -> ServedResult:
-    """The median of each number, over runs of one case."""
+    """Return the median of each number, over runs of one case."""
     numbers = {
         name: statistics.median(getattr(result, name) for result in results)
         for name, value in asdict(results[0]).items()
@@ -139,7 +139,7 @@ def _ms(seconds: float) -> float:
 
 @contextlib.contextmanager
 def running_server(model: str) -> Iterator[str]:
-    """`quire serve` with dummy weights on a free port, ready and with all its CUDA graphs: its URL."""
+    """Run `quire serve` with dummy weights; yield its URL when all CUDA graphs are captured."""
     port = free_port()
     command = [sys.executable, "-m", "quire.cli", "serve", model, "--load-format", "dummy"]
     with subprocess.Popen([*command, "--port", str(port)], env=os.environ) as server:

@@ -1,4 +1,4 @@
-"""What streaming costs the API process.
+"""Measure what streaming costs the API process.
 
 `python -m quire.loadtest.streaming_cost [--streams N] [--json FILE]`
 
@@ -29,7 +29,7 @@ ASK = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: applic
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one server. `events` carry the tokens; fewer than tokens if some were merged."""
+    """The cost of one server. `events` carry the tokens; fewer than tokens if some were merged."""
 
     server: str
     streams: int

@@ -180,7 +180,7 @@ def _api_keys(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _split(lists: list[str]) -> tuple[str, ...]:
-    """What flags give that may repeat, or hold several with commas between."""
+    """Return what flags give that may repeat, or hold several with commas between."""
     return tuple(entry.strip() for each in lists for entry in each.split(",") if entry.strip())
 
 
@@ -204,7 +204,7 @@ def _registry_config(arguments: argparse.Namespace) -> RegistryConfig | None:
 
 
 def _model_name(model: str) -> str:
-    """What requests call it: a folder's own name, or the Hub id as it was given."""
+    """Return what requests call it: a folder's own name, or the Hub id as it was given."""
     if model == MODEL_FOLDER:
         return MODEL_NAME
     return Path(model).resolve().name if Path(model).is_dir() else model
@@ -238,7 +238,7 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 
 def _token_budget(asked: int | None, prompt: int, limit: int) -> int:
-    """How many tokens may be generated. Raises ValueError, with the numbers, where they do not fit."""
+    """Return how many tokens may be generated. Raise ValueError, with the numbers, where they do not fit."""
     room = limit - prompt
     if room < 1:
         raise ValueError(f"the prompt has {prompt} tokens, which leaves no room for more in {limit} tokens")

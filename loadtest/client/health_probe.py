@@ -21,7 +21,7 @@ class Asked:
 
 
 def probe(port: int, seconds: float, every: float) -> list[Asked]:
-    """All that was asked within so many seconds."""
+    """Ask again and again for so many seconds; return all that was asked."""
     found: list[Asked] = []
     until = time.monotonic() + seconds
     connection: socket.socket | None = None
@@ -44,7 +44,7 @@ def probe(port: int, seconds: float, every: float) -> list[Asked]:
 
 
 def probe_all(ports: list[int], seconds: float, every: float) -> list[list[Asked]]:
-    """Several servers beside each other; for a process of its own, whose threads sleep nearly always."""
+    """Ask several servers beside each other; for a process of its own, whose threads sleep nearly always."""
     found: list[list[Asked]] = [[] for _ in ports]
 
     def work(at: int) -> None:

@@ -171,7 +171,7 @@ def fig19(setting: Setting) -> Figure:
 
 
 def _end_to_end(setting: Setting) -> tuple[Table, list[Line]]:
-    """ShareGPT under overload."""
+    """Run ShareGPT under overload at each block size."""
     recipe = seeded(Recipe(SHAREGPT, 200), setting)
     ways: dict[str, tuple[PreemptionMode, int]] = {
         "recompute": ("recompute", 1),
@@ -220,7 +220,7 @@ def _seconds(costs: StepCosts, **amounts: float) -> float:
 
 
 def _cheaper_from(rows: list[list[float]], column: int) -> str:
-    """The smallest block size from which on column `column` costs less than the last one."""
+    """Return the smallest block size from which on column `column` costs less than the last one."""
     cheaper = ""
     for row in reversed(rows):
         if row[column] >= row[-1]:

@@ -41,7 +41,7 @@ class _Job:
 
 
 def conversations(count: int, seed: int) -> list[Session]:
-    """One request each: the end of a conversation of some rounds, and an answer."""
+    """Draw sessions of one request each: the end of a conversation of some rounds, and an answer."""
     rng = random.Random(seed)
     sessions = []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""What an experiment gives: a table, charts as data, and what the paper says beside it."""
+"""Hold what an experiment gives: a table, charts as data, and what the paper says beside it."""
 
 from __future__ import annotations
 

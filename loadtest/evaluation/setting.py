@@ -1,4 +1,4 @@
-"""How large the experiments are, and the runs that they share."""
+"""Set how large the experiments are, and run what they share."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Setting:
         return self.costs or roofline(model, A100_40GB, block_size, pieces)
 
     def costs_source(self, model: Model) -> str:
-        """In words, with the error of a fit."""
+        """Tell in words where costs come from, with the error of a fit."""
         return self.step_costs(model).describe()
 
     def system(self, kind: Kind, block_size: int = 16) -> System:
         return System(kind, self.slots, self.max_model_len, block_size)
 
     def run(self, function: Callable[[Job], Answer], jobs: Sequence[Job]) -> list[Answer]:
-        """`function` of every job, in order, in so many processes."""
+        """Run `function` of every job, in order, in so many processes."""
         if self.processes == 1:
             return [self._done(function(job), job) for job in jobs]
         with ProcessPoolExecutor(self.processes, mp_context=get_context("spawn")) as pool:
@@ -69,7 +69,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one run: what experiments look at."""
+    """The outcome of one run, as far as experiments look at it."""
 
     rate: float
     normalized_latency: float
@@ -131,7 +131,7 @@ def run_once(recipe: Recipe, rate: float, system: System, costs: StepCosts, seed
 def run_sessions(
     sessions: Sequence[Session], rate: float, system: System, costs: StepCosts, seed: int
 ) -> Outcome:
-    """Poisson arrivals; the same seed gives every system the same requests at the same times."""
+    """Simulate Poisson arrivals; the same seed gives every system the same requests at the same times."""
     run = simulate(due_at(sessions, arrival_times(len(sessions), rate, 1.0, seed)), system, costs)
     return Outcome(
         rate=rate,
@@ -146,7 +146,7 @@ def run_sessions(
 
 
 def sustained(outcomes: Iterable[Outcome]) -> float | None:
-    """The rate at which the mean normalised latency crosses LATENCY_LIMIT."""
+    """Return the rate at which the mean normalised latency crosses LATENCY_LIMIT."""
     return rate_at([(outcome.rate, outcome.normalized_latency) for outcome in outcomes], LATENCY_LIMIT)
 
 
@@ -155,5 +155,5 @@ def ratio(one: float | None, other: float | None) -> float | None:
 
 
 def seeded(recipe: Recipe, setting: Setting, least: int = 8) -> Recipe:
-    """The same recipe for this setting's seed and size."""
+    """Return the recipe with this setting's seed and size."""
     return dataclasses.replace(recipe, seed=setting.seed, count=setting.count(recipe.count, least))

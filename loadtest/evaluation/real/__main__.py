@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parents[2] / "results" / "evaluation" / "real"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0, or 1 when a part failed."""
+    """Return 0, or 1 when a part failed."""
     parser = command_parser(__doc__)
     parser.add_argument("--model", help="a model folder, whose weights are not read; Llama-8B if left out")
     parser.add_argument("--output", type=Path, default=FOLDER, help="where the results go")

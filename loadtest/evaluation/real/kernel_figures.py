@@ -224,7 +224,7 @@ def _unique(values: Iterable[Cell]) -> list[Cell]:
 
 
 def _cheaper_from(sizes: list[float], ours: list[float], other: list[float]) -> Cell:
-    """The smallest size from which on `ours` is less than `other`."""
+    """Return the smallest size from which on `ours` is less than `other`."""
     cheaper: Cell = "none"
     for size, one, two in reversed(list(zip(sizes, ours, other, strict=True))):
         if one >= two:

@@ -153,7 +153,7 @@ def _overloads(results: RealResults, workload: str) -> dict[Kind, Compared]:
 
 
 def _curve(results: RealResults, workload: str, kind: Kind) -> list[Compared]:
-    """Open loops, by rate."""
+    """Return open loops, by rate."""
     runs = [run for run in results.find(**PLAIN, workload=workload, kind=kind) if run.case.share is not None]
     return sorted(runs, key=lambda run: run.case.rate)
 
@@ -182,7 +182,7 @@ def _latency_chart(title: str, curves: dict[Kind, list[Compared]]) -> Chart:
 def real_figure(
     results: RealResults, name: str, title: str, tables: list[Table], charts: list[Chart], notes: list[str]
 ) -> Figure:
-    """Without the tables that nothing was measured for."""
+    """Return a figure without the tables that nothing was measured for."""
     return Figure(
         name=f"{name}-real",
         title=title,

@@ -88,7 +88,7 @@ def fig17(results: RealResults) -> Figure:
 def _against_oracle(
     results: RealResults, wanted: Mapping[str, tuple[Mapping[str, object], float | None]]
 ) -> list[list[Cell]]:
-    """Rows of RATIO_HEADER, for those wanted that both systems have run."""
+    """Return rows of RATIO_HEADER, for those wanted that both systems have run."""
     rows: list[list[Cell]] = []
     for name, (fields, paper) in wanted.items():
         found = {run.case.kind: run for run in results.find(**fields)}
@@ -107,7 +107,7 @@ def _ratio_chart(title: str, rows: Sequence[Sequence[Cell]]) -> list[Chart]:
 
 
 def _bars(title: str, y: str, rows: Sequence[Sequence[Cell]], columns: Sequence[int]) -> list[Chart]:
-    """Real, simulated and paper, of the rows that have all three; none: no chart."""
+    """Chart real, simulated and paper of the rows that have all three; no chart if there are none."""
     full = [row for row in rows if all(isinstance(row[column], float) for column in columns)]
     lines = [
         Line(label, [], [value for row in full if isinstance(value := row[column], float)])

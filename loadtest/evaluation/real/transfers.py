@@ -45,7 +45,7 @@ def measure_transfers(runner: ModelRunner) -> list[TransferTime]:
 
 
 def _swap_seconds(runner: ModelRunner, size: int, tokens: int) -> tuple[float, float]:
-    """Through the engine's own cache, and piece by piece."""
+    """Time a swap through the engine's own cache, and one piece by piece."""
     config, device = runner.model.config, runner.device
     count = -(-tokens // size)
     dtype = runner.cache.layers[0].kv.dtype

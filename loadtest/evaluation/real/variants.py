@@ -66,7 +66,7 @@ class OurKernel:
         )
 
     def __call__(self) -> Tensor:
-        """[batch, heads, queries, D]"""
+        """Return [batch, heads, queries, D]."""
         common = (self.q, self.out, self.kv, self.tables, self.rows)
         scale = self.q.shape[-1] ** -0.5
         if self.queries == 1:
