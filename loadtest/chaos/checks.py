@@ -198,7 +198,7 @@ def check_health(asked: Mapping[str, Sequence[Asked]], machine: Machine, limits:
         ill = sum(one.status != 200 for one in each)
         checks.append(Check(f"/health of {name} not 200", "0", str(ill), not ill and bool(each)))
         own = [
-            max(one.seconds - machine.waited(name, one.begin, one.begin + one.seconds), 0.0)
+            max(one.seconds - one.waited, 0.0)
             for one in each
             if machine.was_quiet(one.begin, one.begin + one.seconds)
         ]

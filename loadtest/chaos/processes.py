@@ -57,8 +57,3 @@ def read_descriptors(pid: int) -> Descriptors:
             else:
                 others += 1
     return Descriptors(connections, lost, others, len(children(pid, "")))
-
-
-def waited_seconds(pid: int) -> float:
-    """Return how long its main thread, which has the event loop, has waited for a core to run on."""
-    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9

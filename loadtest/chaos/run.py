@@ -106,7 +106,8 @@ async def _disturb(
     ports = {name: server.port for name, server in steady.items()}
     clients = Clients(fleet.router.url, KEY)
     seen.begin = time.monotonic()
-    asked = pool.submit(probe_all, [fleet.control, *ports.values()], plan.seconds, PROBE_SECONDS)
+    probed = [(fleet.control, None), *((server.port, server.pid) for server in steady.values())]
+    asked = pool.submit(probe_all, probed, plan.seconds, PROBE_SECONDS)
     hostile = pool.submit(attack, ports, plan.attacks, plan.seed, plan.seconds)
     with _beside(
         watch_metrics(fleet, seen.samples),

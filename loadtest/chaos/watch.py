@@ -15,9 +15,9 @@ from quire.loadtest.chaos.processes import (
     children,
     read_descriptors,
     resident_bytes,
-    waited_seconds,
 )
 from quire.loadtest.client.counters import read_samples
+from quire.loadtest.client.health_probe import waited_seconds
 from quire.service.router.directory import MAX_CONNECTIONS
 
 METRICS_SECONDS = 1.0
