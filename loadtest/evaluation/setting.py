@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -22,6 +22,7 @@ BEYOND = 4.0  # a curve ends at so many times the limit
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,31 @@ class Setting:
     def system(self, kind: Kind, block_size: int = 16) -> System:
         return System(kind, self.slots, self.max_model_len, block_size)
 
+    def sessions(self, recipe: Recipe, least: int = 8) -> list[Session]:
+        """Draw a recipe's sessions with this setting's seed and size."""
+        count = self.count(recipe.count, least)
+        return draw_sessions(dataclasses.replace(recipe, seed=self.seed, count=count))
+
+    def curve(
+        self,
+        label: str,
+        system: System,
+        sessions: Sequence[Session],
+        *rates: float,
+        model: Model = OPT_13B,
+        pieces: int = 1,
+    ) -> Curve:
+        costs = self.step_costs(model, system.block_size, pieces)
+        return Curve(label, system, sessions, rates, costs, self.seed)
+
+    def run_curves(self, curves: Mapping[Key, Curve]) -> dict[Key, list[Outcome]]:
+        """Return the outcomes of each curve, by its rates."""
+        return dict(zip(curves, self.run(run_curve, list(curves.values())), strict=True))
+
+    def run_points(self, points: Mapping[Key, Curve]) -> dict[Key, Outcome]:
+        """Return the outcome of each curve of one rate."""
+        return {key: outcome for key, (outcome,) in self.run_curves(points).items()}
+
     def run(self, function: Callable[[Job], Answer], jobs: Sequence[Job]) -> list[Answer]:
         """Run `function` of every job, in order, in so many processes."""
         if self.processes == 1:
@@ -83,11 +109,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A system under a workload at rising rates, until latency is far beyond the limit."""
+    """A system that serves the same sessions at rising rates, until latency is far beyond the limit."""
 
     label: str
     system: System
-    recipe: Recipe
+    sessions: Sequence[Session]
     rates: tuple[float, ...]
     costs: StepCosts
     seed: int
@@ -99,33 +125,10 @@ class Curve:
 def run_curve(curve: Curve) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for rate in curve.rates:
-        outcomes.append(run_once(curve.recipe, rate, curve.system, curve.costs, curve.seed))
+        outcomes.append(run_sessions(curve.sessions, rate, curve.system, curve.costs, curve.seed))
         if outcomes[-1].normalized_latency > BEYOND * LATENCY_LIMIT:
             break
     return outcomes
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A system under a workload at one rate."""
-
-    label: str
-    system: System
-    recipe: Recipe
-    rate: float
-    costs: StepCosts
-    seed: int
-
-    def __str__(self) -> str:
-        return self.label
-
-
-def run_point(point: Point) -> Outcome:
-    return run_once(point.recipe, point.rate, point.system, point.costs, point.seed)
-
-
-def run_once(recipe: Recipe, rate: float, system: System, costs: StepCosts, seed: int) -> Outcome:
-    return run_sessions(draw_sessions(recipe), rate, system, costs, seed)
 
 
 def run_sessions(
@@ -152,8 +155,3 @@ def sustained(outcomes: Iterable[Outcome]) -> float | None:
 
 def ratio(one: float | None, other: float | None) -> float | None:
     return None if one is None or not other else one / other
-
-
-def seeded(recipe: Recipe, setting: Setting, least: int = 8) -> Recipe:
-    """Return the recipe with this setting's seed and size."""
-    return dataclasses.replace(recipe, seed=setting.seed, count=setting.count(recipe.count, least))

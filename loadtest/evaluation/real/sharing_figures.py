@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quire.loadtest.evaluation.chatbot import PAPER_RATIO as PAPER_CHATBOT_RATIO
-from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
+from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Table, bars
 from quire.loadtest.evaluation.real.prediction import RealResults
 from quire.loadtest.evaluation.real.rate_figures import OVERLOAD, PLAIN, real_figure
 from quire.loadtest.evaluation.setting import ratio
@@ -109,9 +109,8 @@ def _ratio_chart(title: str, rows: Sequence[Sequence[Cell]]) -> list[Chart]:
 def _bars(title: str, y: str, rows: Sequence[Sequence[Cell]], columns: Sequence[int]) -> list[Chart]:
     """Chart real, simulated and paper of the rows that have all three; no chart if there are none."""
     full = [row for row in rows if all(isinstance(row[column], float) for column in columns)]
-    lines = [
-        Line(label, [], [value for row in full if isinstance(value := row[column], float)])
+    values = {
+        label: [value for row in full if isinstance(value := row[column], float)]
         for label, column in zip(("real", "simulated", "paper"), columns, strict=True)
-    ]
-    names = [str(row[0]) for row in full]
-    return [Chart(kind="bars", title=title, x="", y=y, names=names, lines=lines)] if full else []
+    }
+    return [bars(title, y, [str(row[0]) for row in full], values)] if full else []
