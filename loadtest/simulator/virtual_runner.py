@@ -89,7 +89,7 @@ class VirtualRunner(Runner):
 
 
 def _mix(words: Words) -> Words:
-    """splitmix64's finaliser: neighbours come out far apart."""
+    """Mix by splitmix64's finaliser: neighbours come out far apart."""
     with np.errstate(over="ignore"):
         words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

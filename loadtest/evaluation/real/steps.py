@@ -27,7 +27,7 @@ Work = list[tuple[int, int]]
 
 
 def works() -> Iterator[Work]:
-    """What the steps of the grid compute."""
+    """Yield what the steps of the grid compute."""
     yield from ([(1, context)] * batch for batch, context in product(BATCHES, CONTEXTS))
     yield from ([(length, length)] * count for count, length in PREFILLS)
     yield from ([extend] for extend in EXTENDS)
@@ -67,7 +67,7 @@ def _time(runner: ModelRunner, plan: StepPlan) -> list[StepRecord]:
 
 
 def table_plan(rows: int, blocks: int) -> StepPlan:
-    """Computes nothing: so many rows begin, with so many blocks each that are theirs alone."""
+    """Plan a step that computes nothing: so many rows begin, each with so many blocks that are its alone."""
     empty = empty_int32()
     params = SamplingParams(temperature=1.0)
     return StepPlan(
@@ -84,7 +84,7 @@ def table_plan(rows: int, blocks: int) -> StepPlan:
 
 
 def step_plan(work: Work) -> StepPlan:
-    """One token is sampled from the end of each row."""
+    """Plan a step that samples one token from the end of each row."""
     queries, contexts = (np.array(column, np.int32) for column in zip(*work, strict=True))
     num_decodes = int((queries == 1).sum())
     return msgspec.structs.replace(
