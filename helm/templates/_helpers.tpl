@@ -63,6 +63,16 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
+{{/* What a pod with so many GPUs asks for: (dict "resources" quantities for each of them "count" of GPUs) */}}
+{{- define "quire.forEachGpu" -}}
+{{- $times := max 1 (int .count) -}}
+{{- range $name, $quantity := .resources }}
+{{- $text := kindIs "string" $quantity | ternary $quantity (int64 $quantity | toString) }}
+{{- $number := regexFind "^[0-9.]+" $text }}
+{{ $name }}: {{ printf "%v%s" (contains "." $number | ternary (mulf $number $times) (mul $number $times)) (trimPrefix $number $text) | quote }}
+{{- end }}
+{{- end -}}
+
 {{/* Strictly more than the pod needs to go in order. */}}
 {{- define "quire.gracePeriod" -}}
 {{- add .Values.drain.preStopSeconds .Values.drain.shutdownTimeoutSeconds .Values.drain.marginSeconds -}}
