@@ -107,7 +107,7 @@
 {{- if not (or (kindIs "invalid" $v.podDisruptionBudget.minAvailable) (kindIs "invalid" $v.podDisruptionBudget.maxUnavailable)) -}}
 {{- fail "podDisruptionBudget: either minAvailable or maxUnavailable, not both" -}}
 {{- end -}}
-{{- if and $v.metrics.serviceMonitor.enabled $v.metrics.podMonitor.enabled -}}
+{{- if and (eq (toString $v.metrics.serviceMonitor.enabled) "true") $v.metrics.podMonitor.enabled -}}
 {{- fail "metrics: enable either serviceMonitor or podMonitor, or everything is scraped twice" -}}
 {{- end -}}
 {{- end -}}

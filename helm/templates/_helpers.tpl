@@ -266,6 +266,18 @@ user router reset on #{{ sha256sum .router }} %R~quire:* +@connection +@read +ev
 {{- end -}}
 {{- end -}}
 
+{{/* Why a part of .Values.metrics is not made, if it is not: (dict "context" $ "name" its name) */}}
+{{- define "quire.leftOut" -}}
+{{- $enabled := (get .context.Values.metrics .name).enabled | toString -}}
+{{- if eq $enabled "false" -}}
+metrics.{{ .name }}.enabled is false
+{{- else if and (eq .name "serviceMonitor") .context.Values.metrics.podMonitor.enabled -}}
+there is a PodMonitor instead
+{{- else if and (eq $enabled "auto") (not (.context.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}
+the cluster has no API monitoring.coreos.com/v1; `helm upgrade` makes it once prometheus-operator is there
+{{- end -}}
+{{- end -}}
+
 {{- define "quire.scalingBehavior" -}}
 scaleUp:
   stabilizationWindowSeconds: {{ .scaleUpStabilizationSeconds }}
