@@ -8,12 +8,12 @@ that together exceed the L2 cache, as layers do: what a graph takes to begin and
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,9 +25,10 @@ from quire.kernels.attention.prefill import prefill
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.formats.kv_format import BF16, FP12, SCALED, KVFormat
 from quire.kernels.formats.layer_cache import LayerCache
+from quire.loadtest.command import command_parser, parse_for_cuda, write_json
+from quire.loadtest.device_time import capture, replay_seconds
 from quire.loadtest.gpu_layer import contexts_of
 from quire.loadtest.offline.roofline import Ceilings, measure_ceilings
-from quire.loadtest.provenance import Provenance
 
 HEAD_DIM = 128
 SCALE = HEAD_DIM**-0.5
@@ -56,13 +57,13 @@ class Case:
         return max(self.query_lens) == 1
 
     def key_bytes(self, kv_cache_dtype: str) -> int:
-        """Bytes of K and V, each read once, and a rounded cache's scales."""
+        """Return the bytes of K and V, each read once, and a rounded cache's scales."""
         vector_bytes = SCALED.get(kv_cache_dtype, BF16).vector_bytes(HEAD_DIM)
         return sum(self.context_lens) * self.num_kv_heads * 2 * vector_bytes
 
     @property
     def flops(self) -> int:
-        """Of both matmuls, over the visible keys only."""
+        """Return the FLOP of both matmuls, over the visible keys only."""
         pairs = sum(
             n * context - n * (n - 1) // 2
             for n, context in zip(self.query_lens, self.context_lens, strict=True)
@@ -88,7 +89,7 @@ class Measurement:
 def decode_case(
     rows: int, context: int, microseconds: float | None, *, heads: int = 32, name: str | None = None
 ) -> Case:
-    """A decode case of equal rows, with FlashAttention-3's time, if known, turned into a rate."""
+    """Return a decode case of equal rows, with FlashAttention-3's time, if known, turned into a rate."""
     case = Case(name or f"decode B{rows} ctx {context}", [context] * rows, [1] * rows, None, heads)
     if microseconds is None:
         return case
@@ -173,13 +174,13 @@ class CaseInputs:
             self._expand()
 
     def _expand(self) -> None:
-        """All keys and values, as a step's own are already there when prefill attention begins."""
+        """Dequantize all keys and values, as a step's own are already there when prefill attention begins."""
         none = torch.zeros_like(self.query_starts)
         for rows in self.rows:
             dequantize(PrefillBatch(self.block_tables, rows, none, self.context_lens, 0), self.cache)
 
     def attention(self, index: int) -> torch.Tensor:
-        """Attention over input set `index`."""
+        """Attend over input set `index`."""
         rows, lens = self.rows[index], self.context_lens
         if self.case.is_decode:
             decodes = DecodeBatch(self.block_tables, rows, lens, self.order, self.workspace)
@@ -191,7 +192,7 @@ class CaseInputs:
         return self.out
 
     def max_error(self) -> float:
-        """Largest difference to fp64 attention over a few queries of the first, middle and last sequence."""
+        """Return the largest difference to fp64 over a few queries of the first, middle and last sequence."""
         out = self.attention(0)
         batch = len(self.case.context_lens)
         block_size = self.cache.block_size
@@ -214,24 +215,9 @@ class CaseInputs:
 
 
 def graph_microseconds(call: Callable[[int], object], sets: int) -> float:
-    """Median time of `call(i)` inside a CUDA graph that runs it for i = 0 … sets − 1, again and again."""
-    count = max(sets, LAYERS)
-    call(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for index in range(count):
-            call(index % sets)
-    graph.replay()
-    times = []
-    for _ in range(REPLAYS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / count)
-    return statistics.median(times)
+    """Return the median time of `call(i)`, for i = 0 … sets − 1 again and again, inside a CUDA graph."""
+    calls = [partial(call, index % sets) for index in range(max(sets, LAYERS))]
+    return 1e6 * statistics.median(replay_seconds(capture(calls), REPLAYS)) / len(calls)
 
 
 def measure(case: Case, block_size: int, kv_cache_dtype: str, ceilings: Ceilings) -> Measurement:
@@ -257,15 +243,11 @@ def measure(case: Case, block_size: int, kv_cache_dtype: str, ceilings: Ceilings
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--block-size", type=int, default=16, choices=[16, 32, 64, 128])
     parser.add_argument("--kv-cache-dtype", default="bfloat16", choices=["bfloat16", *SCALED])
-    parser.add_argument("--json", metavar="PATH", help="also write the measurements there")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("no CUDA device was found; run this on a machine with one")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the measurements there")
+    arguments = parse_for_cuda(parser)
     torch.manual_seed(0)
     device = torch.cuda.get_device_name()
     ceilings = measure_ceilings(torch.device("cuda"), torch.bfloat16)
@@ -288,10 +270,8 @@ def main() -> None:
         )
         torch.cuda.empty_cache()
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            head = {"device": device, **asdict(Provenance.here())}
-            head |= {"copy_tb_s": round(copy_tb_s, 3), "product_tflop_s": round(product_tflop_s)}
-            json.dump({**head, "cases": [asdict(m) for m in measurements]}, file, indent=1)
+        bounds = {"copy_tb_s": round(copy_tb_s, 3), "product_tflop_s": round(product_tflop_s)}
+        write_json(arguments.json, device, {**bounds, "cases": [asdict(m) for m in measurements]})
 
 
 if __name__ == "__main__":

@@ -9,10 +9,9 @@ or written, once.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -31,12 +30,14 @@ from quire.kernels.pointwise.block_copy import copy_blocks
 from quire.kernels.pointwise.norm import add_rms_norm, rms_norm
 from quire.kernels.sampling.sample import sample
 from quire.kernels.sampling.state import SamplingState
-from quire.loadtest.provenance import Provenance
+from quire.loadtest.command import command_parser, parse_for_cuda, write_json
+from quire.loadtest.device_time import capture, replay_seconds
 
 COPY_BANDWIDTH = 3.03e12  # bytes per second of a device copy on an H100 80GB HBM3
 COLD_BYTES = 128 << 20  # more than twice the L2 cache
 TOKENS = (1, 32, 256, 8192)
 FEW_TOKENS = (1, 8, 16)
+REPLAYS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def random(*shape: int) -> Tensor:
 
 
 def layer_cases(model: Model, tokens: int) -> Iterator[Case]:
-    """The kernels of one layer."""
+    """Yield the kernels of one layer."""
     hidden, head_dim = model.hidden, model.head_dim
     weight = random(hidden)
 
@@ -126,7 +127,7 @@ def fused_case(layer: Linear, x: Tensor) -> Product:
 
 
 def linear_cases(model: Model, tokens: int) -> Iterator[Case]:
-    """The linear layers of a few tokens as they are fused, each beside cuBLAS's bare product."""
+    """Yield linear layers of a few tokens as they are fused, each beside cuBLAS's bare product."""
     hidden, inner = model.hidden, model.intermediate
     attended = model.q_heads * model.head_dim
     norm = random(hidden)
@@ -176,7 +177,7 @@ SAMPLERS: dict[str, dict[str, float]] = {
 
 
 def step_cases(model: Model, samples: int) -> Iterator[Case]:
-    """Sampling and block copies, once a step."""
+    """Yield sampling and block copies, once a step."""
     rows = torch.arange(samples, device="cuda", dtype=torch.int32)
     last_tokens = torch.empty_like(rows)
     for name, values in SAMPLERS.items():
@@ -204,33 +205,15 @@ def step_cases(model: Model, samples: int) -> Iterator[Case]:
 def measure(case: Case) -> Timing:
     copies = max(2, min(64, COLD_BYTES // case.bytes))
     calls = [case.make() for _ in range(copies)]
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    replays = 5
-    start.record()
-    for _ in range(replays):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    seconds = start.elapsed_time(end) / 1e3 / (replays * copies)
+    seconds = replay_seconds(capture(calls), rounds=1, replays=REPLAYS)[0] / copies
     rate = case.bytes / seconds
     return Timing(case.kernel, case.model, case.tokens, seconds * 1e6, rate / 1e9, rate / COPY_BANDWIDTH)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", help="also write the timings to this file")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("this measures GPU kernels, and torch sees no CUDA device")
-
+    parser = command_parser(__doc__)
+    parser.add_argument("--json", type=Path, help="also write the timings to this file")
+    arguments = parse_for_cuda(parser)
     timings = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16")
     print(f"{'kernel':32}{'model':14}{'tokens':>7}{'µs':>9}{'GB/s':>8}{'of copy':>9}")
@@ -247,9 +230,8 @@ def main() -> None:
                 flush=True,
             )
     if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            head = {"device": torch.cuda.get_device_name(), **asdict(Provenance.here())}
-            json.dump({**head, "timings": [asdict(timing) for timing in timings]}, file, indent=1)
+        timed = {"timings": [asdict(timing) for timing in timings]}
+        write_json(arguments.json, torch.cuda.get_device_name(), timed)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a rounded KV cache costs and gains:
+"""Measure what a rounded KV cache costs and gains:
 
     python -m quire.loadtest.rounded_cache [MODEL ...] [--kv-cache-dtype fp8_e4m3 ...] [--json PATH]
 
@@ -12,8 +12,6 @@ many as fit. Each measurement has a process of its own, so that none is left ano
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import random
 import time
@@ -39,7 +37,8 @@ from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, PrefillBatc
 from quire.kernels.formats.kv_format import BF16, FP32, SCALED, KVFormat
 from quire.kernels.gpu import gpu_of
 from quire.llm import LLM
-from quire.loadtest.provenance import Provenance
+from quire.loadtest.command import command_parser, write_json
+from quire.loadtest.provenance import device_name
 from quire.service.demo import MODEL_FOLDER
 
 QUESTIONS = (
@@ -61,7 +60,7 @@ LoadFormat = Literal["auto", "dummy"]
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """How far logits are from a reference's, over all positions of all sequences; KL in nats."""
+    """The distance of logits from a reference's, over all positions of all sequences; KL in nats."""
 
     model: str
     cache: str
@@ -94,7 +93,7 @@ class Decode:
 
 @torch.inference_mode()
 def logits_of(core: EngineCore, held: KVFormat, tokens: list[int]) -> Tensor:
-    """Logits [len(tokens), V] in fp32: the first half's from one prefill, the rest decoded one by one."""
+    """Return logits [len(tokens), V] in fp32: the first half's from one prefill, the others decoded."""
     runner = core.runner
     assert isinstance(runner, ModelRunner)
     model, device = runner.model, runner.device
@@ -134,7 +133,7 @@ def logits_of(core: EngineCore, held: KVFormat, tokens: list[int]) -> Tensor:
 
 
 def compare(model: str, cache: str, reference: str, logits: list[Tensor], exact: list[Tensor]) -> Error:
-    """Of lists of logits [N, V], one of each sequence."""
+    """Compare lists of logits [N, V], one of each sequence."""
     differences, kls, same = [], [], []
     for ours, theirs in zip(logits, exact, strict=True):
         differences.append((ours - theirs).flatten())
@@ -168,10 +167,10 @@ def sequences_of(llm: LLM, load_format: LoadFormat) -> list[list[int]]:
 
 
 def measure_errors(model: str, load_format: LoadFormat, device: str, formats: list[str]) -> list[Error]:
-    """In bfloat16, of each of `formats` in SCALED against its own cache; with a checkpoint's weights, of all
-    of them against float32 too.
+    """Measure each of `formats` in SCALED against bfloat16; with a checkpoint's weights, all against float32
+    too.
 
-    Raises ValueError where a format does not suit the model's head dim.
+    Raise ValueError where a format does not suit the model's head dim.
     """
 
     def start(dtype: str) -> LLM:
@@ -210,7 +209,7 @@ def measure_errors(model: str, load_format: LoadFormat, device: str, formats: li
 def measure_decode(
     model: str, load_format: LoadFormat, kv_cache_dtype: KVCacheDtype, rows: int, context: int
 ) -> Decode:
-    """Rows that have just been prefilled, or with rows = 0 as many as fit, decode some steps."""
+    """Time some steps of rows that have just been prefilled; with rows = 0, of as many as fit."""
     # The first rows decode while the last ones are prefilled, a prompt a step or a little more.
     length = context + LEAD_STEPS + TIMED_STEPS + 8 + 2 * (rows or MOST_ROWS)
     core, info = start_engine(
@@ -245,7 +244,7 @@ def measure_decode(
 
 
 def _decode_seconds(core: EngineCore, rows: int) -> float:
-    """Step until all rows decode, then time some steps of theirs."""
+    """Step until all rows decode, then time some of their steps."""
     decoding = 0
     while decoding < LEAD_STEPS:
         core.step()
@@ -288,9 +287,7 @@ def _table(title: str, rows: list[Any]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("models", nargs="*", default=[MODEL_FOLDER], metavar="MODEL")
     parser.add_argument("--context", type=int, default=8192, help="tokens of each decoding row")
     parser.add_argument("--rows", type=int, default=32, help="that decode at once with each cache")
@@ -320,10 +317,8 @@ def main() -> None:
                 decodes.append(_apart(measure_decode, model, load_format, cache, rows, arguments.context))
                 console.print(_table("decode", decodes))
     if arguments.json is not None:
-        name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
         found = {"errors": [asdict(error) for error in errors], "decode": [asdict(one) for one in decodes]}
-        head = {"device": name, **asdict(Provenance.here())}
-        arguments.json.write_text(json.dumps(head | found, indent=1) + "\n", encoding="utf-8")
+        write_json(arguments.json, device_name(), found)
 
 
 if __name__ == "__main__":

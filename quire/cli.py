@@ -183,7 +183,7 @@ def _api_keys(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _split(lists: list[str]) -> tuple[str, ...]:
-    """What flags give that may repeat, or hold several with commas between."""
+    """Return what flags give that may repeat, or hold several with commas between."""
     return tuple(entry.strip() for each in lists for entry in each.split(",") if entry.strip())
 
 
@@ -207,7 +207,7 @@ def _registry_config(arguments: argparse.Namespace) -> RegistryConfig | None:
 
 
 def _model_name(model: str) -> str:
-    """What requests call it: a folder's own name, or the Hub id as it was given."""
+    """Return what requests call it: a folder's own name, or the Hub id as it was given."""
     if model == MODEL_FOLDER:
         return MODEL_NAME
     return Path(model).resolve().name if Path(model).is_dir() else model
@@ -241,7 +241,7 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 
 def _token_budget(asked: int | None, prompt: int, limit: int) -> int:
-    """How many tokens may be generated. Raises ValueError, with the numbers, where they do not fit."""
+    """Return how many tokens may be generated. Raise ValueError, with the numbers, where they do not fit."""
     room = limit - prompt
     if room < 1:
         raise ValueError(f"the prompt has {prompt} tokens, which leaves no room for more in {limit} tokens")
@@ -260,6 +260,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     from quire.engine.models.hub import resolve_model
     from quire.engine.startup import capture_all, start_engine
+    from quire.loadtest.command import append_json
     from quire.loadtest.offline import bench, roofline
     from quire.loadtest.offline.profiling import profile_steps, show_profile
     from quire.loadtest.workloads import WORKLOADS
@@ -302,7 +303,7 @@ def _bench(arguments: argparse.Namespace) -> int:
                 result = replace(result, traced=profile.summary())
         finally:  # what was measured is not lost with a trace
             if arguments.result_file is not None:
-                bench.append_result(result, arguments.result_file)
+                append_json(arguments.result_file, result)
     return 0
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -195,79 +195,102 @@ def for_gpu(case: Case, gpu: Gpu) -> Case:
     return case if gpu.has_dependent_launch else case.on_older_gpu()
 
 
-def all_compiled() -> dict[str, Any]:
-    """Return shared memory: of attention by GPU and case, of the others, and of all that is whole code."""
+def attention_bytes(likeness: int) -> list[tuple[int, tuple[Any, ...], int]]:
+    """Return shared memory of attention, by GPU and case, of the GPUs that allot as `likeness` does."""
     measured: dict[tuple[Any, ...], int] = {}
-    attention, small, whole = [], [], []
-    for capability, gpu in GPUS.items():
-        for kind, case in attention_cases(gpu):
-            key = (ALIKE.get(capability, capability), *kind)
-            if key not in measured:
-                measured[key] = shared_bytes(case, capability)
-            attention.append((capability, kind, measured[key]))
-    both = plain_variants() | few_tokens_variants() | hopper_decode_variants()
-    fixed = small_cases() | {
-        name: case
-        for name, case in both.items()
-        if not name.startswith(("decode", "prefill", "shared_prefix", "hopper"))
-    }
-    for capability, names in WHOLE.items():
-        chip = GPUS[capability]
-        for name in names:
-            result = compiled_for(for_gpu(both[name], chip), capability)
-            assert result.asm["cubin"]
-            whole.append((capability, name, result.metadata.shared))
+    found = []
+    for capability in alike_to(likeness):
+        for kind, case in attention_cases(GPUS[capability]):
+            if kind not in measured:
+                measured[kind] = shared_bytes(case, capability)
+            found.append((capability, kind, measured[kind]))
+    return found
+
+
+def small_bytes() -> list[tuple[int, str, int]]:
+    """Return shared memory of all other kernels, by GPU and name, for the oldest GPU and the newest."""
+    both = variants()
+    attention = ("decode", "prefill", "shared_prefix", "hopper")
+    fixed = small_cases() | {name: case for name, case in both.items() if not name.startswith(attention)}
+    found = []
     for capability in (80, 120):
         chip = GPUS[capability]
         of_chip = fixed | {name: both[name] for name in SHARED_OF_HOPPER_DECODE if chip.has_dependent_launch}
         for name, case in of_chip.items():
             if chip.has_e4m3 or "fp8" not in name:
-                small.append((capability, name, shared_bytes(for_gpu(case, chip), capability)))
-    alike = {
+                found.append((capability, name, shared_bytes(for_gpu(case, chip), capability)))
+    return found
+
+
+def machine_code() -> list[tuple[int, str]]:
+    """Compile the cases of WHOLE down to machine code; return those that have some."""
+    both = variants()
+    return [
+        (capability, name)
+        for capability, names in WHOLE.items()
+        for name in names
+        if compiled_for(for_gpu(both[name], GPUS[capability]), capability).asm["cubin"]
+    ]
+
+
+def bytes_on_each_alike() -> dict[str, list[int]]:
+    """Return shared memory of some of attention on each GPU without products of shared memory, by name."""
+    both = variants()
+    return {
         name: [shared_bytes(both[name].on_older_gpu(), capability) for capability in ALIKE]
         for name in ("decode_16", "prefill_16", "prefill_16_fp12", "shared_prefix", "shared_prefix_fp12")
     }
-    return {"attention": attention, "small": small, "whole": whole, "alike": alike}
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def variants() -> dict[str, Case]:
+    return plain_variants() | few_tokens_variants() | hopper_decode_variants()
+
+
+def alike_to(likeness: int) -> list[int]:
+    return [capability for capability in GPUS if ALIKE.get(capability, capability) == likeness]
+
+
+def compiled_apart(function: Callable[..., Any], *arguments: int) -> Any:
+    """Return what one of the functions above does outside the interpreter, each in a process of its own.
+
+    So several tests share what takes minutes in all.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     root = Path(__file__).parents[2]
     script = subprocess.run(
-        [sys.executable, __file__],
+        [sys.executable, __file__, function.__name__, *map(str, arguments)],
         check=True,
         stdout=subprocess.PIPE,
         cwd=root,
         env=environment | {"PYTHONPATH": str(root)},
     )
-    results: dict[str, Any] = json.loads(script.stdout)
-    return results
+    return json.loads(script.stdout)
 
 
-def test_attention_of_every_format_and_head_fits_each_gpu(found: dict[str, Any]) -> None:
-    assert {capability for capability, *_ in found["attention"]} == set(GPUS)
-    for capability, kind, shared in found["attention"]:
+@pytest.mark.parametrize("likeness", sorted({ALIKE.get(capability, capability) for capability in GPUS}))
+def test_attention_of_every_format_and_head_fits_each_gpu(likeness: int) -> None:
+    found = compiled_apart(attention_bytes, likeness)
+    assert {capability for capability, *_ in found} == set(alike_to(likeness))
+    for capability, kind, shared in found:
         assert shared <= GPUS[capability].shared_memory, (capability, kind)
 
 
-def test_all_others_fit_any_gpu(found: dict[str, Any]) -> None:
-    for capability, name, shared in found["small"]:
+def test_all_others_fit_any_gpu() -> None:
+    for capability, name, shared in compiled_apart(small_bytes):
         few = 48 * 1024 if "hopper" not in name else GPUS[capability].shared_memory
         assert shared <= few, (capability, name)
 
 
-def test_machine_code_is_made_for_each(found: dict[str, Any]) -> None:
-    assert {(capability, name) for capability, name, _ in found["whole"]} == {
-        (capability, name) for capability, names in WHOLE.items() for name in names
-    }
+def test_machine_code_is_made_for_each() -> None:
+    made = [(capability, name) for capability, names in WHOLE.items() for name in names]
+    assert compiled_apart(machine_code) == [list(each) for each in made]
 
 
-def test_gpus_without_products_of_shared_memory_allot_alike(found: dict[str, Any]) -> None:
+def test_gpus_without_products_of_shared_memory_allot_alike() -> None:
     """So what is compiled for one of them stands for all."""
-    for name, measured in found["alike"].items():
-        assert len(set(measured)) == 1, name
+    for name, measured in compiled_apart(bytes_on_each_alike).items():
+        assert len(measured) == len(ALIKE) and len(set(measured)) == 1, name
 
 
 if __name__ == "__main__":
-    print(json.dumps(all_compiled()))
+    print(json.dumps(globals()[sys.argv[1]](*map(int, sys.argv[2:]))))

@@ -18,7 +18,7 @@ from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.formats.kv_format import UNSCALED
 from quire.kernels.formats.layer_cache import LayerCache
-from quire.loadtest.evaluation.real.timing import device_seconds
+from quire.loadtest.device_time import device_seconds
 
 BATCHES = (8, 32)
 CONTEXTS = (64, 128, 256, 512, 1024)

@@ -121,7 +121,7 @@ class Evaluation:
         )
 
     def _open_loops(self, server: RealServer, kinds: Sequence[Kind], shares: Sequence[float]) -> None:
-        """Fig. 12."""
+        """Run what Fig. 12 shows."""
         for share in shares:
             for workload in plan.ARRIVALS:
                 for kind in kinds:
@@ -131,7 +131,7 @@ class Evaluation:
     # -- kernels --------------------------------------------------------------------------------------
 
     def _attention(self) -> None:
-        """Fig. 18a."""
+        """Run what Fig. 18a shows."""
         if not self._has_time(KERNEL_SECONDS, "attention kernels"):
             return
         for heads in attention.HEADS:
@@ -143,7 +143,7 @@ class Evaluation:
             self._clean_up()
 
     def _transfers(self, server: RealServer) -> None:
-        """Fig. 19a."""
+        """Run what Fig. 19a shows."""
         if not self._has_time(KERNEL_SECONDS, "transfers"):
             return
         for timed in transfers.measure_transfers(server.runner):
@@ -152,7 +152,7 @@ class Evaluation:
         self._clean_up()
 
     def _variants(self) -> None:
-        """The tutorials' tables."""
+        """Run what the tutorials' tables show."""
         for is_decode, sizes in ((True, DECODES), (False, PREFILLS)):
             for batch, length in sizes:
                 name = f"attention variants, {batch} × {length}"
@@ -189,7 +189,7 @@ class Evaluation:
             self.failed.append(name)
 
     def _has_time(self, seconds: float, name: str) -> bool:
-        """Whether something of about so many seconds can be done; if not, its name is kept."""
+        """Say whether something of about so many seconds can be done; if not, keep its name."""
         if time.monotonic() + seconds <= self._end:
             return True
         self.left_out.append(name)

@@ -18,7 +18,7 @@ from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.formats.kv_format import UNSCALED
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.loadtest.attention_variants import VARIANTS, Case, contiguous, make_case, time_in_turn
-from quire.loadtest.evaluation.real.timing import device_seconds
+from quire.loadtest.device_time import device_seconds
 
 HEADS, HEAD_DIM, BLOCK_SIZE = 16, 128, 16
 ROUNDS = 3
@@ -68,7 +68,7 @@ class OurKernel:
         )
 
     def __call__(self) -> Tensor:
-        """[batch, heads, queries, D]"""
+        """Return [batch, heads, queries, D]."""
         queries = self.prefills.max_query_len
         if queries == 1:
             attend = decode if self.q.is_cuda else decode_reference
