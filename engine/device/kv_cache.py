@@ -82,7 +82,7 @@ def _why_unsuited(held: KVFormat, model: ModelConfig, gpu: Gpu) -> str | None:
 
 
 def expanded_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype | None) -> int:
-    """Bytes of a block in `LayerCache.expanded` of a dtype; 0 with None."""
+    """Return bytes of a block in `LayerCache.expanded` of a dtype; 0 with None."""
     return 0 if dtype is None else 2 * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize
 
 
@@ -149,7 +149,7 @@ class KVCache:
 
 
 def touched(shape: tuple[int, ...]) -> Tensor:
-    """Bytes that are zero, written by a thread for each processor, however few are to compute.
+    """Return bytes that are zero, written by a thread for each processor, however few are to compute.
 
     Pages that many threads have touched are quickly pinned: 4 GiB in 0.6 s, by torch in 2.3.
     """
@@ -179,7 +179,7 @@ def _pin_while(owner: object, memory: Tensor) -> None:
 
 
 def _runs(pairs: Int32) -> Iterator[tuple[slice, slice]]:
-    """The same pairs [N, 2] as slices: blocks that follow each other on both sides make one copy."""
+    """Return the same pairs [N, 2] as slices: blocks that follow each other on both sides make one copy."""
     ends = np.flatnonzero((np.diff(pairs, axis=0) != 1).any(axis=1)) + 1
     for run in np.split(pairs, ends) if len(pairs) else []:
         (source, destination), count = run[0].tolist(), len(run)

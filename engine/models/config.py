@@ -104,7 +104,7 @@ class ModelConfig:
 
 
 def _decoder(fields: Fields, architecture: str) -> ModelConfig:
-    """Llama, Mistral, Qwen2/2.5 and Qwen3. Defaults of absent fields are transformers' own."""
+    """Read Llama, Mistral, Qwen2/2.5 and Qwen3. Defaults of absent fields are transformers' own."""
     qwen = architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
     fields.refuse_unless("partial_rotary_factor", None, 1, 1.0)
     fields.refuse_unless("dual_chunk_attention_config", None)
@@ -156,7 +156,7 @@ def _decoder(fields: Fields, architecture: str) -> ModelConfig:
 
 
 def _windows(fields: Fields, layers: int, positions: int, architecture: str, qwen: bool) -> tuple[int, ...]:
-    """Attention window of each layer; one that no context can outgrow counts as none."""
+    """Return the attention window of each layer; one that no context can outgrow counts as none."""
     if architecture == "LlamaForCausalLM":
         fields.refuse_unless("sliding_window", None)
         fields.refuse_unless("layer_types", None, ["full_attention"] * layers)

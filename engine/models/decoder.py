@@ -95,5 +95,5 @@ class Decoder:
         return self.backend.rms_norm(residual, self.final_norm, eps) if normed is None else normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, H] -> [S, V]."""
+        """Compute hidden [S, H] -> [S, V]."""
         return self.backend.wide_linear(hidden, self.head)

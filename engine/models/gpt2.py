@@ -65,5 +65,5 @@ class GPT2:
         return self.final_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, H] -> [S, V]."""
+        """Compute hidden [S, H] -> [S, V]."""
         return self.backend.wide_linear(hidden, self.head)

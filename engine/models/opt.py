@@ -84,7 +84,7 @@ class OPT:
         return x if self.final_norm is None else self.final_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, H] -> [S, V]."""
+        """Compute hidden [S, H] -> [S, V]."""
         if self.project_out is not None:
             hidden = self.project_out(hidden)
         return self.backend.wide_linear(hidden, self.head)

@@ -122,7 +122,7 @@ def shared_lens(
     block_tables: torch.Tensor,
     block_size: int,
 ) -> torch.Tensor:
-    """How many tokens the rows of each bundle have in common, in whole tiles: lens [N] i32.
+    """Return how many tokens the rows of each bundle have in common, in whole tiles: lens [N] i32.
 
     members [N, R] i32 as in SharedPrefixes; rows [B] i32 indexes block_tables [*, max_blocks] i32,
     context_lens [B] i32. Full blocks that all of them name at the same place count; less than SHORTEST is 0.

@@ -26,7 +26,7 @@ def _expand_kernel(
     slot_stride: tl.tensor, scale_block_stride: tl.tensor,
     SEQUENCES: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Every so manyth of all sequences' earlier blocks, for the keys or the values of one kv head."""
+    """Write every so manyth of all sequences' earlier blocks, the keys or the values of one kv head."""
     QUARTER: tl.constexpr = DIM // 4
     part = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS

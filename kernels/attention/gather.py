@@ -37,7 +37,7 @@ class DecodeGather:
         kv_shape: torch.Size,
         window: int,
     ) -> list[_Part]:
-        """Every row that has a context is in one of them. kv_shape [blocks, 2, Hkv, block_size, D]."""
+        """Return parts; each row with a context is in one. kv_shape [blocks, 2, Hkv, block_size, D]."""
         key = self._key
         if key is None or key[0] is not rows or key[1] is not context_lens or key[2:] != (kv_shape, window):
             self._key = (rows, context_lens, kv_shape, window)
@@ -54,7 +54,7 @@ class DecodeGather:
 
 
 def _of_like_length(context_lens: list[int], floats: int) -> list[list[int]]:
-    """The rows that have a context, by falling length; a new part begins where padding the rest is dear.
+    """Return the rows with a context, by falling length; a new part begins where padding the rest is dear.
 
     `floats` is how many a token's keys and values are.
     """

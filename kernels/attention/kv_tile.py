@@ -56,7 +56,7 @@ def load_tile(
     dtype: tl.constexpr = None,
     PLANES: tl.constexpr = False,
 ) -> tl.tensor:
-    """K and V [TILE, DIM] of the keys from `first_key`; 0 past key `num_keys` (if MASKED) and past HEAD_DIM.
+    """Load K and V [TILE, DIM] from `first_key` on; 0 past key `num_keys` (if MASKED) and past HEAD_DIM.
 
     `kv` points at the kv head in block 0, `blocks` are `load_blocks` of the same keys. Those of a cache with
     scales are dequantised to `dtype`; `kv_scales` points at the kv head's words in block 0. PLANES: vectors

@@ -42,7 +42,7 @@ class PrefillKernel(Enum):
 def _find_sequence(
     query_starts: tl.tensor, num_sequences: tl.tensor, tile: tl.tensor, BLOCK_Q: tl.constexpr
 ) -> tl.tensor:
-    """The sequence of a query tile, and the tile's number within it.
+    """Return the sequence of a query tile, and the tile's number within it.
 
     Sequence p owns the tiles from query_starts[p] // BLOCK_Q + p on, which are at least as many as it needs;
     `tile` counts from the first one's. Counting the sequences that begin by this tile finds it, mostly in
@@ -86,7 +86,7 @@ def _prefill_kernel(
     TILE: tl.constexpr,
     PLANES: tl.constexpr,
 ) -> None:
-    """BLOCK_M // GROUP consecutive queries of one sequence, for all query heads of one kv head."""
+    """Attend from BLOCK_M // GROUP consecutive queries of a sequence, for all heads of one kv head."""
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(0)
     # A sequence's later tiles see more keys: start the heavy ones first.

@@ -17,7 +17,7 @@ def other_half(dim: tl.tensor, HEAD_DIM: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def load_weights(norm: tl.tensor, dim: tl.tensor, HEAD_DIM: tl.constexpr) -> tl.tensor:
-    """A norm's weights [1, DIM] in fp32 for `dim` and what it is rotated with; anything without a norm."""
+    """Load a norm's weights [1, DIM] in fp32 for `dim` and what it is rotated with; anything without one."""
     if norm is None:
         none = tl.zeros_like(dim).to(tl.float32)[None, :]
         return none, none

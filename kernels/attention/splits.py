@@ -46,7 +46,7 @@ class Division(NamedTuple):
         return max(self.long_splits, self.left_splits)
 
     def programs(self, batch: int) -> int:
-        """Of all rows, for each kv head."""
+        """Return the programs of all rows, for each kv head."""
         return (
             self.long_rows * self.long_splits
             + (self.undivided - self.long_rows)
@@ -71,7 +71,7 @@ class DecodeWorkspace:
     def allocate(
         cls, max_batch: int, num_q_heads: int, head_dim: int, device: torch.device | str
     ) -> DecodeWorkspace:
-        """Enough for every batch up to `max_batch`, since of many rows at most long ones are split."""
+        """Return enough for every batch up to `max_batch`, since of many rows at most long ones are split."""
         count = min(max_batch * MAX_SPLITS, 2 * FULL_DEVICE)
         return cls(
             torch.empty(count, num_q_heads, head_dim, dtype=torch.float32, device=device),
@@ -82,17 +82,17 @@ class DecodeWorkspace:
 
 
 def runs_at_once(batch: int, num_kv_heads: int) -> bool:
-    """Whether so many rows have room on the device at the same time."""
+    """Tell whether so many rows have room on the device at the same time."""
     return batch * num_kv_heads <= FULL_DEVICE
 
 
 def plan_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
-    """How many splits of each row fill the device, from what is known without looking at the lengths."""
+    """Return how many splits of each row fill the device, as known without looking at the lengths."""
     return max(min(FULL_DEVICE // (batch * num_kv_heads), MAX_SPLITS, max_tiles), 1)
 
 
 def plan_small_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
-    """The same of programs that take little shared memory: twice as many, if those make four of a row."""
+    """Return that of programs in little shared memory: twice as many, if those make four of a row."""
     splits = min(2 * FULL_DEVICE // (batch * num_kv_heads), MAX_SMALL_SPLITS, max_tiles)
     return max(splits if splits >= 4 else 1, plan_splits(batch, num_kv_heads, max_tiles))
 
@@ -100,7 +100,7 @@ def plan_small_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
 def plan_division(
     batch: int, num_kv_heads: int, head_dim: int, multiprocessors: int, workspace: DecodeWorkspace
 ) -> Division:
-    """How a batch is divided whose rows have one program for each kv head, but for some."""
+    """Return how a batch is divided whose rows have one program for each kv head, but for some."""
     programs = batch * num_kv_heads
     long_rows = (
         batch * 3 // 8
@@ -161,7 +161,7 @@ def tiles_and_splits(
     max_splits: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The row's first visible key that is its own, first tile, tiles, tiles in a split, splits with work."""
+    """Return a row's first visible key of its own, its tile, tiles, tiles in a split, splits with work."""
     first_key = tl.where(window > 0, tl.maximum(context_len - window, 0), shared_len)
     first_tile = first_key // TILE
     tiles = tl.cdiv(context_len, TILE) - first_tile

@@ -82,7 +82,7 @@ def _gemv_kernel(
     ADDED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
-    """ROWS outputs of the token; with GATED, those of the gate and of the up projection."""
+    """Compute ROWS outputs of the token; with GATED, those of the gate and of the up projection."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     up_weight = weight + OUTPUTS * COLUMNS
     tile = _weights(weight, row, 0, OUTPUTS, COLUMNS, CHUNK)

@@ -157,7 +157,7 @@ def reference_add(
 
 
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x [T, K] times weight [N, K] -> [T, N], for an N as wide as a vocabulary."""
+    """Multiply x [T, K] by weight [N, K] -> [T, N], for an N as wide as a vocabulary."""
     if len(x) != 1:
         if suits_hopper_linear(x, weight):
             tiles = tiling(len(x), *weight.shape, gated=False, divided=False)

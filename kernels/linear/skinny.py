@@ -39,7 +39,7 @@ def _kernel(
     CHUNK: gl.constexpr, AHEAD: gl.constexpr, GATED: gl.constexpr, ADDED: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ) -> None:  # fmt: skip
-    """ROWS outputs of all tokens; with GATED, those of the gate and of the up projection.
+    """Compute ROWS outputs of all tokens; with GATED, those of the gate and of the up projection.
 
     Each warp has its part of the columns, and its own product of them [ROWS, TOKENS].
     """
@@ -147,7 +147,7 @@ def prefers_one(weight: Matrix, tuning: Tuning) -> bool:
 
 
 def chunks_ahead(columns: int, warps: int, *, added: bool) -> int:
-    """AHEAD of a kernel in which each of `warps` takes its part of the columns."""
+    """Return AHEAD of a kernel in which each of `warps` takes its part of the columns."""
     return min(AHEAD_ADDED if added else AHEAD, columns // (warps * CHUNK))
 
 

@@ -63,7 +63,7 @@ def add_split_output(residual: Tensor, weight: Tensor, bias: Tensor | None, part
 def _splits_of(
     context_len: gl.tensor, window: gl.tensor, max_splits: gl.tensor, TILE: gl.constexpr
 ) -> gl.tensor:
-    """As `attention.splits.tiles_and_splits` divides a context."""
+    """Divide a context as `attention.splits.tiles_and_splits`."""
     first_tile = gl.where(window > 0, gl.maximum(context_len - window, 0), 0) // TILE
     tiles = gl.cdiv(context_len, TILE) - first_tile
     return gl.cdiv(tiles, gl.maximum(gl.cdiv(tiles, max_splits), 1))
@@ -80,7 +80,7 @@ def _kernel(
     HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, ROWS: gl.constexpr, ROUND: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ) -> None:  # fmt: skip
-    """ROWS outputs; the weights are asked for before the kernel ahead has ended.
+    """Compute ROWS outputs; the weights are asked for before the kernel ahead has ended.
 
     A thread has the same HELD columns of each row and of each split, so that nothing is exchanged on the way.
     """

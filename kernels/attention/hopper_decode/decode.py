@@ -79,7 +79,7 @@ READS_EARLY = frozenset(
 
 @gluon.jit
 def _end_after_the_kernel_ahead() -> None:
-    """As in `attention.decode_kernel`."""
+    """Do the same as in `attention.decode_kernel`."""
     ends = gl.program_id(0) == gl.num_programs(0) - 1
     if ends & (gl.program_id(1) == gl.num_programs(1) - 1):
         gdc_wait()
@@ -99,7 +99,7 @@ def _kernel(
     STAGES: gl.constexpr, PLANES: gl.constexpr, NEW: gl.constexpr, READY: gl.constexpr, BESIDE: gl.constexpr,
     MERGES: gl.constexpr, BRINGS: gl.constexpr,
 ) -> None:  # fmt: skip
-    """As `attention.decode_kernel`: one split of a row's context for one kv head.
+    """Attend as `attention.decode_kernel`: one split of a row's context for one kv head.
 
     MERGES: only some rows are split (see `divide`), and the last program of one to be done merges its parts:
     `arrivals`, by row and kv head, counts them, and is zero before and after. Otherwise all rows' results are

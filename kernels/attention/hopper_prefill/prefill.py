@@ -113,7 +113,7 @@ def _kernel(
 
 
 def turns_of_a_program(turns: int, multiprocessors: int) -> int:
-    """As many as leave programs enough for each multiprocessor."""
+    """Return as many turns as leave programs enough for each multiprocessor."""
     return max(min(turns // (multiprocessors * LEAST_ROUNDS), MOST_TURNS), 1)
 
 
