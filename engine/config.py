@@ -13,7 +13,7 @@ PreemptionMode = Literal["auto", "swap", "recompute"]
 BLOCK_SIZES = (16, 32, 64, 128)
 KVCacheDtype = Literal[
     "auto", "model", "fp8_e4m3", "fp12_e4m7"
-]  # rounded: `quire.kernels.formats.kv_format.ROUNDED`
+]  # rounded: `quire.kernels.formats.kv_format.SCALED`
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["auto", "cuda", "cpu"] = "auto"  # auto: cuda where there is one
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     kv_cache_dtype: KVCacheDtype = (
-        "auto"  # model: its own; auto: `quire.engine.device.kv_cache.automatic_dtype`
+        "auto"  # model: its own; auto: `quire.engine.device.kv_cache.automatic_format`
     )
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: int | None = None  # None: what the model and the KV cache allow

@@ -44,6 +44,8 @@ logger = logging.getLogger("quire.engine")
 CHECK_EVERY = 256  # steps between two runs of the scheduler's own consistency check
 # Of the blocks and sequences, one a run in turn: all at once would hold up the streams for tens of ms.
 CHECK_SHARES = tuple(slice(first, None, 16) for first in range(16))
+# Of an engine on the CPU: where cores are few, the event loop that serves all streams goes first.
+CPU_NICENESS = 5
 REPORT_SECONDS = 0.5  # between two reports on the registry
 
 
@@ -57,8 +59,11 @@ def run_engine(connection: socket.socket) -> int:
     start = msgspec.msgpack.decode(first, type=StartFrame)
     publisher = None
     try:
-        from quire.engine.startup import start_engine  # torch: not before the first frame could be refused
+        # torch: not before the first frame could be refused
+        from quire.engine.startup import choose_device, start_engine
 
+        if choose_device(start.config).type == "cpu":
+            os.nice(CPU_NICENESS)  # before torch starts its threads, which inherit it
         core, info = start_engine(
             start.config,
             lambda progress: connection.sendall(encode_frame(ProgressFrame(progress))),

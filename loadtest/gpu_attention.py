@@ -18,11 +18,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from quire.kernels.attention.decode import decode_attention
-from quire.kernels.attention.dequantize import expand
-from quire.kernels.attention.prefill import prefill_attention
+from quire.kernels.attention.batch import AttentionLayer, DecodeBatch, PrefillBatch
+from quire.kernels.attention.decode import DecodeMode, decode
+from quire.kernels.attention.dequantize import dequantize
+from quire.kernels.attention.prefill import prefill
 from quire.kernels.attention.splits import DecodeWorkspace
-from quire.kernels.formats import kv_format as kv_formats
+from quire.kernels.formats.kv_format import BF16, FP12, SCALED, KVFormat
+from quire.kernels.formats.layer_cache import LayerCache
 from quire.loadtest.command import command_parser, parse_for_cuda, write_json
 from quire.loadtest.device_time import capture, replay_seconds
 from quire.loadtest.gpu_layer import contexts_of
@@ -56,11 +58,8 @@ class Case:
 
     def key_bytes(self, kv_cache_dtype: str) -> int:
         """Return the bytes of K and V, each read once, and a rounded cache's scales."""
-        dtype = kv_formats.ROUNDED.get(kv_cache_dtype)
-        vector = HEAD_DIM * 2
-        if dtype is not None:
-            vector = kv_formats.elements_of(HEAD_DIM, dtype) * dtype.itemsize + 2
-        return sum(self.context_lens) * self.num_kv_heads * 2 * vector
+        vector_bytes = SCALED.get(kv_cache_dtype, BF16).vector_bytes(HEAD_DIM)
+        return sum(self.context_lens) * self.num_kv_heads * 2 * vector_bytes
 
     @property
     def flops(self) -> int:
@@ -123,6 +122,18 @@ def all_cases() -> list[Case]:
     ]
 
 
+def quantized(exact: torch.Tensor, held: KVFormat) -> LayerCache:
+    """Round a cache's vectors [blocks, 2, Hkv, block_size, D], some blocks at a time: it takes much room."""
+    *lead, block_size, head_dim = exact.shape
+    memory = torch.empty(*lead, block_size * held.elements(head_dim), dtype=held.dtype, device=exact.device)
+    values = held.vectors(memory, block_size, head_dim)
+    scales = torch.empty(exact.shape[:-1], dtype=torch.float16, device=exact.device)
+    for part, *into in zip(*(x.split(4096) for x in (exact, values, scales)), strict=True):
+        for target, rounded in zip(into, held.quantize(part), strict=True):
+            target.copy_(rounded)
+    return LayerCache(values, held, scales.permute(0, 2, 3, 1).contiguous())
+
+
 class CaseInputs:
     """Device tensors of a case: one cache, whose tables hold `num_sets` disjoint copies of the batch."""
 
@@ -141,11 +152,10 @@ class CaseInputs:
             tables[row, :count] = free[taken : taken + count]
             taken += count
         shape = (num_blocks, 2, case.num_kv_heads, block_size, HEAD_DIM)
-        self.kv = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
-        self.kv_scales: torch.Tensor | None = None
-        self.expanded: torch.Tensor | None = None
-        if kv_cache_dtype in kv_formats.ROUNDED:
-            self._quantize(kv_formats.ROUNDED[kv_cache_dtype])
+        exact = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
+        self.cache = LayerCache(exact, BF16)
+        if kv_cache_dtype in SCALED:
+            self.cache = quantized(exact, SCALED[kv_cache_dtype])
         self.block_tables = torch.from_numpy(tables).to(device)
         self.rows = torch.arange(self.num_sets * batch, dtype=torch.int32, device=device).split(batch)
         self.context_lens = torch.tensor(case.context_lens, dtype=torch.int32, device=device)
@@ -158,54 +168,34 @@ class CaseInputs:
         self.q = qkv[:, : case.num_q_heads * HEAD_DIM].view(tokens, case.num_q_heads, HEAD_DIM)
         self.out = torch.empty_like(self.q, memory_format=torch.contiguous_format)
         self.workspace = DecodeWorkspace.allocate(batch, case.num_q_heads, HEAD_DIM, device)
-        if self.kv.dtype == kv_formats.ROUNDED["fp12_e4m7"] and not case.is_decode:
-            self.expanded = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        self.layer = AttentionLayer(case.num_q_heads, case.num_kv_heads, HEAD_DIM, SCALE)
+        if self.cache.format == FP12 and not case.is_decode:
+            self.cache = replace(self.cache, expanded=torch.empty(shape, dtype=torch.bfloat16, device=device))
             self._expand()
 
     def _expand(self) -> None:
         """Expand all keys and values, as a step's own are already there when prefill attention begins."""
-        assert self.kv_scales is not None and self.expanded is not None
         none = torch.zeros_like(self.query_starts)
         for rows in self.rows:
-            expand(self.kv, self.kv_scales, self.block_tables, rows, none, self.context_lens, self.expanded)
-
-    def _quantize(self, dtype: torch.dtype) -> None:
-        """Quantize some blocks at a time: what it takes in between is wide."""
-        block_size, elements = self.kv.shape[3], kv_formats.elements_of(HEAD_DIM, dtype)
-        shape = (*self.kv.shape[:3], block_size * elements)
-        memory = torch.empty(shape, dtype=dtype, device=self.kv.device)
-        values = kv_formats.vectors_of(memory, block_size, HEAD_DIM)
-        scales = torch.empty(*self.kv.shape[:-1], dtype=torch.float16, device=self.kv.device)
-        for exact, *quantized in zip(*(x.split(4096) for x in (self.kv, values, scales)), strict=True):
-            for into, part in zip(quantized, kv_formats.quantize(exact, dtype), strict=True):
-                into.copy_(part)
-        self.kv, self.kv_scales = values, scales.permute(0, 2, 3, 1).contiguous()
+            dequantize(PrefillBatch(self.block_tables, rows, none, self.context_lens, 0), self.cache)
 
     def attention(self, index: int) -> torch.Tensor:
         """Attend over input set `index`."""
-        common = (self.q, self.out, self.kv, self.block_tables, self.rows[index])
+        rows, lens = self.rows[index], self.context_lens
         if self.case.is_decode:
-            rest = (self.context_lens, self.order, SCALE, 0, self.workspace)
-            decode_attention(*common, *rest, kv_scales=self.kv_scales, known=True)
+            decodes = DecodeBatch(self.block_tables, rows, lens, self.order, self.workspace)
+            decode(self.q, self.out, decodes, self.layer, self.cache, DecodeMode.KNOWN)
         else:
             longest = max(self.case.query_lens)
-            prefill_attention(
-                *common,
-                self.query_starts,
-                self.context_lens,
-                longest,
-                SCALE,
-                0,
-                self.kv_scales,
-                self.expanded,
-            )
+            prefills = PrefillBatch(self.block_tables, rows, self.query_starts, lens, longest)
+            prefill(self.q, self.out, prefills, self.layer, self.cache)
         return self.out
 
     def max_error(self) -> float:
         """Return the largest difference to fp64 over a few queries of the first, middle and last sequence."""
         out = self.attention(0)
         batch = len(self.case.context_lens)
-        block_size = self.kv.shape[3]
+        block_size = self.cache.block_size
         group = self.case.num_q_heads // self.case.num_kv_heads
         errors = []
         for sequence in {0, batch // 2, batch - 1}:
@@ -213,7 +203,7 @@ class CaseInputs:
             blocks = self.block_tables[sequence, : -(-context_len // block_size)].long()
             parts = torch.arange(2, device=blocks.device)[:, None, None]
             heads = torch.arange(self.case.num_kv_heads, device=blocks.device)[:, None]
-            held = kv_formats.read_cache(self.kv, self.kv_scales, (blocks, parts, heads))
+            held = self.cache.read((blocks, parts, heads))
             k, v = held.double().flatten(2, 3)  # [Hkv, keys, D]
             for query in {0, query_len // 3, query_len - 1}:
                 token = int(self.query_starts[sequence]) + query
@@ -255,7 +245,7 @@ def measure(case: Case, block_size: int, kv_cache_dtype: str, ceilings: Ceilings
 def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--block-size", type=int, default=16, choices=[16, 32, 64, 128])
-    parser.add_argument("--kv-cache-dtype", default="bfloat16", choices=["bfloat16", *kv_formats.ROUNDED])
+    parser.add_argument("--kv-cache-dtype", default="bfloat16", choices=["bfloat16", *SCALED])
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the measurements there")
     arguments = parse_for_cuda(parser)
     torch.manual_seed(0)

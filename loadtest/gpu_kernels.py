@@ -17,9 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.attention.write_kv import qkv_to_cache
-from quire.kernels.linear.fused import add_linear, norm_linear, norm_silu_linear
-from quire.kernels.linear.linear import wide_linear
+from quire.kernels.attention.batch import AttentionLayer
+from quire.kernels.attention.write_kv import write_kv
+from quire.kernels.formats.kv_format import BF16
+from quire.kernels.formats.layer_cache import LayerCache
+from quire.kernels.gpu import gpu_of
+from quire.kernels.linear.linear import Linear
+from quire.kernels.linear.operations import Hidden, wide_linear
+from quire.kernels.plan import GATE, PROJECT_IN, PROJECT_OUT, Product, choose
 from quire.kernels.pointwise.activation import silu_mul
 from quire.kernels.pointwise.block_copy import copy_blocks
 from quire.kernels.pointwise.norm import add_rms_norm, rms_norm
@@ -101,15 +106,24 @@ def layer_cases(model: Model, tokens: int) -> Iterator[Case]:
     slots = torch.randperm(blocks * 16, device="cuda")[:tokens]
     q_norm, k_norm = (random(head_dim), random(head_dim)) if model.qk_norm else (None, None)
 
+    layer = AttentionLayer(
+        model.q_heads, model.kv_heads, head_dim, head_dim**-0.5, 0, rope, q_norm, k_norm, 1e-6
+    )
+
     def to_cache() -> Callable[[], object]:
         qkv = random(tokens, heads * head_dim)
         kv = torch.empty(blocks, 2, model.kv_heads, 16, head_dim, device="cuda", dtype=torch.bfloat16)
-        return lambda: qkv_to_cache(qkv, positions, slots, kv, model.q_heads, rope, q_norm, k_norm, 1e-6)
+        return lambda: write_kv(qkv, positions, slots, layer, LayerCache(kv, BF16))
 
     yield Case("rms_norm", model.name, tokens, 4 * tokens * hidden, norm)
     yield Case("add_rms_norm", model.name, tokens, 8 * tokens * hidden, add_norm)
     yield Case("silu_mul", model.name, tokens, 6 * tokens * model.intermediate, activation)
     yield Case("qkv_to_cache", model.name, tokens, 4 * tokens * heads * head_dim, to_cache)
+
+
+def fused_case(layer: Linear, x: Tensor) -> Product:
+    """Return the case of few tokens x, whose norms and sums are part of the products' kernels."""
+    return Product(gpu_of(x.device), x.dtype, len(x), layer.matrix, fused=True)
 
 
 def linear_cases(model: Model, tokens: int) -> Iterator[Case]:
@@ -118,36 +132,37 @@ def linear_cases(model: Model, tokens: int) -> Iterator[Case]:
     attended = model.q_heads * model.head_dim
     norm = random(hidden)
 
-    def norm_of(weight: Tensor, x: Tensor) -> object:
-        return norm_linear(x, norm, 1e-6, weight, None)
+    def norm_of(layer: Linear, x: Tensor) -> object:
+        return choose(PROJECT_IN, fused_case(layer, x)).run(Hidden(x), norm, 1e-6, layer)
 
-    def norm_silu_of(weight: Tensor, x: Tensor) -> object:
-        return norm_silu_linear(x, norm, 1e-6, weight, None)
+    def norm_silu_of(layer: Linear, x: Tensor) -> object:
+        return choose(GATE, fused_case(layer, x)).run(Hidden(x), norm, 1e-6, layer)
 
-    def add_to(residual: Tensor) -> Callable[[Tensor, Tensor], object]:
-        return lambda weight, x: add_linear(residual, x, weight, None)
+    residual = random(tokens, hidden)
 
-    def product(weight: Tensor, x: Tensor) -> object:
-        return F.linear(x, weight)
+    def add(layer: Linear, x: Tensor) -> object:
+        return choose(PROJECT_OUT, fused_case(layer, x)).run(residual, x, layer, norm, 1e-6)
 
-    add = add_to(random(tokens, hidden))
-    layers: list[tuple[str, int, int, Callable[[Tensor, Tensor], object]]] = [
+    def product(layer: Linear, x: Tensor) -> object:
+        return F.linear(x, layer.weight)
+
+    layers: list[tuple[str, int, int, Callable[[Linear, Tensor], object]]] = [
         ("norm_linear, qkv", attended + 2 * model.kv_heads * model.head_dim, hidden, norm_of),
         ("add_linear, output", hidden, attended, add),
         ("norm_silu_linear", 2 * inner, hidden, norm_silu_of),
         ("add_linear, down", hidden, inner, add),
-        ("wide_linear", model.vocabulary, hidden, lambda weight, x: wide_linear(x, weight)),
+        ("wide_linear", model.vocabulary, hidden, lambda layer, x: wide_linear(x, layer.weight)),
     ]
     for name, outputs, columns, fused in layers:
         for kernel, function in ((name, fused), (f"cuBLAS for {name}", product)):
 
             def make(
-                function: Callable[[Tensor, Tensor], object] = function,
+                function: Callable[[Linear, Tensor], object] = function,
                 outputs: int = outputs,
                 columns: int = columns,
             ) -> Callable[[], object]:
-                weight, x = random(outputs, columns), random(tokens, columns)
-                return lambda: function(weight, x)
+                layer, x = Linear(random(outputs, columns), None), random(tokens, columns)
+                return lambda: function(layer, x)
 
             yield Case(kernel, model.name, tokens, 2 * outputs * columns, make)
 

@@ -21,12 +21,13 @@ from typing import Literal
 import torch
 
 from quire.engine.device.kv_cache import KVCache
-from quire.engine.models.batch import ForwardBatch
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import Model, load_model
-from quire.kernels.attention.decode_reference import DecodeGather
+from quire.kernels.attention.batch import DecodeBatch, ForwardBatch
+from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.backend import Backend, triton_backend
+from quire.kernels.formats.kv_format import UNSCALED
 from quire.loadtest.command import command_parser, parse_for_cuda, write_json
 from quire.loadtest.device_time import capture, replay_seconds
 from quire.loadtest.gpu_kernels import COPY_BANDWIDTH
@@ -89,12 +90,7 @@ def decode_batch(
         tokens=numbers,
         positions=last,
         slots=written.long() * block_size + last % block_size,
-        block_tables=tables,
-        decode_rows=numbers,
-        decode_context_lens=context_lens,
-        decode_order=numbers,
-        prefill=None,
-        workspace=workspace,
+        decode=DecodeBatch(tables, numbers, context_lens, numbers, workspace),
     )
 
 
@@ -116,7 +112,8 @@ def measure(
     workspace = DecodeWorkspace.allocate(rows, config.num_heads, config.head_dim, device)
     contexts = contexts_of(rows, context, spread)
     batch = decode_batch(contexts, BLOCK_SIZE, workspace, device)
-    cache = KVCache(config, int(batch.block_tables.max()) + 1, BLOCK_SIZE, dtype, device, backend.copy_blocks)
+    blocks = int(batch.decode.block_tables.max()) + 1
+    cache = KVCache(config, blocks, BLOCK_SIZE, UNSCALED[dtype], device, backend.copy_blocks)
     for layer in cache.layers:
         layer.kv.normal_(std=0.1)
     seconds = graph_seconds(lambda: model.forward(batch, cache.layers))

@@ -1,6 +1,6 @@
 """Times a layer without its attention, at many tokens: `python -m quire.loadtest.gpu_products [--json PATH]`.
 
-Needs a CUDA device. Products, norms, activation and residual sums as quire.kernels.linear.linear does them,
+Needs a CUDA device. Products, norms, activation and residual sums as quire.kernels.plan chooses them,
 and with cuBLAS's products alone, in turn in CUDA graphs. Layers have weights of their own, as in a step. The
 bound is the products' arithmetic at the rate of a large product, measured in the same process: it depends on
 the GPU's power.
@@ -18,7 +18,10 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.config import ModelConfig
-from quire.kernels.linear.linear import Linear, add_linear_norm, linear, silu_linear
+from quire.kernels.gpu import gpu_of
+from quire.kernels.linear.linear import Linear
+from quire.kernels.linear.operations import Hidden
+from quire.kernels.plan import GATE, PROJECT_IN, PROJECT_OUT, Product, choose
 from quire.kernels.pointwise.activation import silu_mul
 from quire.kernels.pointwise.norm import add_rms_norm
 from quire.loadtest.command import command_parser, parse_for_cuda, write_json
@@ -70,9 +73,20 @@ def random_layer(config: ModelConfig, device: torch.device, dtype: torch.dtype) 
 
 def run_fused(layer: Layer, attended: Tensor, residual: Tensor) -> Tensor:
     """Run a layer's products as models do it, [T, Hq D] → [T, (Hq + 2 Hkv) D]; add to `residual` [T, H]."""
-    x, residual = add_linear_norm(residual, attended, layer.output, layer.norm, EPS)
-    x, residual = add_linear_norm(residual, silu_linear(x, layer.gate_up), layer.down, layer.norm, EPS)
-    return linear(x, layer.qkv)
+
+    def case(product: Linear) -> Product:
+        return Product(gpu_of(residual.device), residual.dtype, len(residual), product.matrix)
+
+    project_out, gate, down, project_in = (
+        choose(PROJECT_OUT, case(layer.output)).run,
+        choose(GATE, case(layer.gate_up)).run,
+        choose(PROJECT_OUT, case(layer.down)).run,
+        choose(PROJECT_IN, case(layer.qkv)).run,
+    )
+    hidden: Hidden = project_out(residual, attended, layer.output, layer.norm, EPS)
+    inner = gate(hidden, layer.norm, EPS, layer.gate_up)
+    hidden = down(hidden.residual, inner, layer.down, layer.norm, EPS)
+    return project_in(hidden, layer.norm, EPS, layer.qkv)
 
 
 def run_cublas(layer: Layer, attended: Tensor, residual: Tensor) -> Tensor:

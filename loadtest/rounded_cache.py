@@ -31,10 +31,10 @@ from quire.engine.core import EngineCore
 from quire.engine.device.kv_cache import KVCache, expanded_dtype
 from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.models.batch import ForwardBatch, PrefillBatch
 from quire.engine.models.hub import resolve_model
 from quire.engine.startup import start_engine
-from quire.kernels.formats.kv_format import ROUNDED
+from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, PrefillBatch
+from quire.kernels.formats.kv_format import BF16, FP32, SCALED, KVFormat
 from quire.kernels.gpu import gpu_of
 from quire.llm import LLM
 from quire.loadtest.command import command_parser, write_json
@@ -92,14 +92,14 @@ class Decode:
 
 
 @torch.inference_mode()
-def logits_of(core: EngineCore, kv_dtype: torch.dtype, tokens: list[int]) -> Tensor:
+def logits_of(core: EngineCore, held: KVFormat, tokens: list[int]) -> Tensor:
     """Return logits [len(tokens), V] in fp32: the first half's from one prefill, the others decoded."""
     runner = core.runner
     assert isinstance(runner, ModelRunner)
     model, device = runner.model, runner.device
     blocks = -(-len(tokens) // BLOCK_SIZE)
-    expanded = expanded_dtype(model.config, kv_dtype, model.embedding.dtype, gpu_of(device))
-    cache = KVCache(model.config, blocks, BLOCK_SIZE, kv_dtype, device, runner.backend.copy_blocks, expanded)
+    expanded = expanded_dtype(model.config, held, model.embedding.dtype, gpu_of(device))
+    cache = KVCache(model.config, blocks, BLOCK_SIZE, held, device, runner.backend.copy_blocks, expanded)
     tables = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).int()[None].to(device)
 
     def ints(*values: int) -> Tensor:
@@ -113,12 +113,16 @@ def logits_of(core: EngineCore, kv_dtype: torch.dtype, tokens: list[int]) -> Ten
             tokens=ints(*tokens[begin:end]),
             positions=positions,
             slots=slots,
-            block_tables=tables,
-            decode_rows=rows[:0] if prefills else rows,
-            decode_context_lens=contexts[:0] if prefills else contexts,
-            decode_order=rows[:0] if prefills else rows,
-            prefill=PrefillBatch(rows, ints(0, end - begin), contexts, end - begin) if prefills else None,
-            workspace=runner.workspace,
+            decode=DecodeBatch(
+                tables,
+                rows[:0] if prefills else rows,
+                contexts[:0] if prefills else contexts,
+                rows[:0] if prefills else rows,
+                runner.workspace,
+            ),
+            prefill=PrefillBatch(tables, rows, ints(0, end - begin), contexts, end - begin)
+            if prefills
+            else None,
         )
         return model.logits(model.forward(batch, cache.layers)).float()
 
@@ -163,8 +167,7 @@ def sequences_of(llm: LLM, load_format: LoadFormat) -> list[list[int]]:
 
 
 def measure_errors(model: str, load_format: LoadFormat, device: str, formats: list[str]) -> list[Error]:
-    """Measure each of `formats` in ROUNDED against bfloat16; with a checkpoint's weights, all against float32
-    too.
+    """Measure each of `formats` in SCALED against bfloat16; with a checkpoint's weights, all against fp32.
 
     Raise ValueError where a format does not suit the model's head dim.
     """
@@ -185,9 +188,9 @@ def measure_errors(model: str, load_format: LoadFormat, device: str, formats: li
 
     llm = start("bfloat16")
     sequences = sequences_of(llm, load_format)
-    dtypes = {**{name: ROUNDED[name] for name in formats}, "bfloat16": torch.bfloat16}
+    caches = {**{name: SCALED[name] for name in formats}, "bfloat16": BF16}
     logits = {
-        cache: [logits_of(llm.core, dtype, tokens) for tokens in sequences] for cache, dtype in dtypes.items()
+        cache: [logits_of(llm.core, held, tokens) for tokens in sequences] for cache, held in caches.items()
     }
     name = "demo" if _is_demo(model) else Path(model).name
     errors = [compare(name, cache, "bfloat16", logits[cache], logits["bfloat16"]) for cache in formats]
@@ -195,8 +198,8 @@ def measure_errors(model: str, load_format: LoadFormat, device: str, formats: li
         return errors  # other weights are drawn in float32
     del llm  # its memory is the next one's
     llm = start("float32")
-    exact = [logits_of(llm.core, torch.float32, tokens) for tokens in sequences]
-    return errors + [compare(name, cache, "float32", logits[cache], exact) for cache in dtypes]
+    exact = [logits_of(llm.core, FP32, tokens) for tokens in sequences]
+    return errors + [compare(name, cache, "float32", logits[cache], exact) for cache in caches]
 
 
 # -- gain ---------------------------------------------------------------------------------------------
@@ -290,7 +293,7 @@ def main() -> None:
     parser.add_argument(
         "--kv-cache-dtype",
         action="append",
-        choices=list(ROUNDED),
+        choices=list(SCALED),
         dest="formats",
         help="a rounded format to measure (may repeat); all if left out",
     )
@@ -298,7 +301,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the measurements to this file")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    formats = list(dict.fromkeys(arguments.formats or ROUNDED))
+    formats = list(dict.fromkeys(arguments.formats or SCALED))
     console = Console(width=160)
     errors: list[Error] = []
     decodes: list[Decode] = []

@@ -31,6 +31,7 @@ from quire.service.demo import MODEL_FOLDER, MODEL_NAME
 log = logging.getLogger("quire.service")
 
 _API_KEY_VARIABLE = "QUIRE_API_KEY"
+GPU_NAMES = ("A100", "A10", "L4", "H100", "B200", "RTX 5090")  # `kernels.gpu.KNOWN`, which takes torch
 TRACED_STEPS = 32  # of each workload, with --profile
 
 
@@ -97,6 +98,8 @@ def _parser() -> Parser:
     flag(bench, "--profile", type=Path, help="folder for traces of steps; prints where their time goes")
     doctor = commands.add_parser("doctor", help="tell what fits, and which flag to change where it does not")
     add_engine_flags(doctor)
+    flag(doctor, "--plan", action="store_true", help="print which kernels compute a layer, and start nothing")
+    flag(doctor, "--gpu", choices=GPU_NAMES, help="with --plan: of this GPU; this machine's if left out")
     return parser
 
 
@@ -305,6 +308,13 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    if arguments.plan:
+        from quire.kernel_plan import print_plan
+
+        print_plan(_engine_config(arguments), arguments.gpu)
+        return 0
+    if arguments.gpu is not None:
+        raise ValueError("--gpu goes with --plan: without it, what is here is measured")
     from quire.doctor import doctor
 
     doctor(_engine_config(arguments))

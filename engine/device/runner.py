@@ -24,12 +24,12 @@ from quire.engine.device.streams import (
     ThreadFlight,
     ThreadQueue,
 )
-from quire.engine.models.batch import ForwardBatch, Newest, PrefillBatch
 from quire.engine.models.loader import Model
 from quire.engine.schedule.cascade import SMALLEST_BUNDLE, PrefixBundles
 from quire.engine.schedule.plan import PromptLogprobs, StepPlan
+from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, Newest, PrefillBatch
 from quire.kernels.attention.cascade import LANES, SharedPrefixes, rows_of_bundle, shared_lens
-from quire.kernels.attention.decode_reference import DecodeGather
+from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.backend import Backend
 
@@ -191,13 +191,7 @@ class ModelRunner:
             tokens=tokens,
             positions=positions,
             slots=slots,
-            block_tables=self.block_tables,
-            decode_rows=rows,
-            decode_context_lens=context_lens,
-            decode_order=order,
-            prefill=None,
-            workspace=self.workspace,
-            shared=shared,
+            decode=self._decode_batch(rows, context_lens, order, shared),
         )
         logits = self.model.logits(self.model.forward(batch, self.cache.layers))
         return logits, self._sample(logits, rows, context_lens)
@@ -242,19 +236,21 @@ class ModelRunner:
     def _forward(self, inputs: list[Tensor], max_query_len: int | None = None) -> Tensor:
         """`mixed_inputs` on the device -> hidden [T, H]; with `newest_inputs` after them [R, H]."""
         given, token_rows, positions, decode_rows, decode_contexts, decode_order, *rest = inputs
-        rows, contexts, query_starts, *newest = rest
+        rows, contexts, query_starts, *of_newest = rest
+        newest = None
+        if of_newest:
+            newest_tokens, newest_rows, newest_contexts, newest_order = of_newest
+            newest = Newest(newest_tokens, self._decode_batch(newest_rows, newest_contexts, newest_order))
         tokens, positions, slots = self._places(given, token_rows, positions)
         batch = ForwardBatch(
             tokens=tokens,
             positions=positions,
             slots=slots,
-            block_tables=self.block_tables,
-            decode_rows=decode_rows,
-            decode_context_lens=decode_contexts,
-            decode_order=decode_order,
-            prefill=PrefillBatch(rows, query_starts, contexts, max_query_len or len(given)),
-            workspace=self.workspace,
-            newest=Newest(*newest) if newest else None,
+            decode=self._decode_batch(decode_rows, decode_contexts, decode_order),
+            prefill=PrefillBatch(
+                self.block_tables, rows, query_starts, contexts, max_query_len or len(given)
+            ),
+            newest=newest,
         )
         return self.model.forward(batch, self.cache.layers)
 
@@ -271,6 +267,11 @@ class ModelRunner:
             self.block_tables.view(-1)[entries] = blocks
         if len(copies):
             self.cache.copy(copies.view(-1, 2))
+
+    def _decode_batch(
+        self, rows: Tensor, context_lens: Tensor, order: Tensor, shared: SharedPrefixes | None = None
+    ) -> DecodeBatch:
+        return DecodeBatch(self.block_tables, rows, context_lens, order, self.workspace, shared)
 
     def _places(self, given: Tensor | None, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.backend.token_places(

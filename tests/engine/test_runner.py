@@ -50,7 +50,6 @@ def test_the_last_layer_computes_all_tokens_only_where_a_prompts_logprobs_are_wa
     )
     runner = core.runner
     assert isinstance(runner, ModelRunner) and isinstance(runner.model, Decoder)
-    runner.model.most_fused = 0  # few tokens would go past the layers' own products
     *before, last = runner.model.layers
     watched = Watched(last.output)
     runner.model.layers = [*before, replace(last, output=watched)]

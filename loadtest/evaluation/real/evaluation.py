@@ -11,7 +11,6 @@ from contextlib import contextmanager
 import torch
 
 from quire.engine.config import EngineConfig
-from quire.kernels.backend import Backend, torch_backend, triton_backend
 from quire.loadtest.attention_variants import DECODES, PREFILLS
 from quire.loadtest.evaluation.real import attention, plan, transfers
 from quire.loadtest.evaluation.real.case import Case, CaseRun, Outcome, Workload, measure
@@ -138,9 +137,7 @@ class Evaluation:
         for heads in attention.HEADS:
             for batch in attention.BATCHES:
                 for context in attention.CONTEXTS:
-                    timed = attention.measure_attention(
-                        self._backend, self._device, self._dtype, heads, batch, context
-                    )
+                    timed = attention.measure_attention(self._device, self._dtype, heads, batch, context)
                     self._results.add("attention", timed)
             self._say(f"attention kernels, heads of {heads}: {timed.microseconds}")
             self._clean_up()
@@ -162,7 +159,7 @@ class Evaluation:
                 if self._has_time(KERNEL_SECONDS / 4, name):
                     with self._guard(name):
                         timed = measure_variants(
-                            self._backend, self._device, self._dtype, batch, length, is_decode=is_decode
+                            self._device, self._dtype, batch, length, is_decode=is_decode
                         )
                         self._results.add("variants", timed)
                         self._say(f"attention variants: {timed}")
@@ -172,10 +169,6 @@ class Evaluation:
     @property
     def _is_cuda(self) -> bool:
         return self._device.type == "cuda"
-
-    @property
-    def _backend(self) -> Backend:
-        return triton_backend() if self._is_cuda else torch_backend()
 
     @property
     def _dtype(self) -> torch.dtype:

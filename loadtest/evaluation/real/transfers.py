@@ -48,8 +48,8 @@ def _swap_seconds(runner: ModelRunner, size: int, tokens: int) -> tuple[float, f
     """Time a swap through the engine's own cache, and one piece by piece."""
     config, device = runner.model.config, runner.device
     count = -(-tokens // size)
-    dtype = runner.cache.layers[0].kv.dtype
-    cache = KVCache(config, count, size, dtype, device, runner.backend.copy_blocks)
+    held = runner.cache.layers[0].format
+    cache = KVCache(config, count, size, held, device, runner.backend.copy_blocks)
     cache.add_host_tier(count)
     assert cache.host is not None
     # Keys and values of each layer by themselves are so many pieces, one after the other.
