@@ -1,4 +1,4 @@
-"""What an engine is told at start, and what it says of itself once it runs."""
+"""The configuration of an engine, and its description of itself once it runs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a started engine says of itself; a front end checks requests against it."""
+    """The description of a started engine; a front end checks requests against it."""
 
     model: str
     architecture: str
@@ -173,7 +173,7 @@ RegistryState = Literal["ok", "degraded"]
 
 
 class RegistryReport(msgspec.Struct, frozen=True, array_like=True):
-    """How publishing goes."""
+    """The state of publishing to the registry."""
 
     state: RegistryState
     blocks: int  # that the registry holds of this replica, as far as is known

@@ -19,7 +19,7 @@ from quire.kernels.gpu import gpu_of
 from quire.kernels.linear.hopper_matmul import launch_each
 
 
-def rehearse(
+def precompile(
     config: ModelConfig,
     backend: Backend,
     limits: Limits,

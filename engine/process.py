@@ -50,7 +50,7 @@ REPORT_SECONDS = 0.5  # between two reports on the registry
 
 
 def run_engine(connection: socket.socket) -> int:
-    """Start the engine that the first frame describes and step it until the peer closes; the exit code."""
+    """Start the engine of the first frame and step it until the peer closes; return the exit code."""
     reader = FrameReader(connection)
     try:
         first, *frames = reader.read(wait=True)
@@ -129,7 +129,7 @@ def _serve(
             publisher.observe(core.stats)
         steps += 1
         if steps % CHECK_EVERY == 0:
-            check_scheduler(core.scheduler.queue, CHECK_SHARES[steps // CHECK_EVERY % len(CHECK_SHARES)])
+            check_scheduler(core.scheduler.state, CHECK_SHARES[steps // CHECK_EVERY % len(CHECK_SHARES)])
         garbage.collect(garbage.BUSY_OBJECTS if core.has_work else garbage.IDLE_OBJECTS)
 
 

@@ -34,7 +34,7 @@ from quire.engine.hashing import BlockHasher
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.loader import load_model
-from quire.engine.precompile import rehearse
+from quire.engine.precompile import precompile
 from quire.engine.registry.deployment import hash_seed
 from quire.engine.schedule.plan import StepPlan
 from quire.engine.schedule.preemption import PreemptionPolicy
@@ -148,7 +148,7 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     with compiling_beside(kernels) if with_graphs else nullcontext():
         if with_graphs:
             kernels(0, 1)
-            rehearse(model_config, backend, limits, config.block_size, kv_format, device, dtype)
+            precompile(model_config, backend, limits, config.block_size, kv_format, device, dtype)
         model, weight_bytes = load_model(
             folder,
             model_config,
@@ -259,7 +259,7 @@ def _default_batched_tokens(device: torch.device, gpu: Gpu) -> int:
 
 
 def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int) -> int:
-    """How many KV blocks fit beside the weights and the largest step's activations."""
+    """Return how many KV blocks fit beside the weights and the largest step's activations."""
     if runner.device.type == "cuda":
         activations = _activation_bytes(runner)
         if not config.enforce_eager:  # a graph's are its own, which all share
@@ -282,7 +282,7 @@ def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int)
 
 
 def _activation_bytes(runner: ModelRunner) -> int:
-    """What a step allocates at most on a CUDA device."""
+    """Return the most bytes that a step allocates on a CUDA device."""
 
     def of(step: StepPlan) -> int:
         torch.cuda.reset_peak_memory_stats(runner.device)
@@ -342,8 +342,8 @@ def _best_seconds(runner: ModelRunner, plan: StepPlan, times: int = 3) -> float:
     taken = []
     for _ in range(times):
         begin = time.perf_counter()
-        flight = runner.launch(plan)
-        flight.wait()
-        flight.has_moved(wait=True)
+        handle = runner.launch(plan)
+        handle.wait()
+        handle.has_moved(wait=True)
         taken.append(time.perf_counter() - begin)
     return min(taken)

@@ -174,7 +174,7 @@ class CaseInputs:
             self._expand()
 
     def _expand(self) -> None:
-        """Expand all keys and values, as a step's own are already there when prefill attention begins."""
+        """Dequantize all keys and values, as a step's own are already there when prefill attention begins."""
         none = torch.zeros_like(self.query_starts)
         for rows in self.rows:
             dequantize(PrefillBatch(self.block_tables, rows, none, self.context_lens, 0), self.cache)

@@ -20,10 +20,10 @@ import numpy as np
 
 from quire.engine.arrays import empty_int32
 from quire.engine.capacity import Capacity
-from quire.engine.core import EngineCore, InFlight, Runner
+from quire.engine.core import EngineCore
 from quire.engine.hashing import BlockHasher
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.schedule.plan import StepPlan, StepResult
+from quire.engine.schedule.plan import Runner, StepHandle, StepPlan, StepResult
 from quire.engine.schedule.scheduler import WATERMARK, Scheduler
 from quire.loadtest.command import command_parser
 
@@ -56,8 +56,8 @@ class Timings:
         return statistics.median(self.both) / statistics.median(self.yardstick)
 
 
-class NoModel(Runner, InFlight):
-    """A runner whose steps are done at once. It is its own flight."""
+class NoModel(Runner, StepHandle):
+    """A runner whose steps are done at once. It is its own handle."""
 
     def __init__(self) -> None:
         self._samples: list[int] = []

@@ -79,7 +79,7 @@ class OfflineEngine:
     def __init__(self, core: EngineCore, tokenizer: Tokenizer) -> None:
         self.core = core
         self.tokenizer = tokenizer
-        tokenizer.look_up(core.scheduler.queue.capacity.vocab_size)
+        tokenizer.look_up(core.scheduler.state.capacity.vocab_size)
         self._asked: dict[int, _Asked] = {}
         self._tokens: dict[int, list[list[int]]] = {}  # of the choices of each: where its next one is added
         self._followed: dict[int, list[Followed]] = {}  # choices of those whose tokens are looked at

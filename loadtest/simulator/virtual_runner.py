@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.arrays import Logprobs
-from quire.engine.core import InFlight, Runner
-from quire.engine.schedule.plan import StepPlan, StepResult
+from quire.engine.schedule.plan import Runner, StepHandle, StepPlan, StepResult
 from quire.loadtest.simulator.step_costs import StepCosts
 
 VOCAB = 60_000
@@ -29,7 +28,7 @@ class VirtualClock:
         self.now = max(self.now, moment)
 
 
-class _VirtualFlight(InFlight):
+class _VirtualHandle(StepHandle):
     def __init__(self, clock: VirtualClock, end: float, result: StepResult) -> None:
         self._clock = clock
         self._end = end
@@ -57,7 +56,7 @@ class VirtualRunner(Runner):
         self._candidates = np.zeros(num_rows, np.int64)
         self._last = np.zeros(num_rows, np.int64)
 
-    def launch(self, plan: StepPlan) -> InFlight:
+    def launch(self, plan: StepPlan) -> StepHandle:
         seconds = self._costs.of(plan)
         self._free_at = max(self._free_at, self._clock.now) + seconds
         self.busy_seconds += seconds
@@ -66,7 +65,7 @@ class VirtualRunner(Runner):
             self._candidates[start.row] = start.num_candidates
             sample = 0 if start.num_candidates else start.index + 1
             self._keys[start.row] = ((start.params.seed or 0) * 1_000_003 + sample) % (1 << 62)
-        self._last[plan.given_rows] = plan.given_tokens
+        self._last[plan.override_rows] = plan.override_tokens
         ends = np.cumsum(plan.query_lens[plan.num_decodes :]) - 1
         self._last[plan.rows[plan.num_decodes :]] = plan.prefill_tokens[ends]
         rows = plan.sample_rows
@@ -76,7 +75,7 @@ class VirtualRunner(Runner):
         logprobs = self._search(words, rows, wanted) if len(wanted) else None
         self._last[rows] = tokens
         result = StepResult(tokens, wanted.astype(np.int32), logprobs, ())
-        return _VirtualFlight(self._clock, self._free_at, result)
+        return _VirtualHandle(self._clock, self._free_at, result)
 
     def _search(self, words: Words, rows: NDArray[np.int32], wanted: NDArray[np.int64]) -> Logprobs:
         k = int(self._candidates[rows[wanted]].max())

@@ -1,4 +1,4 @@
-"""Which GPUs an engine starts on."""
+"""The GPUs that an engine starts on."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def run_to(core: EngineCore, context: int) -> None:
     while True:
         core.step()
         scheduler = core.scheduler
-        rows = [sequence.row for group in scheduler.queue.running for sequence in group.live]
+        rows = [sequence.row for group in scheduler.state.running for sequence in group.live]
         if rows and (scheduler.rows.context[rows] == context).all():
             return
 
@@ -127,7 +127,7 @@ def test_four_samples_share_the_prompt(prompt: int, shared: int, unshared: int, 
     else:
         assert pool.num_active == shared
         assert pool.references == unshared
-    check_scheduler(core.scheduler.queue)
+    check_scheduler(core.scheduler.state)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])

@@ -41,7 +41,7 @@ def run(core: EngineCore, prompts: list[list[int]], salt: str) -> list[tuple[lis
     while core.has_work:
         for output in core.step():
             outputs.setdefault(output.request_id, []).append(output)
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
         stats = core.stats
         in_transfer = core.scheduler.blocks.pool.num_in_transfer
         known = stats.free_blocks + stats.active_blocks + stats.cached_blocks + in_transfer

@@ -10,10 +10,9 @@ import msgspec
 import numpy as np
 
 from quire.engine.arrays import Int32, empty_int32
-from quire.engine.core import InFlight
 from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import SamplingParams
-from quire.engine.schedule.plan import RowStart, StepPlan
+from quire.engine.schedule.plan import RowStart, StepHandle, StepPlan
 from quire.loadtest.simulator.recording import RecordingRunner
 from quire.loadtest.simulator.step_costs import StepRecord
 
@@ -58,12 +57,12 @@ def record_steps(runner: ModelRunner) -> list[StepRecord]:
 
 def _time(runner: ModelRunner, plan: StepPlan) -> list[StepRecord]:
     recorder = RecordingRunner(runner)
-    flights: deque[InFlight] = deque()
+    handles: deque[StepHandle] = deque()
     for _ in range(REPEATS + 1):
-        flights.append(recorder.launch(plan))
-        if len(flights) > 1:
-            flights.popleft().wait()
-    flights.popleft().wait()
+        handles.append(recorder.launch(plan))
+        if len(handles) > 1:
+            handles.popleft().wait()
+    handles.popleft().wait()
     return recorder.records[1:]  # nothing ran while the first was launched
 
 

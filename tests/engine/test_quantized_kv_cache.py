@@ -163,8 +163,8 @@ def test_every_cell_gives_the_same_tokens(
         if cell == "prefix hit":
             answers = run(core, asked)
             assert any(outputs[0].cached_tokens for outputs in answers.values())
-        yielding = core.scheduler.yielding
-        assert (yielding.recomputes > 0, yielding.swaps > 0) == (cell == "recompute", cell == "swap")
+        preemption = core.scheduler.preemption
+        assert (preemption.recomputes > 0, preemption.swaps > 0) == (cell == "recompute", cell == "swap")
         alike = [share_alike(tokens_of(answers[key]), tokens_of(alone[key])) for key in alone]
         # On a GPU last bits depend on the batch, and where they decide how a number rounds, so do tokens.
         assert sum(alike) >= len(alike) / 2 if ON_GPU else all(share == 1 for share in alike), cell

@@ -1,4 +1,4 @@
-"""A rehearsal against the warm-up that it is for."""
+"""Precompiling, against the warm-up that it is for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quire.engine.dummy_steps import largest_step
 from quire.engine.models import decoder, gpt2, opt
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import Model, build_model
-from quire.engine.precompile import rehearse
+from quire.engine.precompile import precompile
 from quire.engine.startup import start_engine
 from quire.kernels.backend import Backend, torch_backend, triton_backend
 from quire.kernels.compiling import compiling_beside
@@ -84,8 +84,8 @@ def test_it_asks_for_all_that_the_step_sizes_take(
     folder = model_folder(name)
     config = ModelConfig.from_folder(folder)
     device, dtype = torch.device("cpu"), torch.float32
-    rehearsed: set[Any] = set()
-    rehearse(config, watched(rehearsed, monkeypatch), LIMITS, 16, UNSCALED[dtype], device, dtype)
+    precompiled: set[Any] = set()
+    precompile(config, watched(precompiled, monkeypatch), LIMITS, 16, UNSCALED[dtype], device, dtype)
     taken: set[Any] = set()
     monkeypatch.setattr("quire.engine.startup.torch_backend", lambda: watched(taken, monkeypatch))
     core, _ = start_engine(
@@ -103,7 +103,7 @@ def test_it_asks_for_all_that_the_step_sizes_take(
     taken.clear()
     core.runner.warm_up()
     assert taken
-    assert rehearsed >= taken
+    assert precompiled >= taken
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -115,7 +115,7 @@ def test_a_start_compiles_nothing_after_it(
     monkeypatch.setattr(
         triton.knobs.runtime, "jit_post_compile_hook", lambda **told: events.append("compiled")
     )
-    for module in [module for name, module in sys.modules.items() if name.startswith("kernels.")]:
+    for module in [module for name, module in sys.modules.items() if name.startswith("quire.kernels.")]:
         for kernel in vars(module).values():
             if isinstance(kernel, triton.runtime.JITFunction):
                 kernel.device_caches.clear()
@@ -154,7 +154,7 @@ def test_its_model_is_gone_afterwards(
     )
     try:
         with compiling_beside(lambda done, total: None):
-            rehearse(config, backend, LIMITS, 16, FP32, device, torch.float32)
+            precompile(config, backend, LIMITS, 16, FP32, device, torch.float32)
         assert [model() for model in models] == [None]
     finally:
         gc.enable()
