@@ -161,7 +161,7 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
             seed=config.seed or 0,
             on_progress=report.phase("weights", "B"),
         )
-    expanded = expanded_dtype(model_config, kv_dtype, dtype, gpu)
+    expanded = expanded_dtype(model_config, kv_dtype, dtype, gpu, config.block_size)
     held = (config.block_size, kv_dtype, device, backend.copy_blocks, expanded)
     runner = ModelRunner(model, backend, KVCache(model_config, 1, *held), limits, device)
 
@@ -262,7 +262,7 @@ def _default_batched_tokens(device: torch.device, gpu: Gpu) -> int:
 def _kv_dtype(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> torch.dtype:
     """Of the KV cache. Raises ValueError where the flag's format does not suit the device or the model."""
     if config.kv_cache_dtype == "auto":
-        return automatic_dtype(model, dtype, gpu)
+        return automatic_dtype(model, dtype, gpu, config.block_size)
     if config.kv_cache_dtype == "model":
         return dtype
     unsuited = {name: _why_unsuited(held, model, gpu) for name, held in ROUNDED.items()}

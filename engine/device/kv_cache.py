@@ -34,29 +34,29 @@ def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) ->
 
 
 def expanded_dtype(
-    config: ModelConfig, kv_dtype: torch.dtype, dtype: torch.dtype, gpu: Gpu
+    config: ModelConfig, kv_dtype: torch.dtype, dtype: torch.dtype, gpu: Gpu, block_size: int = 16
 ) -> torch.dtype | None:
     """What prefill attention of a model in dtype has a cache expanded to; None: it reads that itself.
 
-    That is worth its memory where `quire.kernels.attention.hopper_prefill.prefill` takes the heads, and fp12
-    is as exact as bf16.
+    That is worth its memory where `quire.kernels.attention.hopper_prefill.prefill` takes heads and blocks,
+    and fp12 is as exact as bf16.
     """
     expands = kv_dtype == FP12 and dtype == torch.bfloat16 and not all(config.windows)
     group = config.num_heads // config.num_kv_heads
-    suits = expands and hopper_prefill.takes_heads(gpu, dtype, config.head_dim, group)
+    suits = expands and hopper_prefill.takes_heads(gpu, dtype, config.head_dim, group, block_size)
     return dtype if suits else None
 
 
-def automatic_dtype(config: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> torch.dtype:
+def automatic_dtype(config: ModelConfig, dtype: torch.dtype, gpu: Gpu, block_size: int = 16) -> torch.dtype:
     """What `--kv-cache-dtype auto` has keys and values of a model in dtype held as.
 
     That is fp12 where Hopper's prefill attention takes what it is expanded to (see `expanded_dtype`) and
     `quire.kernels.attention.hopper_decode.decode` its planes: elsewhere it would be slower than dtype itself.
     Nor is it of use in models of so few layers that with what one is expanded to they take no less memory.
     """
-    expanded = expanded_dtype(config, FP12, dtype, gpu)
+    expanded = expanded_dtype(config, FP12, dtype, gpu, block_size)
     group = config.num_heads // config.num_kv_heads
-    if expanded is None or not hopper_decode.takes_heads(gpu, dtype, config.head_dim, group):
+    if expanded is None or not hopper_decode.takes_heads(gpu, dtype, config.head_dim, group, block_size):
         return dtype
     taken = bytes_per_block(config, 1, FP12) + expanded_bytes_per_block(config, 1, expanded)
     return FP12 if taken < bytes_per_block(config, 1, dtype) else dtype

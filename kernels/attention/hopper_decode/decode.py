@@ -50,6 +50,7 @@ from quire.kernels.formats.kv_scales import words
 from quire.kernels.gpu import Gpu, gpu_of
 
 TILE = 64  # keys
+LEAST_BLOCK = 16  # tokens: no smaller blocks were tried; the plain kernel takes those
 # A stage is filled again as soon as it has been read. Of 256 rows of 1,024 keys 2, 3, 4 stages bring 3.00,
 # 2.96, 2.89 TB/s on an H100.
 STAGES = 2
@@ -275,12 +276,19 @@ def _kernel(
         _end_after_the_kernel_ahead()
 
 
-def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> bool:
-    """Whether `hopper_decode` takes `group` query heads of dtype for each kv head.
+def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int, block_size: int) -> bool:
+    """Whether `hopper_decode` takes `group` query heads of dtype for each kv head, and blocks of this size.
 
-    It wants dependent launches, 16-bit numbers, and heads of 64 or 128 in groups of fewer than 16.
+    It wants dependent launches, 16-bit numbers, heads of 64 or 128 in groups of fewer than 16, and blocks of
+    16 or more.
     """
-    return gpu.has_dependent_launch and dtype.itemsize == 2 and head_dim in (64, 128) and group < LANES.value
+    return (
+        gpu.has_dependent_launch
+        and dtype.itemsize == 2
+        and head_dim in (64, 128)
+        and group < LANES.value
+        and block_size >= LEAST_BLOCK
+    )
 
 
 def suits_hopper_decode(q: Tensor, kv: Tensor) -> bool:
@@ -289,7 +297,7 @@ def suits_hopper_decode(q: Tensor, kv: Tensor) -> bool:
     Both are of one type, or q in bf16 and kv in fp12.
     """
     return (
-        takes_heads(gpu_of(q.device), q.dtype, q.shape[2], q.shape[1] // kv.shape[2])
+        takes_heads(gpu_of(q.device), q.dtype, q.shape[2], q.shape[1] // kv.shape[2], kv.shape[3])
         and (q.dtype == kv.dtype or (q.dtype == torch.bfloat16 and kv.dtype == FP12))
         and kv.stride(3) == kv.shape[-1]
     )

@@ -25,6 +25,7 @@ from quire.kernels.attention.kv_tile import LOG2_E
 from quire.kernels.gpu import Gpu, gpu_of
 
 MOST_STAGED = 256  # keys in shared memory at a time
+LEAST_BLOCK = 16  # tokens: a copy engine brings the keys of a block at once, in shared memory eight at a time
 # Turns of a program. On an H100 one, two, three bring 250, 302, 326 TFLOP/s at 32 × 512; 2 × 8192 are as
 # quick with one to three, and up to a tenth slower with four.
 MOST_TURNS = 3
@@ -115,11 +116,11 @@ def turns_of_a_program(turns: int, multiprocessors: int) -> int:
     return max(min(turns // (multiprocessors * LEAST_ROUNDS), MOST_TURNS), 1)
 
 
-def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> bool:
-    """Whether `hopper_prefill` takes `group` query heads of dtype for each kv head.
+def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int, block_size: int) -> bool:
+    """Whether `hopper_prefill` takes `group` query heads of dtype for each kv head, and blocks of this size.
 
-    It wants Hopper's instructions, 16-bit numbers, and heads of 64 or 128 in groups of a power of two up to
-    64.
+    It wants Hopper's instructions, 16-bit numbers, heads of 64 or 128 in groups of a power of two up to 64,
+    and blocks of 16 or more.
     """
     return (
         gpu.has_warpgroup_products
@@ -127,6 +128,7 @@ def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> bool
         and head_dim in (64, 128)
         and group & (group - 1) == 0
         and group <= ROWS.value
+        and block_size >= LEAST_BLOCK
     )
 
 
@@ -138,7 +140,7 @@ def suits_hopper(q: torch.Tensor, kv: torch.Tensor, max_query_len: int) -> bool:
     group = q.shape[1] // kv.shape[2]
     return (
         q.dtype == kv.dtype
-        and takes_heads(gpu_of(q.device), q.dtype, q.shape[2], group)
+        and takes_heads(gpu_of(q.device), q.dtype, q.shape[2], group, kv.shape[3])
         and max_query_len * group > ROWS.value
     )
 
