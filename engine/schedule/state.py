@@ -82,10 +82,12 @@ class RunQueue:
                 self.finish(sequence, "abort")
 
     def pin(self, tokens: list[int]) -> None:
-        """Never evict the full blocks of `tokens`, which are open to all and cached."""
+        """Never evict the blocks of `tokens`, which are open to all and cached."""
         for prefix in self.blocks.open_to_all(tokens):
             block = self.blocks.cache.find(prefix)
             assert block is not None, "a prefix is pinned before it was computed"
+            self.blocks.pool.pin(block)
+        for block in self.blocks.tails.blocks():
             self.blocks.pool.pin(block)
         others = self.blocks.pool.num_blocks - self.blocks.pool.num_pinned
         self.capacity = replace(self.capacity, num_blocks=others)

@@ -53,9 +53,11 @@ class WatchedScheduler(Scheduler):
     """A scheduler that may only do what was promised."""
 
     promised_hits = 0
+    tail_hits = 0
 
     def _attach(self, sequence: Sequence, found: Found) -> None:
         self.promised_hits += sum(not self.blocks.pool.is_kept(block) for block in found.device)
+        self.tail_hits += found.tail is not None
         super()._attach(sequence, found)
 
     def _find(self, sequence: Sequence) -> Found:
@@ -263,7 +265,7 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
     )
     scheduler = core.scheduler
     if caching and seed % 5 == 3 and num_blocks * block_size >= 16:
-        pin_prefixes(core, [COMMON[:8]])
+        pin_prefixes(core, [COMMON[: 8 if seed % 2 else 5]])  # whole blocks, or one that is not full
     coming = [random_request(rng, i, rng.choice([4, 12, 24]), max_num_seqs) for i in range(12)]
     coming.reverse()
     alive: dict[int, Request] = {}
@@ -311,5 +313,6 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
     done["pinned"] = scheduler.blocks.pool.num_pinned
     assert isinstance(scheduler, WatchedScheduler)
     done["promised"] = scheduler.promised_hits
+    done["tails"] = scheduler.tail_hits
     done["evictions"] = scheduler.blocks.pool.evictions
     return done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.engine.sequences.sequence import Sequence
+from tests.engine.oracle import VOCAB
 from tests.engine.tables import Tables
 
 BLOCK_SIZE = 4
@@ -14,6 +15,7 @@ def tokens(text: str) -> list[int]:
     for word in text.split():
         if word not in _VOCABULARY:
             _VOCABULARY.append(word)
+    assert len(_VOCABULARY) <= VOCAB
     return [_VOCABULARY.index(word) for word in text.split()]
 
 
