@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.engine.core import EngineCore
 from quire.engine.messages import Request, SamplingParams
+from quire.engine.schedule.lifecycle import pin
 
 PINNED_SHARE = 0.5  # of the device's blocks, at most; the others are for requests
 
@@ -35,5 +36,5 @@ def pin_prefixes(core: EngineCore, prefixes: list[list[int]]) -> int:
             for output in core.step():
                 if output.error is not None:
                     raise ValueError(f"prefix {number} of --pin-prefix cannot be computed: {output.error}")
-        core.scheduler.queue.pin(tokens)
+        pin(core.scheduler.state, tokens)
     return blocks.pool.num_pinned

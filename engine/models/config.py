@@ -9,6 +9,7 @@ from typing import Literal
 
 from quire.engine.models.json_fields import Fields, read_json
 from quire.engine.models.rope_config import RopeConfig
+from quire.kernels.formats.cache_spec import CacheSpec
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh"]
@@ -54,6 +55,11 @@ class ModelConfig:
     norm_before: bool = True  # layer norms stand before attention and MLP (OPT-350m: after)
     final_norm: bool = True
     norm_affine: bool = True  # layer norms have weight and bias
+
+    @property
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """Return what each layer keeps of the tokens that it has seen."""
+        return tuple(CacheSpec(self.num_kv_heads, self.head_dim, window) for window in self.windows)
 
     @property
     def layer_weights(self) -> int:

@@ -62,6 +62,7 @@ def decode_kernel(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     TILE: tl.constexpr,
+    PLANES: tl.constexpr,
     NEW: tl.constexpr,
     FIRST: tl.constexpr,
     EARLY: tl.constexpr,
@@ -104,7 +105,7 @@ def decode_kernel(
     if FIRST:
         k, v = load_tile(
             kv, blocks, begin * TILE, cached_len, block_stride, part_stride, slot_stride,
-            BLOCK_SIZE, HEAD_DIM, DIM, TILE, True, kv_scales, scale_block_stride, q.dtype.element_ty,
+            BLOCK_SIZE, HEAD_DIM, DIM, TILE, True, kv_scales, scale_block_stride, q.dtype.element_ty, PLANES,
         )  # fmt: skip
     if NEW:
         q_weight, q_other_weight = load_weights(q_norm, dim, HEAD_DIM)
@@ -118,7 +119,7 @@ def decode_kernel(
                 asked = load_blocks(table, tile * TILE, context_len, BLOCK_SIZE, TILE)
                 ask_for_tile(
                     kv, asked, tile * TILE, block_stride, part_stride, slot_stride,
-                    BLOCK_SIZE, HEAD_DIM, DIM, TILE,
+                    BLOCK_SIZE, HEAD_DIM, DIM, TILE, PLANES,
                 )  # fmt: skip
         gdc_launch_dependents()
         if not BESIDE:
@@ -186,7 +187,7 @@ def decode_kernel(
         peak = tl.where(last, score * scale_log2, peak)
         total = tl.where(last, 1.0, total)
         acc += tl.where(last, new_v.to(tl.float32), 0.0)
-    if kv_scales is None or kv.dtype.element_ty == tl.uint8:
+    if kv_scales is None or PLANES:
         if FIRST:
             key = begin * TILE + tl.arange(0, TILE)
             seen = (key >= first_key) & (key < cached_len)
@@ -196,7 +197,7 @@ def decode_kernel(
         for tile in range(begin, end):
             k, v = load_tile(
                 kv, blocks, tile * TILE, cached_len, block_stride, part_stride, slot_stride,
-                BLOCK_SIZE, HEAD_DIM, DIM, TILE, True, kv_scales, scale_block_stride, q_tile.dtype,
+                BLOCK_SIZE, HEAD_DIM, DIM, TILE, True, kv_scales, scale_block_stride, q_tile.dtype, PLANES,
             )  # fmt: skip
             blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
             key = tile * TILE + tl.arange(0, TILE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,10 +24,6 @@ FEW_SPLITS_OF_LEFT, MOST_SPLITS_OF_LEFT = 4, 8
 # Programs of `attention.hopper_decode.decode` that a multiprocessor has registers for; with heads of 64 twice
 # as many.
 RESIDENT = 2
-
-
-# What takes (out, context_lens, window, max_splits, tile, workspace) once decode attention has split rows.
-Merge = Callable[[torch.Tensor, torch.Tensor, int, int, int, "DecodeWorkspace"], None]
 
 
 class Division(NamedTuple):
@@ -123,22 +118,38 @@ def plan_division(
     return Division(long_rows, long_splits, at_once // num_kv_heads, left_splits)
 
 
-def merge_splits(
-    out: torch.Tensor,
-    context_lens: torch.Tensor,
-    window: int,
-    max_splits: int,
-    tile: int,
-    workspace: DecodeWorkspace,
-) -> None:
-    """What the splits of each row left in `workspace`, to the first B tokens of `out` [T, Hq, D]."""
-    num_q_heads, head_dim = out.shape[1:]
+@dataclass(frozen=True, slots=True)
+class SplitPartials:
+    """Attention of B rows whose contexts were split, before the splits are merged.
+
+    They are in the workspace, `tile` keys to a tile and up to `max_splits` of a row; merged they are the
+    first B tokens of `out` [T, Hq, D].
+    """
+
+    out: torch.Tensor
+    context_lens: torch.Tensor
+    window: int
+    max_splits: int
+    tile: int
+    workspace: DecodeWorkspace
+
+    def merged(self) -> torch.Tensor:
+        """Merge the splits of each row; return `out` as [T, Hq D]."""
+        merge_splits(self)
+        return self.out.flatten(1)
+
+
+def merge_splits(partials: SplitPartials) -> None:
+    """Merge the splits of each row to the first B tokens of `out`."""
+    num_q_heads, head_dim = partials.out.shape[1:]
     dim = triton.next_power_of_2(head_dim)
     part = min(dim, PART)
-    _merge_kernel[num_q_heads, context_lens.shape[0], dim // part](
-        out, workspace.partials, workspace.lse, context_lens, window, max_splits,
-        HEAD_DIM=head_dim, PART=part, TILE=tile, SPLITS=triton.next_power_of_2(max_splits), num_warps=1,
-        **dependent_launch(out.device),
+    _merge_kernel[num_q_heads, partials.context_lens.shape[0], dim // part](
+        partials.out, partials.workspace.partials, partials.workspace.lse, partials.context_lens,
+        partials.window, partials.max_splits,
+        HEAD_DIM=head_dim, PART=part, TILE=partials.tile,
+        SPLITS=triton.next_power_of_2(partials.max_splits), num_warps=1,
+        **dependent_launch(partials.out.device),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+SCALE_TYPE = torch.float16
 BOTH_ONE = tl.constexpr(0x3C003C00)  # two scales of 1 as a word
 
 

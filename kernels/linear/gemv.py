@@ -26,7 +26,7 @@ def linear_of_one(
     gated: bool,
     added: bool,
 ) -> None:
-    """out [1, N] of x [1, K] as the functions of `linear.fused` say."""
+    """Compute out [1, N] of x [1, K], as `linear.skinny.linear_of_few` does of a few tokens."""
     if len(x) != 1 or not weight.is_contiguous():
         raise ValueError(
             f"this is for one token and a contiguous weight, got {len(x)} tokens and strides "

@@ -23,8 +23,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from quire.kernels.gpu import gpu_of
+from quire.kernels.gpu import Gpu, gpu_of
+from quire.kernels.linear import hopper_stream
 from quire.kernels.linear.hopper_stream import silu_of_halves, suits_hopper_linear
+from quire.kernels.linear.linear import Matrix
 
 CONSUMERS = gl.constexpr(2)
 ROWS = gl.constexpr(64)  # tokens of a consumer: what one wgmma takes
@@ -198,14 +200,10 @@ def is_quick(count: int, outputs: int, columns: int, multiprocessors: int, *, sp
     return busy * (1 + spared * COLUMNS_OF_A_RESULT / columns) >= rounds * multiprocessors
 
 
-def suits_hopper_matmul(x: Tensor, weight: Tensor, *, spared: int) -> bool:
-    """Whether x [T, K] and weight [N, K] are what the functions here take, and `is_quick`."""
-    outputs, columns = weight.shape
-    return (
-        suits_hopper_linear(x, weight)
-        and takes(outputs, columns)
-        and is_quick(len(x), outputs, columns, gpu_of(x.device).multiprocessors, spared=spared)
-    )
+def supports(gpu: Gpu, dtype: torch.dtype, weight: Matrix) -> bool:
+    """Tell whether the functions here take a weight and tokens of dtype."""
+    streams = hopper_stream.supports(gpu, dtype)
+    return streams and not weight.biased and takes(weight.outputs, weight.inputs)
 
 
 def hopper_matmul(x: Tensor, weight: Tensor) -> Tensor:

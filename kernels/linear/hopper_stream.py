@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.gpu import gpu_of
+from quire.kernels.gpu import Gpu, gpu_of
 
 WIDE = 1 << 24  # elements of a weight from which reading it is most of the time, and must not happen twice
 ITEMSIZE = 2
@@ -204,12 +204,16 @@ def warps_of(tiles: Tiling) -> int:
     return min(max(tiles.tokens // 16, 4), 8)
 
 
+def supports(gpu: Gpu, dtype: torch.dtype) -> bool:
+    """Tell whether the functions here take tokens and a weight of dtype, all contiguous."""
+    return gpu.has_warpgroup_products and dtype.itemsize == ITEMSIZE
+
+
 def suits_hopper_linear(x: Tensor, weight: Tensor) -> bool:
-    """Whether x [T, K] and weight [N, K] are what the functions here take."""
+    """Tell whether x [T, K] and weight [N, K] are what the functions here take."""
     return (
-        gpu_of(x.device).has_warpgroup_products
+        supports(gpu_of(x.device), x.dtype)
         and x.dtype == weight.dtype
-        and x.element_size() == ITEMSIZE
         and len(x) > 0
         and x.is_contiguous()
         and weight.is_contiguous()

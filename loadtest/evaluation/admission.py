@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,9 +13,9 @@ from quire.engine.config import EngineConfig, PreemptionMode
 from quire.engine.core import EngineCore
 from quire.loadtest.client.arrivals import arrival_times
 from quire.loadtest.client.lengths import ALPACA, SHAREGPT, LogNormal, Shape
-from quire.loadtest.client.sessions import Recipe, Session, Turn, draw_sessions, due_at
+from quire.loadtest.client.sessions import Recipe, Session, Turn, due_at
 from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
-from quire.loadtest.evaluation.setting import Setting, ratio, seeded
+from quire.loadtest.evaluation.setting import Setting, ratio
 from quire.loadtest.simulator.geometry import OPT_13B
 from quire.loadtest.simulator.serving import Run, serve
 from quire.loadtest.simulator.simulation import simulate
@@ -38,7 +39,7 @@ SMALL_SLOTS, SMALL_RATES = 2048, (8.0, 16.0, 32.0)
 @dataclass(frozen=True, slots=True)
 class _Job:
     label: str
-    recipe: Recipe
+    drawn: Sequence[Session]
     rate: float
     system: System
     costs: StepCosts
@@ -48,8 +49,8 @@ class _Job:
         return f"{self.label}, {self.system.preemption}, {self.system.admission}, {self.rate:g}/s"
 
     def sessions(self) -> list[Session]:
-        sessions = draw_sessions(self.recipe)
-        return due_at(sessions, arrival_times(len(sessions), self.rate, 1.0, self.seed))
+        """Return the sessions at their times, a Poisson schedule."""
+        return due_at(self.drawn, arrival_times(len(self.drawn), self.rate, 1.0, self.seed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +107,9 @@ def _within(vocab_size: int, session: Session) -> Session:
 def _jobs(
     setting: Setting, label: str, recipe: Recipe, rates: tuple[float, ...], system: System
 ) -> list[_Job]:
-    costs = setting.step_costs(OPT_13B)
+    costs, sessions = setting.step_costs(OPT_13B), setting.sessions(recipe)
     return [
-        _Job(label, recipe, rate, dataclasses.replace(memory, admission=rule), costs, setting.seed)
+        _Job(label, sessions, rate, dataclasses.replace(memory, admission=rule), costs, setting.seed)
         for mode in MODES
         for memory in [
             dataclasses.replace(system, preemption=mode, host_slots=system.slots if mode == "swap" else 0)
@@ -121,12 +122,12 @@ def _jobs(
 def admission(setting: Setting) -> Figure:
     tables, charts = [], []
     for name, (recipe, rates) in WORKLOADS.items():
-        jobs = _jobs(setting, name, seeded(recipe, setting), rates, setting.system("paged"))
+        jobs = _jobs(setting, name, recipe, rates, setting.system("paged"))
         outcomes = list(zip(jobs, setting.run(_simulated, jobs), strict=True))
         tables.append(_table(name, outcomes))
         charts.append(_chart(name, outcomes))
     small = System("paged", SMALL_SLOTS, 512, max_num_seqs=64)
-    jobs = _jobs(setting, "demo model", seeded(SMALL, setting), SMALL_RATES, small)
+    jobs = _jobs(setting, "demo model", SMALL, SMALL_RATES, small)
     predicted, computed = setting.run(_simulated, jobs), setting.run(_on_engine, jobs)
     tables.append(_table("demo model on the engine", list(zip(jobs, computed, strict=True))))
     difference = max(

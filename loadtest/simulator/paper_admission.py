@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 from quire.engine.schedule.plan import StepPlan
@@ -17,14 +17,9 @@ class PaperAdmission(Scheduler):
         super().__init__(*arguments, **settings)
         self._preempted: set[SequenceGroup] = set()  # and not completed
 
-    def schedule(self, now: float = 0.0) -> StepPlan | None:
-        queue = self.queue
-        returning = [group for group in queue.waiting if group.queue_seconds is not None]
+    def schedule(self, now: float = 0.0, only: Collection[SequenceGroup] | None = None) -> StepPlan | None:
+        returning = [group for group in self.state.waiting if group.queue_seconds is not None]
         self._preempted = {group for group in (*self._preempted, *returning) if group.live}
-        if not self._preempted:
-            return super().schedule(now)
-        new = [group for group in queue.waiting if group.queue_seconds is None]
-        queue.waiting = deque(returning)
-        plan = super().schedule(now)
-        queue.waiting.extend(new)
-        return plan
+        if self._preempted:
+            only = [group for group in returning if only is None or group in only]
+        return super().schedule(now, only)

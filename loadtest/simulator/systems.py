@@ -53,7 +53,7 @@ class System:
 
     @property
     def num_blocks(self) -> int:
-        """What the scheduler has. A baseline's are never short: its reservations are what is."""
+        """Return the scheduler's blocks. A baseline's are never short: its reservations are what is."""
         if self.kind == "paged":
             return self.slots // self.block_size
         # Of every sequence one block in part, one for a copy on write; and what admission keeps back.

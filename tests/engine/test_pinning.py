@@ -43,7 +43,7 @@ def run(core: EngineCore, prompts: list[list[int]], salt: str) -> list[tuple[lis
     while core.has_work:
         for output in core.step():
             outputs.setdefault(output.request_id, []).append(output)
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
         stats = core.stats
         in_transfer = core.scheduler.blocks.pool.num_in_transfer
         known = stats.free_blocks + stats.active_blocks + stats.cached_blocks + in_transfer
@@ -174,7 +174,7 @@ def test_samples_and_beams_go_on_from_it_whatever_becomes_of_them(
         while core.has_work:
             for output in core.step():
                 got.setdefault((output.request_id, output.index), []).extend(output.tokens)
-            check_scheduler(core.scheduler.queue)
+            check_scheduler(core.scheduler.state)
         return got
 
     expected = answers(make_core(llama[0], 64, enable_prefix_caching=False, swap_space=0))

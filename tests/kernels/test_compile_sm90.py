@@ -310,11 +310,12 @@ def plain_variants() -> dict[str, Case]:
     for name, (kernel, constants, options) in variants.items():
         kv = {"fp8": "*fp8e4nv", "fp12": "*u8"}.get(name.rsplit("_")[-1], "*bf16")
         types = pointers | {"kv": kv, "kv_ptr": kv, "scale_log2": "fp32", "eps": "fp32"}
+        planes = {"PLANES": name.endswith("fp12")} if "PLANES" in kernel.arg_names else {}
         types |= {"into": "*bf16", "kv_scales": "*fp16"} if name == "expand_fp12" else {}
         # Pointers and strides are multiples of 16, as the launcher finds them when serving.
         aligned = {name for name, kind in types.items() if kind[0] == "*"}
         aligned |= {name for name in kernel.arg_names if name.endswith("_stride")}
-        found[name] = Case(ASTSource, kernel, constants, types, aligned, options)
+        found[name] = Case(ASTSource, kernel, constants | planes, types, aligned, options)
     return found
 
 
@@ -375,9 +376,10 @@ def hopper_decode_variants() -> dict[str, Case]:
     variants = {name: constants | no_scales for name, constants in variants.items()} | rounded
     found = {}
     for name, constants in variants.items():
-        cache = {"kv": "*i16", "kv_scales": "*i32"} if name.endswith("fp12") else {}
+        planes = name.endswith("fp12")
+        cache = {"kv": "*i16", "kv_scales": "*i32"} if planes else {}
         found[f"hopper_decode{name}"] = Case(
-            GluonASTSource, hopper_decode._kernel, constants, types | cache,
+            GluonASTSource, hopper_decode._kernel, constants | {"PLANES": planes}, types | cache,
             (*pointers, "kv_scales", *strides), {"num_warps": 4},
         )  # fmt: skip
     return found

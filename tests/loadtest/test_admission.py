@@ -9,7 +9,7 @@ import pytest
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.schedule.plan import StepPlan
 from quire.loadtest.client.lengths import LogNormal, Shape
-from quire.loadtest.client.sessions import Recipe
+from quire.loadtest.client.sessions import Recipe, draw_sessions
 from quire.loadtest.evaluation import admission
 from quire.loadtest.evaluation.setting import Setting
 from quire.loadtest.simulator.geometry import A100_40GB, OPT_13B
@@ -32,31 +32,32 @@ def test_the_papers_rule_admits_nobody_until_all_preempted_have_completed(
     plain = kind.schedule
     preempted: set[int] = set()
 
-    def schedule(self: object, now: float = 0.0) -> StepPlan | None:
-        queue = self.queue
-        new = {group for group in queue.waiting if group.queue_seconds is None}
-        before = {group.request.id for group in queue.running}
-        preempted.intersection_update(group.request.id for group in (*queue.running, *queue.waiting))
-        plan = plain(self, now)
+    def schedule(self: object, now: float = 0.0, only: object = None) -> StepPlan | None:
+        state = self.state
+        new = {group for group in state.waiting if group.queue_seconds is None}
+        before = {group.request.id for group in state.running}
+        preempted.intersection_update(group.request.id for group in (*state.running, *state.waiting))
+        plan = plain(self, now, only)
         admitted = {group for group in new if group.queue_seconds is not None}
         seen["new"] += len(admitted)
         if preempted:
             seen["held"] += bool(new)
             assert not admitted, "a new request was admitted while one that was preempted had not completed"
-        running = {group.request.id for group in queue.running}
+        running = {group.request.id for group in state.running}
         preempted.update(before - running)  # nobody ends in a schedule
         return plan
 
     monkeypatch.setattr(kind, "schedule", schedule)
-    job = admission._Job("", Recipe(SHORT, 40), 40.0, system, COSTS, 0)
+    job = admission._Job("", draw_sessions(Recipe(SHORT, 40)), 40.0, system, COSTS, 0)
     run = simulate(job.sessions(), system, COSTS)
     assert len(run.records) == seen["new"] == 40
     assert run.preemptions > 0 and seen["held"] > 0
 
 
 def test_without_preemptions_both_rules_are_one() -> None:
+    sessions = draw_sessions(Recipe(SHORT, 20))
     jobs = [
-        admission._Job("", Recipe(SHORT, 20), 4.0, dataclasses.replace(SMALL, admission=rule), COSTS, 0)
+        admission._Job("", sessions, 4.0, dataclasses.replace(SMALL, admission=rule), COSTS, 0)
         for rule in admission.RULES
     ]
     ours, papers = map(admission._simulated, jobs)
@@ -84,7 +85,7 @@ def test_the_figure_in_miniature(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_request_of_a_vocabulary_is_the_models() -> None:
-    job = admission._Job("", Recipe(SHORT, 3), 4.0, SMALL, COSTS, 0)
+    job = admission._Job("", draw_sessions(Recipe(SHORT, 3)), 4.0, SMALL, COSTS, 0)
     for session in job.sessions():
         (turn,) = admission._within(100, session).turns
         Request(0, turn.prompt, SamplingParams(max_tokens=turn.output_len))

@@ -46,7 +46,7 @@ def test_fig10_only_the_task_input_is_computed() -> None:
 
     while core.has_work:
         outputs += core.step()
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
     for request in requests:
         mine = [output for output in outputs if output.request_id == request.id]
         assert mine[0].cached_tokens == len(PREFIX)

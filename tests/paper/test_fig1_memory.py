@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from quire.engine.device.kv_cache import bytes_per_block
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.config import ModelConfig
+from quire.kernels.formats.kv_format import FP16
 from quire.loadtest.model_configs import COMMON, CONFIGS
 from quire.loadtest.simulator.geometry import KV_BYTES, OPT_13B, kv_slots
 from quire.loadtest.simulator.systems import System
@@ -37,7 +37,7 @@ def test_fig1_left_65_per_cent_parameters_30_per_cent_kv_cache(opt_13b: ModelCon
 
 def test_section_3_a_token_of_opt_13b_takes_800_kb(opt_13b: ModelConfig) -> None:
     """2 (keys and values) × 5120 (hidden size) × 40 (layers) × 2 (bytes) = 800 KB, 1.6 GB for 2048 tokens."""
-    token = bytes_per_block(opt_13b, 1, torch.float16)
+    token = bytes_per_block(opt_13b, 1, FP16)
     assert token == 2 * 5120 * 40 * 2 == 800 * 1024 == OPT_13B.kv_bytes_per_token
     assert 2048 * token == pytest.approx(1.6 * GB, rel=0.05)
 
@@ -48,7 +48,7 @@ def test_table_1_12_gb_are_15700_slots(opt_13b: ModelConfig) -> None:
     system = System("paged", kv_slots(OPT_13B), opt_13b.max_position_embeddings)
     scheduler = system.scheduler()
     blocks = scheduler.blocks.pool.num_blocks
-    block_bytes = bytes_per_block(opt_13b, 16, torch.float16)
+    block_bytes = bytes_per_block(opt_13b, 16, FP16)
     assert KV_BYTES - block_bytes < blocks * block_bytes <= KV_BYTES
     # Seven requests of 2048 tokens fit: as many as Orca (Max) has under way at once, however short they are.
     assert blocks // (2048 // 16) == 7

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels.backend import torch_backend
 from quire.loadtest.attention_variants import Case, contiguous
 from quire.loadtest.evaluation.real.variants import OurKernel
 
@@ -30,7 +29,7 @@ def forth() -> Case:
 
 def test_fig5_attention_over_blocks_is_attention_over_contiguous_memory() -> None:
     case = forth()
-    attended = OurKernel.of(case, torch_backend())()
+    attended = OurKernel.of(case)()
     torch.testing.assert_close(attended, contiguous(case), atol=1e-6, rtol=1e-5)
 
 
@@ -45,5 +44,5 @@ def test_fig5_block_by_block_as_equation_4_writes_it() -> None:
         weights = (case.q[0] @ keys.mT * HEAD_DIM**-0.5).exp()  # [heads, 1, filled]
         output += (weights @ values)[:, 0]
         total += weights.sum(-1)
-    attended = OurKernel.of(case, torch_backend())()
+    attended = OurKernel.of(case)()
     torch.testing.assert_close(attended[0, :, 0], output / total, atol=1e-6, rtol=1e-5)

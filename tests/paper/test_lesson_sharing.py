@@ -68,7 +68,7 @@ def test_lesson_beams_need_no_more_than_samples(generated: int, most: int) -> No
     core = start(64, 4, max_tokens=40)
     run_to(core, 64 + generated)
     assert 4 < core.scheduler.blocks.pool.num_active <= most
-    check_scheduler(core.scheduler.queue)
+    check_scheduler(core.scheduler.state)
 
 
 @pytest.mark.parametrize("beam_width", [0, 4])
