@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from quire.service.api.requests.sampling import SamplingFields
 from quire.service.json_fields import LogprobCount, Text
+from quire.service.text.rendering import TemplateArguments
 from quire.service.text.structured import Form, ResponseFormat, TextFormat, json_form
 from quire.service.text.tools.protocol import (
     CallId,
@@ -53,12 +54,6 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         return message
-
-
-class TemplateArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The template variables that a client may set."""
-
-    enable_thinking: bool | None = None
 
 
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=4096)]

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.engine.messages import MAX_SEQUENCES, MIN_REPETITION_PENALTY, SamplingParams
+from quire.service.answer.replies import UsageInStream
 from quire.service.json_fields import MAX_TOKENS, LogprobCount, ModelName, TokenId
 from quire.service.text.structured import (
     MAX_SCHEMA_BYTES,
@@ -66,8 +67,6 @@ _SAME_NAME = (
     "seed",
     "prompt_logprobs",
 )
-
-UsageInStream = Literal["nowhere", "end", "each chunk"]
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.service.api.requests.chat import Messages, TemplateArguments
+from quire.service.api.requests.chat import Messages
 from quire.service.json_fields import ModelName, Text, TokenIds
+from quire.service.text.rendering import TemplateArguments
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
