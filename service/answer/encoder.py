@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from quire.service.answer.choice import Choice, LogprobEntry
 from quire.service.answer.generation import Generation
-from quire.service.answer.replies import Usage
-from quire.service.api.requests.sampling import UsageInStream
+from quire.service.answer.replies import Usage, UsageInStream
 from quire.service.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
@@ -30,6 +29,22 @@ def json_string(text: str) -> bytes:
 @lru_cache(maxsize=1 << 16)
 def _short_string(text: str) -> bytes:
     return _encode(text)
+
+
+class EventEncoder(Protocol):
+    """The events of a stream, as bytes."""
+
+    def chunk(self, choice: Choice) -> bytes:
+        """What has come for `choice` and is not yet sent; empty if nothing can be shown."""
+        ...
+
+    def end(self) -> bytes:
+        """What follows when every choice has finished."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last event of a stream that has begun and cannot go on."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.engine.messages import FinishReason, Output, SamplingParams, TokenLogprob
+from quire.service.admission import Admission
 from quire.service.answer.choice import Choice, LogprobEntry
 from quire.service.answer.replies import Usage
 from quire.service.engine_client import Engine, RequestStream
 from quire.service.errors import ApiError, bad_value, not_ready
-from quire.service.state import ServerState
 from quire.service.text.tools.use import ToolUse
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Generation:
 
     def __init__(
         self,
-        state: ServerState,
+        admission: Admission,
         engine: Engine,
         tokenizer: Tokenizer,
         prompts: list[Prompt],
@@ -72,8 +72,8 @@ class Generation:
         options: Options,
         cache_salt: str,
     ) -> None:
-        self._state = state
-        self._metrics = state.metrics
+        self._admission = admission
+        self._metrics = admission.metrics
         self.tokenizer = tokenizer
         self.options = options
         self._arrival = time.perf_counter()
@@ -85,14 +85,14 @@ class Generation:
         self._arrived = asyncio.Event()
         self.backlog = 0  # bytes, about, that have come since its user last set this to 0
         self.unfinished = len(prompts)
-        state.admit(len(prompts), sum(len(prompt.tokens) for prompt in prompts))
+        admission.waiting.check(len(prompts), sum(len(prompt.tokens) for prompt in prompts))
         try:
             for prompt, sampling in zip(prompts, params, strict=True):
                 self._add(engine, prompt, sampling, cache_salt)
         except BaseException:
             self.close()
             raise
-        state.watchdog.generations.add(self)
+        admission.watchdog.generations.add(self)
 
     def _add(self, engine: Engine, prompt: Prompt, params: SamplingParams, cache_salt: str) -> None:
         try:
@@ -119,7 +119,7 @@ class Generation:
             for i in range(params.n)
         ]
         self._groups[stream.request_id] = Group(prompt, stream, choices, params.n)
-        self._state.waiting.enter(len(prompt.tokens))
+        self._admission.waiting.enter(len(prompt.tokens))
         stream.listen(self._arrive)
 
     @property
@@ -244,7 +244,7 @@ class Generation:
             choice.last_time = now
             if group.prompt.text is not None:
                 choice.echo(group.prompt.text, self._echo_entries(group))
-        self._state.waiting.start(len(group.prompt.tokens))
+        self._admission.waiting.start(len(group.prompt.tokens))
         metrics = self._metrics
         metrics.prompt_tokens += len(group.prompt.tokens)
         metrics.cached_tokens += output.cached_tokens
@@ -275,7 +275,7 @@ class Generation:
 
     def close(self) -> None:
         """Aborts what is unfinished. Idempotent."""
-        self._state.watchdog.generations.discard(self)
+        self._admission.watchdog.generations.discard(self)
         for group in self._groups.values():
             if group.unfinished:
                 group.stream.abort()
@@ -283,7 +283,7 @@ class Generation:
                 group.unfinished = 0
             if not group.started:
                 group.started = True
-                self._state.waiting.leave(len(group.prompt.tokens))
+                self._admission.waiting.leave(len(group.prompt.tokens))
 
     def returned(self) -> list[tuple[Group, Choice]]:
         """The choices that the client gets, by index, when all have finished."""

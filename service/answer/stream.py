@@ -5,71 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Protocol
+from concurrent.futures import Executor
+from typing import Any
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.service.answer.choice import Choice
+from quire.service.answer.encoder import EventEncoder
 from quire.service.answer.generation import Generation
-from quire.service.answer.resumption.endpoint import RecordedResponse
-from quire.service.errors import ApiError, bad_value
+from quire.service.config import ServiceConfig
+from quire.service.errors import ApiError
+from quire.service.http.cancellation import Interruptible
 from quire.service.http.codec import JsonResponse, error_response
 from quire.service.http.connection import ClientGone, Connection
 from quire.service.http.gate import note_failure
-from quire.service.state import ServerState
 
 log = logging.getLogger("quire.service")
 
 INLINE_LOGPROBS = 1024  # so many are made into a reply in the time of a trip to another thread, or a few
-
-
-class EventEncoder(Protocol):
-    """The events of a stream, as bytes."""
-
-    def chunk(self, choice: Choice) -> bytes:
-        """What has come for `choice` and is not yet sent; empty if nothing can be shown."""
-        ...
-
-    def end(self) -> bytes:
-        """What follows when every choice has finished."""
-        ...
-
-    def failure(self, error: ApiError) -> bytes:
-        """The last event of a stream that has begun and cannot go on."""
-        ...
-
-
-def answer(
-    state: ServerState,
-    request: Request,
-    generation: Generation,
-    *,
-    reply: Callable[[], msgspec.Struct],
-    events: EventEncoder | None,
-) -> Response:
-    """Streams `events`, or without them sends `reply()` at the end; an X-Stream-Id makes a stream resumable.
-
-    Takes over the generation. Raises ApiError if the header cannot be obeyed.
-    """
-    headers = dict(reversed(request.scope["headers"]))  # of doubled ones the first
-    stream_id = headers.get(b"x-stream-id")
-    try:
-        if b"last-event-id" in headers:
-            raise bad_value("last-event-id", "Last-Event-ID belongs to GET /v1/streams/{id}")
-        if stream_id is None:
-            return GenerationResponse(state, generation, reply=reply, events=events)
-        if events is None:
-            raise bad_value("x-stream-id", "X-Stream-Id may only be given with stream: true")
-        recording = state.recordings.start(
-            request.state.tenant, stream_id.decode("latin-1"), generation, events
-        )
-    except ApiError:
-        generation.close()
-        raise
-    return RecordedResponse(state.config, recording)
 
 
 class GenerationResponse(Response):
@@ -80,25 +35,32 @@ class GenerationResponse(Response):
 
     def __init__(
         self,
-        state: ServerState,
+        config: ServiceConfig,
+        working: set[Interruptible],
+        pool: Executor,
         generation: Generation,
         *,
         reply: Callable[[], msgspec.Struct],
         events: EventEncoder | None,
     ) -> None:
-        self._state = state
+        """It is in `working` for as long as a drain should wait for it; large replies are made in `pool`."""
+        self._config = config
+        self._working = working
+        self._pool = pool
         self._generation = generation
         self._reply = reply
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = Connection(scope, send, self._state.config)
-        self._state.generations.add(connection)
+        connection = Connection(scope, send, self._config)
+        self._working.add(connection)
         error = None
         try:
             async with connection:
                 if self._events is not None:
-                    await _Stream(self._generation, self._events, self._state).run(connection)
+                    await _Stream(self._generation, self._events, self._config.max_backlog_bytes).run(
+                        connection
+                    )
                     return
                 await self._generation.complete()
                 reply = await self._make_reply()
@@ -112,7 +74,7 @@ class GenerationResponse(Response):
             error = ApiError(500, "internal error", code="internal_error")
         finally:
             self._generation.close()
-            self._state.generations.discard(connection)
+            self._working.discard(connection)
         if error is None:
             await reply(scope, receive, send)
             return
@@ -127,7 +89,7 @@ class GenerationResponse(Response):
         if self._generation.options.num_logprobs <= INLINE_LOGPROBS:
             return JsonResponse(self._reply())
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._state.pool, lambda: JsonResponse(self._reply()))
+        return await loop.run_in_executor(self._pool, lambda: JsonResponse(self._reply()))
 
 
 class _Stream:
@@ -136,10 +98,10 @@ class _Stream:
     Only a write that the client holds up is waited for. What comes meanwhile is merged, up to a limit.
     """
 
-    def __init__(self, generation: Generation, events: EventEncoder, state: ServerState) -> None:
+    def __init__(self, generation: Generation, events: EventEncoder, limit: int) -> None:
         self._generation = generation
         self._events = events
-        self._limit = state.config.max_backlog_bytes
+        self._limit = limit  # bytes
         self._pending: dict[int, Choice] = {}  # choices that have something to send
         self._write: Coroutine[Any, Any, None] | None = None  # the one that is held up
         self._ended = False  # the last one has begun

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from quire.service.answer.encoder import EventEncoder
+from quire.service.answer.generation import Generation
 from quire.service.answer.resumption.ring import EventRing
 from quire.service.errors import ApiError
 from quire.service.http.cancellation import Interruptible
 from quire.service.http.connection import ClientGone, Connection
-
-if TYPE_CHECKING:
-    from quire.service.answer.generation import Generation
-    from quire.service.answer.stream import EventEncoder
 
 log = logging.getLogger("quire.service")
 

@@ -6,11 +6,11 @@ from msgspec import json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.service.answer.stream import answer
 from quire.service.api.responses.events import ResponseEvents, SseEvents
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import ResponseReply
 from quire.service.api.responses.response import begin
+from quire.service.api.streams import answer
 from quire.service.errors import bad_value
 from quire.service.http.codec import decode
 from quire.service.state import ServerState
