@@ -40,7 +40,8 @@ cluster-demo: setup
 	$(RUN)python -m quire.loadtest.cluster_demo
 
 # An hour of everything at once: all kinds of requests on two replicas with little memory, Redis and a replica killed
-# again and again, hostile clients. On four cores that nobody else uses: it judges times.
+# again and again, hostile clients. It judges times as a server's own, without what the machine had it wait; on four
+# cores there is little of that.
 soak: setup
 	$(RUN)python -m quire.loadtest.chaos --seconds 3600 --json loadtest/results/chaos.json
 

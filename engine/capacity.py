@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from quire.engine.messages import Request
 
 if TYPE_CHECKING:
-    from quire.engine.schedule.plan import Int32
+    from quire.engine.arrays import Int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,7 @@ class Capacity:
 
     def _tokens(self, name: str, ids: Collection[int]) -> Int32:
         """Return the ids [N]. Raise ValueError, which names one, where some are none of the vocabulary's."""
-        from quire.engine.schedule.plan import (
-            as_int32,
-        )  # with it numpy, which a server's port does not wait for
+        from quire.engine.arrays import as_int32  # with it numpy, which a server's port does not wait for
 
         try:
             tokens = as_int32(ids)

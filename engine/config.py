@@ -7,9 +7,9 @@ from typing import Literal
 import msgspec
 
 from quire.engine.capacity import Capacity
-from quire.engine.schedule.preemption_mode import PreemptionMode
 from quire.engine.urls import check_http_url, check_redis_url
 
+PreemptionMode = Literal["auto", "swap", "recompute"]
 BLOCK_SIZES = (16, 32, 64, 128)
 KVCacheDtype = Literal[
     "auto", "model", "fp8_e4m3", "fp12_e4m7"

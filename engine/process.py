@@ -32,8 +32,9 @@ from quire.engine.frames import (
     encode_frame,
 )
 from quire.engine.logs import configure_logging
-from quire.engine.memory.pinned_prefixes import pin_prefixes
 from quire.engine.messages import Drain, Output, StepOutputs
+from quire.engine.pinned_prefixes import pin_prefixes
+from quire.engine.schedule.invariants import check_scheduler
 
 if TYPE_CHECKING:
     from quire.engine.registry.publisher import Publisher
@@ -123,7 +124,7 @@ def _serve(
             publisher.observe(core.stats)
         steps += 1
         if steps % CHECK_EVERY == 0:
-            core.scheduler.check(CHECK_SHARES[steps // CHECK_EVERY % len(CHECK_SHARES)])
+            check_scheduler(core.scheduler.queue, CHECK_SHARES[steps // CHECK_EVERY % len(CHECK_SHARES)])
         garbage.collect(garbage.BUSY_OBJECTS if core.has_work else garbage.IDLE_OBJECTS)
 
 

@@ -30,14 +30,14 @@ from quire.engine.device.kv_cache import (
 from quire.engine.device.runner import Limits, ModelRunner
 from quire.engine.device.streams import CudaQueue
 from quire.engine.dummy_steps import largest_step, rare_step
-from quire.engine.memory.prefix_cache import BlockHasher
+from quire.engine.hashing import BlockHasher
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.loader import load_model
 from quire.engine.precompile import rehearse
 from quire.engine.registry.deployment import hash_seed
 from quire.engine.schedule.plan import StepPlan
-from quire.engine.schedule.preemption_mode import PreemptionPolicy
+from quire.engine.schedule.preemption import PreemptionPolicy
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequences.grammar import grammars_of
 from quire.kernels.backend import torch_backend, triton_backend

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from grafana.dashboard import PATH as DASHBOARD
-from quire.loadtest.server_process import free_port
+from quire.loadtest.servers.server_process import free_port
 
 ROOT = Path(__file__).parents[1]
 RULES = DASHBOARD.with_name("rules.yaml")

@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.attention.decode import decode_attention
-from quire.kernels.attention.decode_layer import (
+from quire.kernels.attention.decode_reference import decode_attention_reference
+from quire.kernels.attention.prefill import prefill_attention, prefill_attention_reference
+from quire.kernels.attention.token_places import token_places, token_places_reference
+from quire.kernels.attention.write_kv import qkv_to_cache, qkv_to_cache_reference
+from quire.kernels.decode_layer import (
     add_decoded,
     add_decoded_reference,
     decode_new_tokens,
     decode_new_tokens_reference,
 )
-from quire.kernels.attention.decode_reference import decode_attention_reference
-from quire.kernels.attention.prefill import prefill_attention, prefill_attention_reference
-from quire.kernels.attention.token_places import token_places, token_places_reference
-from quire.kernels.attention.write_kv import qkv_to_cache, qkv_to_cache_reference
 from quire.kernels.linear.fused import (
     add_linear,
     add_linear_reference,

@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from quire.loadtest import commands
+from quire.loadtest.client import commands
+from quire.loadtest.client.lengths import parse_shape
 from quire.loadtest.evaluation.commands import add_figure_flags
-from quire.loadtest.lengths import parse_shape
 from quire.loadtest.simulator.commands import add_record_flags, add_simulate_flags
 from quire.loadtest.workloads import LAST_TOKEN, WORKLOADS
 

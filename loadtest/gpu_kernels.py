@@ -24,7 +24,8 @@ from quire.kernels.linear.linear import wide_linear
 from quire.kernels.pointwise.activation import silu_mul
 from quire.kernels.pointwise.block_copy import copy_blocks
 from quire.kernels.pointwise.norm import add_rms_norm, rms_norm
-from quire.kernels.sampling.sample import SamplingState, sample
+from quire.kernels.sampling.sample import sample
+from quire.kernels.sampling.state import SamplingState
 from quire.loadtest.provenance import Provenance
 
 COPY_BANDWIDTH = 3.03e12  # bytes per second of a device copy on an H100 80GB HBM3

@@ -17,14 +17,14 @@ from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from quire.loadtest.arrivals import arrival_times
-from quire.loadtest.driver import drive
-from quire.loadtest.health_probe import probe
+from quire.loadtest.client.arrivals import arrival_times
+from quire.loadtest.client.driver import drive
+from quire.loadtest.client.health_probe import probe
+from quire.loadtest.client.records import Record
+from quire.loadtest.client.sessions import Session, Turn
+from quire.loadtest.client.target import Target
 from quire.loadtest.provenance import Provenance
-from quire.loadtest.records import Record
-from quire.loadtest.server_process import free_port, running
-from quire.loadtest.sessions import Session, Turn
-from quire.loadtest.target import Target
+from quire.loadtest.servers.server_process import free_port, running
 
 MULTIPLES = (0.5, 1.0, 2.0, 10.0)
 STEP_MS = 20.0
@@ -98,7 +98,7 @@ def main() -> None:
     limits = ("--max-num-queued-reqs", str(QUEUE))
     with (
         ProcessPoolExecutor(1, mp_context=get_context("spawn")) as probes,
-        running("quire.loadtest.modelless", *flags, *limits, port=port),
+        running("quire.loadtest.servers.modelless", *flags, *limits, port=port),
     ):
         phases = [measure(port, multiple, arguments.seconds, probes) for multiple in MULTIPLES]
     print(f"sustained: {SUSTAINED:g} requests/s of {TOKENS} tokens; times in ms")

@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from quire.engine.arrays import empty_int32
 from quire.engine.capacity import Capacity
 from quire.engine.core import EngineCore, InFlight, Runner
-from quire.engine.memory.prefix_cache import BlockHasher
+from quire.engine.hashing import BlockHasher
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.schedule.plan import StepPlan, StepResult, empty_int32
+from quire.engine.schedule.plan import StepPlan, StepResult
 from quire.engine.schedule.scheduler import WATERMARK, Scheduler
 
 CONTEXTS = (256, 2048, 16384)

@@ -22,13 +22,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from quire.loadtest.arrivals import arrival_times
-from quire.loadtest.fleet import run_sessions
+from quire.loadtest.analysis.summary import MOST_LAG, Slo, summarize
+from quire.loadtest.client.arrivals import arrival_times
+from quire.loadtest.client.fleet import run_sessions
+from quire.loadtest.client.sessions import due_at, from_works
+from quire.loadtest.client.target import Target
 from quire.loadtest.provenance import Provenance, device_name
-from quire.loadtest.server_process import free_port
-from quire.loadtest.sessions import due_at, from_works
-from quire.loadtest.summary import MOST_LAG, Slo, summarize
-from quire.loadtest.target import Target
+from quire.loadtest.servers.server_process import free_port
 from quire.loadtest.workloads import WORKLOADS
 
 CLIENTS = 4  # processes, so that the measuring side is not what is measured

@@ -26,7 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from quire.loadtest.provenance import Provenance
-from quire.loadtest.server_process import free_port
+from quire.loadtest.servers.server_process import free_port
 
 START_SECONDS = 300.0
 TOKENS = 256  # of each completion

@@ -2,7 +2,7 @@
 
 `python -m quire.loadtest.stream_transports [--streams N] [--tokens N] [--rounds N] [--json FILE]`
 
-Each answers with the same ready-made events from the same bare route (quire.loadtest.plain_stream): what
+Each answers with the same ready-made events from the same bare route (`servers.plain_stream`): what
 differs is the response alone. Measured are the CPU time per token, the memory of a stream that waits,
 and how long after its client has closed the connection a stream ends. Runs take turns; figures are medians.
 """
@@ -21,11 +21,11 @@ from pathlib import Path
 from statistics import median
 
 from quire.loadtest.provenance import Provenance
-from quire.loadtest.server_process import free_port, running
+from quire.loadtest.servers.server_process import free_port, running
 from quire.loadtest.streaming_cost import ASK, measure
 
 RESPONSES = ("starlette", "sse-starlette", "connection")
-PLAIN = "quire.loadtest.plain_stream"
+PLAIN = "quire.loadtest.servers.plain_stream"
 WARM_STREAMS = 16
 
 

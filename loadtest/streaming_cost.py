@@ -2,11 +2,12 @@
 
 `python -m quire.loadtest.streaming_cost [--streams N] [--json FILE]`
 
-The real API process, streaming from an engine without a model (quire.loadtest.modelless): one that sends as
-many tokens as are read, so that what piles up is merged; and one at a pace that leaves each token an event.
-The measure is the process's own CPU time per token, which means something on a busy machine too; a core's
-second over it is the rate that one core sustains. Beside it, with the same client and server software, a
-plain Starlette loop that sends an event for each token (quire.loadtest.plain_stream), ready-made or as JSON.
+The real API process, streaming from an engine without a model (quire.loadtest.servers.modelless): one that
+sends as many tokens as are read, so that what piles up is merged; and one at a pace that leaves each token
+an event. The measure is the process's own CPU time per token, which means something on a busy machine too;
+a core's second over it is the rate that one core sustains. Beside it, with the same client and server
+software, a plain Starlette loop that sends an event for each token (quire.loadtest.servers.plain_stream),
+ready-made or as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 import uvloop
 
 from quire.loadtest.provenance import Provenance
-from quire.loadtest.server_process import TICK_SECONDS, cpu_seconds, free_port, running
+from quire.loadtest.servers.server_process import TICK_SECONDS, cpu_seconds, free_port, running
 
 ASK = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
@@ -116,14 +117,18 @@ def main() -> None:
         port = free_port()
         flags = ("--port", str(port), "--sequences", str(streams), "--step-ms", pace)
         costs.append(
-            measure(name, "quire.loadtest.modelless", *flags, port=port, streams=streams, tokens=tokens)
+            measure(
+                name, "quire.loadtest.servers.modelless", *flags, port=port, streams=streams, tokens=tokens
+            )
         )
     for form in ("bytes", "json"):
         port = free_port()
         plain = (str(port), str(tokens), form)
         name = f"starlette, {form}"
         costs.append(
-            measure(name, "quire.loadtest.plain_stream", *plain, port=port, streams=streams, tokens=tokens)
+            measure(
+                name, "quire.loadtest.servers.plain_stream", *plain, port=port, streams=streams, tokens=tokens
+            )
         )
     rows = [cost.row() for cost in costs]
     print(f"{streams} streams of {tokens} tokens")

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quire.engine.arrays import Int32
 from quire.engine.device.staging import PaddedInputs, Staging
-from quire.engine.schedule.plan import Int32
 
 logger = logging.getLogger("quire.engine")
 

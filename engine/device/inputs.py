@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.engine.arrays import Int32, empty_int32
 from quire.engine.schedule.cascade import SMALLEST_BUNDLE
-from quire.engine.schedule.plan import Int32, StepPlan, empty_int32
+from quire.engine.schedule.plan import StepPlan
 
 TOKENS_A_CHUNK = 16  # a graph of so many tokens has room for one prefill chunk more
 

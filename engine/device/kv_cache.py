@@ -5,35 +5,22 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quire.engine.arrays import Int32
 from quire.engine.models.config import ModelConfig
-from quire.engine.schedule.plan import Int32
 from quire.kernels.attention.hopper_decode import decode as hopper_decode
 from quire.kernels.attention.hopper_prefill import prefill as hopper_prefill
 from quire.kernels.formats.fp12 import DTYPE as FP12
 from quire.kernels.formats.kv_format import ROUNDED, elements_of, vectors_of
+from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import Gpu
 
 SCALE_TYPE = torch.float16
-
-
-class LayerCache(NamedTuple):
-    """One layer of the cache, strided, as the kernels take it.
-
-    kv [num_blocks, 2, kv_heads, block_size, head_dim], in fp12 [..., 3, head_dim/2] (see
-    `quire.kernels.formats.fp12`); 2 is keys, values. scales [num_blocks, kv_heads, block_size, 2] fp16 if kv
-    is rounded (see `quire.kernels.formats.kv_format`), else None. expanded [num_blocks, 2, kv_heads,
-    block_size, head_dim] or None: room for one layer's keys and values as numbers, the same for all layers.
-    """
-
-    kv: Tensor
-    scales: Tensor | None
-    expanded: Tensor | None
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

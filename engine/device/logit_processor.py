@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.engine.arrays import Int32
 from quire.engine.device.staging import sent
-from quire.engine.schedule.plan import Int32, RowStart, StepPlan
+from quire.engine.schedule.plan import RowStart, StepPlan
 from quire.kernels.backend import Backend
-from quire.kernels.sampling.sample import SamplingState
+from quire.kernels.sampling.state import SamplingState
 
 BANNED = float("-inf")
 

@@ -7,7 +7,7 @@ import torch
 
 from quire.engine.device.staging import Staging
 from quire.engine.schedule.plan import RowStart
-from quire.kernels.sampling.sample import SamplingState
+from quire.kernels.sampling.state import SamplingState
 
 _COLUMNS = 7  # int32 words a row: the seed takes two, the five others one each
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.engine.arrays import Int32, empty_int32
 from quire.engine.device.graphs import Captures, Graphs, Record, decode_sizes, mixed_sizes, sharing_sizes
 from quire.engine.device.inputs import decode_inputs, idle_decode, idle_mixed, mixed_inputs, newest_inputs
 from quire.engine.device.kv_cache import KVCache
@@ -26,7 +27,7 @@ from quire.engine.device.streams import (
 from quire.engine.models.batch import ForwardBatch, Newest, PrefillBatch
 from quire.engine.models.loader import Model
 from quire.engine.schedule.cascade import SMALLEST_BUNDLE, PrefixBundles
-from quire.engine.schedule.plan import Int32, PromptLogprobs, StepPlan, empty_int32
+from quire.engine.schedule.plan import PromptLogprobs, StepPlan
 from quire.kernels.attention.cascade import LANES, SharedPrefixes, rows_of_bundle, shared_lens
 from quire.kernels.attention.decode_reference import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace

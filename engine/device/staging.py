@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.engine.schedule.plan import Int32
+from quire.engine.arrays import Int32
 from quire.kernels.pointwise.pinned_copy import copy_pinned
 
 # Words. Triton compiles a kernel once more for each pattern of pointers that are 16-byte aligned or not.

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.engine.schedule.plan import Int32, Logprobs, StepResult
+from quire.engine.arrays import Int32, Logprobs
+from quire.engine.schedule.plan import StepResult
 from quire.kernels.pointwise.pinned_copy import copy_pinned
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import chain
 
+from quire.engine.hashing import Prefix
 from quire.engine.memory.moves import Moves, Transfer
-from quire.engine.memory.pool import EVERY, BlockPool
-from quire.engine.memory.prefix_cache import Prefix, PrefixCache
+from quire.engine.memory.pool import BlockPool
+from quire.engine.memory.prefix_cache import PrefixCache
 from quire.engine.sequences.sequence import Sequence, SequenceGroup
 
 
@@ -137,11 +138,3 @@ class HostTier:
     def _publish(self, prefix: Prefix, block: int) -> None:
         if self.cache.publish(prefix, block) == block:
             self.pool.keep(block)
-
-    def check(self, sequences: Iterable[Sequence], under_way: Iterable[Moves], share: slice = EVERY) -> None:
-        """Assert every invariant, given all sequences there are and the moves that are under way."""
-        moves = list(under_way)
-        spilling = [[transfer.host] for each in moves for transfer in each.spills]
-        transfers = [transfer.host for each in moves for transfer in each.transfers]
-        self.pool.check([*(sequence.host_table for sequence in sequences), *spilling], transfers, share)
-        self.cache.check(share)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain, zip_longest
 
+from quire.engine.hashing import BlockHasher, Prefix, Prefixes
 from quire.engine.memory.host_tier import HostTier
-from quire.engine.memory.match import Match
 from quire.engine.memory.moves import Moves
-from quire.engine.memory.pool import EVERY, BlockPool, OutOfBlocks
-from quire.engine.memory.prefix_cache import BlockHasher, Found, Prefix, PrefixCache
-from quire.engine.memory.prefixes import Prefixes
+from quire.engine.memory.pool import BlockPool, OutOfBlocks
+from quire.engine.memory.prefix_cache import Found, Match, PrefixCache
 from quire.engine.sequences.rows import Index, Rows
 from quire.engine.sequences.sequence import NO_ROW, BlockTable, Sequence, SequenceGroup
 
@@ -43,7 +42,12 @@ class BlockManager:
         self.moves = Moves()
         self.copies_on_write = 0  # since start
         self._prefixes = None if hasher is None else Prefixes(hasher)
+        self._matches: dict[Sequence, Match] = {}  # of sequences that wait
         self._rows = rows
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        return self._prefixes is not None
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -194,9 +198,10 @@ class BlockManager:
         What was found is remembered until it is attached, for the next time.
         """
         prefixes = self._extend(sequence, sequence.num_tokens // self.block_size)
-        if sequence.match is None or sequence.match.prefixes is not prefixes:
-            sequence.match = Match(prefixes, self.cache, self.host.cache)
-        return sequence.match.renew()
+        match = self._matches.get(sequence)
+        if match is None or match.prefixes is not prefixes:
+            match = self._matches[sequence] = Match(prefixes, self.cache, self.host.cache)
+        return match.renew()
 
     def is_promised(self, found: Found) -> bool:
         """Whether the last block of `found` may be one that is not written yet."""
@@ -218,7 +223,7 @@ class BlockManager:
         sequence.num_found = min(sequence.num_found, sequence.published)
         for block in found.host:
             sequence.table.append(self.host.bring(block, self.moves))
-        sequence.match = None
+        self._matches.pop(sequence, None)
         self._tell(sequence)
 
     def promise(self, sequence: Sequence, start: int, end: int) -> None:
@@ -285,7 +290,7 @@ class BlockManager:
         """
         if self._prefixes is None:
             raise ValueError("--pin-prefix needs the prefix cache: leave out --no-enable-prefix-caching")
-        return self._prefixes.publish(tokens)
+        return self._prefixes.make_public(tokens)
 
     def _extend(self, sequence: Sequence, num_blocks: int) -> list[Prefix]:
         """The prefixes of `sequence`, of its first `num_blocks` at least; none without a prefix cache."""
@@ -327,38 +332,16 @@ class BlockManager:
         for sequence in group.live:
             self._tell(sequence)
 
+    def end(self, sequence: Sequence) -> None:
+        """Let go of what `sequence`, which has ended and is in no row, still has here."""
+        self.host.drop(sequence)
+        self._matches.pop(sequence, None)
+
     def copied(self, moves: Moves) -> None:
         """The step that carried `moves` is committed: its copies on the device are made."""
         for source, _ in moves.copies.values():
             self.pool.unhold(source)
         moves.copies.clear()
-
-    def check(self, sequences: Iterable[Sequence], under_way: Iterable[Moves], share: slice = EVERY) -> None:
-        """Assert every invariant, given all sequences there are and the moves that are under way.
-
-        With a `share`, what is said of each block and each sequence is asserted of these only.
-        """
-        sequences, moves = list(sequences), [*under_way, self.moves]
-        transfers = [transfer.device for each in moves for transfer in each.transfers]
-        sources = [source for each in moves for source, _ in each.copies.values()]
-        tables = [sequence.table for sequence in sequences]
-        self.pool.check(tables, [*sources, *transfers], share)
-        self.cache.check(share)
-        for block in self.cache.promised:
-            assert self.pool.count(block), f"block {block} is promised, and no table names it"
-            assert not self.pool.is_kept(block), f"block {block} is kept, and only promised"
-        copied = {source for source, _ in self.moves.copies.values()}
-        written = {destination for _, destination in self.moves.copies.values()}
-        assert copied.isdisjoint(written), "a copy reads what another writes"
-        assert not any(map(self.pool.is_held, written)), "a copy writes what a transfer or a copy reads"
-        for table in tables[share]:
-            assert len(set(table)) == len(table), f"a table names a block twice: {table}"
-        assert len(self.cache) == self.pool.num_kept
-        self.host.check(sequences, moves, share)
-        for sequence in sequences[share]:
-            known = [prefix.piece for prefix in sequence.prefixes]
-            assert known == sequence.pieces(self.block_size, 0, len(known)), "prefixes of other tokens"
-            assert self._prefixes is None or sequence.published <= len(known), "published without a prefix"
 
 
 def _discard(cache: PrefixCache, pool: BlockPool, prefix: Prefix) -> None:

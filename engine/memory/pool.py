@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, islice
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
-
-EVERY = slice(None)  # the share of blocks, and of sequences, that a check is of
 
 
 class OutOfBlocks(Exception):
@@ -197,33 +193,3 @@ class BlockPool:
             self._evictable[block] = True
         else:
             self._free.append(block)
-
-    def check(self, tables: Iterable[Sequence[int]], holds: Iterable[int] = (), share: slice = EVERY) -> None:
-        """Assert every invariant of a `share` of the blocks, given all tables and holds that exist."""
-        blocks = np.arange(self.num_blocks)[share]
-
-        def times(those: Iterable[int]) -> NDArray[np.intp]:
-            """How often each of `blocks` is among them."""
-            counted = np.bincount(np.fromiter(those, np.intp), minlength=self.num_blocks)
-            assert len(counted) == self.num_blocks, "a block that does not exist"
-            return counted[share]
-
-        def agree(ours: NDArray[Any], others: NDArray[Any], what: str) -> None:
-            wrong = ours != others
-            if wrong.any():
-                at = wrong.argmax()
-                raise AssertionError(f"block {blocks[at]}: {ours[at]}, but {others[at]} {what}")
-
-        counts, held = times(chain.from_iterable(tables)), times(holds)
-        agree(np.array(self._counts[share]), counts, "tables name it")
-        agree(np.array(self._holds[share]), held, "transfers hold it")
-        idle = (counts == 0) & (held == 0)
-        kept, pinned = np.array(self._kept[share], np.bool_), times(self._pinned)
-        cached = np.array([block in self._cached for block in blocks.tolist()], np.bool_)
-        agree(times(self._free), idle & ~kept, "times on the free list")
-        agree(np.frombuffer(self._evictable, np.bool_)[share], cached, "to be evicted")
-        agree(cached, idle & kept & (pinned == 0), "cached")
-        agree(times(self._resting), idle & (pinned > 0), "resting")
-        assert not np.any(~kept & (pinned > 0)), "a pinned block holds nothing that could be found"
-        assert self.references == sum(self._counts)
-        assert self.num_active == self.num_blocks - self._counts.count(0)

@@ -6,72 +6,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
-from quire.engine.memory.pool import EVERY
-from quire.engine.sequences.row_tokens import as_blocks
-
-Digest = bytes
-"""16 bytes that stand for a block's tokens and all tokens before them."""
-
-
-class BlockHasher:
-    """Chains digests over full blocks: xxh3-128 of (digest of the block before, token ids), seeded.
-
-    The seed is the deployment's own, and the chain of a request starts from the model and the tenant, so that
-    digests can neither be predicted nor shared across tenants (CVE-2025-25183, CVE-2025-46570).
-    """
-
-    def __init__(self, block_size: int, seed: int, fingerprint: bytes = b"") -> None:
-        self.block_size = block_size
-        self._seed = seed
-        self._fingerprint = fingerprint
-
-    def root(self, salt: str) -> Digest:
-        """Where the chain of a tenant's requests starts."""
-        return xxhash.xxh3_128_digest(self._fingerprint + b"\0" + salt.encode(), self._seed)
-
-    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
-        """The token ids of each full block, as bytes."""
-        pieces: list[bytes] = as_blocks(np.array(tokens, np.int32), self.block_size).tolist()
-        return pieces
-
-    def next(self, before: Digest, piece: bytes) -> Digest:
-        return xxhash.xxh3_128_digest(before + piece, self._seed)
-
-
-class Prefix(msgspec.Struct, eq=False, gc=False):
-    """All tokens of a sequence up to the end of a full block, and the tenant whose they are.
-
-    `piece` is that block's token ids as bytes, and `before` what comes before it. Where a tenant's chain
-    begins, `piece` is the salt.
-    """
-
-    before: Prefix | None
-    piece: bytes | str
-    digest: Digest
-    is_public: bool = False  # the operator's own, for every tenant to find
-
-    def equals(self, other: Prefix | None) -> bool:
-        """Whether both are the same tokens of the same tenant, to the very first.
-
-        Equal ones share what is before them from then on, so whoever compares block after block looks at each
-        block once.
-        """
-        mine: Prefix | None = self
-        theirs = other
-        pairs = []
-        while mine is not theirs:
-            if mine is None or theirs is None or mine.piece != theirs.piece:
-                return False
-            pairs.append((mine, theirs))
-            mine, theirs = mine.before, theirs.before
-        for own, same in pairs:
-            own.before = same.before
-        return True
+from quire.engine.hashing import Digest, Prefix
 
 
 class PrefixCache:
@@ -152,14 +90,6 @@ class PrefixCache:
         held = enumerate(self._prefixes.copy())
         return [prefix for block, prefix in held if prefix is not None and block not in self.promised]
 
-    def check(self, share: slice = EVERY) -> None:
-        """Assert that digests and blocks, `share` of them, map one to one."""
-        prefixes = self._prefixes
-        for block, prefix in zip(range(len(prefixes))[share], prefixes[share], strict=True):
-            assert prefix is None or self._blocks[prefix.digest] == block, f"block {block} is found elsewhere"
-        assert len(self._blocks) == len(prefixes) - prefixes.count(None), "a digest of no block"
-        assert all(block in self for block in self.promised), "a block is promised that is not findable"
-
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -173,3 +103,69 @@ class Found:
 
     def first(self, count: int) -> Found:
         return Found(self.device[:count], self.host[: max(0, count - len(self.device))])
+
+
+class Match:
+    """The blocks that hold a sequence's first tokens, on the device and after those in host memory.
+
+    A group that waits for room is asked for them in each step, and may have thousands. So those that were
+    found stay found until their cache forgets them, and only what follows is looked up again.
+    """
+
+    def __init__(self, prefixes: list[Prefix], device: PrefixCache, host: PrefixCache) -> None:
+        self.prefixes = prefixes  # of the sequence, which may become more
+        self._device = _Places(device)
+        self._host = _Places(host)
+
+    def renew(self) -> Found:
+        """What is found by now."""
+        device, host, end = self._device, self._host, len(self.prefixes)
+        device.cut()
+        device.follow(self.prefixes, end)
+        host.cut()
+        host.begin_at(device.end, self.prefixes)
+        host.follow(self.prefixes, end)
+        return Found(device.blocks[:], host.blocks[:])
+
+
+class _Places:
+    """Blocks of one tier that hold a run of the prefixes, from the `begin`-th on."""
+
+    def __init__(self, cache: PrefixCache, begin: int = 0) -> None:
+        self.begin = begin
+        self.blocks = array("i")
+        self._cache = cache
+        self._forgotten = array("q")  # how often each had been forgotten by then
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.blocks)
+
+    def cut(self) -> None:
+        """Leave out the first that is not found any more, and what comes after it."""
+        if self.blocks:
+            changed = self._cache.times_forgotten(self.blocks) != np.asarray(self._forgotten)
+            first = int(changed.argmax())
+            if changed[first]:
+                del self.blocks[first:], self._forgotten[first:]
+
+    def follow(self, prefixes: list[Prefix], end: int) -> None:
+        """Go on before the `end`-th of `prefixes`, up to the first that is not found."""
+        find, known = self._cache.find, len(self.blocks)
+        for at in range(self.end, end):
+            block = find(prefixes[at])
+            if block is None:
+                break
+            self.blocks.append(block)
+        if len(self.blocks) > known:
+            self._forgotten.extend(self._cache.times_forgotten(self.blocks[known:]).tolist())
+
+    def begin_at(self, begin: int, prefixes: list[Prefix]) -> None:
+        """Begin with another prefix. What is known is kept, unless one before it is not found."""
+        before = _Places(self._cache, begin)
+        before.follow(prefixes, self.begin)
+        if before.end >= self.begin:
+            kept = slice(max(0, begin - self.begin), None)
+            before.blocks += self.blocks[kept]
+            before._forgotten += self._forgotten[kept]
+        self.begin, self.blocks, self._forgotten = begin, before.blocks, before._forgotten

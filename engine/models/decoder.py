@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.engine.device.kv_cache import LayerCache
 from quire.engine.models.batch import ForwardBatch, Newest, of_newest
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.layers import Attention
 from quire.engine.models.rope import rope_table
 from quire.engine.models.weights import Weights
 from quire.kernels.backend import Backend
+from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.linear.linear import Linear
 
 

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.engine.device.kv_cache import LayerCache
 from quire.engine.models.batch import ForwardBatch, Newest, PrefillBatch, of_newest
 from quire.engine.models.config import Activation, ModelConfig
 from quire.kernels.attention.qk_norm_rope import NewHeads
 from quire.kernels.backend import Backend
+from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.linear.linear import Linear
 
 

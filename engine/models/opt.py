@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.engine.device.kv_cache import LayerCache
 from quire.engine.models.batch import ForwardBatch
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.layers import ACTIVATIONS, Attention
 from quire.engine.models.plain_block import Block
 from quire.engine.models.weights import Weights
 from quire.kernels.backend import Backend
+from quire.kernels.formats.layer_cache import LayerCache
 
 POSITION_OFFSET = 2  # the first rows of the position table were fairseq's padding
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.engine.device.kv_cache import LayerCache
 from quire.engine.models.batch import ForwardBatch, Newest, of_newest
 from quire.engine.models.layers import Attention, LayerNorm
+from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.linear.linear import Linear
 
 

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from quire.engine.memory.prefix_cache import Digest, Prefix, PrefixCache
+from quire.engine.hashing import Digest, Prefix
+from quire.engine.memory.prefix_cache import PrefixCache
 
 MAX_CHANGES = 1 << 15
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from quire.engine.memory.prefix_cache import BlockHasher, Digest, Prefix
-from quire.engine.memory.prefixes import Prefixes
+from quire.engine.hashing import BlockHasher, Digest, Prefix, Prefixes
 
 _PARITY_BLOCKS = 3
 
@@ -18,7 +17,7 @@ class PromptHasher:
         self._hasher = BlockHasher(block_size, seed)
         self._prefixes = Prefixes(self._hasher)
         for tokens in pinned:
-            self._prefixes.publish(tokens)
+            self._prefixes.make_public(tokens)
 
     def digests(self, salt: str, tokens: Sequence[int]) -> list[Digest]:
         """Of the full blocks of a prompt."""

@@ -20,7 +20,7 @@ from quire.engine.config import (
     StepStats,
 )
 from quire.engine.core import EngineCore
-from quire.engine.memory.prefix_cache import Digest
+from quire.engine.hashing import Digest
 from quire.engine.models.hub import resolve_model
 from quire.engine.registry.deployment import describe, hash_seed
 from quire.engine.registry.journal import Journal

@@ -23,7 +23,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from quire.engine.config import RegistryConfig
-from quire.engine.memory.prefix_cache import Digest
+from quire.engine.hashing import Digest
 from quire.engine.registry.deployment import Deployment
 
 TIMEOUT = 0.5  # seconds; redis-py's own defaults stall for 4 s and more when a server has stopped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.engine.schedule.plan import Int32, empty_int32
+from quire.engine.arrays import Int32, empty_int32
 from quire.kernels.attention.cascade import SHORTEST
 
 SMALLEST_BUNDLE = 4  # rows: for fewer the device's cache does as well

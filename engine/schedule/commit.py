@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.messages import FinishReason, Output, StepOutputs, TokenLogprob
+from quire.engine.schedule.beams import choose, ending, outputs_of, reparent
 from quire.engine.schedule.draft import Flight
 from quire.engine.schedule.logprobs import collect_prompt_logprobs, sampled_logprobs
 from quire.engine.schedule.plan import NOT_FINITE, StepResult
 from quire.engine.schedule.state import RunQueue
-from quire.engine.sequences.beam_group import BeamGroup, advance_together
 from quire.engine.sequences.beam_search import NOT_A_NUMBER, BeamStep
 from quire.engine.sequences.grammar import find_masks
-from quire.engine.sequences.sequence import NO_ROW, Sequence, SequenceGroup
+from quire.engine.sequences.sequence import NO_ROW, BeamGroup, Sequence, SequenceGroup
 
 T = TypeVar("T")
 
@@ -90,9 +90,9 @@ def _look_at(queue: RunQueue, flight: Flight, result: StepResult, samples: list[
             if sequence.constraint is not None and output.finish_reason is None:
                 constrained.append((sequence, output))
         elif result.logprobs is not None and beams.collect(sequence, result.logprobs, candidates[i]):
-            complete[beams.likeness].append(beams)
+            complete[beams.batch_key].append(beams)
     for alike in complete.values():
-        outputs += _go_on(queue, alike, advance_together(alike))
+        outputs += _go_on(queue, alike, choose(alike))
     _constrain(queue, constrained)
     return outputs
 
@@ -185,12 +185,12 @@ def _go_on(queue: RunQueue, groups: list[BeamGroup], steps: list[BeamStep | None
     for beams, step in zip(groups, steps, strict=True):
         group = beams.group
         if step is None:
-            errors = [beams.ending(i, "error", NOT_A_NUMBER) for i in range(group.request.params.n)]
+            errors = [ending(beams, i, "error", NOT_A_NUMBER) for i in range(group.request.params.n)]
             outputs += _end_beams(queue, group, errors, "error")
         elif beams.search.done:
-            outputs += _end_beams(queue, group, beams.outputs(), "stop")
+            outputs += _end_beams(queue, group, outputs_of(beams), "stop")
         else:
-            unused, made_some = beams.reparent(step, queue.blocks, queue.rows)
+            unused, made_some = reparent(beams, step, queue.blocks, queue.rows)
             shares |= made_some
             group.forked = True
             if beams.order[0].row == NO_ROW:  # the group has yielded, and waits

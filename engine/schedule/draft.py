@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.engine.arrays import Int32, empty_int32
 from quire.engine.memory.moves import Moves
-from quire.engine.schedule.plan import Int32, PromptLogprobs, RowStart, StepPlan, empty_int32
+from quire.engine.schedule.plan import PromptLogprobs, RowStart, StepPlan
 from quire.engine.sequences.rows import Index, Rows, Samples
 from quire.engine.sequences.sequence import Sequence, SequenceGroup
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from quire.engine.arrays import Logprobs
 from quire.engine.messages import TokenLogprob
 from quire.engine.schedule.draft import WantedPromptLogprobs
-from quire.engine.schedule.plan import Logprobs, StepResult
+from quire.engine.schedule.plan import StepResult
 from quire.engine.sequences.sequence import Sequence
 
 

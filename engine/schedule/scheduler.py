@@ -10,14 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from quire.engine.capacity import Capacity
-from quire.engine.memory.pool import EVERY
-from quire.engine.memory.prefix_cache import BlockHasher, Found
+from quire.engine.hashing import BlockHasher
+from quire.engine.memory.prefix_cache import Found
 from quire.engine.messages import Output, Request, StepOutputs
 from quire.engine.schedule.commit import commit, deliver, unmask
 from quire.engine.schedule.draft import Prefill, StepDraft
 from quire.engine.schedule.plan import StepPlan, StepResult
-from quire.engine.schedule.preemption import Yielding
-from quire.engine.schedule.preemption_mode import PreemptionPolicy
+from quire.engine.schedule.preemption import PreemptionPolicy, Yielding
 from quire.engine.schedule.state import RunQueue
 from quire.engine.sequences.grammar import Constraint
 from quire.engine.sequences.rows import Index
@@ -84,10 +83,6 @@ class Scheduler:
         Waits until the first mask has taken `seconds` to find; None: until it is there.
         """
         return unmask(self.queue, seconds)
-
-    def check(self, share: slice = EVERY) -> None:
-        """Assert every invariant, of `share` of the blocks and sequences. O(blocks + tokens)."""
-        self.queue.check(share)
 
     # -- one step -----------------------------------------------------------------------------------
 

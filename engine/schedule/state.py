@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import replace
 from weakref import WeakSet
 
 import numpy as np
 
 from quire.engine.capacity import Capacity
+from quire.engine.hashing import BlockHasher
 from quire.engine.memory.manager import BlockManager
-from quire.engine.memory.pool import EVERY
-from quire.engine.memory.prefix_cache import BlockHasher
 from quire.engine.messages import FinishReason, Request
 from quire.engine.schedule.draft import Delivery, Flight, StepDraft
 from quire.engine.schedule.plan import NOT_FINITE
-from quire.engine.sequences.beam_group import BeamGroup
 from quire.engine.sequences.grammar import Constraint
 from quire.engine.sequences.pending_masks import Masking
 from quire.engine.sequences.rows import Rows
-from quire.engine.sequences.sequence import NO_ROW, Sequence, SequenceGroup
+from quire.engine.sequences.sequence import NO_ROW, BeamGroup, Sequence, SequenceGroup
 
 
 class RunQueue:
@@ -126,7 +124,7 @@ class RunQueue:
         queue = self.waiting if sequence.row == NO_ROW else self.running
         if sequence.row != NO_ROW:
             self._release(sequence)
-        self.blocks.host.drop(sequence)
+        self.blocks.end(sequence)
         self.masking.drop(sequence)
         if sequence in group.prefill_queue:
             group.prefill_queue.remove(sequence)
@@ -178,51 +176,3 @@ class RunQueue:
         for block, filled in tails.items():
             twice -= (pool.count(block) - 1) * (block_size - filled)
         return total - twice
-
-    def check(self, share: slice = EVERY) -> None:
-        """Assert every invariant, of `share` of the blocks and sequences. O(blocks + tokens)."""
-        groups = [*self.running, *self.waiting]
-        live = [sequence for group in groups for sequence in group.live]
-        deliveries = [*self.deliveries, *(flight.delivery for flight in self.flights)]
-        self.blocks.check(live, [delivery.moves for delivery in deliveries], share)
-        waited_for = [id(group) for delivery in deliveries for group in delivery.arrivals]
-        assert len(set(waited_for)) == len(waited_for), "a group is on its way twice"
-        transferring = {id(group) for group in groups if group.transferring}
-        assert transferring <= set(waited_for), "a group waits for blocks that are not on their way"
-        assert sorted(self._groups) == sorted(group.request.id for group in groups)
-        orders = [group.order for group in groups]
-        assert not self.in_turn or orders == sorted(orders), "a group runs or waits out of its turn"
-        assert self.num_swapped == sum(group.swapped for group in groups)
-        stops = Counter(token for group in groups for token in group.stop_tokens)
-        stops[NOT_FINITE % len(self.ending_at)] += 1
-        assert stops == {token: self.ending_at[token] for token in np.flatnonzero(self.ending_at).tolist()}
-        in_rows = [sequence for sequence in self.rows.sequences if sequence is not None]
-        assert {id(s) for s in in_rows} == {id(s) for group in self.running for s in group.live}
-        assert len(in_rows) == self.rows.num_used
-        for sequence in in_rows[share]:
-            row = sequence.row
-            assert self.rows.sequences[row] is sequence
-            assert self.rows.capacity[row] == len(sequence.table) * self.blocks.block_size
-            context = int(self.rows.context[row])
-            assert context <= min(self.rows.capacity[row], self.rows.limit[row])
-            self._check_tokens(sequence)
-            writes = self.rows.decoding[row] and context < self.rows.limit[row]
-            if writes and context % self.blocks.block_size and row not in self.shared_tails:
-                assert self.blocks.is_writable(sequence, context), "it would write to a block of others"
-            # Beams step together: one that got its block may have to wait for the others'.
-            allowed = self.blocks.blocks_for(max(context, 1)) + (sequence.group.beams is not None)
-            assert len(sequence.table) <= allowed, "a block too many"
-        for row in range(self.rows.size):
-            assert self.rows.sequences[row] or not self.rows.tokens.length(row), "tokens of nobody"
-        for group in self.waiting:
-            assert all(not sequence.table and sequence.row == NO_ROW for sequence in group.live)
-            assert group.swapped or not any(sequence.host_table for sequence in group.live)
-
-    def _check_tokens(self, sequence: Sequence) -> None:
-        """Assert that the row of `sequence` holds its tokens: all but those in flight."""
-        group, tokens = sequence.group, sequence.tokens
-        assert np.array_equal(tokens[: group.num_prompt], group.prompt), "another request's tokens"
-        if group.beams is None and group.forked and sequence not in group.prefill_queue:
-            in_flight = sum(sequence in flight.samples.sequences for flight in self.flights)
-            context = int(self.rows.context[sequence.row])
-            assert len(tokens) == context + 1 - in_flight, "a token too few or too many"

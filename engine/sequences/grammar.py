@@ -16,7 +16,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask_par
 
-from quire.engine.schedule.plan import Int32
+from quire.engine.arrays import Int32
 
 LIMITS = LLParserLimits(
     step_lexer_fuel=50_000,

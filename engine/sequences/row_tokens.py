@@ -7,7 +7,7 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.schedule.plan import Int32
+from quire.engine.arrays import Int32, as_blocks
 
 
 class RowTokens:
@@ -69,9 +69,3 @@ class RowTokens:
         begin = row * self._blocks_per_row
         pieces: list[bytes] = self._blocks[begin + first_block : begin + end_block].tolist()
         return pieces
-
-
-def as_blocks(tokens: Int32, block_size: int) -> NDArray[np.void]:
-    """[N // block_size] views of the full blocks of `tokens` [N]."""
-    full = len(tokens) // block_size * block_size
-    return tokens[:full].view(f"V{block_size * tokens.itemsize}")

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.engine.arrays import Int32
 from quire.engine.messages import MAX_SEQUENCES
-from quire.engine.schedule.plan import Int32
 from quire.engine.sequences.row_tokens import RowTokens
 from quire.engine.sequences.sequence import Sequence
 

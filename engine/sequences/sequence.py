@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.engine.memory.match import Match
-from quire.engine.memory.prefix_cache import Prefix
+from quire.engine.arrays import Int32, Logprobs, as_blocks
+from quire.engine.hashing import Prefix
 from quire.engine.messages import FinishReason, Request, TokenLogprob
-from quire.engine.schedule.plan import Int32
-from quire.engine.sequences.row_tokens import RowTokens, as_blocks
-
-if TYPE_CHECKING:
-    from quire.engine.sequences.beam_group import BeamGroup
-    from quire.engine.sequences.grammar import Constraint
+from quire.engine.sequences.beam_search import BeamSearch
+from quire.engine.sequences.grammar import Constraint
+from quire.engine.sequences.row_tokens import RowTokens
 
 NO_ROW = -1
 BlockTable = list[int]
+NO_LOGPROBS = Logprobs(
+    np.empty(0, np.float32), np.empty(0, np.int32), np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
+)
 
 
 class Sequence:
@@ -33,7 +32,6 @@ class Sequence:
         "host_published",
         "host_table",
         "index",
-        "match",
         "num_found",
         "prefixes",
         "published",
@@ -51,7 +49,6 @@ class Sequence:
         self.salt = group.request.cache_salt
         self.table: BlockTable = []
         self.prefixes: list[Prefix] = []  # of the full blocks of `tokens`, as far as they were needed
-        self.match: Match | None = None  # of `prefixes`, while it waits
         self.published = 0  # blocks of `table` that are findable, or were found
         self.num_found = sys.maxsize  # first blocks that were published when it began, or began again
         self.host_table: BlockTable = []  # host blocks that hold what `table` named, while swapped out
@@ -187,3 +184,46 @@ class SequenceGroup:
     @property
     def live(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence.finish_reason is None]
+
+
+class BeamGroup:
+    """The beams of `group` while the search runs: `order` are the live ones, best first.
+
+    The selection of a step waits until all of them have candidates.
+    """
+
+    def __init__(self, group: SequenceGroup, vocab_size: int) -> None:
+        params = group.request.params
+        self.search = BeamSearch(
+            params.beam_width,
+            params.n,
+            params.max_tokens,
+            group.stop_tokens,
+            params.length_penalty,
+            params.early_stopping,
+            params.min_tokens,
+        )
+        self.group = group
+        self.num_candidates = min(self.search.candidates_per_beam, vocab_size)
+        self.pending = False  # candidates are in flight, or wait for those of other beams
+        self.continue_with(group.sequences[:1])
+
+    def continue_with(self, order: list[Sequence]) -> None:
+        """Make `order` the live beams, none of which has candidates."""
+        self.order = order
+        self.candidates: list[tuple[Logprobs, int]] = [(NO_LOGPROBS, 0)] * len(order)  # of which row
+        self._missing = {beam.index: place for place, beam in enumerate(order)}
+
+    def collect(self, sequence: Sequence, logprobs: Logprobs, i: int) -> bool:
+        """Take row i of `logprobs` as the candidates of `sequence`; return whether all beams have theirs."""
+        place = self._missing.pop(sequence.index, None)
+        if place is None:  # it was preempted while others' were missing, and computed again
+            return False
+        self.candidates[place] = logprobs, i
+        return not self._missing
+
+    @property
+    def batch_key(self) -> tuple[int, int, int, int]:
+        """Groups with the same key can be advanced by one selection."""
+        search = self.search
+        return search.width, len(search.stop_tokens), len(self.order), self.num_candidates

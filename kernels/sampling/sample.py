@@ -6,8 +6,6 @@ All filters are one threshold on the raw logits, since temperature keeps their o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -16,49 +14,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.launch import dependent_launch
 from quire.kernels.sampling.philox import log_exponential, log_exponential_reference, philox_reference
+from quire.kernels.sampling.state import SamplingState
 from quire.kernels.sampling.thresholds import keep_thresholds, keep_thresholds_reference
 
 CHUNK = 2048  # tokens of a row that one program of the argmax looks at
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingState:
-    """How each device row samples: tensors [rows]. Temperature 0 is greedy; top_k 0 is off."""
-
-    temperature: Tensor  # fp32
-    top_p: Tensor  # fp32
-    top_k: Tensor  # int32
-    min_p: Tensor  # fp32
-    seed: Tensor  # int64
-    index: Tensor  # int32, the sequence's index within its group
-
-    @classmethod
-    def allocate(cls, rows: int, device: torch.device | str) -> SamplingState:
-        """All rows greedy."""
-
-        def full(value: float, dtype: torch.dtype) -> Tensor:
-            return torch.full((rows,), value, dtype=dtype, device=device)
-
-        return cls(
-            temperature=full(0, torch.float32),
-            top_p=full(1, torch.float32),
-            top_k=full(0, torch.int32),
-            min_p=full(0, torch.float32),
-            seed=full(0, torch.int64),
-            index=full(0, torch.int32),
-        )
-
-    def select(self, rows: Tensor) -> SamplingState:
-        """The state of `rows` [S], gathered."""
-        rows = rows.long()
-        return SamplingState(
-            temperature=self.temperature[rows],
-            top_p=self.top_p[rows],
-            top_k=self.top_k[rows],
-            min_p=self.min_p[rows],
-            seed=self.seed[rows],
-            index=self.index[rows],
-        )
 
 
 def sample(

@@ -5,8 +5,6 @@ Temperature keeps the order of the logits, so every filter is a threshold on the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
@@ -14,9 +12,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.launch import dependent_launch
-
-if TYPE_CHECKING:
-    from quire.kernels.sampling.sample import SamplingState
+from quire.kernels.sampling.state import SamplingState
 
 BLOCK = 8192  # tokens that the search looks at in one go
 MIN_TEMPERATURE = 1e-20  # keeps (logit - max) / temperature free of 0 / 0

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from quire.loadtest.chaos import traffic
 from quire.loadtest.chaos.traffic import SOCKET_RESPONSES, Answer, Ask
-from quire.loadtest.http_client import HttpClient
+from quire.loadtest.client.http_client import HttpClient
 
 TIMEOUT = 60.0  # seconds, after which an answer has no end
 SOCKET_ENDS = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))

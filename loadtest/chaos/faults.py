@@ -18,7 +18,7 @@ from quire.engine.registry.deployment import Deployment
 from quire.engine.registry.redis import ALL_REPLICAS, Keys
 from quire.loadtest.chaos.fleet import Fleet
 from quire.loadtest.chaos.processes import children
-from quire.loadtest.quire_process import QuireProcess
+from quire.loadtest.servers.quire_process import QuireProcess
 
 REDIS_SECONDS = 5.0  # between two kills
 AWAY_SECONDS = 1.0

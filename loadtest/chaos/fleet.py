@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.loadtest.quire_process import QuireProcess, quire
-from quire.loadtest.redis_server import RedisServer
-from quire.loadtest.server_process import free_port
+from quire.loadtest.servers.quire_process import QuireProcess, quire
+from quire.loadtest.servers.redis_server import RedisServer
+from quire.loadtest.servers.server_process import free_port
 
 KEY = "chaos"  # not a secret: whoever reads this may ask the run's servers
 CONTEXT = 384

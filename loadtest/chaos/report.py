@@ -30,7 +30,7 @@ def judge(seen: Seen, limits: Limits) -> list[Check]:
         checks.check_late_ends(seen.outcomes, seen.accidents.restarts, limits.end),
         checks.check_answers(seen.outcomes, seen.alone, seen.again),
         *checks.check_health(seen.health, machine, limits),
-        *checks.check_stalls(samples.stalls, machine, limits),
+        *checks.check_stalls(samples.stalls, machine),
         checks.check_hostile(harms.made, harms.stood, harms.harms),
         Check("processes that did not do as told", "0", "; ".join(failures) or "0", not failures),
         checks.check_share("preemptions per request", preemptions, ended, limits.preempted),
@@ -39,10 +39,12 @@ def judge(seen: Seen, limits: Limits) -> list[Check]:
 
 
 def table(found: list[Check], title: str) -> Table:
-    made = Table("", "limit", "found", "", title=title)
+    caption = "times are a server's own; raw: with what the machine had it wait; control: the machine's own"
+    made = Table("", "limit", "found", "raw", "control", "", title=title, caption=caption)
     for check in found:
         verdict = "[green]ok[/green]" if check.passed else "[red]FAILED[/red]"
-        made.add_row(check.name, check.limit, check.found.replace("[", "("), verdict)
+        shown = check.found.replace("[", "(")
+        made.add_row(check.name, check.limit, shown, check.raw, check.control, verdict)
     return made
 
 

@@ -20,7 +20,7 @@ from quire.loadtest.chaos.fleet import KEY, Fleet
 from quire.loadtest.chaos.hostile import Harms, attack
 from quire.loadtest.chaos.traffic import Answer
 from quire.loadtest.chaos.watch import Holdings, Samples, leaked, look, watch_metrics, watch_processes
-from quire.loadtest.health_probe import Asked, probe_all
+from quire.loadtest.client.health_probe import Asked, probe_all
 
 PROBE_SECONDS = 0.04  # between two questions
 START_SECONDS = 0.2  # one of two processes does not take two such naps, while the other starts

@@ -17,7 +17,7 @@ from quire.loadtest.chaos.processes import (
     resident_bytes,
     waited_seconds,
 )
-from quire.loadtest.counters import read_samples
+from quire.loadtest.client.counters import read_samples
 from quire.service.router.directory import MAX_CONNECTIONS
 
 METRICS_SECONDS = 1.0

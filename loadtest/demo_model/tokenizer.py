@@ -14,8 +14,9 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from quire.loadtest.demo_model.corpus import documents
+from quire.service import demo
 
-MODEL_FOLDER = Path(__file__).parent / "model"
+MODEL_FOLDER = Path(demo.MODEL_FOLDER)
 VOCAB_SIZE = 4096
 CONTEXT_LENGTH = 2048
 SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")

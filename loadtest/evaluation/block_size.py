@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from quire.engine.schedule.preemption_mode import PreemptionMode
+from quire.engine.config import PreemptionMode
+from quire.loadtest.client.lengths import ALPACA, SHAREGPT
+from quire.loadtest.client.sessions import Recipe
 from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
 from quire.loadtest.evaluation.setting import Outcome, Point, Setting, run_point, seeded
-from quire.loadtest.lengths import ALPACA, SHAREGPT
-from quire.loadtest.sessions import Recipe
 from quire.loadtest.simulator.geometry import A100_40GB, OPT_13B
 from quire.loadtest.simulator.step_costs import FEATURES, StepCosts
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from quire.loadtest.client.lengths import SHAREGPT, Fixed, Shape
+from quire.loadtest.client.sessions import Recipe, Session, draw_sessions
 from quire.loadtest.evaluation.figure import Figure, Table
 from quire.loadtest.evaluation.request_rates import latency_chart
 from quire.loadtest.evaluation.setting import (
@@ -16,8 +18,6 @@ from quire.loadtest.evaluation.setting import (
     run_sessions,
     sustained,
 )
-from quire.loadtest.lengths import SHAREGPT, Fixed, Shape
-from quire.loadtest.sessions import Recipe, Session, draw_sessions
 from quire.loadtest.simulator.geometry import OPT_13B
 from quire.loadtest.simulator.step_costs import StepCosts
 from quire.loadtest.simulator.systems import NAMES, Kind, System

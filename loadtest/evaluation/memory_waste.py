@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from quire.loadtest.client.lengths import SHAREGPT
+from quire.loadtest.client.sessions import Recipe
 from quire.loadtest.evaluation.figure import Chart, Figure, Line, Table
 from quire.loadtest.evaluation.setting import Point, Setting, run_point, seeded
-from quire.loadtest.lengths import SHAREGPT
-from quire.loadtest.sessions import Recipe
 from quire.loadtest.simulator.geometry import OPT_13B
 
 RATE = 8.0  # requests a second: more than any of the systems keeps up with, so that memory is what is short

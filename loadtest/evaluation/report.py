@@ -8,8 +8,8 @@ from pathlib import Path
 import jinja2
 import msgspec
 
+from quire.loadtest.analysis.plot import Labels, Series, bar_chart, line_chart, stacked_chart
 from quire.loadtest.evaluation.figure import Chart, MadeFigure, cell_text, markdown_table
-from quire.loadtest.plot import Labels, Series, bar_chart, line_chart, stacked_chart
 
 TEMPLATE = Path(__file__).with_name("report.html")
 DIFFERENCES = "differences.md"  # a page by hand that the folder may have

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from quire.loadtest.client.lengths import ALPACA, SHAREGPT
+from quire.loadtest.client.sessions import Recipe
 from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
 from quire.loadtest.evaluation.setting import (
     LATENCY_LIMIT,
@@ -17,8 +19,6 @@ from quire.loadtest.evaluation.setting import (
     seeded,
     sustained,
 )
-from quire.loadtest.lengths import ALPACA, SHAREGPT
-from quire.loadtest.sessions import Recipe
 from quire.loadtest.simulator.geometry import OPT_13B
 from quire.loadtest.simulator.systems import NAMES, Kind
 

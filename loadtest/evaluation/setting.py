@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import TypeVar
 
-from quire.loadtest.arrivals import arrival_times
-from quire.loadtest.knee import rate_at
-from quire.loadtest.sessions import Recipe, Session, draw_sessions, due_at
+from quire.loadtest.analysis.knee import rate_at
+from quire.loadtest.client.arrivals import arrival_times
+from quire.loadtest.client.sessions import Recipe, Session, draw_sessions, due_at
 from quire.loadtest.simulator.geometry import A100_40GB, OPT_13B, Model, kv_slots
 from quire.loadtest.simulator.simulation import simulate
 from quire.loadtest.simulator.step_costs import StepCosts, roofline

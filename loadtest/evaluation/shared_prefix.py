@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from quire.loadtest.client.lengths import LogNormal, Shape
+from quire.loadtest.client.sessions import Recipe
 from quire.loadtest.evaluation.figure import Cell, Figure, Table
 from quire.loadtest.evaluation.request_rates import latency_chart
 from quire.loadtest.evaluation.setting import Curve, Setting, ratio, run_curve, seeded, sustained
-from quire.loadtest.lengths import LogNormal, Shape
-from quire.loadtest.sessions import Recipe
 from quire.loadtest.simulator.geometry import LLAMA_13B
 
 # A sentence and its translation; the paper gives the prefixes' lengths (section 6.4), not these.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from quire.loadtest.client.lengths import ALPACA, SHAREGPT
+from quire.loadtest.client.sessions import Recipe
 from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
 from quire.loadtest.evaluation.request_rates import latency_chart
 from quire.loadtest.evaluation.setting import (
@@ -16,8 +18,6 @@ from quire.loadtest.evaluation.setting import (
     seeded,
     sustained,
 )
-from quire.loadtest.lengths import ALPACA, SHAREGPT
-from quire.loadtest.sessions import Recipe
 from quire.loadtest.simulator.geometry import OPT_13B
 from quire.loadtest.simulator.systems import Kind
 from quire.loadtest.simulator.virtual_runner import MEAN_GAP

@@ -11,8 +11,9 @@ from dataclasses import astuple, dataclass
 import numpy as np
 import torch
 
+from quire.engine.arrays import Int32
 from quire.engine.config import EngineInfo
-from quire.engine.schedule.plan import Int32, StepPlan
+from quire.engine.schedule.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

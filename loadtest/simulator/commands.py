@@ -8,16 +8,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from quire.loadtest.arrivals import arrival_times
-from quire.loadtest.lengths import parse_shape
-from quire.loadtest.result import Load, RunResult, write_result
-from quire.loadtest.sessions import Recipe, describe, draw_sessions, due_at
+from quire.loadtest.analysis.result import Load, RunResult, write_result
+from quire.loadtest.analysis.summary import Slo
+from quire.loadtest.client.arrivals import arrival_times
+from quire.loadtest.client.lengths import parse_shape
+from quire.loadtest.client.sessions import Recipe, describe, draw_sessions, due_at
+from quire.loadtest.client.target import Target
 from quire.loadtest.simulator.geometry import A100_40GB, OPT_13B, kv_slots
 from quire.loadtest.simulator.simulation import simulate
 from quire.loadtest.simulator.step_costs import FEATURES, fit, read_records, roofline, write_records
 from quire.loadtest.simulator.systems import NAMES, System
-from quire.loadtest.summary import Slo
-from quire.loadtest.target import Target
 
 console = Console()
 

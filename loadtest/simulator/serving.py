@@ -16,8 +16,8 @@ import numpy as np
 
 from quire.engine.core import EngineCore
 from quire.engine.messages import Request, SamplingParams
-from quire.loadtest.records import Record
-from quire.loadtest.sessions import Session
+from quire.loadtest.client.records import Record
+from quire.loadtest.client.sessions import Session
 from quire.loadtest.simulator.baselines import Memory
 
 

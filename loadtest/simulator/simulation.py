@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from quire.engine.core import EngineCore
-from quire.loadtest.sessions import Session
+from quire.loadtest.client.sessions import Session
 from quire.loadtest.simulator.serving import Run, serve
 from quire.loadtest.simulator.step_costs import StepCosts
 from quire.loadtest.simulator.systems import System

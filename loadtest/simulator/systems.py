@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.engine.capacity import Capacity
-from quire.engine.memory.prefix_cache import BlockHasher
-from quire.engine.schedule.preemption_mode import PreemptionMode, PreemptionPolicy
+from quire.engine.config import PreemptionMode
+from quire.engine.hashing import BlockHasher
+from quire.engine.schedule.preemption import PreemptionPolicy
 from quire.engine.schedule.scheduler import WATERMARK, Scheduler
 from quire.loadtest.simulator.baselines import Memory, RequestLevel, Reserved, Unreserved
 from quire.loadtest.simulator.virtual_runner import VOCAB

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.engine.arrays import Logprobs
 from quire.engine.core import InFlight, Runner
-from quire.engine.schedule.plan import Logprobs, StepPlan, StepResult
+from quire.engine.schedule.plan import StepPlan, StepResult
 from quire.loadtest.simulator.step_costs import StepCosts
 
 VOCAB = 60_000

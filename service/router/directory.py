@@ -17,7 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from quire.engine.config import BLOCK_SIZES
-from quire.engine.memory.prefix_cache import Digest
+from quire.engine.hashing import Digest
 from quire.engine.registry.deployment import Deployment
 from quire.engine.registry.redis import ALL_REPLICAS, FAILURES, LOOKUP, REPLICAS, Keys, Load
 from quire.service.router.allowed import host_of

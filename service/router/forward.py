@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from quire.engine.memory.prefix_cache import Digest
+from quire.engine.hashing import Digest
 from quire.service.errors import ApiError, not_ready
 from quire.service.http.codec import error_response
 from quire.service.http.connection import ClientGone, Connection

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.engine.memory.prefix_cache import Digest
+from quire.engine.hashing import Digest
 from quire.service.router.replica import Replica
 
 MIN_MATCH_TOKENS = 16  # less than the smallest block is never found: what is found always counts

@@ -11,7 +11,7 @@ from typing import Literal
 
 import redis
 
-from quire.engine.memory.prefix_cache import Digest
+from quire.engine.hashing import Digest
 from quire.engine.registry.deployment import Deployment, pinned_digest
 from quire.engine.registry.prompt_hasher import PromptHasher
 from quire.engine.registry.redis import FAILURES

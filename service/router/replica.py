@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import yarl
 from starlette.types import Scope
 
-from quire.engine.memory.prefix_cache import Digest
+from quire.engine.hashing import Digest
 from quire.engine.registry.redis import Load
 from quire.service.router.sent_prefixes import RecentPrefixes
 

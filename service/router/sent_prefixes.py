@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from quire.engine.memory.prefix_cache import Digest
+from quire.engine.hashing import Digest
 
 UNPUBLISHED_SECONDS = 1.0  # after an answer begins: by then the registry knows what its prompt left behind
 ONCE_SECONDS = 60.0  # how long a block counts that was sent once: it may have been a question

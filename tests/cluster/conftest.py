@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.loadtest.redis_server import RedisServer
+from quire.loadtest.servers.redis_server import RedisServer
 
 
 @pytest.fixture(scope="module")

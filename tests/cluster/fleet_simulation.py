@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from quire.engine.memory.prefix_cache import Digest
+from quire.engine.hashing import Digest
 from quire.engine.registry.redis import Load
 from quire.service.router.placement import Location, choose
 from quire.service.router.replica import Replica

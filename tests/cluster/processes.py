@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from quire.loadtest.server_process import free_port
+from quire.loadtest.servers.server_process import free_port
 from quire.service.demo import MODEL_FOLDER
 from tests.waiting import SECONDS, until
 

@@ -16,8 +16,8 @@ import redis.asyncio
 from quire.engine.config import RegistryConfig
 from quire.engine.registry.deployment import Deployment, seed_digest
 from quire.engine.registry.redis import FAILURES, Load, Registry
-from quire.loadtest.fault_proxy import FAULTS, Fault, FaultProxy, honest
-from quire.loadtest.redis_server import RedisServer
+from quire.loadtest.servers.fault_proxy import FAULTS, Fault, FaultProxy, honest
+from quire.loadtest.servers.redis_server import RedisServer
 from quire.service.router.directory import MAX_CONNECTIONS, Directory
 
 DEPLOYMENT = Deployment(

@@ -8,8 +8,8 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.memory.prefix_cache import BlockHasher, Prefix, PrefixCache
-from quire.engine.memory.prefixes import Prefixes
+from quire.engine.hashing import BlockHasher, Prefix, Prefixes
+from quire.engine.memory.prefix_cache import PrefixCache
 from quire.engine.registry.journal import Journal
 
 PUBLIC = [1, 2]
@@ -19,7 +19,7 @@ def chains() -> list[Prefix]:
     """Of a few prompts that part at different blocks; two of them begin with a public block."""
     hasher = BlockHasher(2, seed=0)
     prefixes = Prefixes(hasher)
-    prefixes.publish(PUBLIC)
+    prefixes.make_public(PUBLIC)
     every: dict[bytes, Prefix] = {}
     prompts = [[5, 5, 6, 6, 7, 7], [5, 5, 6, 6, 8, 8], [5, 5, 9, 9], [*PUBLIC, 3, 3, 4, 4], [*PUBLIC, 5, 5]]
     for salt in ("", "tenant"):

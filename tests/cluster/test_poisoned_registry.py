@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from quire.engine.registry.deployment import Deployment, pinned_digest, seed_digest
 from quire.engine.registry.prompt_hasher import PromptHasher
 from quire.engine.registry.redis import Keys, Load, Registry, RegistryConfig
-from quire.loadtest.redis_server import RedisServer
+from quire.loadtest.servers.redis_server import RedisServer
 from quire.service.router import registry_watch as watch
 from quire.service.router.config import RouterConfig
 from quire.service.router.directory import Directory

@@ -14,14 +14,14 @@ import xxhash
 
 from quire.engine.config import RegistryConfig
 from quire.engine.core import EngineCore
-from quire.engine.memory.prefix_cache import Prefix
+from quire.engine.hashing import Prefix
 from quire.engine.registry.deployment import Deployment, hash_seed, seed_digest
 from quire.engine.registry.journal import Journal
 from quire.engine.registry.prompt_hasher import PromptHasher
 from quire.engine.registry.publisher import Publisher
 from quire.engine.registry.redis import Answer, Keys, Registry
-from quire.loadtest.fault_proxy import FAULTS, Fault, FaultProxy, honest
-from quire.loadtest.redis_server import RedisServer
+from quire.loadtest.servers.fault_proxy import FAULTS, Fault, FaultProxy, honest
+from quire.loadtest.servers.redis_server import RedisServer
 from tests.engine.simulation import make_core, random_request
 
 DEPLOYMENT = Deployment(

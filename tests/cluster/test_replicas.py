@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from quire.loadtest.redis_server import RedisServer
+from quire.loadtest.servers.redis_server import RedisServer
 from tests.cluster.processes import Process, make_model
 from tests.waiting import until
 

@@ -17,8 +17,8 @@ from quire.engine.config import RegistryConfig
 from quire.engine.registry.deployment import Deployment, pinned_digest, seed_digest
 from quire.engine.registry.prompt_hasher import PromptHasher
 from quire.engine.registry.redis import Load, Registry
-from quire.loadtest.fault_proxy import FaultProxy
-from quire.loadtest.redis_server import RedisServer
+from quire.loadtest.servers.fault_proxy import FaultProxy
+from quire.loadtest.servers.redis_server import RedisServer
 from quire.service.router.directory import TIMEOUT, Directory, Registered
 from quire.service.router.registry_watch import Identity, RegistryWatch
 

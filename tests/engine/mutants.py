@@ -68,10 +68,10 @@ MUTANTS = [
         "block is not None and prefix.equals(self._prefixes[block])",
         "block is not None",
     ),
-    Mutant("hash without parent", "memory.prefix_cache", "digest(before + piece,", "digest(piece,"),
-    Mutant("salt ignored", "memory.prefix_cache", ' + b"\\0" + salt.encode()', ""),
-    Mutant("seed ignored", "memory.prefix_cache", "        self._seed = seed\n", "        self._seed = 0\n"),
-    Mutant("model ignored", "memory.prefix_cache", 'digest(self._fingerprint + b"\\0"', 'digest(b"\\0"'),
+    Mutant("hash without parent", "hashing", "digest(before + piece,", "digest(piece,"),
+    Mutant("salt ignored", "hashing", ' + b"\\0" + salt.encode()', ""),
+    Mutant("seed ignored", "hashing", "        self._seed = seed\n", "        self._seed = 0\n"),
+    Mutant("model ignored", "hashing", 'digest(self._fingerprint + b"\\0"', 'digest(b"\\0"'),
     Mutant(
         "a digest keeps its evicted block",
         "memory.prefix_cache",
@@ -262,7 +262,7 @@ MUTANTS = [
     ),
     Mutant(
         "a hit whose parents are not compared",
-        "memory.prefix_cache",
+        "hashing",
         "            mine, theirs = mine.before, theirs.before\n",
         "            break\n",
     ),
@@ -446,8 +446,8 @@ MUTANTS = [
     ),
     Mutant(
         "host blocks of who left are kept",
-        "schedule.state",
-        "        self.blocks.host.drop(sequence)\n",
+        "memory.manager",
+        "        self.host.drop(sequence)\n",
         "",
     ),
     Mutant(
@@ -514,9 +514,9 @@ MUTANTS = [
     ),
     Mutant(
         "a beam that follows another gives its last block back",
-        "sequences.beam_group",
-        "                    shares |= blocks.follow(parent, child)\n",
-        "                    blocks.fork(parent, child)\n                    shares = True\n",
+        "schedule.beams",
+        "                shares |= blocks.follow(parent, child)\n",
+        "                blocks.fork(parent, child)\n                shares = True\n",
     ),
     Mutant(
         "nobody hears that two beams are to write to the same block",
@@ -526,15 +526,15 @@ MUTANTS = [
     ),
     Mutant(
         "a beam that ended keeps its blocks",
-        "sequences.beam_group",
-        "                blocks.free(sequence)\n",
+        "schedule.beams",
+        "            blocks.free(sequence)\n",
         "",
     ),
     Mutant(
         "a beam that ended in host memory keeps its blocks",
-        "sequences.beam_group",
-        "                blocks.host.drop(sequence)\n",
-        "                pass\n",
+        "schedule.beams",
+        "            blocks.host.drop(sequence)\n",
+        "            pass\n",
     ),
     Mutant(
         "a copy that is not going to be made is swapped out",
@@ -550,7 +550,7 @@ MUTANTS = [
     ),
     Mutant(
         "after what is open to all, everything is",
-        "memory.prefixes",
+        "hashing",
         "                before = self._root(salt, before)\n",
         '                before = self._root("", before)\n',
     ),
@@ -662,27 +662,27 @@ MUTANTS = [
     ),
     Mutant(
         "what has become findable is not looked for",
-        "memory.match",
+        "memory.prefix_cache",
         "        device.follow(self.prefixes, end)\n",
         "        if not device.blocks:\n            device.follow(self.prefixes, end)\n",
     ),
     Mutant(
         "found in host memory although something before it is not",
-        "memory.match",
+        "memory.prefix_cache",
         "        if before.end >= self.begin:\n",
         "        if True:\n",
     ),
     Mutant(
         "found in host memory and on the device as well",
-        "memory.match",
+        "memory.prefix_cache",
         "            kept = slice(max(0, begin - self.begin), None)\n",
         "            kept = slice(0, None)\n",
     ),
     Mutant(
         "what was found for the tokens of another beam",
         "memory.manager",
-        "if sequence.match is None or sequence.match.prefixes is not prefixes:",
-        "if sequence.match is None:",
+        "if match is None or match.prefixes is not prefixes:",
+        "if match is None:",
     ),
     Mutant(
         "a block that is given out counts as room",

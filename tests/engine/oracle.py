@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from quire.engine.arrays import Logprobs
 from quire.engine.core import Runner
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.schedule.plan import Logprobs, StepPlan, StepResult
+from quire.engine.schedule.plan import StepPlan, StepResult
 from quire.engine.sequences.beam_search import BeamSearch
 from tests.engine.toy_grammar import Reading, tokens_in
 

@@ -12,15 +12,18 @@ from collections import Counter
 
 from msgspec.structs import replace
 
+from quire.engine.arrays import Int32
 from quire.engine.capacity import Capacity
+from quire.engine.config import PreemptionMode
 from quire.engine.core import EngineCore
-from quire.engine.memory.pinned_prefixes import pin_prefixes
-from quire.engine.memory.prefix_cache import BlockHasher, Found, Prefix, PrefixCache
+from quire.engine.hashing import BlockHasher, Prefix
+from quire.engine.memory.prefix_cache import Found, PrefixCache
 from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.pinned_prefixes import pin_prefixes
 from quire.engine.schedule.draft import StepDraft
-from quire.engine.schedule.plan import Int32, StepPlan
-from quire.engine.schedule.preemption import Yielding
-from quire.engine.schedule.preemption_mode import PreemptionMode, PreemptionPolicy
+from quire.engine.schedule.invariants import check_scheduler
+from quire.engine.schedule.plan import StepPlan
+from quire.engine.schedule.preemption import PreemptionPolicy, Yielding
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequences.sequence import Sequence
 from tests.engine.oracle import VOCAB, OracleRunner, expected_beams, expected_tokens
@@ -295,7 +298,7 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
             endings = [got.get((request_id, index)) for index in range(request.params.n)]
             if all(outputs and outputs[-1].finish_reason for outputs in endings):
                 del alive[request_id]
-        scheduler.check()
+        check_scheduler(scheduler.queue)
         assert scheduler.queue.tokens_filled == distinct_filled(core)
     assert scheduler.blocks.pool.num_available == num_blocks - scheduler.blocks.pool.num_pinned
     assert scheduler.blocks.host.pool.num_available == host

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from quire.engine.arrays import as_int32
+from quire.engine.hashing import BlockHasher
+from quire.engine.memory.invariants import check_memory
 from quire.engine.memory.manager import BlockManager
 from quire.engine.memory.moves import Moves
-from quire.engine.memory.prefix_cache import BlockHasher
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.schedule.plan import as_int32
 from quire.engine.sequences.rows import Rows
 from quire.engine.sequences.sequence import Sequence, SequenceGroup
 
@@ -68,7 +69,7 @@ class Tables:
         return moves
 
     def check(self) -> None:
-        self.blocks.check([s for s in self.sequences if s.finish_reason is None], [])
+        check_memory(self.blocks, [s for s in self.sequences if s.finish_reason is None], [])
         for sequence in self.sequences:
             if sequence.row >= 0:
                 assert self.rows.capacity[sequence.row] == len(sequence.table) * self.blocks.block_size

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from quire.engine.core import EngineCore
 from quire.engine.messages import Request, SamplingParams
+from quire.engine.schedule.invariants import check_scheduler
 from quire.loadtest.offline import bench
 from tests.engine.oracle import expected_tokens
 from tests.engine.simulation import EOS, make_core
@@ -75,4 +76,4 @@ def test_none_is_queued_if_the_last_can_never_run() -> None:
     with pytest.raises(ValueError, match="needs up to 5 KV blocks"):
         core.add_all([long, *requests([2, 3, 4]), new])
     assert not core.has_work
-    core.scheduler.check()
+    check_scheduler(core.scheduler.queue)

@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 
 from quire.engine.config import EngineConfig
 from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.startup import start_engine
 
 EOS = 1
@@ -60,7 +61,7 @@ def test_beams_equal_transformers(llama: tuple[Path, LlamaForCausalLM], blocks: 
             if output.request_id < 100:
                 assert (output.request_id, output.index) not in got, "a beam comes once, when the search ends"
                 got[output.request_id, output.index] = output
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
     yielded = core.scheduler.yielding.recomputes + core.scheduler.yielding.swaps
     assert (yielded > 0) == (blocks is not None)
     assert core.scheduler.blocks.copies_on_write > 0

@@ -8,11 +8,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from quire.engine.arrays import as_int32
 from quire.engine.messages import Output, Request, SamplingParams
-from quire.engine.schedule.plan import StepPlan, as_int32
-from quire.engine.sequences.beam_group import BeamGroup
+from quire.engine.schedule.beams import reparent
+from quire.engine.schedule.invariants import check_scheduler
+from quire.engine.schedule.plan import StepPlan
 from quire.engine.sequences.beam_search import BeamStep
-from quire.engine.sequences.sequence import SequenceGroup
+from quire.engine.sequences.sequence import BeamGroup, SequenceGroup
 from tests.engine.oracle import VOCAB, OracleFlight, OracleRunner, expected_beams
 from tests.engine.simulation import EOS, make_core
 from tests.engine.tables import Tables
@@ -59,7 +61,7 @@ def test_beams_that_nothing_is_left_for_keep_no_blocks(num_blocks: int) -> None:
     widths: defaultdict[int, list[int]] = defaultdict(list)
     for _ in range(500):
         core.step()
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
         for group in [*core.scheduler.queue.running, *core.scheduler.queue.waiting]:
             assert group.beams is not None
             ended = [sequence for sequence in group.live if sequence not in group.beams.order]
@@ -82,7 +84,7 @@ def three_beams() -> tuple[Tables, BeamGroup]:
     beams = BeamGroup(group, VOCAB)
     tables.write(group.sequences[0], [])
     for parents in ([0, 0, 0], [1, 0, 1]):
-        reparented = beams.reparent(BeamStep(parents, [4, 5, 6]), tables.blocks, tables.rows)
+        reparented = reparent(beams, BeamStep(parents, [4, 5, 6]), tables.blocks, tables.rows)
         assert reparented == ([], len(PROMPT) % BLOCK_SIZE > 0 and parents == [0, 0, 0])
         for sequence, token in zip(beams.order, [4, 5, 6], strict=True):
             tables.write(sequence, [token])
@@ -94,7 +96,7 @@ def test_beams_that_go_on_from_another_keep_their_blocks() -> None:
     tables, beams = three_beams()
     pool, parents, lost = tables.blocks.pool, beams.order[:2], beams.order[2]
     own, allocations = lost.table[-1], pool.allocations
-    assert beams.reparent(BeamStep([0, 1, 1], [7, 8, 9]), tables.blocks, tables.rows) == ([], False)
+    assert reparent(beams, BeamStep([0, 1, 1], [7, 8, 9]), tables.blocks, tables.rows) == ([], False)
     assert beams.order == [*parents, lost] and pool.allocations == allocations
     assert lost.table == [*parents[1].table[:-1], own]
     assert tables.blocks.moves.copies == {lost.row: (parents[1].table[-1], own)}
@@ -108,7 +110,7 @@ def test_beams_that_nothing_is_left_for_keep_no_host_blocks() -> None:
     tables.leave(*group.sequences)
     tables.step()
     chosen = beams.order[2]
-    ended, shares = beams.reparent(BeamStep([2], [7]), tables.blocks, tables.rows)
+    ended, shares = reparent(beams, BeamStep([2], [7]), tables.blocks, tables.rows)
     assert not shares
     assert beams.order == [chosen] and {*ended, chosen} == {*group.sequences}
     assert not any(sequence.host_table for sequence in ended)
@@ -131,7 +133,7 @@ def test_a_search_that_meets_a_nan_ends_alone(num_blocks: int) -> None:
     while core.has_work:
         for output in core.step():
             got[output.request_id].append(output)
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
     for request in requests:
         if request.params.seed == SPOILT:
             assert [output.finish_reason for output in got[request.id]] == ["error", "error"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quire.engine.memory.prefix_cache import BlockHasher, Found
+from quire.engine.hashing import BlockHasher
+from quire.engine.memory.prefix_cache import Found
 from quire.engine.sequences.sequence import Sequence
 from tests.engine.tables import Tables
 

@@ -20,12 +20,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from quire.engine.arrays import as_int32
+from quire.engine.hashing import BlockHasher, Digest
+from quire.engine.memory.invariants import check_memory
 from quire.engine.memory.manager import BlockManager
 from quire.engine.memory.moves import Moves
 from quire.engine.memory.pool import BlockPool, OutOfBlocks
-from quire.engine.memory.prefix_cache import BlockHasher, Digest, Found, PrefixCache
+from quire.engine.memory.prefix_cache import Found, PrefixCache
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.schedule.plan import as_int32
 from quire.engine.sequences.rows import Rows
 from quire.engine.sequences.sequence import NO_ROW, Sequence, SequenceGroup
 from tests.engine.memory_model import Content, Histories, LateMemory
@@ -470,7 +472,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     def _check_accounts(self) -> None:
         sequences = [sequence for group in self.groups for sequence in group.live]
-        self.blocks.check(sequences, [moves for moves, _ in (*self.moving, *self.flights)])
+        check_memory(self.blocks, sequences, [moves for moves, _ in (*self.moving, *self.flights)])
         pool = self.blocks.pool
         assert pool.num_free + pool.num_active + pool.num_cached + pool.num_in_transfer == pool.num_blocks
 

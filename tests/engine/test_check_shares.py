@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.process import CHECK_SHARES
+from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.scheduler import Scheduler
 from tests.engine.simulation import make_core
 
@@ -108,9 +109,9 @@ def misplace(scheduler: Scheduler) -> None:
 
 
 def test_all_is_well(busy: Scheduler) -> None:
-    busy.check()
+    check_scheduler(busy.queue)
     for share in CHECK_SHARES:
-        busy.check(share)
+        check_scheduler(busy.queue, share)
 
 
 @pytest.mark.parametrize(
@@ -137,14 +138,14 @@ def test_damage_is_noticed_by_the_whole_check_and_by_one_of_its_shares(
     busy: Scheduler, damage: Callable[[Scheduler], None]
 ) -> None:
     damaged = copy.deepcopy(busy)
-    damaged.check()
+    check_scheduler(damaged.queue)
     damage(damaged)
     with pytest.raises((AssertionError, KeyError)):
-        damaged.check()
+        check_scheduler(damaged.queue)
     noticed = 0
     for share in CHECK_SHARES:
         try:
-            damaged.check(share)
+            check_scheduler(damaged.queue, share)
         except (AssertionError, KeyError):
             noticed += 1
     assert noticed

@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from quire.engine import core as core_module
+from quire.engine.arrays import Int32
 from quire.engine.config import EngineConfig
 from quire.engine.core import EngineCore
 from quire.engine.device.graphs import TUNED_SIZES, Captures, Graphs, Record, Results, Run, mixed_sizes
@@ -33,7 +34,7 @@ from quire.engine.device.staging import PaddedInputs, Staging
 from quire.engine.frames import FrameReader, StepFrame, encode_frame
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.process import _serve
-from quire.engine.schedule.plan import Int32, StepPlan
+from quire.engine.schedule.plan import StepPlan
 from quire.engine.startup import start_engine
 from tests.engine.oracle import OracleFlight, OracleRunner, expected_tokens
 from tests.engine.simulation import make_core

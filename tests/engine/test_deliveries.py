@@ -17,6 +17,7 @@ from quire.engine.core import EngineCore
 from quire.engine.device.kv_cache import KVCache, bytes_per_block, touched
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.config import ModelConfig
+from quire.engine.schedule.invariants import check_scheduler
 from quire.kernels.pointwise.block_copy import copy_blocks_reference
 from tests.engine.oracle import OracleFlight, OracleRunner, expected_tokens
 from tests.engine.simulation import make_core
@@ -57,7 +58,7 @@ def test_others_go_on_while_a_transfer_takes_its_time(monkeypatch: pytest.Monkey
         under_way += moving and bool(outputs)
         for output in outputs:
             got[output.request_id] += output.tokens
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
     assert all(got[request.id] == expected_tokens(request, 0) for request in requests)
     assert core.scheduler.yielding.swaps > 0 and waited and under_way > 10
     assert core.scheduler.blocks.pool.num_free == 18
@@ -70,10 +71,10 @@ def test_a_client_that_leaves_during_a_long_transfer_leaks_nothing() -> None:
     assert core.scheduler.blocks.pool.num_in_transfer > 0
     for request in requests:
         core.abort(request.id)
-    core.scheduler.check()
+    check_scheduler(core.scheduler.queue)
     while core.has_work:
         assert not list(core.step())
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
     blocks = core.scheduler.blocks
     assert [blocks.pool.num_free, blocks.host.pool.num_free] == [18, 18]
 

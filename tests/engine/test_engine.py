@@ -17,6 +17,7 @@ from quire.engine.client import AsyncEngine, EngineDeadError
 from quire.engine.config import EngineConfig, StepStats
 from quire.engine.core import EngineCore
 from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.startup import start_engine
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -34,7 +35,7 @@ def run(core: EngineCore, requests: list[Request]) -> dict[tuple[int, int], list
     while core.has_work:
         for output in core.step():
             outputs.setdefault((output.request_id, output.index), []).append(output)
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
     assert core.scheduler.blocks.pool.num_available == core.scheduler.blocks.pool.num_blocks
     return outputs
 

@@ -20,6 +20,7 @@ import torch
 from quire.engine.config import EngineConfig
 from quire.engine.core import EngineCore
 from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.startup import start_engine
 from tests.models.tiny_models import MODELS
 
@@ -91,7 +92,7 @@ def run(core: EngineCore, asked: list[Request], *, overlap: bool = False) -> Ans
     while core.has_work:
         for output in step(core, overlap=overlap):
             answers.setdefault((output.request_id, output.index), []).append(output)
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
     return answers
 
 

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from quire.engine.config import EngineConfig
 from quire.engine.core import EngineCore
 from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.startup import start_engine
 from tests.service import tiny_tokenizers
 
@@ -113,7 +114,7 @@ def run(core: EngineCore, requests: list[Request]) -> dict[tuple[int, int], list
     while core.has_work:
         for output in core.step():
             outputs.setdefault((output.request_id, output.index), []).append(output)
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
     assert core.scheduler.blocks.pool.num_available == core.scheduler.blocks.pool.num_blocks
     return outputs
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quire.engine.messages import Output, Request
+from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.plan import StepPlan, StepResult
 from tests.engine.oracle import OracleFlight, OracleRunner
 from tests.engine.simulation import check_outputs, make_core, random_request
@@ -80,13 +81,13 @@ def test_every_request_has_its_tokens_however_often_steps_are_interrupted(places
             try:
                 outputs = core.step()
             except KeyboardInterrupt:
-                core.scheduler.check()
+                check_scheduler(core.scheduler.queue)
                 assert not core.torn
                 assert most_in_flight(core) <= 2, "an interrupted step has others launched in vain"
                 continue
             for output in outputs:
                 got.setdefault((output.request_id, output.index), []).append(output)
-            core.scheduler.check()
+            check_scheduler(core.scheduler.queue)
         interrupts += core.runner.interrupts
         for request in requests:
             check_outputs(request, got, Counter())
@@ -109,7 +110,7 @@ def test_what_is_aborted_after_an_interrupt_leaves_nothing() -> None:
             if core.has_work:
                 assert not list(core.step())
         assert not core.has_work
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
         assert core.scheduler.blocks.pool.num_available == 40
 
 

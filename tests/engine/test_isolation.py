@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+from quire.engine.arrays import as_int32
 from quire.engine.config import EngineInfo
 from quire.engine.core import EngineCore
 from quire.engine.logs import JsonFormatter
-from quire.engine.memory.pinned_prefixes import pin_prefixes
 from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.pinned_prefixes import pin_prefixes
 from quire.engine.schedule.bisection import MAX_FRUITLESS
-from quire.engine.schedule.plan import StepPlan, as_int32
+from quire.engine.schedule.invariants import check_scheduler
+from quire.engine.schedule.plan import StepPlan
 from quire.engine.sequences.sequence import SequenceGroup
 from quire.loadtest.offline import bench
 from quire.loadtest.offline.roofline import Ceilings
@@ -150,7 +152,7 @@ def simulate(seed: int) -> Counter[str]:
             if request.id in ends:
                 check_culprit(core, request, accepted, got)
         failed |= ends
-        scheduler.check()
+        check_scheduler(scheduler.queue)
         steps += 1
         assert steps < MOST_STEPS, "it goes on for ever"
     core.step()  # sees that nobody is left to be tried, if the last ones were aborted
@@ -226,7 +228,7 @@ def run(core: EngineCore) -> Got:
             break
         for output in core.step():
             got.setdefault((output.request_id, output.index), []).append(output)
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
     assert not core.has_work
     return got
 
@@ -316,7 +318,7 @@ def test_poison_whose_clients_leave_at_once_does_not_end_the_engine(found_out: b
     def step() -> None:
         for output in core.step():
             got.setdefault((output.request_id, output.index), []).append(output)
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
 
     for i in range(100, 100 + 3 * MAX_FRUITLESS):
         core.add(poisoned(plain(i), "token", 0))

@@ -14,6 +14,7 @@ from quire.engine.core import EngineCore
 from quire.engine.device.runner import ModelRunner
 from quire.engine.device.streams import DeviceResult
 from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.plan import StepPlan
 from quire.engine.startup import start_engine
 
@@ -58,7 +59,7 @@ def run(core: EngineCore) -> dict[tuple[int, int], list[Output]]:
             core.add(waiting.pop(0))
         for output in core.step():
             got.setdefault((output.request_id, output.index), []).append(output)
-    core.scheduler.check()
+    check_scheduler(core.scheduler.queue)
     return got
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from quire.engine.core import EngineCore
 from quire.engine.messages import Request, SamplingParams
+from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.sequences import grammar
 from tests.engine import simulation
 from tests.engine.oracle import expected_tokens
@@ -78,7 +79,7 @@ def test_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
             got.setdefault((output.request_id, output.index), []).extend(output.tokens)
             if output.finish_reason is not None:
                 ended.append(output.request_id)
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
         if ended == [1] and not may_end.is_set():
             assert [len(got[0, index]) for index in range(3)] == [1, 1, 1]
             may_end.set()

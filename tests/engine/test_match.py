@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from quire.engine.memory.match import Match
-from quire.engine.memory.prefix_cache import BlockHasher, Prefix, PrefixCache
-from quire.engine.memory.prefixes import Prefixes
+from quire.engine.hashing import BlockHasher, Prefix, Prefixes
+from quire.engine.memory.invariants import check_prefix_cache
+from quire.engine.memory.prefix_cache import Match, PrefixCache
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.schedule.scheduler import MAX_SPILLS, Scheduler
 from tests.engine.simulation import WatchedScheduler, make_core, plain_match
@@ -61,7 +61,7 @@ def test_whatever_the_caches_go_through_a_match_is_what_a_new_one_would_be(seed:
             if rng.random() < 0.02 and len(match.prefixes) < 12:
                 match.prefixes.append(prefixes[len(match.prefixes)])
         for tier in tiers:
-            tier.check()
+            check_prefix_cache(tier)
 
 
 def test_a_beam_that_goes_on_from_another_is_looked_up_anew() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from quire.engine.core import EngineCore
 from quire.engine.messages import Request, SamplingParams
+from quire.engine.schedule.invariants import check_scheduler
 from tests.engine.simulation import distinct_filled, make_core
 from tests.engine.tables import Tables
 
@@ -126,7 +127,7 @@ def test_four_samples_share_the_prompt(prompt: int, shared: int, unshared: int, 
     else:
         assert pool.num_active == shared
         assert pool.references == unshared
-    core.scheduler.check()
+    check_scheduler(core.scheduler.queue)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])

@@ -10,8 +10,9 @@ from transformers import LlamaForCausalLM
 
 from quire.engine.config import EngineConfig
 from quire.engine.core import EngineCore
-from quire.engine.memory.pinned_prefixes import pin_prefixes
 from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.pinned_prefixes import pin_prefixes
+from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.startup import start_engine
 
 SIZE = 16
@@ -40,7 +41,7 @@ def run(core: EngineCore, prompts: list[list[int]], salt: str) -> list[tuple[lis
     while core.has_work:
         for output in core.step():
             outputs.setdefault(output.request_id, []).append(output)
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
         stats = core.stats
         in_transfer = core.scheduler.blocks.pool.num_in_transfer
         known = stats.free_blocks + stats.active_blocks + stats.cached_blocks + in_transfer

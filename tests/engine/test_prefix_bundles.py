@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.engine.arrays import Int32
 from quire.engine.schedule.cascade import FEWEST_ROWS, SMALLEST_BUNDLE, PrefixBundles
-from quire.engine.schedule.plan import Int32
 from quire.kernels.attention.cascade import SHORTEST
 
 WIDTH = 6

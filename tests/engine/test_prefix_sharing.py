@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine.memory.prefix_cache import BlockHasher, Digest, Prefix
-from quire.engine.memory.prefixes import Prefixes
+from quire.engine.hashing import BlockHasher, Digest, Prefix, Prefixes
 from tests.engine.tables import Tables
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from quire.engine.arrays import as_int32
 from quire.engine.core import EngineCore
-from quire.engine.memory.prefix_cache import Digest, Prefix
+from quire.engine.hashing import Digest, Prefix
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.schedule.draft import StepDraft
-from quire.engine.schedule.plan import NOT_FINITE, StepPlan, StepResult, as_int32
+from quire.engine.schedule.invariants import check_scheduler
+from quire.engine.schedule.plan import NOT_FINITE, StepPlan, StepResult
 from quire.engine.sequences.sequence import SequenceGroup
 from tests.engine.oracle import OracleRunner, expected_tokens
 from tests.engine.simulation import make_core
@@ -46,7 +48,7 @@ def finish(core: EngineCore) -> dict[int, list[Output]]:
             return got
         for output in core.step():
             got.setdefault(output.request_id, []).append(output)
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
     raise AssertionError("requests go on without an end")
 
 
@@ -119,7 +121,7 @@ def test_who_leaves_takes_back_only_what_nobody_shares(followers: int) -> None:
     assert plan is not None
     flight = core.runner.launch(plan)
     core.abort(0)
-    core.scheduler.check()
+    check_scheduler(core.scheduler.queue)
     assert findable(core, PREFIX) == (2 if followers else 0)
     assert len(core.scheduler.blocks.cache) == 0
     outputs = list(core.scheduler.commit(flight.wait()))
@@ -173,7 +175,7 @@ def test_only_who_fails_fails_and_nothing_of_it_is_cached(n: int) -> None:
         rows = [sequence.row for sequence in core.scheduler.queue.running[0].live]
         for output in core.scheduler.commit(sick(plan, core.runner.launch(plan).wait(), rows)):
             got.setdefault(output.request_id, []).append(output)
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
     assert [output.finish_reason for output in got.pop(0)] == ["error"] * n
     assert findable(core, culprit.prompt) == 0
     assert core.scheduler.queue.running, "somebody shares blocks of it"

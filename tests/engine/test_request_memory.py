@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from quire.engine.config import PreemptionMode
 from quire.engine.core import EngineCore
 from quire.engine.messages import Request, SamplingParams, StepOutputs
 from quire.engine.schedule.draft import Flight
-from quire.engine.schedule.preemption_mode import PreemptionMode
-from quire.engine.sequences.beam_group import BeamGroup
 from quire.engine.sequences.beam_search import BeamSearch
 from quire.engine.sequences.grammar import Constraint
-from quire.engine.sequences.sequence import Sequence, SequenceGroup
+from quire.engine.sequences.sequence import BeamGroup, Sequence, SequenceGroup
 from tests.engine.poison import KINDS, PoisonedRunner, poisoned
 from tests.engine.simulation import make_core, random_request
 from tests.engine.toy_grammar import GRAMMARS

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.engine.arrays import as_blocks, empty_int32
 from quire.engine.capacity import Capacity
-from quire.engine.memory.prefix_cache import BlockHasher
+from quire.engine.hashing import BlockHasher
 from quire.engine.messages import Request, SamplingParams, StepOutputs
-from quire.engine.schedule.plan import StepPlan, StepResult, empty_int32
+from quire.engine.schedule.invariants import check_scheduler
+from quire.engine.schedule.plan import StepPlan, StepResult
 from quire.engine.schedule.scheduler import Scheduler
-from quire.engine.sequences.row_tokens import RowTokens, as_blocks
+from quire.engine.sequences.row_tokens import RowTokens
 from quire.engine.sequences.sequence import Sequence
 
 ROWS = 5
@@ -87,7 +89,7 @@ class Rig:
         outputs = self.scheduler.commit(result)
         if self.queue.deliveries:
             self.scheduler.deliver()
-        self.scheduler.check()
+        check_scheduler(self.scheduler.queue)
         return outputs
 
 

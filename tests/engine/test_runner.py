@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from quire.engine.arrays import Int32, empty_int32
 from quire.engine.config import EngineConfig
 from quire.engine.device.runner import ModelRunner
 from quire.engine.device.staging import ROTATION, Staging
@@ -29,7 +30,7 @@ from quire.engine.device.streams import (
 )
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.decoder import Decoder
-from quire.engine.schedule.plan import Int32, StepPlan, empty_int32
+from quire.engine.schedule.plan import StepPlan
 from quire.engine.startup import start_engine
 from tests.models.watched import Watched
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from transformers import LlamaForCausalLM
 
-from quire.engine.config import EngineConfig
+from quire.engine.config import EngineConfig, PreemptionMode
 from quire.engine.core import EngineCore
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.schedule.draft import Prefill, StepDraft
-from quire.engine.schedule.preemption_mode import PreemptionMode
+from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.startup import start_engine
 from tests.engine.oracle import expected_tokens
 from tests.engine.simulation import make_core
@@ -47,7 +47,7 @@ def run(core: EngineCore) -> dict[tuple[int, int], list[int]]:
     while core.has_work:
         for output in core.step():
             got.setdefault((output.request_id, output.index), []).extend(output.tokens)
-    core.scheduler.check()
+    check_scheduler(core.scheduler.queue)
     return got
 
 
@@ -101,7 +101,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_swap_leaks_nothing(everyone: bo
         leaving = set(range(len(LEAVING)) if everyone else under_way(core))
         for request_id in leaving:
             core.abort(request_id)
-        core.scheduler.check()
+        check_scheduler(core.scheduler.queue)
         pools = [core.scheduler.blocks.pool, core.scheduler.blocks.host.pool]
         if everyone:
             core.step()

@@ -59,10 +59,10 @@ def test_it_installs_the_project_and_nothing_else() -> None:
     (command,) = runs
     assert command.endswith("/opt/quire/bin/pip install -c constraints.txt .")
     copied = [word for line in of(BUILD, "COPY") for word in line.split()[:-1]]
-    packages = [
-        pattern.removesuffix("*") for pattern in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
-    ]
-    assert sorted(copied) == sorted([*packages, "pyproject.toml", "constraints.txt", "README.md", "LICENSE"])
+    assert PROJECT["tool"]["setuptools"]["packages"]["find"]["include"] == ["quire*"]
+    linked = [path.name for path in (ROOT / "quire").iterdir() if path.is_symlink()]
+    files = ["pyproject.toml", "constraints.txt", "README.md", "LICENSE"]
+    assert sorted(copied) == sorted(["quire", *linked, *files])
     assert of(FINAL, "COPY") == ["--from=build /opt/quire /opt/quire"]
 
 

@@ -38,8 +38,39 @@ def shared_bytes(case: Case, capability: int) -> int:
     Compile only as far as shared memory is allotted, which takes a third of the time.
     """
     from triton._C.libtriton import ir, nvidia, passes
+    from triton.backends.nvidia.compiler import get_ptx_version_from_options
+
+    module, context, options, _ = _up_to(case, capability, ("ttir", "ttgir"))
+    manager = ir.pass_manager(context)
+    passes.ttgpuir.add_combine_tensor_select_and_if(manager)
+    passes.ttgpuir.add_allocate_warp_groups(manager)
+    passes.convert.add_scf_to_cf(manager)
+    passes.gluon.add_inliner(manager)
+    version = get_ptx_version_from_options(options, capability)
+    nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, capability, version)
+    manager.run(module, "shared memory")
+    shared: int = module.get_int_attr("ttg.shared")
+    return shared
+
+
+def ptx_and_shared(case: Case, capability: int) -> tuple[str, int]:
+    """Compile a case down to PTX, without the assembler; return it and the shared memory of a program."""
+    ptx, _, _, metadata = _up_to(case, capability, ("ttir", "ttgir", "llir", "ptx"))
+    return ptx, metadata["shared"]
+
+
+def front_end(case: Case, capability: int) -> str:
+    """Return a case as the front end gives it to the compiler, without places in files."""
+    module, _, _, _ = _up_to(case, capability, ())
+    text: str = module.str_nodebug()
+    return text
+
+
+def _up_to(case: Case, capability: int, wanted: tuple[str, ...]) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """Run the compiler's stages that are `wanted`: their result, its context, the options, the metadata."""
+    from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
-    from triton.backends.nvidia.compiler import CUDABackend, get_ptx_version_from_options
+    from triton.backends.nvidia.compiler import CUDABackend
 
     target = GPUTarget("cuda", capability, 32)
     backend, source = CUDABackend(target), _source_of(case)
@@ -51,20 +82,11 @@ def shared_bytes(case: Case, capability: int) -> int:
     backend.load_dialects(context)
     makers = backend.get_codegen_implementation(options), backend.get_module_map()
     module = source.make_ir(target, options, *makers, context)
-    metadata: dict[str, Any] = {}
-    for name in ("ttir", "ttgir"):
+    metadata: dict[str, Any] = {"target": target, **options.__dict__}
+    for name in wanted:
         if name in stages:
             module = stages[name](module, metadata)
-    manager = ir.pass_manager(context)
-    passes.ttgpuir.add_combine_tensor_select_and_if(manager)
-    passes.ttgpuir.add_allocate_warp_groups(manager)
-    passes.convert.add_scf_to_cf(manager)
-    passes.gluon.add_inliner(manager)
-    version = get_ptx_version_from_options(options, capability)
-    nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, capability, version)
-    manager.run(module, "shared memory")
-    shared: int = module.get_int_attr("ttg.shared")
-    return shared
+    return module, context, options, metadata
 
 
 def _source_of(case: Case) -> Any:

@@ -24,7 +24,7 @@ HELD = [(BF16, BF16), (FP16, FP16), (FP32, FP32), *product((BF16, FP16, FP32), (
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize(("dtype", "held"), HELD, ids=str)
 def test_with_227_kib_tiles_are_the_best(gpu: Gpu, dim: int, dtype: torch.dtype, held: torch.dtype) -> None:
-    """They are those that every figure in README was measured with."""
+    """They are those that every figure in docs/benchmarks.md was measured with."""
     keys = 32 if dim == 256 and dtype == FP32 else 64
     decoded = 2 * keys if held == FP8 and dtype != FP32 else keys
     assert decode_tiles(gpu, 16, dim, dtype, held) == KeyTiles(decoded, 4)

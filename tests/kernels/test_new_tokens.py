@@ -8,14 +8,14 @@ from rounded import FP8, FP12, in_format
 from quire.kernels.attention import splits as decode_splits
 from quire.kernels.attention.cascade import SharedPrefixes, rows_of_bundle
 from quire.kernels.attention.decode import decode_attention
-from quire.kernels.attention.decode_layer import (
+from quire.kernels.attention.qk_norm_rope import NewHeads
+from quire.kernels.attention.splits import DecodeWorkspace
+from quire.kernels.decode_layer import (
     add_decoded,
     add_decoded_reference,
     decode_new_tokens,
     decode_new_tokens_reference,
 )
-from quire.kernels.attention.qk_norm_rope import NewHeads
-from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.formats.kv_format import quantize, read_cache
 from quire.kernels.gpu import gpu_of
 from quire.kernels.linear.split_output import MOST_TOKENS

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from quire.kernels.sampling.sample import SamplingState, sample, sample_reference
+from quire.kernels.sampling.sample import sample, sample_reference
+from quire.kernels.sampling.state import SamplingState
 from quire.kernels.sampling.thresholds import keep_thresholds_reference
 
 ROWS = [  # one device row of each kind

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.kernels.sampling.sample import SamplingState
+from quire.kernels.sampling.state import SamplingState
 from quire.kernels.sampling.thresholds import keep_thresholds, keep_thresholds_reference
 
 # Quarters are exact in every dtype and tie often.

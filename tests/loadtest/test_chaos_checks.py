@@ -12,7 +12,7 @@ from quire.loadtest.chaos.clients import EventStream, Outcome
 from quire.loadtest.chaos.faults import Restart
 from quire.loadtest.chaos.processes import Descriptors
 from quire.loadtest.chaos.watch import MOST_CHILDREN, ROUTED, Holdings, Stalls, count_descriptors, leaked
-from quire.loadtest.health_probe import Asked
+from quire.loadtest.client.health_probe import Asked
 from quire.service.router.directory import MAX_CONNECTIONS
 
 GOOD = Outcome(0, "stream", 10.0, 11.0, ends=1, end="done", text="yes", expected=("text", 0, 32))
@@ -91,23 +91,42 @@ def test_slow_and_ill_health_are_found() -> None:
     assert not all(check.passed for check in checks.check_health(ill, QUIET, Limits()))
 
 
-def test_a_slow_machine_excuses_a_short_run_only() -> None:
-    short = Limits(only_own=True)
-    busy = Machine([Asked(begin=0.04 * at, seconds=0.03, status=200) for at in range(1000)], {})
-    assert all(check.passed for check in checks.check_health(health(0.4), busy, short))
-    assert not all(check.passed for check in checks.check_health(health(0.4), busy, Limits()))
+BUSY = Machine([Asked(begin=0.04 * at, seconds=0.03, status=200) for at in range(1000)], {})
+
+
+def test_a_slow_machine_excuses_slow_health() -> None:
+    assert all(check.passed for check in checks.check_health(health(0.4), BUSY, Limits()))
+    ill = {"router": [*health(0.4)["router"], Asked(11.0, 0.001, 503)]}
+    assert not all(check.passed for check in checks.check_health(ill, BUSY, Limits()))
     waited = {("router", 1): [(0.0, 0.0), (3.9, 0.0), (4.5, 0.4), (6.5, 0.8), (20.0, 0.8)]}
     without_core = Machine(QUIET.control, waited)
-    assert all(check.passed for check in checks.check_health(health(0.4), without_core, short))
-    assert not all(check.passed for check in checks.check_health(health(0.9), without_core, short))
+    assert all(check.passed for check in checks.check_health(health(0.4), without_core, Limits()))
+    assert not all(check.passed for check in checks.check_health(health(0.9), without_core, Limits()))
+
+
+def test_raw_and_control_times_stand_beside_own_ones() -> None:
+    _, p99 = checks.check_health(health(0.4), BUSY, Limits())
+    assert (p99.found, p99.raw, p99.control) == ("none, of 0 of 100", "400.0 ms", "30.0 ms")
+    _, p99 = checks.check_health(health(0.03), QUIET, Limits())
+    assert (p99.found, p99.raw, p99.control) == ("30.0 ms, of 100 of 100", "30.0 ms", "1.0 ms")
+    (stalls,) = checks.check_stalls({("router", 1): [Stalls(1.0, 2.0, 2, 0.25)]}, BUSY)
+    assert (stalls.found, stalls.raw, stalls.control) == ("2", "2", "0")
 
 
 def test_stalls_are_found_unless_there_was_no_core() -> None:
     rows = {("router", 1): [Stalls(0.0, 1.0, 0, 0.0), Stalls(1.0, 2.0, 1, 0.25)]}
-    assert not all(check.passed for check in checks.check_stalls(rows, QUIET, Limits()))
-    assert not all(check.passed for check in checks.check_stalls(rows, QUIET, Limits(only_own=True)))
+    assert not all(check.passed for check in checks.check_stalls(rows, QUIET))
     without_core = Machine([], {("router", 1): [(0.0, 0.0), (1.0, 0.0), (2.0, 0.3)]})
-    assert all(check.passed for check in checks.check_stalls(rows, without_core, Limits(only_own=True)))
+    assert all(check.passed for check in checks.check_stalls(rows, without_core))
+    with_a_core = Machine([], {("router", 1): [(0.0, 0.0), (1.0, 0.0), (2.0, 0.2)]})
+    assert not all(check.passed for check in checks.check_stalls(rows, with_a_core))
+
+
+def test_a_stall_is_excused_by_a_control_that_stalled_as_long_then() -> None:
+    rows = {("router", 1): [Stalls(1.0, 2.0, 1, 0.25)]}
+    for begin, seconds, excused in ((1.2, 0.3, True), (1.2, 0.2, False), (3.0, 0.3, False)):
+        machine = Machine([Asked(0.5, 0.001, 200), Asked(begin, seconds, 200)], {})
+        assert all(check.passed for check in checks.check_stalls(rows, machine)) == excused
 
 
 def test_whatever_is_left_is_a_leak() -> None:

@@ -16,11 +16,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from quire.loadtest.cluster_result import compare_to_well, outcome_of
-from quire.loadtest.fault_proxy import FaultProxy
-from quire.loadtest.records import Record
-from quire.loadtest.redis_faults import FAULTS, ProxiedRedis
-from quire.loadtest.redis_server import RedisServer
+from quire.loadtest.client.records import Record
+from quire.loadtest.cluster_demo.outcome import compare_to_well, outcome_of
+from quire.loadtest.cluster_demo.redis_faults import FAULTS, ProxiedRedis
+from quire.loadtest.servers.fault_proxy import FaultProxy
+from quire.loadtest.servers.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ import pytest
 from server_process import serving
 
 from quire.loadtest.__main__ import main
-from quire.loadtest.result import read_result, read_results
+from quire.loadtest.analysis.result import read_result, read_results
 
 SECONDS = 60
 
@@ -55,7 +55,7 @@ def test_tokens_without_text_are_timed_as_they_come(url: str, tmp_path: Path) ->
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is too busy for the client's schedule makes no rate one that was not sustained."""
-    monkeypatch.setattr("quire.loadtest.summary.MOST_LAG", SECONDS)
+    monkeypatch.setattr("quire.loadtest.analysis.summary.MOST_LAG", SECONDS)
 
 
 @pytest.mark.usefixtures("patient")

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from quire.loadtest.__main__ import main
+from quire.loadtest.client.lengths import Fixed, LogNormal, Shape
+from quire.loadtest.client.sessions import Recipe
 from quire.loadtest.evaluation import block_size, chatbot, memory_waste, request_rates, shared_prefix, sharing
 from quire.loadtest.evaluation.figure import Cell, MadeFigure, Table, markdown_table
 from quire.loadtest.evaluation.report import write_report
 from quire.loadtest.evaluation.setting import Setting
-from quire.loadtest.lengths import Fixed, LogNormal, Shape
-from quire.loadtest.sessions import Recipe
 
 SHORT = Shape(LogNormal(20, 0.8, 4, 100), LogNormal(30, 0.8, 4, 100))
 RATES = (2, 8, 24, 72)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.loadtest.arrivals import arrival_times
-from quire.loadtest.lengths import ALPACA, SHAREGPT, Fixed, LogNormal, parse_shape
+from quire.loadtest.client.arrivals import arrival_times
+from quire.loadtest.client.lengths import ALPACA, SHAREGPT, Fixed, LogNormal, parse_shape
 
 
 @pytest.mark.parametrize("lengths", [SHAREGPT.prompt, SHAREGPT.output, ALPACA.prompt, ALPACA.output])

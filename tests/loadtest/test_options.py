@@ -56,6 +56,6 @@ def test_options_that_go_together_are_not_refused(
     def measured(*arguments: object) -> None:
         raise ValueError("it was to be measured")
 
-    monkeypatch.setattr("quire.loadtest.commands._measure", measured)
+    monkeypatch.setattr("quire.loadtest.client.commands._measure", measured)
     assert main([*flags.split(), *NOWHERE]) == 1
     assert "it was to be measured" in capsys.readouterr().err

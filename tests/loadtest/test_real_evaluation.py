@@ -11,6 +11,7 @@ from quire.engine.config import EngineConfig
 from quire.engine.device.runner import Limits
 from quire.kernels.backend import torch_backend
 from quire.loadtest.attention_variants import VARIANTS
+from quire.loadtest.client.lengths import LogNormal, Shape
 from quire.loadtest.evaluation.real import attention, case, evaluation, plan, steps, transfers, variants
 from quire.loadtest.evaluation.real.__main__ import main
 from quire.loadtest.evaluation.real.attention import AttentionTime, measure_attention
@@ -19,7 +20,6 @@ from quire.loadtest.evaluation.real.results import Measured, read_measured
 from quire.loadtest.evaluation.real.server import RealServer
 from quire.loadtest.evaluation.real.transfers import TransferTime
 from quire.loadtest.evaluation.real.variants import VariantTimes, measure_variants
-from quire.loadtest.lengths import LogNormal, Shape
 from quire.loadtest.simulator.step_costs import FEATURES, read_records
 
 MODEL = "service/demo/model"

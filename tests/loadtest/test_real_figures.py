@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire.loadtest.__main__ import main
+from quire.loadtest.client.lengths import LogNormal, Shape
 from quire.loadtest.evaluation.commands import REAL
 from quire.loadtest.evaluation.figure import Figure, Table
 from quire.loadtest.evaluation.real import case, plan
@@ -20,7 +21,6 @@ from quire.loadtest.evaluation.real.results import Results
 from quire.loadtest.evaluation.real.transfers import TransferTime
 from quire.loadtest.evaluation.real.variants import VariantTimes
 from quire.loadtest.evaluation.setting import Setting
-from quire.loadtest.lengths import LogNormal, Shape
 from quire.loadtest.simulator.step_costs import StepCosts, StepRecord
 
 COSTS = StepCosts(seconds=[5e-3, 3e-5, 2e-5, 4e-8, 1e-8, 2e-6, 4e-5], source="made up")

@@ -12,15 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.loadtest.__main__ import main
-from quire.loadtest.bootstrap import bootstrap_ratio, compare
-from quire.loadtest.comparison import remarks
-from quire.loadtest.counters import parse_counters
-from quire.loadtest.knee import describe_knee, find_knee, rate_at
-from quire.loadtest.records import Record
-from quire.loadtest.report import render
-from quire.loadtest.result import Load, RunResult, SweepResult, read_result, read_results, write_result
-from quire.loadtest.summary import Slo, summarize
-from quire.loadtest.target import Target
+from quire.loadtest.analysis.bootstrap import bootstrap_ratio, compare
+from quire.loadtest.analysis.comparison import remarks
+from quire.loadtest.analysis.knee import describe_knee, find_knee, rate_at
+from quire.loadtest.analysis.report import render
+from quire.loadtest.analysis.result import (
+    Load,
+    RunResult,
+    SweepResult,
+    read_result,
+    read_results,
+    write_result,
+)
+from quire.loadtest.analysis.summary import Slo, summarize
+from quire.loadtest.client.counters import parse_counters
+from quire.loadtest.client.records import Record
+from quire.loadtest.client.target import Target
 
 times = st.floats(0.001, 10)
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.loadtest import served
-from quire.loadtest.records import Record
+from quire.loadtest.client.records import Record
+from quire.loadtest.client.sessions import Session
+from quire.loadtest.client.target import Target
 from quire.loadtest.served import Case, ServedResult, measure, median
-from quire.loadtest.sessions import Session
-from quire.loadtest.target import Target
 
 FIRST = ServedResult(
     engine="quire", model="m", workload="w", mode="served", concurrency=256, rate=0.0, out_tok_s=0.0,

@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.loadtest.lengths import Fixed, Shape
-from quire.loadtest.sessions import Recipe, Session, Turn, draw_sessions, due_at, from_works, read_trace
-from quire.loadtest.target import Target
+from quire.loadtest.client.lengths import Fixed, Shape
+from quire.loadtest.client.sessions import (
+    Recipe,
+    Session,
+    Turn,
+    draw_sessions,
+    due_at,
+    from_works,
+    read_trace,
+)
+from quire.loadtest.client.target import Target
 from quire.loadtest.workloads import WORKLOADS
 
 turns = st.builds(

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.engine.arrays import empty_int32
 from quire.engine.core import InFlight, Runner
-from quire.engine.schedule.plan import StepPlan, StepResult, empty_int32
-from quire.loadtest.arrivals import arrival_times
-from quire.loadtest.lengths import Fixed, LogNormal, Shape
-from quire.loadtest.sessions import Recipe, Session, Turn, draw_sessions, due_at
+from quire.engine.schedule.plan import StepPlan, StepResult
+from quire.loadtest.client.arrivals import arrival_times
+from quire.loadtest.client.lengths import Fixed, LogNormal, Shape
+from quire.loadtest.client.sessions import Recipe, Session, Turn, draw_sessions, due_at
 from quire.loadtest.simulator.geometry import A100_40GB, OPT_13B, kv_slots
 from quire.loadtest.simulator.recording import RecordingRunner
 from quire.loadtest.simulator.serving import Run

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.engine.config import EngineConfig
+from quire.loadtest.servers.token_source import engine_info
 from quire.loadtest.streaming_cost import Reader
-from quire.loadtest.token_source import engine_info
 from quire.service.demo import MODEL_FOLDER
 
 ROOT = Path(__file__).parents[2]

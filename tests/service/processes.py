@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from quire.loadtest.server_process import free_port
+from quire.loadtest.servers.server_process import free_port
 from tests.waiting import SECONDS, until
 
 ROOT = Path(__file__).parents[2]

@@ -21,6 +21,7 @@ FLAGS = ["--device", "cpu", "--swap-space", "0", "--num-gpu-blocks-override", "4
 PROGRAM = """
     import signal, time
     from quire.engine.messages import SamplingParams
+    from quire.engine.schedule.invariants import check_scheduler
     from quire.llm import LLM
 
     llm = LLM(device="cpu", dtype="float32", num_gpu_blocks_override=400, swap_space=0)
@@ -31,7 +32,7 @@ PROGRAM = """
             llm.generate(["A block table is"] * 8, params)
         except KeyboardInterrupt:
             core = llm.core
-            core.scheduler.check()
+            check_scheduler(core.scheduler.queue)
             assert not core.has_work and core.scheduler.blocks.pool.num_available == 400
             print("interrupted", flush=True)
         ((answer,),) = llm.generate("A block", SamplingParams(max_tokens=4, ignore_eos=True))

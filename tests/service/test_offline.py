@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from quire.completion import Gathered
 from quire.engine.core import EngineCore
 from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.plan import StepResult
 from quire.interrupts import PostponedInterrupt
 from quire.offline_engine import OfflineEngine, RequestFailed
@@ -44,7 +45,7 @@ def request(i: int, max_tokens: int = 6, **params: Any) -> Request:
 
 
 def at_rest(core: EngineCore) -> bool:
-    core.scheduler.check()
+    check_scheduler(core.scheduler.queue)
     return not core.has_work and core.scheduler.blocks.pool.num_available == BLOCKS
 
 

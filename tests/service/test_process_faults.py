@@ -26,7 +26,7 @@ STREAMS = 16
 
 def modelless(*flags: str, descriptors: int | None = None) -> AbstractContextManager[Server]:
     """All of the API process, and an engine process without a model."""
-    return serving("quire.loadtest.modelless", *flags, descriptors=descriptors)
+    return serving("quire.loadtest.servers.modelless", *flags, descriptors=descriptors)
 
 
 @contextlib.contextmanager
@@ -139,7 +139,7 @@ def test_commands_to_an_engine_that_has_just_gone_are_lost_quietly() -> None:
 
     async def abort_all() -> None:
         engine = AsyncEngine(
-            EngineConfig(model=MODEL_FOLDER), program=("quire.loadtest.token_source", "1000", "4")
+            EngineConfig(model=MODEL_FOLDER), program=("quire.loadtest.servers.token_source", "1000", "4")
         )
         await engine.start()
         async for _ in engine.watch_progress():

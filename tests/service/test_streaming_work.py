@@ -143,7 +143,9 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector(
             made.append(weakref.ref(self))
 
     monkeypatch.setattr("quire.service.api.completions.Generation", Watched)
-    engine = AsyncEngine(EngineConfig(model=MODEL_FOLDER), program=("quire.loadtest.token_source", "0", "4"))
+    engine = AsyncEngine(
+        EngineConfig(model=MODEL_FOLDER), program=("quire.loadtest.servers.token_source", "0", "4")
+    )
     await engine.start()
     state = ServerState(ServiceConfig(served_model_names=("none",)))
     state.set_engine(engine)

@@ -10,12 +10,12 @@ from typing import Literal, Protocol
 import msgspec
 import numpy as np
 
-from quire.engine.schedule.preemption_mode import PreemptionMode
-from quire.loadtest.arrivals import arrival_times
+from quire.engine.config import PreemptionMode
+from quire.loadtest.client.arrivals import arrival_times
+from quire.loadtest.client.lengths import ALPACA, SHAREGPT
+from quire.loadtest.client.sessions import Recipe, Session, draw_sessions, due_at
 from quire.loadtest.evaluation.chatbot import conversations
 from quire.loadtest.evaluation.shared_prefix import SENTENCES
-from quire.loadtest.lengths import ALPACA, SHAREGPT
-from quire.loadtest.sessions import Recipe, Session, draw_sessions, due_at
 from quire.loadtest.simulator.serving import Run
 from quire.loadtest.simulator.systems import NAMES, Kind, System
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.loadtest.client.sessions import Session
 from quire.loadtest.evaluation.real.attention import AttentionTime
 from quire.loadtest.evaluation.real.case import Case, CaseRun, Outcome, measure
 from quire.loadtest.evaluation.real.results import Measured, read_measured
 from quire.loadtest.evaluation.real.transfers import TransferTime
 from quire.loadtest.evaluation.real.variants import VariantTimes
 from quire.loadtest.evaluation.setting import Setting
-from quire.loadtest.sessions import Session
 from quire.loadtest.simulator.serving import Run
 from quire.loadtest.simulator.simulation import simulate
 from quire.loadtest.simulator.step_costs import StepCosts, fit, read_records

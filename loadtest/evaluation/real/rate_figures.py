@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from quire.loadtest.analysis.knee import rate_at
 from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
 from quire.loadtest.evaluation.memory_waste import PAPER as PAPER_SHARES
 from quire.loadtest.evaluation.memory_waste import PARTS
@@ -11,7 +12,6 @@ from quire.loadtest.evaluation.real.case import Outcome
 from quire.loadtest.evaluation.real.prediction import Compared, RealResults
 from quire.loadtest.evaluation.request_rates import PAPER_BATCHES, PAPER_RATIOS
 from quire.loadtest.evaluation.setting import ratio
-from quire.loadtest.knee import rate_at
 from quire.loadtest.simulator.systems import NAMES, Kind
 
 LATENCY_LIMIT = 0.012  # seconds a token: about twice an unloaded Llama-8B's, and every curve crosses it

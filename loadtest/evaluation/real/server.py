@@ -10,7 +10,7 @@ from quire.engine.config import EngineConfig
 from quire.engine.core import EngineCore
 from quire.engine.device.runner import ModelRunner
 from quire.engine.startup import start_engine
-from quire.loadtest.sessions import Session
+from quire.loadtest.client.sessions import Session
 from quire.loadtest.simulator.recording import RecordingRunner
 from quire.loadtest.simulator.serving import Run, serve
 from quire.loadtest.simulator.step_costs import StepRecord

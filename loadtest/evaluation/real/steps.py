@@ -9,10 +9,11 @@ from itertools import product
 import msgspec
 import numpy as np
 
+from quire.engine.arrays import Int32, empty_int32
 from quire.engine.core import InFlight
 from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import SamplingParams
-from quire.engine.schedule.plan import Int32, RowStart, StepPlan, empty_int32
+from quire.engine.schedule.plan import RowStart, StepPlan
 from quire.loadtest.simulator.recording import RecordingRunner
 from quire.loadtest.simulator.step_costs import StepRecord
 

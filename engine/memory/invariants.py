@@ -1,0 +1,109 @@
+"""Assert what must hold of blocks at any moment: called after each operation in tests, sampled in production.
+
+free + active + cached + in transfer = all, in each tier; a block's count = the tables that name it, and its
+holds = the transfers and copies under way that read or write it; a digest stands for one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.engine.memory.host_tier import HostTier
+from quire.engine.memory.manager import BlockManager
+from quire.engine.memory.moves import Moves
+from quire.engine.memory.pool import BlockPool
+from quire.engine.memory.prefix_cache import PrefixCache
+from quire.engine.sequences.sequence import Sequence as TokenSequence
+
+EVERY = slice(None)  # the share of blocks, and of sequences, that is looked at
+
+
+def check_memory(
+    blocks: BlockManager,
+    sequences: Iterable[TokenSequence],
+    under_way: Iterable[Moves],
+    share: slice = EVERY,
+) -> None:
+    """Check both tiers and all tables, given all sequences there are and the moves that are under way.
+
+    With a `share`, what is said of each block and each sequence is asserted of these only.
+    """
+    sequences, moves = list(sequences), [*under_way, blocks.moves]
+    transfers = [transfer.device for each in moves for transfer in each.transfers]
+    sources = [source for each in moves for source, _ in each.copies.values()]
+    tables = [sequence.table for sequence in sequences]
+    check_pool(blocks.pool, tables, [*sources, *transfers], share)
+    check_prefix_cache(blocks.cache, share)
+    for block in blocks.cache.promised:
+        assert blocks.pool.count(block), f"block {block} is promised, and no table names it"
+        assert not blocks.pool.is_kept(block), f"block {block} is kept, and only promised"
+    copied = {source for source, _ in blocks.moves.copies.values()}
+    written = {destination for _, destination in blocks.moves.copies.values()}
+    assert copied.isdisjoint(written), "a copy reads what another writes"
+    assert not any(map(blocks.pool.is_held, written)), "a copy writes what a transfer or a copy reads"
+    for table in tables[share]:
+        assert len(set(table)) == len(table), f"a table names a block twice: {table}"
+    assert len(blocks.cache) == blocks.pool.num_kept
+    check_host_tier(blocks.host, sequences, moves, share)
+    for sequence in sequences[share]:
+        known = [prefix.piece for prefix in sequence.prefixes]
+        assert known == sequence.pieces(blocks.block_size, 0, len(known)), "prefixes of other tokens"
+        assert not blocks.has_prefix_cache or sequence.published <= len(known), "published without a prefix"
+
+
+def check_host_tier(
+    host: HostTier, sequences: Iterable[TokenSequence], under_way: Iterable[Moves], share: slice = EVERY
+) -> None:
+    """Check host memory, given all sequences there are and the moves that are under way."""
+    moves = list(under_way)
+    spilling = [[transfer.host] for each in moves for transfer in each.spills]
+    transfers = [transfer.host for each in moves for transfer in each.transfers]
+    check_pool(host.pool, [*(sequence.host_table for sequence in sequences), *spilling], transfers, share)
+    check_prefix_cache(host.cache, share)
+
+
+def check_pool(
+    pool: BlockPool, tables: Iterable[Sequence[int]], holds: Iterable[int] = (), share: slice = EVERY
+) -> None:
+    """Check a `share` of the blocks, given all tables and holds that exist."""
+    blocks = np.arange(pool.num_blocks)[share]
+
+    def times(those: Iterable[int]) -> NDArray[np.intp]:
+        """Return how often each of `blocks` is among them."""
+        counted = np.bincount(np.fromiter(those, np.intp), minlength=pool.num_blocks)
+        assert len(counted) == pool.num_blocks, "a block that does not exist"
+        return counted[share]
+
+    def agree(ours: NDArray[Any], others: NDArray[Any], what: str) -> None:
+        wrong = ours != others
+        if wrong.any():
+            at = wrong.argmax()
+            raise AssertionError(f"block {blocks[at]}: {ours[at]}, but {others[at]} {what}")
+
+    counts, held = times(chain.from_iterable(tables)), times(holds)
+    agree(np.array(pool._counts[share]), counts, "tables name it")
+    agree(np.array(pool._holds[share]), held, "transfers hold it")
+    idle = (counts == 0) & (held == 0)
+    kept, pinned = np.array(pool._kept[share], np.bool_), times(pool._pinned)
+    cached = np.array([block in pool._cached for block in blocks.tolist()], np.bool_)
+    agree(times(pool._free), idle & ~kept, "times on the free list")
+    agree(np.frombuffer(pool._evictable, np.bool_)[share], cached, "to be evicted")
+    agree(cached, idle & kept & (pinned == 0), "cached")
+    agree(times(pool._resting), idle & (pinned > 0), "resting")
+    assert not np.any(~kept & (pinned > 0)), "a pinned block holds nothing that could be found"
+    assert pool.references == sum(pool._counts)
+    assert pool.num_active == pool.num_blocks - pool._counts.count(0)
+
+
+def check_prefix_cache(cache: PrefixCache, share: slice = EVERY) -> None:
+    """Check that digests and blocks, `share` of them, map one to one."""
+    prefixes = cache._prefixes
+    for block, prefix in zip(range(len(prefixes))[share], prefixes[share], strict=True):
+        assert prefix is None or cache._blocks[prefix.digest] == block, f"block {block} is found elsewhere"
+    assert len(cache._blocks) == len(prefixes) - prefixes.count(None), "a digest of no block"
+    assert all(block in cache for block in cache.promised), "a block is promised that is not findable"

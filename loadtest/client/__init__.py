@@ -1,0 +1,1 @@
+"""The load tester: sessions, the clients that send them, and what they note."""

@@ -1,0 +1,1 @@
+"""Two replicas, a Redis and a router on loopback."""

@@ -1,0 +1,1 @@
+"""Processes that are measured or stand in for others: servers, a Redis, an engine without a model."""

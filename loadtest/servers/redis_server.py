@@ -1,0 +1,66 @@
+"""A real Redis that can be stopped, killed and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import redis
+
+from quire.loadtest.servers.server_process import free_port
+
+
+class RedisServer:
+    """On one port for its life. `client` waits for as long as it takes, unlike those of the registry."""
+
+    def __init__(self, folder: Path, *options: str, tls: bool = False) -> None:
+        """With `tls`, it speaks TLS on `tls_port` too."""
+        self.port, self.tls_port = free_port(), free_port()
+        if tls:
+            options += ("--tls-port", str(self.tls_port), "--tls-auth-clients", "no")
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.client = redis.Redis(port=self.port)
+        self._options = options
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Empty: nothing is ever written to disk."""
+        place = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        command = ["redis-server", *place, "--save", "", "--appendonly", "no", *self._options]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while True:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"redis-server ended with exit code {self._process.returncode}")
+            with contextlib.suppress(redis.ConnectionError):
+                if self.client.ping():
+                    return
+            time.sleep(0.02)
+
+    def count_blocks(self, replica: str) -> int:
+        """How many blocks of a replica the registry holds."""
+        return sum(int(self.client.scard(key)) for key in self.client.keys(f"quire:*:blocks:{replica}:*"))
+
+    def is_whole(self, replica: str) -> bool:
+        """Whether the registry knows a replica, and holds all of it as far as it knows."""
+        keys = self.client.keys(f"quire:*:meta:{replica}")
+        return any(self.client.hget(key, "whole") == b"1" for key in keys)
+
+    def pause(self) -> None:
+        """It takes connections and bytes, and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self.client.close()

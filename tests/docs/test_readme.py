@@ -1,0 +1,44 @@
+"""What README.md tells people to type does what it says, on a `quire serve` of the demo model."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import httpx
+
+from tests.docs.pages import PORT, README, block, run, section
+
+
+def test_a_new_user_can_read_it() -> None:
+    assert len(README.splitlines()) <= 200
+    assert "git clone" in block("sh", "make serve", section(README, "Quick start"))
+
+
+def test_curl_streams_a_chat(port: str) -> None:
+    command = block("sh", "/v1/chat/completions", README)
+    assert command.count(PORT) == 1
+    events = run(["bash", "-ec", command.replace(PORT, port)]).strip().split("\n\n")
+    assert events.pop() == "data: [DONE]"
+    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+    assert "KV cache" in "".join(choice["delta"].get("content") or "" for choice in choices)
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+def test_openai_client_streams_a_chat(port: str) -> None:
+    program = block("python", "chat.completions", README)
+    assert program.count(PORT) == 1
+    assert "block" in run([sys.executable, "-c", program.replace(PORT, port)])
+
+
+def test_browser_gets_the_page_that_is_pictured(port: str) -> None:
+    assert f"http://127.0.0.1:{PORT}/" in README
+    page = httpx.get(f"http://127.0.0.1:{port}/")
+    assert page.status_code == 200
+    assert "<title>Quire</title>" in page.text
+
+
+def test_offline_use_takes_three_lines() -> None:
+    program = block("python", "LLM(", README)
+    assert len([line for line in program.splitlines() if line]) == 3
+    assert len(run([sys.executable, "-c", program]).split()) > 5
