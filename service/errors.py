@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.engine.errors import FieldError
+
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -79,6 +81,10 @@ class TemplateError(ValueError):
 
 def bad_value(param: str | None, message: str, code: str | None = "invalid_value") -> ApiError:
     return ApiError(400, message, param=param, code=code)
+
+
+def refused(error: FieldError) -> ApiError:
+    return bad_value(error.field, str(error), error.code)
 
 
 def not_ready(message: str, retry_after: int = 1) -> ApiError:

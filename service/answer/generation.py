@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quire.engine.errors import EngineDeadError, FieldError
 from quire.engine.messages import FinishReason, Output, SamplingParams, TokenLogprob
 from quire.service.admission import Admission
 from quire.service.answer.choice import Choice, LogprobEntry
 from quire.service.answer.replies import Usage
 from quire.service.engine_client import Engine, RequestStream
-from quire.service.errors import ApiError, bad_value, not_ready
+from quire.service.errors import ApiError, not_ready, refused
 from quire.service.text.tools.use import ToolUse
 
 if TYPE_CHECKING:
@@ -97,9 +98,9 @@ class Generation:
     def _add(self, engine: Engine, prompt: Prompt, params: SamplingParams, cache_salt: str) -> None:
         try:
             stream = engine.add(prompt.tokens, params, cache_salt)
-        except ValueError as error:
-            raise bad_value("prompt", str(error), "context_length_exceeded") from None
-        except RuntimeError as error:  # EngineDeadError
+        except FieldError as error:
+            raise refused(error) from None
+        except EngineDeadError as error:
             raise not_ready(f"the engine died: {error}") from None
         options, first = self.options, len(self._groups) * params.n
         context = prompt.tokens if options.continues else []
