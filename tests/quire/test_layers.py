@@ -160,11 +160,54 @@ def test_all_of_the_service_can_be_imported_without_torch() -> None:
     assert not [module for module in loaded if module.startswith("quire.loadtest")]
 
 
-def test_lower_packages_know_nothing_of_higher_ones() -> None:
-    """Kernels, below the engine, below the service, below the load tests."""
-    order = ("kernels", "engine", "service", "loadtest")
-    for module, others in imports().items():
-        package = module.split(".")[1:2]
-        if package and package[0] in order:
-            higher = tuple(f"quire.{name}" for name in order[order.index(package[0]) + 1 :])
-            assert not [other for other in others if other.startswith(higher)], module
+# The modules of quire.engine that its front ends may know: plain data, names, and the client of its process.
+FRONT = {
+    f"quire.engine.{name}"
+    for name in (
+        *("arrays", "capacity", "client", "config", "errors", "frames", "hashing", "logs", "messages"),
+        *("models.config", "models.hub", "models.json_fields", "models.rope_config"),
+        *("registry.deployment", "registry.prompt_hasher", "registry.redis", "sequences.grammar", "urls"),
+    )
+}
+
+
+def package_of(module: str) -> str:
+    """Return one of PACKAGES, or `quire` for what stands beside them."""
+    name = module.split(".")[1] if "." in module else ""
+    return name if name in PACKAGES else "quire"
+
+
+def test_packages_import_one_way() -> None:
+    """Kernels import nothing of ours; the engine, kernels; the service, plain data; the load tests, all."""
+    allowed = {
+        "kernels": {"kernels"},
+        "engine": {"kernels", "engine"},
+        "service": {"engine", "service"},
+        "loadtest": {*PACKAGES, "quire"},
+        "quire": {"engine", "service", "quire"},
+    }
+    wrong = [
+        f"{module} imports {other}"
+        for module, others in imports().items()
+        for other in others
+        if f"{other}.".startswith("quire.") and package_of(other) not in allowed[package_of(module)]
+        if (module, package_of(other)) != ("quire.cli", "loadtest")
+    ]
+    assert not wrong
+
+
+def test_the_command_line_imports_load_tests_only_when_they_are_asked_for() -> None:
+    tree = ast.parse((ROOT / "quire/cli.py").read_text())
+    at_once = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not [line for line in at_once if "loadtest" in line]
+
+
+def test_the_service_knows_of_the_engine_only_plain_data_and_its_client() -> None:
+    wrong = {
+        (module, other)
+        for module, others in imports().items()
+        if package_of(module) == "service" or module in FRONT
+        for other in others
+        if package_of(other) in ("engine", "kernels") and other not in FRONT
+    }
+    assert not wrong
