@@ -70,10 +70,6 @@ class ApiError(Exception):
     def body(self) -> bytes:
         return msgspec.json.encode(ErrorReply(self.detail))
 
-    def event(self) -> bytes:
-        """As the last event of a stream."""
-        return b"data: " + self.body() + b"\n\n"
-
 
 class TemplateError(ValueError):
     """A chat template refused the messages, or failed on them."""

@@ -57,10 +57,10 @@ class Group:
 
 
 class Generation:
-    """Feeds on the engine's outputs: `advance` (or `listen` and `take`) until `finished`; always `close`.
+    """One request's outputs as they come, from the engine to its choices: `complete` it, and always `close`.
 
-    Raises ApiError from the constructor if a prompt can never fit, and from `advance` if the engine
-    failed, or `fail` was called. Choice `i` is sample `i % n` of prompt `i // n`.
+    Raises ApiError from the constructor if a prompt can never fit. Choice `i` is sample `i % n` of prompt
+    `i // n`.
     """
 
     def __init__(
@@ -83,8 +83,7 @@ class Generation:
         self._listener: Callable[[], None] | None = None
         self._failed: ApiError | None = None
         self._end_reason: FinishReason = "abort"  # of prompts that are unfinished when it is closed
-        self._arrived = asyncio.Event()
-        self.backlog = 0  # bytes, about, that have come since its user last set this to 0
+        self.backlog = 0  # bytes, about, that have come since their reader last set this to 0
         self.unfinished = len(prompts)
         admission.waiting.check(len(prompts), sum(len(prompt.tokens) for prompt in prompts))
         try:
@@ -140,47 +139,42 @@ class Generation:
     def finished(self) -> bool:
         return self.unfinished == 0
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Instead of `advance`: `listener`, which must not raise, is called when there is what to `take`."""
-        self._listener = listener
-        if self._inbox or self._failed is not None:
-            listener()
+    async def complete(self, tell: Callable[[list[Choice]], None] | None = None) -> None:
+        """Take in outputs as they come, until all have, and give `tell` the choices that they were for.
 
-    async def advance(self) -> list[Choice]:
-        """Waits for outputs and takes them in. Returns the choices that they were for."""
-        await self._arrived.wait()
-        return self.take()
-
-    async def complete(self) -> None:
-        """Waits until it has finished; what comes before is taken in, and wakes nobody. Raises as `take`."""
+        That is done where they arrive, so it wakes no task. Raises ApiError if the engine fails, or `fail` is
+        called, and whatever `tell` raises.
+        """
         end = asyncio.get_running_loop().create_future()
 
         def take_in() -> None:
             if end.done():
                 return
             try:
-                self.take()
+                choices = self._take()
+                if tell is not None:
+                    tell(choices)
                 if self.finished:
                     end.set_result(None)
             except Exception as error:
                 end.set_exception(error)
 
-        self.listen(take_in)
+        self._listener = take_in
+        if self._inbox or self._failed is not None:
+            take_in()
         try:
             await end
         finally:
             self._listener = None
 
-    def take(self) -> list[Choice]:
-        """Takes in the outputs that have come. Returns the choices that they were for."""
-        self._arrived.clear()
+    def _take(self) -> list[Choice]:
         if self._failed is not None:
             raise self._failed
         outputs, self._inbox = self._inbox, []
         return self._take_in(outputs)
 
     def fail(self, error: ApiError) -> None:
-        """What is unfinished is aborted, and whoever takes outputs gets `error`."""
+        """Abort what is unfinished, and have `complete` raise `error`."""
         if self.finished or self._failed is not None:
             return
         self._failed = error
@@ -196,8 +190,6 @@ class Generation:
     def _wake(self) -> None:
         if self._listener is not None:
             self._listener()
-        else:
-            self._arrived.set()
 
     def _take_in(self, outputs: list[Output]) -> list[Choice]:
         now = time.perf_counter()
@@ -275,7 +267,7 @@ class Generation:
         self._metrics.request_latency.observe(now - self._arrival)
 
     def close(self) -> None:
-        """Aborts what is unfinished. Idempotent."""
+        """Abort what is unfinished. Idempotent."""
         self._admission.watchdog.generations.discard(self)
         for group in self._groups.values():
             if group.unfinished:

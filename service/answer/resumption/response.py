@@ -1,20 +1,16 @@
-"""What a stream with an X-Stream-Id is answered with."""
+"""A stream with an X-Stream-Id, as one of its readers gets it."""
 
 from __future__ import annotations
-
-import logging
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.service.answer.resumption.recording import Recording
+from quire.service.answer.stream import failure_of
 from quire.service.config import ServiceConfig
-from quire.service.errors import ApiError
-from quire.service.http.codec import error_response
-from quire.service.http.connection import ClientGone, Connection
+from quire.service.http.connection import Connection
+from quire.service.http.framing import SSE
 from quire.service.http.gate import note_failure
-
-log = logging.getLogger("quire.service")
 
 
 class RecordedResponse(Response):
@@ -27,17 +23,8 @@ class RecordedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = Connection(scope, send, self._config)
-        try:
-            async with connection:
-                connection.keep_alive()
-                await self._recording.read(connection, self._number)
-        except ClientGone as gone:
-            log.info("stream left: %s", gone)
-        except ApiError as error:
-            if connection.started:
-                await connection.finish_late(error.event())
-            else:
-                await error_response(error)(scope, receive, send)
-        finally:
-            if self._recording.failure is not None:
-                note_failure(scope, *self._recording.failure)
+        error = await failure_of(connection, self._recording.read(connection, self._number))
+        if self._recording.failure is not None:
+            note_failure(scope, *self._recording.failure)
+        if error is not None:
+            await connection.fail(error, SSE.message(error.body()))

@@ -6,7 +6,7 @@ from msgspec import json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.service.api.responses.events import ResponseEvents, SseEvents
+from quire.service.api.responses.events import ResponseEncoder, ResponseEvents
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import ResponseReply
 from quire.service.api.responses.response import begin
@@ -33,5 +33,5 @@ async def responses(state: ServerState, request: Request) -> Response:
         ResponseEvents(response).finish()  # which builds the output
         return response.snapshot(response.final_status)
 
-    events = SseEvents(response) if body.stream else None
+    events = ResponseEncoder(response) if body.stream else None
     return answer(state, request, response.generation, reply=reply, events=events)
