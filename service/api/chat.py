@@ -20,7 +20,6 @@ from quire.service.answer.replies import (
     TokenLogprobs,
     TopLogprob,
 )
-from quire.service.answer.stream import answer
 from quire.service.api.logprob_budget import LogprobBudget
 from quire.service.api.request_params import (
     cache_salt,
@@ -30,6 +29,7 @@ from quire.service.api.request_params import (
     token_budget,
 )
 from quire.service.api.requests.chat import ChatRequest
+from quire.service.api.streams import answer
 from quire.service.errors import bad_value
 from quire.service.http.codec import decode
 from quire.service.state import ServerState
@@ -131,7 +131,9 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
         tools=tools,
     )
     salt = cache_salt(request, body.cache_salt)
-    generation = Generation(state, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt)
+    generation = Generation(
+        state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt
+    )
     identity = Identity.new("chatcmpl", model)
     chunks = None
     if body.stream:

@@ -11,7 +11,6 @@ from quire.service.answer.encoder import ChunkEncoder, ChunkStyle, Identity
 from quire.service.answer.generation import Generation, Options, Prompt
 from quire.service.answer.logprobs import MIN_LOGPROB, prompt_logprobs
 from quire.service.answer.replies import CompletionChoice, CompletionLogprobs, CompletionReply
-from quire.service.answer.stream import answer
 from quire.service.api.logprob_budget import LogprobBudget
 from quire.service.api.request_params import (
     cache_salt,
@@ -22,6 +21,7 @@ from quire.service.api.request_params import (
     token_budget,
 )
 from quire.service.api.requests.completions import CompletionRequest
+from quire.service.api.streams import answer
 from quire.service.errors import bad_value
 from quire.service.http.codec import decode
 from quire.service.state import ServerState
@@ -130,7 +130,7 @@ async def completions(state: ServerState, request: Request) -> Response:
         num_logprobs=carried.total(num_tokens, most),
     )
     salt = cache_salt(request, body.cache_salt)
-    generation = Generation(state, engine, tokenizer, prompts, params, options, salt)
+    generation = Generation(state.admission, engine, tokenizer, prompts, params, options, salt)
     identity = Identity.new("cmpl", model)
     chunks = None
     if body.stream:

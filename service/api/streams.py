@@ -1,0 +1,61 @@
+"""How an answer leaves: at once, or as a stream, which can be picked up at GET /v1/streams/{id}."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.service.answer.encoder import EventEncoder
+from quire.service.answer.generation import Generation
+from quire.service.answer.resumption.response import RecordedResponse
+from quire.service.answer.resumption.ring import EventId
+from quire.service.answer.stream import GenerationResponse
+from quire.service.errors import ApiError, bad_value
+from quire.service.state import ServerState
+
+
+def answer(
+    state: ServerState,
+    request: Request,
+    generation: Generation,
+    *,
+    reply: Callable[[], msgspec.Struct],
+    events: EventEncoder | None,
+) -> Response:
+    """Streams `events`, or without them sends `reply()` at the end; an X-Stream-Id makes a stream resumable.
+
+    Takes over the generation. Raises ApiError if the header cannot be obeyed.
+    """
+    headers = dict(reversed(request.scope["headers"]))  # of doubled ones the first
+    stream_id = headers.get(b"x-stream-id")
+    try:
+        if b"last-event-id" in headers:
+            raise bad_value("last-event-id", "Last-Event-ID belongs to GET /v1/streams/{id}")
+        if stream_id is None:
+            return GenerationResponse(
+                state.config, state.generations, state.pool, generation, reply=reply, events=events
+            )
+        if events is None:
+            raise bad_value("x-stream-id", "X-Stream-Id may only be given with stream: true")
+        recording = state.recordings.start(
+            request.state.tenant, stream_id.decode("latin-1"), generation, events
+        )
+    except ApiError:
+        generation.close()
+        raise
+    return RecordedResponse(state.config, recording)
+
+
+async def pick_up(state: ServerState, request: Request) -> Response:
+    """From the event after Last-Event-ID on, or from the beginning."""
+    if request.method != "GET":
+        raise ApiError(405, "a stream can be read with GET only", allow="GET")
+    recording = state.recordings.find(request.state.tenant, request.path_params["stream_id"])
+    last = request.headers.get("last-event-id")
+    number = recording.ring.number_after(None if last is None else EventId.parse(last))
+    if recording.ended and number == recording.ring.end:
+        return Response(status_code=204)  # by which a browser's EventSource knows that it has all
+    return RecordedResponse(state.config, recording, number)
