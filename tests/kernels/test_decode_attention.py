@@ -338,7 +338,7 @@ def test_many_rows(
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
     workspace = poisoned_workspace(len(lengths), 4, 128, device)
     called = Mock(side_effect=hopper_decode)
-    monkeypatch.setattr("quire.kernels.attention.decode.hopper_decode", called)
+    monkeypatch.setattr("quire.kernels.attention.hopper_decode.decode.hopper_decode", called)
     batch = paged.decodes(any_order(len(lengths), device), workspace)
     decode(q, out, batch, attention_layer(4, 2, 128, window), cache, mode, splits=1)
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
