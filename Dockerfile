@@ -9,7 +9,10 @@
 # The image runs on both. torch brings CUDA's libraries with it; for a small image without them, point
 # --build-arg PIP_EXTRA_INDEX_URL at an index of CPU wheels. Read-only root: mount /tmp and /cache.
 
-FROM python:3.11.13-slim-bookworm AS build
+# Any Debian with Python and its venv will do.
+ARG BASE=python:3.11.13-slim-bookworm
+
+FROM ${BASE} AS build
 ARG PIP_EXTRA_INDEX_URL=""
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_EXTRA_INDEX_URL=$PIP_EXTRA_INDEX_URL
 RUN python -m venv /opt/quire
@@ -22,7 +25,7 @@ COPY service service
 COPY quire quire
 RUN --mount=type=cache,target=/root/.cache/pip /opt/quire/bin/pip install -c constraints.txt .
 
-FROM python:3.11.13-slim-bookworm
+FROM ${BASE}
 # Triton compiles the launchers of its kernels with the system's C compiler.
 # hadolint ignore=DL3008
 RUN apt-get update \

@@ -1,4 +1,4 @@
-"""What an engine can hold, and the refusal of requests that it never could."""
+"""The limits of an engine, and the refusal of requests that it could never run."""
 
 from __future__ import annotations
 

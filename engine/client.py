@@ -172,9 +172,9 @@ class AsyncEngine:
             self._send(Drain())
 
     def seconds_since_progress(self) -> float:
-        """How long the engine has been without a step although it has work, in seconds.
+        """Return the seconds that the engine has been without a step although it has work.
 
-        What it has not been seen to obey is work, too: after a stall it has to hear of the aborts.
+        Commands that it has not been seen to obey are work, too: after a stall it has to hear of the aborts.
         """
         return time.monotonic() - self._last_step if self._has_work else 0.0
 

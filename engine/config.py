@@ -1,4 +1,4 @@
-"""What an engine is told at start, and what it says of itself once it runs."""
+"""The configuration of an engine, and its description of itself once it runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from quire.engine.capacity import Capacity
 from quire.engine.urls import check_http_url, check_redis_url
 
 PreemptionMode = Literal["auto", "swap", "recompute"]
-BLOCK_SIZES = (16, 32, 64, 128)
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 KVCacheDtype = Literal[
     "auto", "model", "fp8_e4m3", "fp12_e4m7"
-]  # rounded: `quire.kernels.formats.kv_format.ROUNDED`
+]  # rounded: `quire.kernels.formats.kv_format.SCALED`
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["auto", "cuda", "cpu"] = "auto"  # auto: cuda where there is one
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     kv_cache_dtype: KVCacheDtype = (
-        "auto"  # model: its own; auto: `quire.engine.device.kv_cache.automatic_dtype`
+        "auto"  # model: its own; auto: `quire.engine.device.kv_cache.automatic_format`
     )
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: int | None = None  # None: what the model and the KV cache allow
@@ -72,7 +72,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a started engine says of itself; a front end checks requests against it."""
+    """The description of a started engine; a front end checks requests against it."""
 
     model: str
     architecture: str
@@ -173,7 +173,7 @@ RegistryState = Literal["ok", "degraded"]
 
 
 class RegistryReport(msgspec.Struct, frozen=True, array_like=True):
-    """How publishing goes."""
+    """The state of publishing to the registry."""
 
     state: RegistryState
     blocks: int  # that the registry holds of this replica, as far as is known

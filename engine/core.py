@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from quire.engine.config import StepStats
 from quire.engine.messages import Abort, Output, Request, StepOutputs
-from quire.engine.schedule.bisection import Isolation
-from quire.engine.schedule.plan import StepPlan, StepResult
+from quire.engine.schedule.bisection import Bisection
+from quire.engine.schedule.plan import Runner, StepHandle, StepPlan, StepResult
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequences.grammar import Grammars
 from quire.engine.sequences.grammar_queue import GrammarQueue
@@ -20,47 +18,9 @@ MASK_WAIT = 0.002  # seconds that a mask may take to find before steps go on wit
 CAPTURE_SHARE = 0.2  # of the time, at most, goes into captures while requests run
 
 
-class InFlight(Protocol):
-    """A launched step."""
+class _NotLaunched(StepHandle):
+    """A step whose launch raised."""
 
-    def wait(self) -> StepResult:
-        """Block until the device has computed it, and return what it gave."""
-        ...
-
-    def has_moved(self, *, wait: bool = False) -> bool:
-        """Whether the blocks that it moves between the tiers are where they go; `wait`: block until then."""
-        return True
-
-
-class Runner(Protocol):
-    """Executes plans in the order in which they are launched."""
-
-    def launch(self, plan: StepPlan) -> InFlight:
-        """Start a step without waiting for it or for those before it.
-
-        Once one has raised, here or when it is waited for, those launched after it raise too, until `settle`.
-        MemoryError: the device has not enough memory for it.
-        """
-        ...
-
-    def settle(self) -> None:
-        """After a step has raised: wait until nothing is under way.
-
-        Raises if no step can be computed any more, which is so for a runner that does not say otherwise.
-        """
-        raise RuntimeError("this runner computes no steps after one that raised")
-
-    @property
-    def graphs_left(self) -> int:
-        """How many step sizes would be quicker if they were captured."""
-        return 0
-
-    def capture(self, *, missed: bool = False) -> None:
-        """Capture one step size, if any is left; with `missed`, only if steps have been of such a size."""
-        return
-
-
-class _NotLaunched(InFlight):
     def __init__(self, error: Exception) -> None:
         self._error = error
 
@@ -88,15 +48,13 @@ class EngineCore:
         self.grammars = None if grammars is None else GrammarQueue(grammars)
         self.runner = runner
         self.mask_wait = MASK_WAIT
-        self.isolation = Isolation(scheduler)
+        self.bisection = Bisection(scheduler)
         self.clock = clock
         self.stats = self._stats(0, 0, (0.0, 0.0, 0.0, 0.0))
         self.plan: StepPlan | None = None  # of the last step
         self._capture_at = float("-inf")  # not before then while requests run
-        self._launched: deque[InFlight] = deque()
         self._unreturned: list[Output] = []  # of a step that has not ended yet
         self.torn = False  # a step was left where no other can go on
-        self._moving: deque[InFlight] = deque()  # committed, but for their transfers
 
     @property
     def has_work(self) -> bool:
@@ -108,7 +66,7 @@ class EngineCore:
         if not grammar:
             self.scheduler.add(request)
             return
-        self.scheduler.queue.capacity.check(request)
+        self.scheduler.state.capacity.check(request)
         if self.grammars is None:
             raise ValueError("grammar: the model has no tokenizer.json to follow one by, or no eos token")
         known = self.grammars.find(grammar)
@@ -118,7 +76,7 @@ class EngineCore:
             self.grammars.add(request)
 
     def add_all(self, requests: list[Request]) -> None:
-        """Queue requests that are wanted together: those that may take most steps first.
+        """Queue requests that are wanted together, those that may take most steps first.
 
         So few of them are left to run on alone while the device could do more (Graham 1969, longest
         processing time first). One whose grammar has to be compiled follows once it is. Raises ValueError,
@@ -150,7 +108,7 @@ class EngineCore:
         return []
 
     def _add_compiled(self) -> list[Output]:
-        """Queue requests whose grammars are ready now; what is refused of them."""
+        """Queue requests whose grammars are ready now; return the refusals of the others."""
         outputs: list[Output] = []
         if self.grammars is None:
             return outputs
@@ -171,7 +129,7 @@ class EngineCore:
         return self.stats.graphs_left > 0
 
     def _capture_beside(self) -> None:
-        """While the device computes a step: what steps have missed, for a bounded share of the time."""
+        """Capture what steps have missed while the device computes one, for a bounded share of the time."""
         begin = self.clock()
         if begin >= self._capture_at:
             self.runner.capture(missed=True)
@@ -181,42 +139,41 @@ class EngineCore:
     def step(self) -> StepOutputs:
         """Launch the next step, if there is one, and return what the one before it gave.
 
-        If the runner's `launch` or the wait for a flight is interrupted, nothing is lost, and the next step
+        If the runner's `launch` or the wait for a step is interrupted, nothing is lost, and the next step
         goes on from there. What else is raised leaves the engine `torn`.
         """
         self.torn = True
-        if self._launched and self.runner.graphs_left:
+        in_flight, bisection = self.scheduler.state.in_flight, self.bisection
+        if in_flight and self.runner.graphs_left:
             self._capture_beside()
         if self.grammars:
             self._unreturned += self._add_compiled()
-        self._unreturned += self.scheduler.unmask(self.mask_wait)
+        self._unreturned += self.scheduler.resume_masked(self.mask_wait)
         begin = self.clock()
-        interrupted = len(self._launched) > (0 if self.isolation.on_trial else 1)  # before it could commit
-        plan = self.plan = None if interrupted else self.isolation.schedule(begin)
+        interrupted = len(in_flight) > (0 if bisection.in_progress else 1)  # before it could commit
+        plan = self.plan = None if interrupted else bisection.schedule(begin)
         scheduled = self.clock()
         if plan is not None:
             self._launch(plan)
         launched = waited = self.clock()
         outputs = StepOutputs()
-        nothing_else = plan is None and not self._launched
-        if self._launched and (plan is None or len(self._launched) > 1 or self.isolation.on_trial):
-            flight = self._launched[0]
+        nothing_else = plan is None and not in_flight
+        if in_flight and (plan is None or len(in_flight) > 1 or bisection.in_progress):
+            handle = in_flight[0].handle
+            assert handle is not None, "a step that was never launched"
             self.torn = False
             try:
-                result = flight.wait()
+                result = handle.wait()
             except Exception as error:
                 self.torn = True
                 outputs.others += self._recover(error)
             else:
                 self.torn = True
-                self._launched.popleft()
                 waited = self.clock()
-                outputs = self.isolation.passed(self.scheduler.commit(result))
-                if self.scheduler.num_deliveries > len(self._moving):
-                    self._moving.append(flight)
+                outputs = bisection.committed(self.scheduler.commit(result))
         if nothing_else:
-            self._unreturned += self.scheduler.unmask(None)
-        self._deliver(wait=nothing_else)
+            self._unreturned += self.scheduler.resume_masked(None)
+        self._finish_transfers(wait=nothing_else)
         outputs.others += self._unreturned
         self._unreturned = []
         committed = self.clock()
@@ -228,45 +185,51 @@ class EngineCore:
         return outputs
 
     def _launch(self, plan: StepPlan) -> None:
-        """What raises here is raised when the step's turn has come: those before it may have gone well."""
+        """Launch the newest step in flight, whose plan this is.
+
+        What raises here is raised when the step's turn has come: those before it may have gone well.
+        """
+        in_flight = self.scheduler.state.in_flight
         try:
-            self._launched.append(self.runner.launch(plan))
+            in_flight[-1].handle = self.runner.launch(plan)
         except Exception as error:
-            self._launched.append(_NotLaunched(error))  # not in a variable, which its frames would hold
+            in_flight[-1].handle = _NotLaunched(error)  # not in a variable, which its frames would hold
         except BaseException:
-            self._launched.append(_NotLaunched(RuntimeError("the launch of a step was interrupted")))
+            in_flight[-1].handle = _NotLaunched(RuntimeError("the launch of a step was interrupted"))
             self.torn = False
             raise
 
     def _recover(self, error: Exception) -> list[Output]:
-        """The oldest step that was launched raised `error`. Returns what ends by it; raises what ends all."""
+        """Undo the steps in flight, the oldest of which raised `error`; return what ends by it.
+
+        Raises what ends all.
+        """
         self.runner.settle()
-        self._launched.clear()
-        ended = self.isolation.raised(error)
+        ended = self.bisection.raised(error)
         error.__traceback__ = None  # whose frames hold the step that holds the error: a cycle
         return ended
 
-    def _deliver(self, *, wait: bool) -> None:
+    def _finish_transfers(self, *, wait: bool) -> None:
         """Book the transfers that are done, in order; with `wait`, the oldest one at least."""
-        while self._moving and self._moving[0].has_moved(wait=wait):
-            self._moving.popleft()
-            self.scheduler.deliver()
+        transfers = self.scheduler.state.transfers
+        while transfers and transfers[0].are_done(wait=wait):
+            self.scheduler.finish_transfers()
             wait = False
 
     def _stats(self, prefills: int, decodes: int, phases: tuple[float, float, float, float]) -> StepStats:
-        scheduler, queue, pool = self.scheduler, self.scheduler.queue, self.scheduler.blocks.pool
+        scheduler, state, pool = self.scheduler, self.scheduler.state, self.scheduler.blocks.pool
         host = scheduler.blocks.host.pool
         return StepStats(
             free_blocks=pool.num_free,
             active_blocks=pool.num_active,
             cached_blocks=pool.num_cached,
             block_references=pool.references,
-            tokens_filled=queue.tokens_filled,
-            running=queue.rows.num_used,
-            waiting=len(queue.waiting) - queue.num_swapped,
-            swapped=queue.num_swapped,
-            preemptions_recompute=scheduler.yielding.recomputes,
-            preemptions_swap=scheduler.yielding.swaps,
+            tokens_filled=state.tokens_filled,
+            running=state.rows.num_used,
+            waiting=len(state.waiting) - state.num_swapped,
+            swapped=state.num_swapped,
+            preemptions_recompute=scheduler.preemption.recomputes,
+            preemptions_swap=scheduler.preemption.swaps,
             host_free_blocks=host.num_free,
             host_active_blocks=host.num_active,
             host_cached_blocks=host.num_cached,
@@ -282,7 +245,7 @@ class EngineCore:
             wait_seconds=phases[2],
             commit_seconds=phases[3],
             graphs_left=self.runner.graphs_left,
-            requests_in_memory=len(queue.alive),
+            requests_in_memory=len(state.alive),
         )
 
 

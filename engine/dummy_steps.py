@@ -1,4 +1,4 @@
-"""Steps that nobody asked for, with which what steps take is measured and compiled."""
+"""Steps that nobody asked for, by which time and memory are measured and kernels compiled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.engine.schedule.plan import RowStart, StepPlan
 
 
 def largest_step(limits: Limits, sampled: int) -> StepPlan:
-    """A step that prefills as many tokens as a step may and samples `sampled` rows, all in block 0."""
+    """Return a step that prefills as many tokens as a step may and samples `sampled` rows, all in block 0."""
     lengths: list[int] = []
     while sum(lengths) < limits.max_num_batched_tokens and len(lengths) < limits.max_num_seqs:
         lengths.append(min(limits.max_model_len, limits.max_num_batched_tokens - sum(lengths)))
@@ -33,7 +33,7 @@ def largest_step(limits: Limits, sampled: int) -> StepPlan:
 
 
 def rare_step(num_blocks: int, vocab_size: int) -> StepPlan:
-    """A step that takes what the largest does not: a chunk beside a decode, a copied block, processed logits.
+    """Return a step with what the largest lacks: a chunk beside a decode, a copied block, processed logits.
 
     Chunk and decode are of one row, since there may be no other. Its kernels are compiled here, and not while
     the first request that needs them waits.

@@ -1,4 +1,4 @@
-"""What the front end and the engine process say to one another, and its bytes: msgpack after its length."""
+"""The frames between the front end and the engine process: msgpack, each after its length."""
 
 from __future__ import annotations
 

@@ -27,32 +27,32 @@ class BlockHasher:
         self._fingerprint = fingerprint
 
     def root(self, salt: str) -> Digest:
-        """Where the chain of a tenant's requests starts."""
+        """Return the digest that the chain of a tenant's requests starts from."""
         return xxhash.xxh3_128_digest(self._fingerprint + b"\0" + salt.encode(), self._seed)
 
-    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
-        """The token ids of each full block, as bytes."""
-        pieces: list[bytes] = as_blocks(np.array(tokens, np.int32), self.block_size).tolist()
-        return pieces
+    def block_contents(self, tokens: Sequence[int]) -> list[bytes]:
+        """Return the token ids of each full block, as bytes."""
+        contents: list[bytes] = as_blocks(np.array(tokens, np.int32), self.block_size).tolist()
+        return contents
 
-    def next(self, before: Digest, piece: bytes) -> Digest:
-        return xxhash.xxh3_128_digest(before + piece, self._seed)
+    def next(self, before: Digest, content: bytes) -> Digest:
+        """Return the digest of a block with this content after that of the block before."""
+        return xxhash.xxh3_128_digest(before + content, self._seed)
 
 
 class Prefix(msgspec.Struct, eq=False, gc=False):
-    """All tokens of a sequence up to the end of a full block, and the tenant whose they are.
+    """A full block and all that comes before it in a sequence of some tenant.
 
-    `piece` is that block's token ids as bytes, and `before` what comes before it. Where a tenant's chain
-    begins, `piece` is the salt.
+    `content` is the block's token ids as bytes. Where a tenant's chain begins, it is the salt.
     """
 
     before: Prefix | None
-    piece: bytes | str
+    content: bytes | str
     digest: Digest
     is_public: bool = False  # the operator's own, for every tenant to find
 
     def equals(self, other: Prefix | None) -> bool:
-        """Whether both are the same tokens of the same tenant, to the very first.
+        """Return whether both are the same tokens of the same tenant, to the very first.
 
         Equal ones share what is before them from then on, so whoever compares block after block looks at each
         block once.
@@ -61,7 +61,7 @@ class Prefix(msgspec.Struct, eq=False, gc=False):
         theirs = other
         pairs = []
         while mine is not theirs:
-            if mine is None or theirs is None or mine.piece != theirs.piece:
+            if mine is None or theirs is None or mine.content != theirs.content:
                 return False
             pairs.append((mine, theirs))
             mine, theirs = mine.before, theirs.before
@@ -83,27 +83,27 @@ class Prefixes:
         self._hasher = hasher
         self._public: dict[tuple[Prefix | None, bytes], Prefix] = {}  # by what is before the block, and it
 
-    def extend(self, prefixes: list[Prefix], pieces: Iterable[bytes], salt: str) -> None:
-        """Add the blocks whose token ids are `pieces`: they follow `prefixes` in a request with this salt."""
+    def extend(self, prefixes: list[Prefix], contents: Iterable[bytes], salt: str) -> None:
+        """Add the blocks with these `contents`, which follow `prefixes` in a request with this salt."""
         before = prefixes[-1] if prefixes else None
-        for piece in pieces:
+        for content in contents:
             if before is None or before.is_public:
-                public = self._public.get((before, piece))
+                public = self._public.get((before, content))
                 if public is not None:
                     prefixes.append(before := public)
                     continue
                 before = self._root(salt, before)
-            before = Prefix(before, piece, self._hasher.next(before.digest, piece))
+            before = Prefix(before, content, self._hasher.next(before.digest, content))
             prefixes.append(before)
 
     def make_public(self, tokens: Sequence[int]) -> list[Prefix]:
-        """Make the full blocks at the beginning of `tokens` public; their prefixes."""
+        """Make the full blocks at the beginning of `tokens` public; return their prefixes."""
         prefixes: list[Prefix] = []
         before: Prefix | None = None
-        for piece in self._hasher.pieces(tokens):
-            digest = self._hasher.next(b"" if before is None else before.digest, piece)
-            fresh = Prefix(before, piece, digest, is_public=True)
-            before = self._public.setdefault((before, piece), fresh)
+        for content in self._hasher.block_contents(tokens):
+            digest = self._hasher.next(b"" if before is None else before.digest, content)
+            fresh = Prefix(before, content, digest, is_public=True)
+            before = self._public.setdefault((before, content), fresh)
             prefixes.append(before)
         return prefixes
 

@@ -1,4 +1,4 @@
-"""What the log looks like: lines of text for people, or of JSON for what collects them."""
+"""The form of the log: lines of text for people, or of JSON for programs that collect them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", 
 
 
 def configure_logging(form: LogFormat | None = None, level: LogLevel | None = None) -> None:
-    """Of this process and, through the environment, of those that it starts; None: as that says.
+    """Configure this process and, through the environment, those that it starts; None: as that says.
 
     What other packages say for debugging is left out at any level: it may hold what clients sent.
     """
@@ -38,7 +38,7 @@ def configure_logging(form: LogFormat | None = None, level: LogLevel | None = No
 
 
 def log_format() -> str:
-    """Of this process, once it is configured."""
+    """Return the form of this process's log, once it is configured."""
     return os.environ.get(FORMAT_VARIABLE, "text")
 
 

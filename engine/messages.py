@@ -1,4 +1,4 @@
-"""What crosses the seam between a front end and the engine: requests in, outputs out.
+"""The messages between a front end and the engine: requests in, outputs out.
 
 Plain msgspec structs, array-encoded, so that one frame per step carries them between processes.
 """
@@ -24,7 +24,7 @@ MAX_LOGIT_BIAS = 1e6  # far beyond any logit, and far from where float32 ends
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a request's tokens are chosen.
+    """The parameters by which a request's tokens are chosen.
 
     Processing order: logit bias, penalties, temperature, min-p, top-k, top-p. Temperature 0 is greedy.
     Logprobs are of the raw logits. Without a `seed` each Request that is made with these params draws its
@@ -56,7 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def num_sequences(self) -> int:
-        """How many run at once: all beams, or the n samples."""
+        """Number of sequences that run at once: all beams, or the n samples."""
         return self.beam_width or self.n
 
     def __post_init__(self) -> None:
@@ -116,7 +116,7 @@ _NOT_WITH_BEAMS: tuple[tuple[str, object], ...] = (
 
 
 class _Rule(NamedTuple):
-    """What a field may be, besides its default."""
+    """The values that a field may have, besides its default."""
 
     name: str
     default: Any
@@ -174,8 +174,8 @@ _VALUES = attrgetter(*(rule.name for rule in _RULES))
 class Request(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     """One group of `params.num_sequences` sequences over one prompt. `id` is never used again.
 
-    What it samples is settled here, by a seed that is drawn if none was given: preemption, and the process
-    that it is sent to, change none of its tokens.
+    Its samples are settled here, by a seed that is drawn if none was given: preemption, and the process that
+    it is sent to, change none of its tokens.
     """
 
     id: int
@@ -212,7 +212,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Output(msgspec.Struct, array_like=True):
-    """What one step adds to one sequence of a request."""
+    """The addition of one step to one sequence of a request."""
 
     request_id: int
     index: int  # which of the request's n sequences
@@ -229,7 +229,7 @@ class Output(msgspec.Struct, array_like=True):
 
 
 class StepOutputs(msgspec.Struct, array_like=True):
-    """What one step adds: one token each to many sequences, as columns, and all that is more than a token."""
+    """The outputs of one step: one token each for many sequences, as columns, and all that is more."""
 
     request_ids: list[int] = []
     indices: list[int] = []

@@ -14,16 +14,17 @@ from quire.engine.models.loader import build_model
 from quire.engine.models.weights import Weights
 from quire.kernels.backend import Backend
 from quire.kernels.compiling import only_compiled
+from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import gpu_of
 from quire.kernels.linear.hopper_matmul import launch_each
 
 
-def rehearse(
+def precompile(
     config: ModelConfig,
     backend: Backend,
     limits: Limits,
     block_size: int,
-    kv_dtype: torch.dtype,
+    kv_format: KVFormat,
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
@@ -34,8 +35,8 @@ def rehearse(
     windows = (*dict.fromkeys(config.windows), config.windows[-1])
     config = replace(config, num_layers=len(windows), windows=windows)
     model = build_model(config, backend, Weights(device, dtype), limits.max_model_len)
-    expanded = expanded_dtype(config, kv_dtype, dtype, gpu_of(device))
-    cache = KVCache(config, 1, block_size, kv_dtype, device, backend.copy_blocks, expanded)
+    expanded = expanded_dtype(config, kv_format, dtype, gpu_of(device), block_size)
+    cache = KVCache(config, 1, block_size, kv_format, device, backend.copy_blocks, expanded)
     runner = ModelRunner(model, backend, cache, limits, device)
     with only_compiled():
         runner.warm_up()

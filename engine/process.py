@@ -44,11 +44,13 @@ logger = logging.getLogger("quire.engine")
 CHECK_EVERY = 256  # steps between two runs of the scheduler's own consistency check
 # Of the blocks and sequences, one a run in turn: all at once would hold up the streams for tens of ms.
 CHECK_SHARES = tuple(slice(first, None, 16) for first in range(16))
+# Of an engine on the CPU: where cores are few, the event loop that serves all streams goes first.
+CPU_NICENESS = 5
 REPORT_SECONDS = 0.5  # between two reports on the registry
 
 
 def run_engine(connection: socket.socket) -> int:
-    """Start the engine that the first frame describes and step it until the peer closes; the exit code."""
+    """Start the engine of the first frame and step it until the peer closes; return the exit code."""
     reader = FrameReader(connection)
     try:
         first, *frames = reader.read(wait=True)
@@ -57,8 +59,11 @@ def run_engine(connection: socket.socket) -> int:
     start = msgspec.msgpack.decode(first, type=StartFrame)
     publisher = None
     try:
-        from quire.engine.startup import start_engine  # torch: not before the first frame could be refused
+        # torch: not before the first frame could be refused
+        from quire.engine.startup import choose_device, start_engine
 
+        if choose_device(start.config).type == "cpu":
+            os.nice(CPU_NICENESS)  # before torch starts its threads, which inherit it
         core, info = start_engine(
             start.config,
             lambda progress: connection.sendall(encode_frame(ProgressFrame(progress))),
@@ -124,7 +129,7 @@ def _serve(
             publisher.observe(core.stats)
         steps += 1
         if steps % CHECK_EVERY == 0:
-            check_scheduler(core.scheduler.queue, CHECK_SHARES[steps // CHECK_EVERY % len(CHECK_SHARES)])
+            check_scheduler(core.scheduler.state, CHECK_SHARES[steps // CHECK_EVERY % len(CHECK_SHARES)])
         garbage.collect(garbage.BUSY_OBJECTS if core.has_work else garbage.IDLE_OBJECTS)
 
 

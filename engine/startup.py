@@ -22,10 +22,10 @@ from quire.engine.core import EngineCore
 from quire.engine.device.graph_recorder import Recorder
 from quire.engine.device.kv_cache import (
     KVCache,
-    automatic_dtype,
     bytes_per_block,
     expanded_bytes_per_block,
     expanded_dtype,
+    named_format,
 )
 from quire.engine.device.runner import Limits, ModelRunner
 from quire.engine.device.streams import CudaQueue
@@ -34,7 +34,7 @@ from quire.engine.hashing import BlockHasher
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.loader import load_model
-from quire.engine.precompile import rehearse
+from quire.engine.precompile import precompile
 from quire.engine.registry.deployment import hash_seed
 from quire.engine.schedule.plan import StepPlan
 from quire.engine.schedule.preemption import PreemptionPolicy
@@ -42,9 +42,8 @@ from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequences.grammar import grammars_of
 from quire.kernels.backend import torch_backend, triton_backend
 from quire.kernels.compiling import compiling_beside
-from quire.kernels.formats.fp8 import DTYPE as FP8
-from quire.kernels.formats.kv_format import ROUNDED, elements_of, name_of
-from quire.kernels.gpu import FIRST_CAPABILITY, NO_GPU, Gpu, gpu_of
+from quire.kernels.formats.kv_format import UNSCALED
+from quire.kernels.gpu import FIRST_CAPABILITY, Gpu, gpu_of
 
 CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
 CPU_BATCHED_TOKENS = 2048
@@ -130,14 +129,14 @@ def capture_all(core: EngineCore, report: Callable[[int, int], None] = lambda *_
 
 
 def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineInfo]:
-    device = _device(config)
+    device = choose_device(config)
     gpu = gpu_of(device)
     folder = resolve_model(config.model, report.phase("download", "B"))
     model_config = ModelConfig.from_folder(folder)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # one core is the API process's
     dtype = _dtype(config, model_config, device)
-    kv_dtype = _kv_dtype(config, model_config, dtype, gpu)
+    kv_format = named_format(config.kv_cache_dtype, model_config, dtype, gpu, config.block_size)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     backend = triton_backend() if device.type == "cuda" else torch_backend()
     max_num_batched_tokens = config.max_num_batched_tokens or max(
@@ -149,7 +148,7 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     with compiling_beside(kernels) if with_graphs else nullcontext():
         if with_graphs:
             kernels(0, 1)
-            rehearse(model_config, backend, limits, config.block_size, kv_dtype, device, dtype)
+            precompile(model_config, backend, limits, config.block_size, kv_format, device, dtype)
         model, weight_bytes = load_model(
             folder,
             model_config,
@@ -161,13 +160,13 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
             seed=config.seed or 0,
             on_progress=report.phase("weights", "B"),
         )
-    expanded = expanded_dtype(model_config, kv_dtype, dtype, gpu)
-    held = (config.block_size, kv_dtype, device, backend.copy_blocks, expanded)
+    expanded = expanded_dtype(model_config, kv_format, dtype, gpu, config.block_size)
+    held = (config.block_size, kv_format, device, backend.copy_blocks, expanded)
     runner = ModelRunner(model, backend, KVCache(model_config, 1, *held), limits, device)
 
     memory = report.phase("memory", "blocks")
     memory(0, 1)
-    block_bytes = bytes_per_block(model_config, config.block_size, kv_dtype)
+    block_bytes = bytes_per_block(model_config, config.block_size, kv_format)
     device_bytes = block_bytes + expanded_bytes_per_block(model_config, config.block_size, expanded)
     num_blocks = config.num_gpu_blocks_override or _measure_blocks(config, runner, device_bytes)
     runner.cache = KVCache(model_config, num_blocks, *held)
@@ -189,8 +188,8 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     info = EngineInfo(
         model=config.model,
         architecture=model_config.architecture,
-        dtype=name_of(dtype),
-        kv_cache_dtype=name_of(kv_dtype),
+        dtype=UNSCALED[dtype].name,
+        kv_cache_dtype=kv_format.name,
         device=gpu.name,
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
@@ -228,7 +227,7 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     return EngineCore(scheduler, runner, grammars=grammars), info
 
 
-def _device(config: EngineConfig) -> torch.device:
+def choose_device(config: EngineConfig) -> torch.device:
     """Return the device of the flag. Raises ValueError if it is not there, or too old for the kernels."""
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -259,31 +258,8 @@ def _default_batched_tokens(device: torch.device, gpu: Gpu) -> int:
     return BATCHED_TOKENS_PER_MULTIPROCESSOR * gpu.multiprocessors
 
 
-def _kv_dtype(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> torch.dtype:
-    """Of the KV cache. Raises ValueError where the flag's format does not suit the device or the model."""
-    if config.kv_cache_dtype == "auto":
-        return automatic_dtype(model, dtype, gpu)
-    if config.kv_cache_dtype == "model":
-        return dtype
-    unsuited = {name: _why_unsuited(held, model, gpu) for name, held in ROUNDED.items()}
-    if (why := unsuited[config.kv_cache_dtype]) is not None:
-        others = [f"give {name}, or " for name, reason in unsuited.items() if reason is None]
-        raise ValueError(f"--kv-cache-dtype: {why}; {''.join(others)}leave it out")
-    return ROUNDED[config.kv_cache_dtype]
-
-
-def _why_unsuited(kv_dtype: torch.dtype, model: ModelConfig, gpu: Gpu) -> str | None:
-    if kv_dtype == FP8 and gpu is not NO_GPU and not gpu.has_e4m3:
-        return f"fp8_e4m3 needs a GPU of compute capability 8.9 or later, but {gpu.name} is older"
-    try:
-        elements_of(model.head_dim, kv_dtype)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
 def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int) -> int:
-    """How many KV blocks fit beside the weights and the largest step's activations."""
+    """Return how many KV blocks fit beside the weights and the largest step's activations."""
     if runner.device.type == "cuda":
         activations = _activation_bytes(runner)
         if not config.enforce_eager:  # a graph's are its own, which all share
@@ -306,7 +282,7 @@ def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int)
 
 
 def _activation_bytes(runner: ModelRunner) -> int:
-    """What a step allocates at most on a CUDA device."""
+    """Return the most bytes that a step allocates on a CUDA device."""
 
     def of(step: StepPlan) -> int:
         torch.cuda.reset_peak_memory_stats(runner.device)
@@ -366,8 +342,8 @@ def _best_seconds(runner: ModelRunner, plan: StepPlan, times: int = 3) -> float:
     taken = []
     for _ in range(times):
         begin = time.perf_counter()
-        flight = runner.launch(plan)
-        flight.wait()
-        flight.has_moved(wait=True)
+        handle = runner.launch(plan)
+        handle.wait()
+        handle.has_moved(wait=True)
         taken.append(time.perf_counter() - begin)
     return min(taken)

@@ -45,8 +45,9 @@ def dashboard() -> build.Dashboard:
     ids = count(1)
     for title, panels in ROWS.items():
         board.with_row(build.Row(title).id(next(ids)))
+        span = 6 if len(panels) % 4 == 0 else 8  # of 24: four or three beside each other
         for panel in panels:
-            built = _stat(panel) if panel.kind == "stat" else _timeseries(panel)
+            built = _stat(panel) if panel.kind == "stat" else _timeseries(panel, span)
             board.with_panel(built.id(next(ids)))
     return board
 
@@ -79,7 +80,7 @@ def _stat(panel: Panel) -> stat.Panel:
     return built
 
 
-def _timeseries(panel: Panel) -> timeseries.Panel:
+def _timeseries(panel: Panel, span: int) -> timeseries.Panel:
     built = (
         timeseries.Panel()
         .title(panel.title)
@@ -87,7 +88,7 @@ def _timeseries(panel: Panel) -> timeseries.Panel:
         .unit(panel.unit)
         .datasource(SOURCE)
         .height(8)
-        .span(8)
+        .span(span)
         .min(0)
         .legend(
             common.VizLegendOptions()

@@ -65,37 +65,128 @@ def _stat(title: str, description: str, unit: str, expr: str) -> Panel:
 OVERVIEW = (
     _stat(
         "KV occupancy",
-        "Device blocks that requests hold.",
+        (
+            "Requests hold this share of the device's KV blocks. When it stays above 95 % while requests "
+            "wait, add replicas or lower --max-num-seqs."
+        ),
         "percentunit",
         f"{IN_USE} / {CAPACITY}",
     ),
-    _stat("Running", "Sequences in the batch.", "short", total("quire_requests", 'state="running"')),
     _stat(
-        "Waiting", "Requests that no step has taken yet.", "short", total("quire_requests", 'state="waiting"')
+        "Running",
+        (
+            "So many sequences are computed together. When it stays at --max-num-seqs while blocks are "
+            "free, raise that."
+        ),
+        "short",
+        total("quire_requests", 'state="running"'),
     ),
-    _stat("Generated", "Tokens per second.", "suffix: tok/s", rate("vllm:generation_tokens_total")),
-    _stat("TTFT p95", "Arrival to first token.", "s", quantiles(TTFT, 95)[0].expr),
-    _stat("Prefix hits", "Prompt tokens found cached.", "percentunit", HIT_RATIO),
+    _stat(
+        "Waiting",
+        (
+            "So many requests have not started. When there are more and more, look at KV occupancy: if that "
+            "is near 100 %, add replicas; if not, raise --max-num-seqs."
+        ),
+        "short",
+        total("quire_requests", 'state="waiting"'),
+    ),
+    _stat(
+        "Generated",
+        (
+            "The servers generate so many tokens a second. When it falls while requests run, look at Step "
+            "time."
+        ),
+        "suffix: tok/s",
+        rate("vllm:generation_tokens_total"),
+    ),
+    _stat(
+        "TTFT p95",
+        (
+            "95 of 100 requests have their first token within this time. When it grows, look at Queue "
+            "time: what is not queueing is the prefill of long prompts."
+        ),
+        "s",
+        quantiles(TTFT, 95)[0].expr,
+    ),
+    _stat(
+        "Prefix hits",
+        (
+            "This share of prompt tokens is cached and costs no prefill. When it falls, see that prompts "
+            "begin with the same text and that a router sends them where it is cached."
+        ),
+        "percentunit",
+        HIT_RATIO,
+    ),
+)
+
+LATENCY = (
+    Panel(
+        "Time to first token",
+        (
+            "Clients wait so long for an answer to begin. When it grows with Queue time, add replicas; "
+            "when it grows alone, prompts are longer or fewer of them are cached: look at Prefix hit "
+            "ratio."
+        ),
+        "s",
+        quantiles(TTFT, 50, 95, 99),
+    ),
+    Panel(
+        "Inter-token latency",
+        (
+            "Clients wait so long between two tokens of a stream. When it grows, lower --max-num-seqs, or "
+            "--max-num-batched-tokens if only p99 does: long prompts then hold up the others less."
+        ),
+        "s",
+        quantiles("vllm:inter_token_latency_seconds", 50, 95, 99),
+    ),
+    Panel(
+        "Request latency",
+        (
+            "Requests take so long from arrival to end. When it grows and the other three panels do "
+            "not, clients ask for longer answers."
+        ),
+        "s",
+        quantiles("vllm:e2e_request_latency_seconds", 50, 95, 99),
+    ),
+    Panel(
+        "Queue time",
+        (
+            "Requests wait so long for their first step. When it grows, add replicas; until these are "
+            "there, a smaller --max-num-queued-reqs refuses early what would wait too long."
+        ),
+        "s",
+        quantiles("vllm:request_queue_time_seconds", 50, 95, 99),
+    ),
 )
 
 KV_CACHE = (
     Panel(
         "Device blocks",
-        "Active: in some block table. Cached: nobody's, and found again by content. In transfer: in none.",
+        (
+            "Active blocks are in some block table, cached ones are found again by content, and those "
+            "in transfer are not shown. When neither free nor cached ones are left, requests are "
+            "preempted: add replicas, or lower --max-num-seqs."
+        ),
         "short",
         (Query(total("quire_kv_blocks", 'tier="device"', "state"), "{{state}}"),),
         stacked=True,
     ),
     Panel(
         "Host blocks",
-        "Active: of swapped requests. Cached: spilled from the device.",
+        (
+            "Active blocks are those of swapped requests, cached ones were spilled from the device. When "
+            "none is free, raise --swap-space if the host has memory."
+        ),
         "short",
         (Query(total("quire_kv_blocks", 'tier="host"', "state"), "{{state}}"),),
         stacked=True,
     ),
     Panel(
         "Occupancy",
-        "Share of a tier's blocks that requests hold. Near 1 with requests waiting: memory is the limit.",
+        (
+            "Requests hold this share of a tier's blocks. When it is near 100 % while requests wait, "
+            "memory is the limit: --kv-cache-dtype fp8_e4m3 makes room, and so do more replicas."
+        ),
         "percentunit",
         (
             Query(
@@ -107,13 +198,19 @@ KV_CACHE = (
     ),
     Panel(
         "Internal fragmentation",
-        "Slots of active blocks that hold no token: less than one block a sequence.",
+        (
+            "This share of the slots in active blocks holds no token, less than one block a sequence. "
+            "When it is more than a tenth, sequences are short: a smaller --block-size wastes less."
+        ),
         "percentunit",
         (Query(f"quire_kv_fragmentation_ratio{{{HERE}}}", "{{instance}}"),),
     ),
     Panel(
         "Sharing",
-        "Block tables that name an active block, on average. 1: nothing is shared.",
+        (
+            "So many block tables name an active block on average. When it is 1 though prompts begin "
+            "alike, nothing is shared: look for a date or a name at their beginning, or a cache_salt."
+        ),
         "suffix:×",
         (
             Query(
@@ -124,7 +221,11 @@ KV_CACHE = (
     ),
     Panel(
         "Block turnover",
-        "Blocks handed out, cached ones given up for it, and shared ones copied before a write.",
+        (
+            "Blocks are handed out, cached ones given up for that, and shared ones copied before a write. "
+            "When evictions keep up with allocations, prefixes do not stay: add replicas, or pin the most "
+            "used with --pin-prefix."
+        ),
         "suffix: /s",
         (
             Query(rate("quire_kv_block_allocations_total"), "allocated"),
@@ -134,13 +235,19 @@ KV_CACHE = (
     ),
     Panel(
         "Swap",
-        "Between device and host; out includes cached blocks that were spilled.",
+        (
+            "Blocks move between device and host; those that go out include spilled cached ones. When "
+            "both directions stay busy, the same blocks go to and fro: lower --max-num-seqs."
+        ),
         "Bps",
         (Query(rate("quire_kv_swap_bytes_total", by="direction"), "{{direction}}"),),
     ),
     Panel(
         "Preemptions",
-        "Requests that gave up their blocks for older ones.",
+        (
+            "Requests give up their blocks for older ones, and continue later. A few are fine; when there "
+            "are more than requests that end, lower --max-num-seqs or add replicas."
+        ),
         "suffix: /s",
         (Query(rate("quire_preemptions_total", by="mode"), "{{mode}}"),),
     ),
@@ -149,28 +256,42 @@ KV_CACHE = (
 PREFIXES = (
     Panel(
         "Prompt tokens by source",
-        "Found on the device, found in host memory, or computed.",
+        (
+            "Prompt tokens are found on the device, found in host memory, or computed (miss). When misses "
+            "grow with the same clients, look at Block turnover for evictions."
+        ),
         "suffix: tok/s",
         (Query(rate("quire_prefix_cache_tokens_total", by="source"), "{{source}}"),),
         stacked=True,
     ),
     Panel(
         "Prefix hit ratio",
-        "Share of prompt tokens found cached.",
+        (
+            "This share of prompt tokens is found cached. When it falls, prompts begin differently than "
+            "before, blocks are evicted, or the router has lost its registry: look at the panels beside."
+        ),
         "percentunit",
         (Query(HIT_RATIO, "all servers"),),
         top=1,
     ),
     Panel(
         "Registry state",
-        "Servers by how publishing goes. Degraded: they serve as before, and the router does not know them.",
+        (
+            "Servers publish what they hold (ok), cannot (degraded), or need not (off). Degraded ones "
+            "serve as before, but the router sends them requests by load only: look at Redis, its memory, "
+            "ACL and network."
+        ),
         "short",
         (Query(total("quire_registry_state", by="state"), "{{state}}"),),
         stacked=True,
     ),
     Panel(
         "Registry lag",
-        "Age of the oldest change that no publication has carried yet, and how long a publication takes.",
+        (
+            "The oldest change waits so long to be published, and a publication takes so long. When it is "
+            "more than a second, look at Redis' latency: the router sends requests to prefixes that are "
+            "gone."
+        ),
         "s",
         (
             Query(f"max (quire_registry_lag_seconds{{{HERE}}})", "oldest change"),
@@ -179,7 +300,11 @@ PREFIXES = (
     ),
     Panel(
         "Registry blocks",
-        "That the registry knows of, beside those in both tiers that could be full; a block may be in both.",
+        (
+            "The registry knows of so many blocks, and so many in both tiers could be full; a block may "
+            "be in both tiers. When the first falls to zero, Redis was emptied: it fills by itself within "
+            "a heartbeat, or see Registry state."
+        ),
         "short",
         (
             Query(total("quire_registry_blocks"), "published"),
@@ -188,7 +313,10 @@ PREFIXES = (
     ),
     Panel(
         "Registry drops",
-        "Changes that found the buffer full, after which all blocks are published anew.",
+        (
+            "Changes found the buffer full, and all blocks are then published anew. It is zero while "
+            "Redis answers: when it is not, look at Registry lag and at Redis."
+        ),
         "suffix: /s",
         (Query(rate("quire_registry_dropped_total"), "dropped"),),
     ),
@@ -197,14 +325,21 @@ PREFIXES = (
 ROUTER = (
     Panel(
         "Replicas",
-        "As the router sees them.",
+        (
+            "The router sees so many replicas as ready, draining and down. When one stays down, look at "
+            "its log and whether the router reaches its port."
+        ),
         "short",
         (Query(f"max by (state) (quire_route_replicas{{{HERE}}})", "{{state}}"),),
         stacked=True,
     ),
     Panel(
         "Predicted against actual hits",
-        "Of the prompt tokens that were looked up in the registry: how many should be cached, and were.",
+        (
+            "This share of the prompt tokens that were looked up should be cached, and this share was. "
+            "When the actual one is far below, replicas evict faster than they publish: look at Registry "
+            "lag, and add replicas."
+        ),
         "percentunit",
         (
             Query(
@@ -217,14 +352,22 @@ ROUTER = (
     ),
     Panel(
         "Placements",
-        "Prefix: most of it is cached there. Load: it is cached nowhere. Moved: where it was, it is evicted.",
+        (
+            "Requests go where most of their prompt is cached (prefix), to the least loaded replica "
+            "(load, or silent without an answer of the registry), away from one that evicted their "
+            "prompt (moved), or back to their stream. When silent prevails, look at Registry lookups."
+        ),
         "suffix: /s",
         (Query(rate("quire_route_requests_total", by="reason"), "{{reason}}"),),
         stacked=True,
     ),
     Panel(
         "Retries and failures",
-        "Second attempts, before the first byte; requests that failed, before it or after.",
+        (
+            "The router tries a request again before the first byte, and some fail, before it or after. "
+            "When it is not zero, a replica refuses or breaks: find it in Replicas and in the router's "
+            "log."
+        ),
         "suffix: /s",
         (
             Query(rate("quire_route_retries_total"), "retries"),
@@ -233,42 +376,33 @@ ROUTER = (
     ),
     Panel(
         "Registry lookups",
-        "Time to ask it. A router that gets no answer goes by load, and by what it has sent where.",
+        (
+            "The router asks the registry for so long. Without an answer it goes by load and by what it "
+            "has sent where: when it is above 5 ms, put Redis nearer to the routers."
+        ),
         "s",
         quantiles("quire_route_lookup_seconds", 50, 99),
     ),
     Panel(
         "Registry, seen by routers",
-        "Routers by whether the registry answers.",
+        (
+            "The registry answers these routers (ok), does not (degraded), or is not used (off). When one "
+            "is degraded, look at Redis and at the router's network policy."
+        ),
         "short",
         (Query(total("quire_route_registry_state", by="state"), "{{state}}"),),
         stacked=True,
     ),
 )
 
-LATENCY = (
-    Panel("Time to first token", "From arrival.", "s", quantiles(TTFT, 50, 95, 99)),
-    Panel(
-        "Inter-token latency",
-        "Between the tokens of a stream.",
-        "s",
-        quantiles("vllm:inter_token_latency_seconds", 50, 95, 99),
-    ),
-    Panel(
-        "Queue time",
-        "Arrival to first scheduling.",
-        "s",
-        quantiles("vllm:request_queue_time_seconds", 50, 95, 99),
-    ),
-    Panel(
-        "Request latency", "Arrival to end.", "s", quantiles("vllm:e2e_request_latency_seconds", 50, 95, 99)
-    ),
-)
-
 THROUGHPUT = (
     Panel(
         "Tokens",
-        "Prompt tokens include cached ones.",
+        (
+            "The servers take in prompt tokens, cached ones among them, and generate others. When "
+            "generation falls while prompts grow, prefill takes the steps: lower --max-num-batched- "
+            "tokens."
+        ),
         "suffix: tok/s",
         (
             Query(rate("vllm:prompt_tokens_total"), "prompt"),
@@ -277,28 +411,42 @@ THROUGHPUT = (
     ),
     Panel(
         "Requests",
-        "In the engine, by state.",
+        (
+            "Requests run, wait, or are swapped to host memory. When swapped ones stay, there are too "
+            "many at once: lower --max-num-seqs."
+        ),
         "short",
         (Query(total("quire_requests", by="state"), "{{state}}"),),
         stacked=True,
     ),
     Panel(
         "Requests ended",
-        "By how.",
+        (
+            "Requests end by a stop, at their length limit, by the client's leaving (abort), or by an "
+            "error. When there are errors, look for them in the server's log; when aborts grow, clients "
+            "give up: look at Time to first token."
+        ),
         "suffix: /s",
         (Query(rate("vllm:request_success_total", by="finished_reason"), "{{finished_reason}}"),),
         stacked=True,
     ),
     Panel(
         "Step time",
-        "Mean of a step's phases. Waiting is for the device: what the host does meanwhile costs nothing.",
+        (
+            "A step's phases take so long on average. Waiting is for the device, and what the host does "
+            "meanwhile costs nothing: when the other phases together are longer than it, give the server "
+            "more or faster CPU cores."
+        ),
         "s",
         (Query(mean("quire_step_seconds", "phase"), "{{phase}}"),),
         stacked=True,
     ),
     Panel(
         "Tokens a step",
-        "Mean, by kind.",
+        (
+            "A step computes so many tokens on average. When decode tokens are few while requests wait, "
+            "look at KV occupancy: memory keeps the batch small."
+        ),
         "short",
         (Query(mean("quire_step_tokens", "kind"), "{{kind}}"),),
         stacked=True,
@@ -307,9 +455,9 @@ THROUGHPUT = (
 
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Overview": OVERVIEW,
+    "Latency": LATENCY,
     "KV cache": KV_CACHE,
     "Prefix cache and registry": PREFIXES,
     "Router": ROUTER,
-    "Latency": LATENCY,
     "Throughput": THROUGHPUT,
 }

@@ -26,6 +26,11 @@ class Gpu:
     multiprocessors: int
 
     @property
+    def has_kernels(self) -> bool:
+        """Whether kernels run there; elsewhere torch computes everything."""
+        return self.capability >= FIRST_CAPABILITY
+
+    @property
     def has_e4m3(self) -> bool:
         """Whether Triton has fp8 numbers of four bits of exponent: from Ada on."""
         return self.capability >= (8, 9)
@@ -49,6 +54,20 @@ class Gpu:
 
 # A CPU runs the kernels in Triton's interpreter, which bounds no shared memory.
 NO_GPU = Gpu("cpu", (0, 0), sys.maxsize, 1)
+
+
+# As their makers describe them: bytes that a program may have, and multiprocessors.
+KNOWN = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("A100", (8, 0), 166912, 108),
+        Gpu("A10", (8, 6), 101376, 72),
+        Gpu("L4", (8, 9), 101376, 58),
+        Gpu("H100", (9, 0), 232448, 132),
+        Gpu("B200", (10, 0), 232448, 148),
+        Gpu("RTX 5090", (12, 0), 101376, 170),
+    )
+}
 
 
 @cache

@@ -15,6 +15,9 @@ def dependent_launch(device: torch.device) -> dict[str, bool]:
     reads or overwrites anything that they may still use: that the kernel just ahead leaves it alone is not
     enough, since the one before that may still run. And of each grid at least one program must wait before it
     exits: who waits for this grid relies on all before it having ended, too.
+
+    READS_EARLY beside a kernel names the arguments whose memory it reads before it waits: it must have been
+    complete when the kernel just ahead began. A test finds them in the compiled code.
     """
     if gpu_of(device).has_dependent_launch:
         return {"DEPENDENT": True, "launch_pdl": True}

@@ -14,9 +14,9 @@ from quire.loadtest.workloads import LAST_TOKEN, WORKLOADS
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0 when it did what it was for, 1 when it could not or a run is invalid, 2 for a usage error."""
+    """Return 0 when it did what it was for, 1 when it could not or a run is invalid, 2 for a usage error."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest", description="Load any OpenAI-compatible server; simulate Quire."
+        prog="python -m quire.loadtest", description="Load any OpenAI-compatible server; simulate Quire."
     )
     add = parser.add_subparsers(dest="command", required=True).add_parser
     run = add("run", help="one run, open loop (--rate) or closed loop (--concurrency)")

@@ -6,7 +6,6 @@ of them equals. Ratios count; times on a shared CPU do not.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from quire.loadtest.command import command_parser
 from quire.loadtest.provenance import Provenance
 
 DECODES = ((2, 60), (1, 512), (16, 256), (4, 2048))  # (batch, context)
@@ -60,7 +60,7 @@ class Case:
         )
 
     def sees(self, first: int, last: int) -> Tensor:
-        """[Q, last - first]: whether a query may see keys first..last-1; those past the end, nobody."""
+        """Return [Q, last - first]: whether a query may see keys first..last-1; past the end, nobody may."""
         positions = torch.arange(self.length - self.q.shape[2], self.length, device=self.q.device)
         keys = torch.arange(first, last, device=self.q.device)
         return (keys <= positions[:, None]) & (keys < self.length)
@@ -69,7 +69,7 @@ class Case:
 def make_case(
     batch: int, length: int, queries: int, heads: int, head_dim: int, block_size: int, seed: int
 ) -> Case:
-    """Random queries, keys and values, in blocks that lie in random order and are zero where unused."""
+    """Draw queries, keys and values, in blocks that lie in random order and are zero where unused."""
     rng = torch.Generator().manual_seed(seed)
     blocks = -(-length // block_size)
     q = torch.randn(batch, heads, queries, head_dim, generator=rng)
@@ -86,7 +86,7 @@ def make_case(
 
 
 def contiguous(case: Case) -> Tensor:
-    """No blocks: one call over all sequences."""
+    """Attend without blocks: one call over all sequences."""
     queries = case.q.shape[2]
     if queries in {1, case.length}:
         return F.scaled_dot_product_attention(case.q, case.keys, case.values, is_causal=queries > 1)
@@ -95,7 +95,7 @@ def contiguous(case: Case) -> Tensor:
 
 
 def concatenated(case: Case) -> Tensor:
-    """Sequence by sequence: join its blocks, then attend as ever."""
+    """Attend sequence by sequence: join its blocks, then attend as ever."""
     outs = []
     mask = case.sees(0, case.length)
     for q, table in zip(case.q, case.tables, strict=True):
@@ -106,7 +106,7 @@ def concatenated(case: Case) -> Tensor:
 
 
 def online_softmax(case: Case) -> Tensor:
-    """Block by block with a running maximum and sum: nothing of a sequence's length is ever held."""
+    """Attend block by block with a running maximum and sum: nothing of a sequence's length is ever held."""
     outs = []
     for q, table in zip(case.q, case.tables, strict=True):
         most = torch.full((*q.shape[:2], 1), -torch.inf, device=q.device)  # these three in float32
@@ -126,7 +126,7 @@ def online_softmax(case: Case) -> Tensor:
 
 
 def two_pass_softmax(case: Case) -> Tensor:
-    """All scores block by block first, one softmax, then the values block by block."""
+    """Compute all scores block by block, then one softmax, then the values block by block."""
     outs = []
     mask = case.sees(0, case.tables.shape[1] * case.block_size)
     for q, table in zip(case.q, case.tables, strict=True):
@@ -140,7 +140,7 @@ def two_pass_softmax(case: Case) -> Tensor:
 
 
 def whole_batch(case: Case) -> Tensor:
-    """All sequences at once: one gather through the tables, then one call."""
+    """Attend all sequences at once: one gather through the tables, then one call."""
     shape = (*case.q.shape[:2], -1, case.q.shape[-1])
     keys, values = (
         blocks[case.tables].transpose(1, 2).reshape(shape) for blocks in (case.key_blocks, case.value_blocks)
@@ -161,7 +161,7 @@ VARIANTS: dict[str, Callable[[Case], Tensor]] = {
 def time_in_turn(
     case: Case, rounds: int, variants: dict[str, Callable[[Case], Tensor]] = VARIANTS
 ) -> dict[str, float]:
-    """Median seconds of each variant, each run once a round, until its device is done."""
+    """Return median seconds of each variant, each run once a round, until its device is done."""
     times: dict[str, list[float]] = {name: [] for name in variants}
     for i in range(rounds + 1):
         for name, variant in variants.items():
@@ -175,9 +175,7 @@ def time_in_turn(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--block-size", type=int, default=16)

@@ -8,7 +8,6 @@ of tokens, whatever they are. Ratios count; times on a shared CPU do not.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
@@ -24,6 +23,7 @@ from quire.engine.config import EngineConfig
 from quire.engine.core import EngineCore
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.startup import start_engine
+from quire.loadtest.command import command_parser
 
 PROMPTS = (16, 64)  # tokens, from and to
 
@@ -31,7 +31,7 @@ Tokens = list[list[int]]
 
 
 class Model(Protocol):
-    """What transformers generates with."""
+    """The part of a model of transformers' that is used."""
 
     def generate(self, **options: Any) -> Any: ...
 
@@ -43,7 +43,7 @@ def draw_prompts(count: int, vocab_size: int) -> Tokens:
 
 
 def by_quire(core: EngineCore, prompts: Tokens, output_len: int, salt: str) -> Tokens:
-    """All at once. With a `salt` of its own no run finds an earlier one's prompts in the cache."""
+    """Generate all at once. With a `salt` of its own no run finds an earlier one's prompts in the cache."""
     params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
     first = hash(salt) & 0x7FFF_FFFF
     outputs: dict[int, list[int]] = {first + i: [] for i in range(len(prompts))}
@@ -60,7 +60,7 @@ def one_by_one(model: Model, prompts: Tokens, output_len: int) -> Tokens:
 
 
 def in_one_batch(model: Model, prompts: Tokens, output_len: int) -> Tokens:
-    """Padded on the left to the longest."""
+    """Generate all in one batch, padded on the left to the longest."""
     return _generate(model, prompts, output_len)
 
 
@@ -83,7 +83,7 @@ def _generate(model: Model, prompts: Tokens, output_len: int) -> Tokens:
 def time_in_turn(
     ways: dict[str, Callable[[int], Tokens]], rounds: int
 ) -> tuple[dict[str, float], list[Tokens]]:
-    """Median seconds of each way, which is told the number of the round, and what each gave at last."""
+    """Return median seconds of each way, which is told the round's number, and what each gave at last."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         outputs = []
@@ -96,9 +96,7 @@ def time_in_turn(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("model", nargs="?", default="service/demo/model", help="a model folder or Hub id")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--output-len", type=int, default=64)

@@ -8,24 +8,27 @@ that together exceed the L2 cache, as layers do: what a graph takes to begin and
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from quire.kernels.attention.decode import decode_attention
-from quire.kernels.attention.dequantize import expand
-from quire.kernels.attention.prefill import prefill_attention
+from quire.kernels.attention.batch import AttentionLayer, DecodeBatch, PrefillBatch
+from quire.kernels.attention.decode import DecodeMode, decode
+from quire.kernels.attention.dequantize import dequantize
+from quire.kernels.attention.prefill import prefill
 from quire.kernels.attention.splits import DecodeWorkspace
-from quire.kernels.formats import kv_format as kv_formats
+from quire.kernels.formats.kv_format import BF16, FP12, SCALED, KVFormat
+from quire.kernels.formats.layer_cache import LayerCache
+from quire.loadtest.command import command_parser, parse_for_cuda, write_json
+from quire.loadtest.device_time import capture, replay_seconds
 from quire.loadtest.gpu_layer import contexts_of
 from quire.loadtest.offline.roofline import Ceilings, measure_ceilings
-from quire.loadtest.provenance import Provenance
 
 HEAD_DIM = 128
 SCALE = HEAD_DIM**-0.5
@@ -54,16 +57,13 @@ class Case:
         return max(self.query_lens) == 1
 
     def key_bytes(self, kv_cache_dtype: str) -> int:
-        """Bytes of K and V, each read once, and a rounded cache's scales."""
-        dtype = kv_formats.ROUNDED.get(kv_cache_dtype)
-        vector = HEAD_DIM * 2
-        if dtype is not None:
-            vector = kv_formats.elements_of(HEAD_DIM, dtype) * dtype.itemsize + 2
-        return sum(self.context_lens) * self.num_kv_heads * 2 * vector
+        """Return the bytes of K and V, each read once, and a rounded cache's scales."""
+        vector_bytes = SCALED.get(kv_cache_dtype, BF16).vector_bytes(HEAD_DIM)
+        return sum(self.context_lens) * self.num_kv_heads * 2 * vector_bytes
 
     @property
     def flops(self) -> int:
-        """Of both matmuls, over the visible keys only."""
+        """Return the FLOP of both matmuls, over the visible keys only."""
         pairs = sum(
             n * context - n * (n - 1) // 2
             for n, context in zip(self.query_lens, self.context_lens, strict=True)
@@ -89,7 +89,7 @@ class Measurement:
 def decode_case(
     rows: int, context: int, microseconds: float | None, *, heads: int = 32, name: str | None = None
 ) -> Case:
-    """A decode case of equal rows, with FlashAttention-3's time, if known, turned into a rate."""
+    """Return a decode case of equal rows, with FlashAttention-3's time, if known, turned into a rate."""
     case = Case(name or f"decode B{rows} ctx {context}", [context] * rows, [1] * rows, None, heads)
     if microseconds is None:
         return case
@@ -122,6 +122,18 @@ def all_cases() -> list[Case]:
     ]
 
 
+def quantized(exact: torch.Tensor, held: KVFormat) -> LayerCache:
+    """Round a cache's vectors [blocks, 2, Hkv, block_size, D], some blocks at a time: it takes much room."""
+    *lead, block_size, head_dim = exact.shape
+    memory = torch.empty(*lead, block_size * held.elements(head_dim), dtype=held.dtype, device=exact.device)
+    values = held.vectors(memory, block_size, head_dim)
+    scales = torch.empty(exact.shape[:-1], dtype=torch.float16, device=exact.device)
+    for part, *into in zip(*(x.split(4096) for x in (exact, values, scales)), strict=True):
+        for target, rounded in zip(into, held.quantize(part), strict=True):
+            target.copy_(rounded)
+    return LayerCache(values, held, scales.permute(0, 2, 3, 1).contiguous())
+
+
 class CaseInputs:
     """Device tensors of a case: one cache, whose tables hold `num_sets` disjoint copies of the batch."""
 
@@ -140,11 +152,10 @@ class CaseInputs:
             tables[row, :count] = free[taken : taken + count]
             taken += count
         shape = (num_blocks, 2, case.num_kv_heads, block_size, HEAD_DIM)
-        self.kv = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
-        self.kv_scales: torch.Tensor | None = None
-        self.expanded: torch.Tensor | None = None
-        if kv_cache_dtype in kv_formats.ROUNDED:
-            self._quantize(kv_formats.ROUNDED[kv_cache_dtype])
+        exact = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
+        self.cache = LayerCache(exact, BF16)
+        if kv_cache_dtype in SCALED:
+            self.cache = quantized(exact, SCALED[kv_cache_dtype])
         self.block_tables = torch.from_numpy(tables).to(device)
         self.rows = torch.arange(self.num_sets * batch, dtype=torch.int32, device=device).split(batch)
         self.context_lens = torch.tensor(case.context_lens, dtype=torch.int32, device=device)
@@ -157,54 +168,34 @@ class CaseInputs:
         self.q = qkv[:, : case.num_q_heads * HEAD_DIM].view(tokens, case.num_q_heads, HEAD_DIM)
         self.out = torch.empty_like(self.q, memory_format=torch.contiguous_format)
         self.workspace = DecodeWorkspace.allocate(batch, case.num_q_heads, HEAD_DIM, device)
-        if self.kv.dtype == kv_formats.ROUNDED["fp12_e4m7"] and not case.is_decode:
-            self.expanded = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        self.layer = AttentionLayer(case.num_q_heads, case.num_kv_heads, HEAD_DIM, SCALE)
+        if self.cache.format == FP12 and not case.is_decode:
+            self.cache = replace(self.cache, expanded=torch.empty(shape, dtype=torch.bfloat16, device=device))
             self._expand()
 
     def _expand(self) -> None:
-        """All keys and values, as a step's own are already there when prefill attention begins."""
-        assert self.kv_scales is not None and self.expanded is not None
+        """Dequantize all keys and values, as a step's own are already there when prefill attention begins."""
         none = torch.zeros_like(self.query_starts)
         for rows in self.rows:
-            expand(self.kv, self.kv_scales, self.block_tables, rows, none, self.context_lens, self.expanded)
-
-    def _quantize(self, dtype: torch.dtype) -> None:
-        """Some blocks at a time: what it takes in between is wide."""
-        block_size, elements = self.kv.shape[3], kv_formats.elements_of(HEAD_DIM, dtype)
-        shape = (*self.kv.shape[:3], block_size * elements)
-        memory = torch.empty(shape, dtype=dtype, device=self.kv.device)
-        values = kv_formats.vectors_of(memory, block_size, HEAD_DIM)
-        scales = torch.empty(*self.kv.shape[:-1], dtype=torch.float16, device=self.kv.device)
-        for exact, *quantized in zip(*(x.split(4096) for x in (self.kv, values, scales)), strict=True):
-            for into, part in zip(quantized, kv_formats.quantize(exact, dtype), strict=True):
-                into.copy_(part)
-        self.kv, self.kv_scales = values, scales.permute(0, 2, 3, 1).contiguous()
+            dequantize(PrefillBatch(self.block_tables, rows, none, self.context_lens, 0), self.cache)
 
     def attention(self, index: int) -> torch.Tensor:
-        """Attention over input set `index`."""
-        common = (self.q, self.out, self.kv, self.block_tables, self.rows[index])
+        """Attend over input set `index`."""
+        rows, lens = self.rows[index], self.context_lens
         if self.case.is_decode:
-            rest = (self.context_lens, self.order, SCALE, 0, self.workspace)
-            decode_attention(*common, *rest, kv_scales=self.kv_scales, known=True)
+            decodes = DecodeBatch(self.block_tables, rows, lens, self.order, self.workspace)
+            decode(self.q, self.out, decodes, self.layer, self.cache, DecodeMode.KNOWN)
         else:
             longest = max(self.case.query_lens)
-            prefill_attention(
-                *common,
-                self.query_starts,
-                self.context_lens,
-                longest,
-                SCALE,
-                0,
-                self.kv_scales,
-                self.expanded,
-            )
+            prefills = PrefillBatch(self.block_tables, rows, self.query_starts, lens, longest)
+            prefill(self.q, self.out, prefills, self.layer, self.cache)
         return self.out
 
     def max_error(self) -> float:
-        """Largest difference to fp64 attention over a few queries of the first, middle and last sequence."""
+        """Return the largest difference to fp64 over a few queries of the first, middle and last sequence."""
         out = self.attention(0)
         batch = len(self.case.context_lens)
-        block_size = self.kv.shape[3]
+        block_size = self.cache.block_size
         group = self.case.num_q_heads // self.case.num_kv_heads
         errors = []
         for sequence in {0, batch // 2, batch - 1}:
@@ -212,7 +203,7 @@ class CaseInputs:
             blocks = self.block_tables[sequence, : -(-context_len // block_size)].long()
             parts = torch.arange(2, device=blocks.device)[:, None, None]
             heads = torch.arange(self.case.num_kv_heads, device=blocks.device)[:, None]
-            held = kv_formats.read_cache(self.kv, self.kv_scales, (blocks, parts, heads))
+            held = self.cache.read((blocks, parts, heads))
             k, v = held.double().flatten(2, 3)  # [Hkv, keys, D]
             for query in {0, query_len // 3, query_len - 1}:
                 token = int(self.query_starts[sequence]) + query
@@ -224,24 +215,9 @@ class CaseInputs:
 
 
 def graph_microseconds(call: Callable[[int], object], sets: int) -> float:
-    """Median time of `call(i)` inside a CUDA graph that runs it for i = 0 … sets − 1, again and again."""
-    count = max(sets, LAYERS)
-    call(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for index in range(count):
-            call(index % sets)
-    graph.replay()
-    times = []
-    for _ in range(REPLAYS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / count)
-    return statistics.median(times)
+    """Return the median time of `call(i)`, for i = 0 … sets − 1 again and again, inside a CUDA graph."""
+    calls = [partial(call, index % sets) for index in range(max(sets, LAYERS))]
+    return 1e6 * statistics.median(replay_seconds(capture(calls), REPLAYS)) / len(calls)
 
 
 def measure(case: Case, block_size: int, kv_cache_dtype: str, ceilings: Ceilings) -> Measurement:
@@ -267,15 +243,11 @@ def measure(case: Case, block_size: int, kv_cache_dtype: str, ceilings: Ceilings
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--block-size", type=int, default=16, choices=[16, 32, 64, 128])
-    parser.add_argument("--kv-cache-dtype", default="bfloat16", choices=["bfloat16", *kv_formats.ROUNDED])
-    parser.add_argument("--json", metavar="PATH", help="also write the measurements there")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("no CUDA device was found; run this on a machine with one")
+    parser.add_argument("--kv-cache-dtype", default="bfloat16", choices=["bfloat16", *SCALED])
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the measurements there")
+    arguments = parse_for_cuda(parser)
     torch.manual_seed(0)
     device = torch.cuda.get_device_name()
     ceilings = measure_ceilings(torch.device("cuda"), torch.bfloat16)
@@ -298,10 +270,8 @@ def main() -> None:
         )
         torch.cuda.empty_cache()
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            head = {"device": device, **asdict(Provenance.here())}
-            head |= {"copy_tb_s": round(copy_tb_s, 3), "product_tflop_s": round(product_tflop_s)}
-            json.dump({**head, "cases": [asdict(m) for m in measurements]}, file, indent=1)
+        bounds = {"copy_tb_s": round(copy_tb_s, 3), "product_tflop_s": round(product_tflop_s)}
+        write_json(arguments.json, device, {**bounds, "cases": [asdict(m) for m in measurements]})
 
 
 if __name__ == "__main__":

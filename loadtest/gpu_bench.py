@@ -6,12 +6,12 @@ Needs one CUDA device; about half an hour on an H100.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from quire.loadtest.command import command_parser
 from quire.loadtest.model_configs import write_model_folders
 from quire.service.demo import MODEL_FOLDER
 
@@ -27,9 +27,7 @@ FEW_BLOCKS = ["--num-gpu-blocks-override", "2048", "--workload", "pressure"]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--output", type=Path, default=RESULTS, help="where the results go (added to)")
     parser.add_argument("--runs", type=int, default=3, help="the median run counts")
     arguments = parser.parse_args()

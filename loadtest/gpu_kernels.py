@@ -9,29 +9,35 @@ or written, once.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.attention.write_kv import qkv_to_cache
-from quire.kernels.linear.fused import add_linear, norm_linear, norm_silu_linear
-from quire.kernels.linear.linear import wide_linear
+from quire.kernels.attention.batch import AttentionLayer
+from quire.kernels.attention.write_kv import write_kv
+from quire.kernels.formats.kv_format import BF16
+from quire.kernels.formats.layer_cache import LayerCache
+from quire.kernels.gpu import gpu_of
+from quire.kernels.linear.linear import Linear
+from quire.kernels.linear.operations import Hidden, wide_linear
+from quire.kernels.plan import GATE, PROJECT_IN, PROJECT_OUT, Product, choose
 from quire.kernels.pointwise.activation import silu_mul
 from quire.kernels.pointwise.block_copy import copy_blocks
 from quire.kernels.pointwise.norm import add_rms_norm, rms_norm
 from quire.kernels.sampling.sample import sample
 from quire.kernels.sampling.state import SamplingState
-from quire.loadtest.provenance import Provenance
+from quire.loadtest.command import command_parser, parse_for_cuda, write_json
+from quire.loadtest.device_time import capture, replay_seconds
 
 COPY_BANDWIDTH = 3.03e12  # bytes per second of a device copy on an H100 80GB HBM3
 COLD_BYTES = 128 << 20  # more than twice the L2 cache
 TOKENS = (1, 32, 256, 8192)
 FEW_TOKENS = (1, 8, 16)
+REPLAYS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ def random(*shape: int) -> Tensor:
 
 
 def layer_cases(model: Model, tokens: int) -> Iterator[Case]:
-    """The kernels of one layer."""
+    """Yield the kernels of one layer."""
     hidden, head_dim = model.hidden, model.head_dim
     weight = random(hidden)
 
@@ -100,10 +106,14 @@ def layer_cases(model: Model, tokens: int) -> Iterator[Case]:
     slots = torch.randperm(blocks * 16, device="cuda")[:tokens]
     q_norm, k_norm = (random(head_dim), random(head_dim)) if model.qk_norm else (None, None)
 
+    layer = AttentionLayer(
+        model.q_heads, model.kv_heads, head_dim, head_dim**-0.5, 0, rope, q_norm, k_norm, 1e-6
+    )
+
     def to_cache() -> Callable[[], object]:
         qkv = random(tokens, heads * head_dim)
         kv = torch.empty(blocks, 2, model.kv_heads, 16, head_dim, device="cuda", dtype=torch.bfloat16)
-        return lambda: qkv_to_cache(qkv, positions, slots, kv, model.q_heads, rope, q_norm, k_norm, 1e-6)
+        return lambda: write_kv(qkv, positions, slots, layer, LayerCache(kv, BF16))
 
     yield Case("rms_norm", model.name, tokens, 4 * tokens * hidden, norm)
     yield Case("add_rms_norm", model.name, tokens, 8 * tokens * hidden, add_norm)
@@ -111,42 +121,48 @@ def layer_cases(model: Model, tokens: int) -> Iterator[Case]:
     yield Case("qkv_to_cache", model.name, tokens, 4 * tokens * heads * head_dim, to_cache)
 
 
+def fused_case(layer: Linear, x: Tensor) -> Product:
+    """Return the case of few tokens x, whose norms and sums are part of the products' kernels."""
+    return Product(gpu_of(x.device), x.dtype, len(x), layer.matrix, fused=True)
+
+
 def linear_cases(model: Model, tokens: int) -> Iterator[Case]:
-    """The linear layers of a few tokens as they are fused, each beside cuBLAS's bare product."""
+    """Yield linear layers of a few tokens as they are fused, each beside cuBLAS's bare product."""
     hidden, inner = model.hidden, model.intermediate
     attended = model.q_heads * model.head_dim
     norm = random(hidden)
 
-    def norm_of(weight: Tensor, x: Tensor) -> object:
-        return norm_linear(x, norm, 1e-6, weight, None)
+    def norm_of(layer: Linear, x: Tensor) -> object:
+        return choose(PROJECT_IN, fused_case(layer, x)).run(Hidden(x), norm, 1e-6, layer)
 
-    def norm_silu_of(weight: Tensor, x: Tensor) -> object:
-        return norm_silu_linear(x, norm, 1e-6, weight, None)
+    def norm_silu_of(layer: Linear, x: Tensor) -> object:
+        return choose(GATE, fused_case(layer, x)).run(Hidden(x), norm, 1e-6, layer)
 
-    def add_to(residual: Tensor) -> Callable[[Tensor, Tensor], object]:
-        return lambda weight, x: add_linear(residual, x, weight, None)
+    residual = random(tokens, hidden)
 
-    def product(weight: Tensor, x: Tensor) -> object:
-        return F.linear(x, weight)
+    def add(layer: Linear, x: Tensor) -> object:
+        return choose(PROJECT_OUT, fused_case(layer, x)).run(residual, x, layer, norm, 1e-6)
 
-    add = add_to(random(tokens, hidden))
-    layers: list[tuple[str, int, int, Callable[[Tensor, Tensor], object]]] = [
+    def product(layer: Linear, x: Tensor) -> object:
+        return F.linear(x, layer.weight)
+
+    layers: list[tuple[str, int, int, Callable[[Linear, Tensor], object]]] = [
         ("norm_linear, qkv", attended + 2 * model.kv_heads * model.head_dim, hidden, norm_of),
         ("add_linear, output", hidden, attended, add),
         ("norm_silu_linear", 2 * inner, hidden, norm_silu_of),
         ("add_linear, down", hidden, inner, add),
-        ("wide_linear", model.vocabulary, hidden, lambda weight, x: wide_linear(x, weight)),
+        ("wide_linear", model.vocabulary, hidden, lambda layer, x: wide_linear(x, layer.weight)),
     ]
     for name, outputs, columns, fused in layers:
         for kernel, function in ((name, fused), (f"cuBLAS for {name}", product)):
 
             def make(
-                function: Callable[[Tensor, Tensor], object] = function,
+                function: Callable[[Linear, Tensor], object] = function,
                 outputs: int = outputs,
                 columns: int = columns,
             ) -> Callable[[], object]:
-                weight, x = random(outputs, columns), random(tokens, columns)
-                return lambda: function(weight, x)
+                layer, x = Linear(random(outputs, columns), None), random(tokens, columns)
+                return lambda: function(layer, x)
 
             yield Case(kernel, model.name, tokens, 2 * outputs * columns, make)
 
@@ -161,7 +177,7 @@ SAMPLERS: dict[str, dict[str, float]] = {
 
 
 def step_cases(model: Model, samples: int) -> Iterator[Case]:
-    """Sampling and block copies, once a step."""
+    """Yield sampling and block copies, once a step."""
     rows = torch.arange(samples, device="cuda", dtype=torch.int32)
     last_tokens = torch.empty_like(rows)
     for name, values in SAMPLERS.items():
@@ -189,33 +205,15 @@ def step_cases(model: Model, samples: int) -> Iterator[Case]:
 def measure(case: Case) -> Timing:
     copies = max(2, min(64, COLD_BYTES // case.bytes))
     calls = [case.make() for _ in range(copies)]
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    replays = 5
-    start.record()
-    for _ in range(replays):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    seconds = start.elapsed_time(end) / 1e3 / (replays * copies)
+    seconds = replay_seconds(capture(calls), rounds=1, replays=REPLAYS)[0] / copies
     rate = case.bytes / seconds
     return Timing(case.kernel, case.model, case.tokens, seconds * 1e6, rate / 1e9, rate / COPY_BANDWIDTH)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", help="also write the timings to this file")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("this measures GPU kernels, and torch sees no CUDA device")
-
+    parser = command_parser(__doc__)
+    parser.add_argument("--json", type=Path, help="also write the timings to this file")
+    arguments = parse_for_cuda(parser)
     timings = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16")
     print(f"{'kernel':32}{'model':14}{'tokens':>7}{'µs':>9}{'GB/s':>8}{'of copy':>9}")
@@ -232,9 +230,8 @@ def main() -> None:
                 flush=True,
             )
     if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            head = {"device": torch.cuda.get_device_name(), **asdict(Provenance.here())}
-            json.dump({**head, "timings": [asdict(timing) for timing in timings]}, file, indent=1)
+        timed = {"timings": [asdict(timing) for timing in timings]}
+        write_json(arguments.json, torch.cuda.get_device_name(), timed)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ context can be read once. Contexts are equal, or `long-tailed`: of a mean, but t
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -23,15 +21,17 @@ from typing import Literal
 import torch
 
 from quire.engine.device.kv_cache import KVCache
-from quire.engine.models.batch import ForwardBatch
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import Model, load_model
-from quire.kernels.attention.decode_reference import DecodeGather
+from quire.kernels.attention.batch import DecodeBatch, ForwardBatch
+from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.backend import Backend, triton_backend
+from quire.kernels.formats.kv_format import UNSCALED
+from quire.loadtest.command import command_parser, parse_for_cuda, write_json
+from quire.loadtest.device_time import capture, replay_seconds
 from quire.loadtest.gpu_kernels import COPY_BANDWIDTH
 from quire.loadtest.model_configs import write_model_folders
-from quire.loadtest.provenance import Provenance
 
 BLOCK_SIZE = 16
 MODELS = ("qwen3-0.6b", "llama-8b")
@@ -60,7 +60,7 @@ class Timing:
 
 
 def contexts_of(rows: int, mean: int, spread: Spread) -> list[int]:
-    """Falling context lengths; long-tailed ones are log-normal, at equal steps of probability, and cut."""
+    """Return falling context lengths; long-tailed ones are log-normal, at equal steps of probability, cut."""
     if spread == "equal":
         return [mean] * rows
     normal = NormalDist(sigma=TAIL)
@@ -74,7 +74,7 @@ def decode_batch(
     workspace: DecodeWorkspace | DecodeGather,
     device: torch.device,
 ) -> ForwardBatch:
-    """Rows that each decode the last token of so many, in blocks of their own that lie anywhere.
+    """Return rows that decode the last token of each of `contexts`, in blocks of their own that lie anywhere.
 
     `contexts` fall.
     """
@@ -90,17 +90,12 @@ def decode_batch(
         tokens=numbers,
         positions=last,
         slots=written.long() * block_size + last % block_size,
-        block_tables=tables,
-        decode_rows=numbers,
-        decode_context_lens=context_lens,
-        decode_order=numbers,
-        prefill=None,
-        workspace=workspace,
+        decode=DecodeBatch(tables, numbers, context_lens, numbers, workspace),
     )
 
 
 def layer_bytes(config: ModelConfig, cached_tokens: int, itemsize: int) -> int:
-    """Weights of a layer and what it reads of the cache."""
+    """Return the bytes of a layer's weights and of what it reads of the cache."""
     return (config.layer_weights + cached_tokens * 2 * config.num_kv_heads * config.head_dim) * itemsize
 
 
@@ -117,7 +112,8 @@ def measure(
     workspace = DecodeWorkspace.allocate(rows, config.num_heads, config.head_dim, device)
     contexts = contexts_of(rows, context, spread)
     batch = decode_batch(contexts, BLOCK_SIZE, workspace, device)
-    cache = KVCache(config, int(batch.block_tables.max()) + 1, BLOCK_SIZE, dtype, device, backend.copy_blocks)
+    blocks = int(batch.decode.block_tables.max()) + 1
+    cache = KVCache(config, blocks, BLOCK_SIZE, UNSCALED[dtype], device, backend.copy_blocks)
     for layer in cache.layers:
         layer.kv.normal_(std=0.1)
     seconds = graph_seconds(lambda: model.forward(batch, cache.layers))
@@ -126,34 +122,15 @@ def measure(
 
 
 def graph_seconds(run: Callable[[], object]) -> float:
-    """Of one run, the least of a few rounds."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    rounds = []
-    for _ in range(ROUNDS):
-        start.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        rounds.append(start.elapsed_time(end) / 1e3 / REPLAYS)
-    return min(rounds)
+    """Return what one run takes in a CUDA graph, the least of a few rounds."""
+    return min(replay_seconds(capture([run]), ROUNDS, REPLAYS))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("models", nargs="*", type=Path, metavar="MODEL", help="default: " + ", ".join(MODELS))
-    parser.add_argument("--json", help="also write the timings to this file")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("this measures GPU kernels, and torch sees no CUDA device")
+    parser.add_argument("--json", type=Path, help="also write the timings to this file")
+    arguments = parse_for_cuda(parser)
     backend = triton_backend()
     timings = []
     cases: list[tuple[int, int, Spread]] = [(*case, "equal") for case in FEW_ROWS + MANY_ROWS]
@@ -184,11 +161,8 @@ def main() -> None:
                 )
             del model
     if arguments.json:
-        head = {"device": torch.cuda.get_device_name(), **asdict(Provenance.here())}
-        Path(arguments.json).write_text(
-            json.dumps({**head, "timings": [asdict(timing) for timing in timings]}, indent=1),
-            encoding="utf-8",
-        )
+        timed = {"timings": [asdict(timing) for timing in timings]}
+        write_json(arguments.json, torch.cuda.get_device_name(), timed)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Times a layer without its attention, at many tokens: `python -m quire.loadtest.gpu_products [--json PATH]`.
 
-Needs a CUDA device. Products, norms, activation and residual sums as quire.kernels.linear.linear does them,
+Needs a CUDA device. Products, norms, activation and residual sums as quire.kernels.plan chooses them,
 and with cuBLAS's products alone, in turn in CUDA graphs. Layers have weights of their own, as in a step. The
 bound is the products' arithmetic at the rate of a large product, measured in the same process: it depends on
 the GPU's power.
@@ -8,8 +8,6 @@ the GPU's power.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import tempfile
 from collections.abc import Callable
@@ -20,13 +18,16 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.config import ModelConfig
-from quire.kernels.linear.linear import Linear, add_linear_norm, linear, silu_linear
+from quire.kernels.gpu import gpu_of
+from quire.kernels.linear.linear import Linear
+from quire.kernels.linear.operations import Hidden
+from quire.kernels.plan import GATE, PROJECT_IN, PROJECT_OUT, Product, choose
 from quire.kernels.pointwise.activation import silu_mul
 from quire.kernels.pointwise.norm import add_rms_norm
+from quire.loadtest.command import command_parser, parse_for_cuda, write_json
 from quire.loadtest.gpu_layer import MODELS, graph_seconds
 from quire.loadtest.model_configs import write_model_folders
 from quire.loadtest.offline.roofline import measure_ceilings
-from quire.loadtest.provenance import Provenance
 
 TOKENS = (264, 528, 1056, 2112, 3168, 4224, 6336, 8448)
 LAYERS, ROUNDS, EPS = 4, 3, 1e-6
@@ -55,7 +56,7 @@ class Timing:
 
 
 def random_layer(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Layer:
-    """Weights [N, K] of a layer of the model, such that products are about as large as their inputs."""
+    """Draw weights [N, K] of a layer of the model, such that products are about as large as their inputs."""
 
     def product(outputs: int, inputs: int) -> Linear:
         return Linear(torch.randn(outputs, inputs, device=device, dtype=dtype) / math.sqrt(inputs), None)
@@ -71,21 +72,32 @@ def random_layer(config: ModelConfig, device: torch.device, dtype: torch.dtype) 
 
 
 def run_fused(layer: Layer, attended: Tensor, residual: Tensor) -> Tensor:
-    """attended [T, Hq D], residual [T, H], which is added to -> [T, (Hq + 2 Hkv) D], as models do it."""
-    x, residual = add_linear_norm(residual, attended, layer.output, layer.norm, EPS)
-    x, residual = add_linear_norm(residual, silu_linear(x, layer.gate_up), layer.down, layer.norm, EPS)
-    return linear(x, layer.qkv)
+    """Run a layer's products as models do it, [T, Hq D] → [T, (Hq + 2 Hkv) D]; add to `residual` [T, H]."""
+
+    def case(product: Linear) -> Product:
+        return Product(gpu_of(residual.device), residual.dtype, len(residual), product.matrix)
+
+    project_out, gate, down, project_in = (
+        choose(PROJECT_OUT, case(layer.output)).run,
+        choose(GATE, case(layer.gate_up)).run,
+        choose(PROJECT_OUT, case(layer.down)).run,
+        choose(PROJECT_IN, case(layer.qkv)).run,
+    )
+    hidden: Hidden = project_out(residual, attended, layer.output, layer.norm, EPS)
+    inner = gate(hidden, layer.norm, EPS, layer.gate_up)
+    hidden = down(hidden.residual, inner, layer.down, layer.norm, EPS)
+    return project_in(hidden, layer.norm, EPS, layer.qkv)
 
 
 def run_cublas(layer: Layer, attended: Tensor, residual: Tensor) -> Tensor:
-    """The same with products by cuBLAS."""
+    """Run the same with products by cuBLAS."""
     x, residual = add_rms_norm(layer.output(attended), residual, layer.norm, EPS)
     x, residual = add_rms_norm(layer.down(silu_mul(layer.gate_up(x))), residual, layer.norm, EPS)
     return layer.qkv(x)
 
 
 def measure(name: str, config: ModelConfig, tokens: int, layers: list[Layer], flops: float) -> Timing:
-    """Both ways in turn, the best of a few rounds each; the bound is for `flops` FLOP/s."""
+    """Time both ways in turn, the best of a few rounds each; the bound is for `flops` FLOP/s."""
 
     def microseconds(run: Callable[[Layer, Tensor, Tensor], Tensor]) -> float:
         residual = torch.randn(tokens, config.hidden_size, device="cuda", dtype=torch.bfloat16)
@@ -101,13 +113,9 @@ def measure(name: str, config: ModelConfig, tokens: int, layers: list[Layer], fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", help="also write the timings to this file")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("this measures GPU kernels, and torch sees no CUDA device")
+    parser = command_parser(__doc__)
+    parser.add_argument("--json", type=Path, help="also write the timings to this file")
+    arguments = parse_for_cuda(parser)
     flops = measure_ceilings(torch.device("cuda"), torch.bfloat16).flops
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16, {flops / 1e12:.0f} TFLOP/s")
     print(f"{'model':12}{'tokens':>8}{'µs a layer':>12}{'cuBLAS':>10}{'bound':>10}{'reached':>9}")
@@ -128,9 +136,8 @@ def main() -> None:
                 )
             del layers
     if arguments.json:
-        head = {"device": torch.cuda.get_device_name(), **asdict(Provenance.here()), "flops": flops}
-        timed = json.dumps({**head, "timings": [asdict(timing) for timing in timings]}, indent=1)
-        Path(arguments.json).write_text(timed, encoding="utf-8")
+        timed = {"flops": flops, "timings": [asdict(timing) for timing in timings]}
+        write_json(arguments.json, torch.cuda.get_device_name(), timed)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""Model folders for benchmarks with dummy weights: `python -m quire.loadtest.model_configs FOLDER`."""
+"""Write model folders for benchmarks with dummy weights: `python -m quire.loadtest.model_configs FOLDER`."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from quire.loadtest.command import command_parser
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
@@ -66,7 +67,7 @@ COMMON = {
 
 
 def write_model_folders(root: Path) -> None:
-    """One folder a config: config.json and a byte-level tokenizer padded to the vocabulary, no weights."""
+    """Write a folder a config: config.json, a byte-level tokenizer padded to the vocabulary, no weights."""
     for name, config in CONFIGS.items():
         folder = root / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +87,7 @@ def _byte_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser(__doc__)
     parser.add_argument("folder", type=Path, help=f"where to write {', '.join(CONFIGS)}")
     write_model_folders(parser.parse_args().folder)
 

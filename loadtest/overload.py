@@ -7,7 +7,6 @@ is answered whole, per second; /health is asked all the while by a process of it
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import math
@@ -23,6 +22,7 @@ from quire.loadtest.client.health_probe import probe
 from quire.loadtest.client.records import Record
 from quire.loadtest.client.sessions import Session, Turn
 from quire.loadtest.client.target import Target
+from quire.loadtest.command import command_parser
 from quire.loadtest.provenance import Provenance
 from quire.loadtest.servers.server_process import free_port, running
 
@@ -50,7 +50,7 @@ class Phase:
 
 
 async def load(url: str, multiple: float, seconds: float) -> tuple[float, list[Record]]:
-    """time.monotonic() of the start, and what became of every request."""
+    """Send a load; return time.monotonic() of its start, and what became of every request."""
     count = math.ceil(multiple * SUSTAINED * seconds)
     times = arrival_times(count, multiple * SUSTAINED, 1.0, seed=int(10 * multiple))
     turn = Turn(prompt="a", output_len=TOKENS)
@@ -61,7 +61,7 @@ async def load(url: str, multiple: float, seconds: float) -> tuple[float, list[R
 
 
 def probe_health(port: int, seconds: float) -> list[float]:
-    """How long /health took each time, in seconds, from the least. Raises RuntimeError if it is not well."""
+    """Return how long /health took each time, sorted, in seconds. Raise RuntimeError if it is not well."""
     asked = probe(port, seconds, PROBE_SECONDS)
     if any(each.status != 200 for each in asked):
         raise RuntimeError("the server is not well: /health did not say 200 each time")
@@ -87,9 +87,7 @@ def measure(port: int, multiple: float, seconds: float, probes: ProcessPoolExecu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each phase")
     parser.add_argument("--json", type=Path, help="where to write the result, too")
     arguments = parser.parse_args()

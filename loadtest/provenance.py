@@ -1,4 +1,4 @@
-"""Where and when a figure was measured: what stands beside it in loadtest/results/."""
+"""Tell where and when a figure was measured, as stands beside it in loadtest/results/."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ class Provenance:
 
     @classmethod
     def here(cls) -> Provenance:
-        """Of this process. QUIRE_COMMIT names the commit where the checkout came without its .git."""
+        """Return that of this process. QUIRE_COMMIT names the commit of a checkout that has no .git."""
         return cls(
             commit=os.environ.get("QUIRE_COMMIT") or _commit() or "unknown",
             date=datetime.now(UTC).strftime("%Y-%m-%d"),
-            command=shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
+            command=shlex.join(["python", "-m", module_name(), *sys.argv[1:]]),
         )
 
 
 def device_name() -> str:
-    """Of the first CUDA device; cpu if there is none."""
+    """Return the name of the first CUDA device; cpu if there is none."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
-def _module() -> str:
+def module_name() -> str:
+    """Return the module that runs as a command, or the name of a script."""
     spec = sys.modules["__main__"].__spec__
     return spec.name.removesuffix(".__main__") if spec is not None else Path(sys.argv[0]).name
 

@@ -1,4 +1,4 @@
-"""What a rounded KV cache costs and gains:
+"""Measure what a rounded KV cache costs and gains:
 
     python -m quire.loadtest.rounded_cache [MODEL ...] [--kv-cache-dtype fp8_e4m3 ...] [--json PATH]
 
@@ -12,8 +12,6 @@ many as fit. Each measurement has a process of its own, so that none is left ano
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import random
 import time
@@ -33,13 +31,14 @@ from quire.engine.core import EngineCore
 from quire.engine.device.kv_cache import KVCache, expanded_dtype
 from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.models.batch import ForwardBatch, PrefillBatch
 from quire.engine.models.hub import resolve_model
 from quire.engine.startup import start_engine
-from quire.kernels.formats.kv_format import ROUNDED
+from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, PrefillBatch
+from quire.kernels.formats.kv_format import BF16, FP32, SCALED, KVFormat
 from quire.kernels.gpu import gpu_of
 from quire.llm import LLM
-from quire.loadtest.provenance import Provenance
+from quire.loadtest.command import command_parser, write_json
+from quire.loadtest.provenance import device_name
 from quire.service.demo import MODEL_FOLDER
 
 QUESTIONS = (
@@ -61,7 +60,7 @@ LoadFormat = Literal["auto", "dummy"]
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """How far logits are from a reference's, over all positions of all sequences; KL in nats."""
+    """The distance of logits from a reference's, over all positions of all sequences; KL in nats."""
 
     model: str
     cache: str
@@ -93,14 +92,14 @@ class Decode:
 
 
 @torch.inference_mode()
-def logits_of(core: EngineCore, kv_dtype: torch.dtype, tokens: list[int]) -> Tensor:
-    """Logits [len(tokens), V] in fp32: the first half's from one prefill, the rest decoded one by one."""
+def logits_of(core: EngineCore, held: KVFormat, tokens: list[int]) -> Tensor:
+    """Return logits [len(tokens), V] in fp32: the first half's from one prefill, the others decoded."""
     runner = core.runner
     assert isinstance(runner, ModelRunner)
     model, device = runner.model, runner.device
     blocks = -(-len(tokens) // BLOCK_SIZE)
-    expanded = expanded_dtype(model.config, kv_dtype, model.embedding.dtype, gpu_of(device))
-    cache = KVCache(model.config, blocks, BLOCK_SIZE, kv_dtype, device, runner.backend.copy_blocks, expanded)
+    expanded = expanded_dtype(model.config, held, model.embedding.dtype, gpu_of(device))
+    cache = KVCache(model.config, blocks, BLOCK_SIZE, held, device, runner.backend.copy_blocks, expanded)
     tables = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).int()[None].to(device)
 
     def ints(*values: int) -> Tensor:
@@ -114,12 +113,16 @@ def logits_of(core: EngineCore, kv_dtype: torch.dtype, tokens: list[int]) -> Ten
             tokens=ints(*tokens[begin:end]),
             positions=positions,
             slots=slots,
-            block_tables=tables,
-            decode_rows=rows[:0] if prefills else rows,
-            decode_context_lens=contexts[:0] if prefills else contexts,
-            decode_order=rows[:0] if prefills else rows,
-            prefill=PrefillBatch(rows, ints(0, end - begin), contexts, end - begin) if prefills else None,
-            workspace=runner.workspace,
+            decode=DecodeBatch(
+                tables,
+                rows[:0] if prefills else rows,
+                contexts[:0] if prefills else contexts,
+                rows[:0] if prefills else rows,
+                runner.workspace,
+            ),
+            prefill=PrefillBatch(tables, rows, ints(0, end - begin), contexts, end - begin)
+            if prefills
+            else None,
         )
         return model.logits(model.forward(batch, cache.layers)).float()
 
@@ -130,7 +133,7 @@ def logits_of(core: EngineCore, kv_dtype: torch.dtype, tokens: list[int]) -> Ten
 
 
 def compare(model: str, cache: str, reference: str, logits: list[Tensor], exact: list[Tensor]) -> Error:
-    """Of lists of logits [N, V], one of each sequence."""
+    """Compare lists of logits [N, V], one of each sequence."""
     differences, kls, same = [], [], []
     for ours, theirs in zip(logits, exact, strict=True):
         differences.append((ours - theirs).flatten())
@@ -164,10 +167,9 @@ def sequences_of(llm: LLM, load_format: LoadFormat) -> list[list[int]]:
 
 
 def measure_errors(model: str, load_format: LoadFormat, device: str, formats: list[str]) -> list[Error]:
-    """In bfloat16, of each of `formats` in ROUNDED against its own cache; with a checkpoint's weights, of all
-    of them against float32 too.
+    """Measure each of `formats` in SCALED against bfloat16; with a checkpoint's weights, all against fp32.
 
-    Raises ValueError where a format does not suit the model's head dim.
+    Raise ValueError where a format does not suit the model's head dim.
     """
 
     def start(dtype: str) -> LLM:
@@ -186,9 +188,9 @@ def measure_errors(model: str, load_format: LoadFormat, device: str, formats: li
 
     llm = start("bfloat16")
     sequences = sequences_of(llm, load_format)
-    dtypes = {**{name: ROUNDED[name] for name in formats}, "bfloat16": torch.bfloat16}
+    caches = {**{name: SCALED[name] for name in formats}, "bfloat16": BF16}
     logits = {
-        cache: [logits_of(llm.core, dtype, tokens) for tokens in sequences] for cache, dtype in dtypes.items()
+        cache: [logits_of(llm.core, held, tokens) for tokens in sequences] for cache, held in caches.items()
     }
     name = "demo" if _is_demo(model) else Path(model).name
     errors = [compare(name, cache, "bfloat16", logits[cache], logits["bfloat16"]) for cache in formats]
@@ -196,8 +198,8 @@ def measure_errors(model: str, load_format: LoadFormat, device: str, formats: li
         return errors  # other weights are drawn in float32
     del llm  # its memory is the next one's
     llm = start("float32")
-    exact = [logits_of(llm.core, torch.float32, tokens) for tokens in sequences]
-    return errors + [compare(name, cache, "float32", logits[cache], exact) for cache in dtypes]
+    exact = [logits_of(llm.core, FP32, tokens) for tokens in sequences]
+    return errors + [compare(name, cache, "float32", logits[cache], exact) for cache in caches]
 
 
 # -- gain ---------------------------------------------------------------------------------------------
@@ -206,7 +208,7 @@ def measure_errors(model: str, load_format: LoadFormat, device: str, formats: li
 def measure_decode(
     model: str, load_format: LoadFormat, kv_cache_dtype: KVCacheDtype, rows: int, context: int
 ) -> Decode:
-    """Rows that have just been prefilled, or with rows = 0 as many as fit, decode some steps."""
+    """Time some steps of rows that have just been prefilled; with rows = 0, of as many as fit."""
     # The first rows decode while the last ones are prefilled, a prompt a step or a little more.
     length = context + LEAD_STEPS + TIMED_STEPS + 8 + 2 * (rows or MOST_ROWS)
     core, info = start_engine(
@@ -241,7 +243,7 @@ def measure_decode(
 
 
 def _decode_seconds(core: EngineCore, rows: int) -> float:
-    """Step until all rows decode, then time some steps of theirs."""
+    """Step until all rows decode, then time some of their steps."""
     decoding = 0
     while decoding < LEAD_STEPS:
         core.step()
@@ -284,16 +286,14 @@ def _table(title: str, rows: list[Any]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("models", nargs="*", default=[MODEL_FOLDER], metavar="MODEL")
     parser.add_argument("--context", type=int, default=8192, help="tokens of each decoding row")
     parser.add_argument("--rows", type=int, default=32, help="that decode at once with each cache")
     parser.add_argument(
         "--kv-cache-dtype",
         action="append",
-        choices=list(ROUNDED),
+        choices=list(SCALED),
         dest="formats",
         help="a rounded format to measure (may repeat); all if left out",
     )
@@ -301,7 +301,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the measurements to this file")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    formats = list(dict.fromkeys(arguments.formats or ROUNDED))
+    formats = list(dict.fromkeys(arguments.formats or SCALED))
     console = Console(width=160)
     errors: list[Error] = []
     decodes: list[Decode] = []
@@ -316,10 +316,8 @@ def main() -> None:
                 decodes.append(_apart(measure_decode, model, load_format, cache, rows, arguments.context))
                 console.print(_table("decode", decodes))
     if arguments.json is not None:
-        name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
         found = {"errors": [asdict(error) for error in errors], "decode": [asdict(one) for one in decodes]}
-        head = {"device": name, **asdict(Provenance.here())}
-        arguments.json.write_text(json.dumps(head | found, indent=1) + "\n", encoding="utf-8")
+        write_json(arguments.json, device_name(), found)
 
 
 if __name__ == "__main__":

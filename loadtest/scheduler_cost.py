@@ -1,4 +1,4 @@
-"""What a step costs the host: `python -m quire.loadtest.scheduler_cost [--sequences N] [--steps N]`.
+"""Measure what a step costs the host: `python -m quire.loadtest.scheduler_cost [--sequences N] [--steps N]`.
 
 Processor time of `schedule` (with block management), of `commit` and of the whole `EngineCore.step`, without
 a model, while all sequences decode: in microseconds, and as a multiple of a fixed piece of Python that is
@@ -11,7 +11,6 @@ The first measurement is not shown: its memory is fresh, which costs page faults
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import time
@@ -21,11 +20,12 @@ import numpy as np
 
 from quire.engine.arrays import empty_int32
 from quire.engine.capacity import Capacity
-from quire.engine.core import EngineCore, InFlight, Runner
+from quire.engine.core import EngineCore
 from quire.engine.hashing import BlockHasher
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.schedule.plan import StepPlan, StepResult
+from quire.engine.schedule.plan import Runner, StepHandle, StepPlan, StepResult
 from quire.engine.schedule.scheduler import WATERMARK, Scheduler
+from quire.loadtest.command import command_parser
 
 CONTEXTS = (256, 2048, 16384)
 LONGEST = max(CONTEXTS)
@@ -56,8 +56,8 @@ class Timings:
         return statistics.median(self.both) / statistics.median(self.yardstick)
 
 
-class NoModel(Runner, InFlight):
-    """A runner whose steps are done at once. It is its own flight."""
+class NoModel(Runner, StepHandle):
+    """A runner whose steps are done at once. It is its own handle."""
 
     def __init__(self) -> None:
         self._samples: list[int] = []
@@ -72,9 +72,7 @@ class NoModel(Runner, InFlight):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--sequences", type=int, default=256, help="running at once")
     parser.add_argument("--steps", type=int, default=320, help="timed at each context, after as many untimed")
     arguments = parser.parse_args()
@@ -140,7 +138,7 @@ def measure(sequences: int, context: int, steps: int, *, churn: bool) -> Timings
 
 
 def _scheduler(sequences: int, new: int) -> tuple[Scheduler, NoModel]:
-    """With blocks for all sequences at the longest context, `new` tokens more, and what admission spares."""
+    """Return one with blocks for all sequences at the longest context and `new` tokens, and some to spare."""
     length = LONGEST + new + BLOCK_SIZE
     blocks = int(sequences * (-(-length // BLOCK_SIZE) + 1) * (1 + 2 * WATERMARK))
     capacity = Capacity(blocks, BLOCK_SIZE, sequences, max_model_len=2 * length, vocab_size=VOCABULARY)
@@ -149,7 +147,7 @@ def _scheduler(sequences: int, new: int) -> tuple[Scheduler, NoModel]:
 
 
 def _fill_cache(core: EngineCore, sequences: int, length: int) -> None:
-    """With what a request of `length` tokens for each of the sequences leaves behind."""
+    """Fill it with what a request of `length` tokens for each of the sequences leaves behind."""
     for i in range(sequences if length else 0):
         _add(core, EARLIER + i, length, 1)
     while core.has_work:
@@ -157,7 +155,7 @@ def _fill_cache(core: EngineCore, sequences: int, length: int) -> None:
 
 
 def _add(core: EngineCore, i: int, length: int, max_tokens: int) -> None:
-    """No two prompts begin alike."""
+    """Add a request. No two prompts begin alike."""
     prompt = [i % 1000, i // 1000] + [j % 1000 for j in range(length - 2)]
     core.add(Request(i, prompt, SamplingParams(max_tokens=max_tokens)))
 

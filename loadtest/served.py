@@ -1,4 +1,4 @@
-"""What clients see of a served model.
+"""Measure what clients see of a served model.
 
 `python -m quire.loadtest.served MODEL [--runs N] [--result-file FILE]`
 
@@ -9,7 +9,6 @@ they arrive by a Poisson schedule, from which latencies count. Of several runs e
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -27,6 +26,7 @@ from quire.loadtest.client.arrivals import arrival_times
 from quire.loadtest.client.fleet import run_sessions
 from quire.loadtest.client.sessions import due_at, from_works
 from quire.loadtest.client.target import Target
+from quire.loadtest.command import append_json, command_parser
 from quire.loadtest.provenance import Provenance, device_name
 from quire.loadtest.servers.server_process import free_port
 from quire.loadtest.workloads import WORKLOADS
@@ -80,7 +80,7 @@ class ServedResult:
 
 
 def measure(base_url: str, model: str, case: Case, device: str, salt: str) -> ServedResult:
-    """Stream the workload of `case`. Raises RuntimeError if a request fails or the client is too slow.
+    """Stream the workload of `case`. Raise RuntimeError if a request fails or the client is too slow.
 
     All of it is greedy. With a `salt` of its own no run finds what an earlier one left in the prefix cache.
     Token ids are not asked for: they cost the server time, and no earlier figure has them.
@@ -124,7 +124,7 @@ def measure(base_url: str, model: str, case: Case, device: str, salt: str) -> Se
 
 
 def median(results: Sequence[ServedResult]) -> ServedResult:
-    """The median of each number, over runs of one case."""
+    """Return the median of each number, over runs of one case."""
     numbers = {
         name: statistics.median(getattr(result, name) for result in results)
         for name, value in asdict(results[0]).items()
@@ -139,7 +139,7 @@ def _ms(seconds: float) -> float:
 
 @contextlib.contextmanager
 def running_server(model: str) -> Iterator[str]:
-    """`quire serve` with dummy weights on a free port, ready and with all its CUDA graphs: its URL."""
+    """Run `quire serve` with dummy weights; yield its URL when all CUDA graphs are captured."""
     port = free_port()
     command = [sys.executable, "-m", "quire.cli", "serve", model, "--load-format", "dummy"]
     with subprocess.Popen([*command, "--port", str(port)], env=os.environ) as server:
@@ -164,9 +164,7 @@ def _is_ready(port: int) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("model", help="a model folder; its weights are not read")
     parser.add_argument("--runs", type=int, default=3, help="of each workload")
     parser.add_argument("--result-file", type=Path, help="append one JSON object a workload")
@@ -182,8 +180,7 @@ def main() -> None:
             result = median([measure(base_url, name, case, device, salt) for salt in salts])
             print(json.dumps(asdict(result)), flush=True)
             if arguments.result_file is not None:
-                with arguments.result_file.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(result)) + "\n")
+                append_json(arguments.result_file, result)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""How soon a server serves: `python -m quire.loadtest.startup_time MODEL [--load-format dummy] [--runs N]`.
+"""Measure how soon a server serves.
+
+`python -m quire.loadtest.startup_time MODEL [--load-format dummy] [--runs N]`
 
 Starts `quire serve MODEL` twice a run, with an empty cache of compiled kernels and then with what the first
 start left there, and asks for a completion as soon as it is ready. Prints when each phase ended, in seconds
@@ -8,7 +10,6 @@ of the run whose first token was neither the earliest nor the latest.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import json
@@ -25,6 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+from quire.loadtest.command import append_json, command_parser
 from quire.loadtest.provenance import Provenance
 from quire.loadtest.servers.server_process import free_port
 
@@ -101,7 +103,7 @@ def measure(model: str, options: list[str], kernels: str, cache: Path) -> Startu
 
 
 def middle(starts: Sequence[StartupTime]) -> StartupTime:
-    """The start with the median first token; of an even number the earlier one of two."""
+    """Return the start with the median first token; of an even number the earlier one of two."""
     return replace(
         sorted(starts, key=lambda start: start.first_token_s)[(len(starts) - 1) // 2], runs=len(starts)
     )
@@ -109,7 +111,7 @@ def middle(starts: Sequence[StartupTime]) -> StartupTime:
 
 @functools.cache
 def _device_name() -> str:
-    """Asked of another process: this one must hold nothing of a device on which servers start."""
+    """Ask another process: this one must hold nothing of a device on which servers start."""
     code = "from quire.loadtest.provenance import device_name; print(device_name())"
     return subprocess.run(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
@@ -128,21 +130,21 @@ def _check(server: subprocess.Popen[bytes], until: float) -> None:
 
 
 def _phases(url: str) -> Iterator[tuple[str, float]]:
-    """Each start-up phase and when it ended."""
+    """Yield each start-up phase and when it ended."""
     for event in _events(urllib.request.Request(f"{url}/startup")):
         if event["done"] == event["total"]:
             yield event["phase"], event["seconds"]
 
 
 def _ready(url: str) -> int | None:
-    """How many graphs are missing; None: it is not ready."""
+    """Return how many graphs are missing; None: it is not ready."""
     with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/ready", timeout=5) as response:
         return int(json.load(response)["graphs_left"])
     return None
 
 
 def _token_times(url: str) -> Iterator[float]:
-    """When each token of a completion came."""
+    """Yield when each token of a completion came."""
     body = {
         "prompt": [5] * 32,
         "max_tokens": TOKENS,
@@ -170,9 +172,7 @@ def _gaps(times: list[float]) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("model", help="a model folder")
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto")
     parser.add_argument("--runs", type=int, default=3, help="the middle one counts")
@@ -191,8 +191,7 @@ def main() -> None:
         result = middle(found)
         print(json.dumps(asdict(result)), flush=True)
         if arguments.result_file is not None:
-            with arguments.result_file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(result)) + "\n")
+            append_json(arguments.result_file, result)
 
 
 if __name__ == "__main__":

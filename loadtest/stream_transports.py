@@ -1,4 +1,4 @@
-"""What a stream costs by the response that carries it: starlette's own, sse-starlette's, and ours.
+"""Compare what a stream costs by its response: starlette's own, sse-starlette's, and ours.
 
 `python -m quire.loadtest.stream_transports [--streams N] [--tokens N] [--rounds N] [--json FILE]`
 
@@ -9,7 +9,6 @@ and how long after its client has closed the connection a stream ends. Runs take
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
@@ -20,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from quire.loadtest.command import command_parser
 from quire.loadtest.provenance import Provenance
 from quire.loadtest.servers.server_process import free_port, running
 from quire.loadtest.streaming_cost import ASK, measure
@@ -31,7 +31,7 @@ WARM_STREAMS = 16
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run."""
+    """The cost of one run."""
 
     response: str
     cpu_us_per_token: float
@@ -45,7 +45,7 @@ def resident_kib(pid: int) -> float:
 
 
 def open_stream(port: int) -> socket.socket:
-    """A stream whose first event has come."""
+    """Open a stream; return its socket once its first event has come."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=30)
     connection.sendall(ASK + b"Content-Length: 2\r\n\r\n{}")
     data = b""
@@ -55,7 +55,7 @@ def open_stream(port: int) -> socket.socket:
 
 
 def when_ended(port: int, count: int) -> list[float]:
-    """The last `count` times at which a stream ended, once there are so many."""
+    """Return the last `count` times at which a stream ended, once there are so many."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/ended", timeout=30) as reply:
@@ -67,7 +67,7 @@ def when_ended(port: int, count: int) -> list[float]:
 
 
 def measure_waiting(response: str, streams: int) -> tuple[float, float]:
-    """KiB of a stream that waits, and ms from its client's leaving to its end."""
+    """Return KiB of a stream that waits, and ms from its client's leaving to its end."""
     port = free_port()
     with running(PLAIN, str(port), "0", response, port=port) as pid, ExitStack() as all_streams:
         for _ in range(WARM_STREAMS):
@@ -95,9 +95,7 @@ def measure_once(response: str, streams: int, tokens: int, waiting: int) -> Cost
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=400, help="of each stream")
     parser.add_argument("--waiting", type=int, default=500, help="streams whose memory is measured")

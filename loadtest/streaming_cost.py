@@ -1,4 +1,4 @@
-"""What streaming costs the API process.
+"""Measure what streaming costs the API process.
 
 `python -m quire.loadtest.streaming_cost [--streams N] [--json FILE]`
 
@@ -12,7 +12,6 @@ ready-made or as JSON.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import uvloop
 
+from quire.loadtest.command import command_parser
 from quire.loadtest.provenance import Provenance
 from quire.loadtest.servers.server_process import TICK_SECONDS, cpu_seconds, free_port, running
 
@@ -29,7 +29,7 @@ ASK = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: applic
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one server. `events` carry the tokens; fewer than tokens if some were merged."""
+    """The cost of one server. `events` carry the tokens; fewer than tokens if some were merged."""
 
     server: str
     streams: int
@@ -101,9 +101,7 @@ def measure(server: str, module: str, *arguments: str, port: int, streams: int, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=1000, help="of each stream")
     parser.add_argument(

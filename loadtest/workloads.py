@@ -32,7 +32,7 @@ class Work:
 
 
 def mixed() -> list[Work]:
-    """256 prompts of 100 to 1024 tokens, outputs of 100 to 1024, sampled."""
+    """Make 256 prompts of 100 to 1024 tokens, outputs of 100 to 1024, sampled."""
     rng = random.Random(0)
     return [
         Work(_tokens(rng, rng.randint(100, 1024)), rng.randint(100, 1024), temperature=TEMPERATURE)
@@ -41,7 +41,7 @@ def mixed() -> list[Work]:
 
 
 def sharegpt() -> list[Work]:
-    """1000 requests with ShareGPT's mean lengths."""
+    """Make 1000 requests with ShareGPT's mean lengths."""
     rng = random.Random(1)
     return [
         Work(
@@ -53,7 +53,7 @@ def sharegpt() -> list[Work]:
 
 
 def alpaca() -> list[Work]:
-    """2000 requests with Alpaca's mean lengths."""
+    """Make 2000 requests with Alpaca's mean lengths."""
     rng = random.Random(2)
     return [
         Work(_tokens(rng, _length(rng, 19.31, sigma=0.6, most=256)), _length(rng, 58.45, sigma=0.9, most=512))
@@ -62,47 +62,47 @@ def alpaca() -> list[Work]:
 
 
 def prefix() -> list[Work]:
-    """256 requests under one system prompt of 2048 tokens."""
+    """Make 256 requests under one system prompt of 2048 tokens."""
     rng = random.Random(3)
     shared = _tokens(rng, 2048)
     return [Work(shared + _tokens(rng, 64), 64) for _ in range(256)]
 
 
 def single() -> list[Work]:
-    """One request alone."""
+    """Make one request alone."""
     return [Work(_tokens(random.Random(4), 128), 512)]
 
 
 def prefill() -> list[Work]:
-    """16 long prompts, one token each."""
+    """Make 16 long prompts, one token each."""
     rng = random.Random(5)
     return [Work(_tokens(rng, 8192), 1) for _ in range(16)]
 
 
 def decode256() -> list[Work]:
-    """256 equal requests, so that all decode together."""
+    """Make 256 equal requests, so that all decode together."""
     rng = random.Random(6)
     return [Work(_tokens(rng, 1024), 256) for _ in range(256)]
 
 
 def parallel8() -> list[Work]:
-    """64 prompts of 1024 tokens, eight samples of 256 tokens each."""
+    """Make 64 prompts of 1024 tokens, eight samples of 256 tokens each."""
     rng = random.Random(7)
     return [Work(_tokens(rng, 1024), 256, n=8, temperature=TEMPERATURE) for _ in range(64)]
 
 
 def beam4() -> list[Work]:
-    """64 prompts of 64 tokens, four beams of 64 tokens each."""
+    """Make 64 prompts of 64 tokens, four beams of 64 tokens each."""
     return _beams(4)
 
 
 def beam6() -> list[Work]:
-    """The same with six beams."""
+    """Make the same with six beams."""
     return _beams(6)
 
 
 def pressure() -> list[Work]:
-    """The first 400 requests of `sharegpt`, for a server with too few blocks for them."""
+    """Make the first 400 requests of `sharegpt`, for a server with too few blocks for them."""
     return sharegpt()[:400]
 
 

@@ -1,4 +1,4 @@
-"""What callers of LLM and AsyncLLM give: prompts, settings, stop strings."""
+"""Check what callers of LLM and AsyncLLM give: prompts, settings, stop strings."""
 
 from __future__ import annotations
 

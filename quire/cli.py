@@ -31,6 +31,7 @@ from quire.service.demo import MODEL_FOLDER, MODEL_NAME
 log = logging.getLogger("quire.service")
 
 _API_KEY_VARIABLE = "QUIRE_API_KEY"
+GPU_NAMES = ("A100", "A10", "L4", "H100", "B200", "RTX 5090")  # `kernels.gpu.KNOWN`, which takes torch
 TRACED_STEPS = 32  # of each workload, with --profile
 
 
@@ -97,6 +98,8 @@ def _parser() -> Parser:
     flag(bench, "--profile", type=Path, help="folder for traces of steps; prints where their time goes")
     doctor = commands.add_parser("doctor", help="tell what fits, and which flag to change where it does not")
     add_engine_flags(doctor)
+    flag(doctor, "--plan", action="store_true", help="print which kernels compute a layer, and start nothing")
+    flag(doctor, "--gpu", choices=GPU_NAMES, help="with --plan: of this GPU; this machine's if left out")
     return parser
 
 
@@ -180,7 +183,7 @@ def _api_keys(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _split(lists: list[str]) -> tuple[str, ...]:
-    """What flags give that may repeat, or hold several with commas between."""
+    """Return what flags give that may repeat, or hold several with commas between."""
     return tuple(entry.strip() for each in lists for entry in each.split(",") if entry.strip())
 
 
@@ -204,7 +207,7 @@ def _registry_config(arguments: argparse.Namespace) -> RegistryConfig | None:
 
 
 def _model_name(model: str) -> str:
-    """What requests call it: a folder's own name, or the Hub id as it was given."""
+    """Return what requests call it: a folder's own name, or the Hub id as it was given."""
     if model == MODEL_FOLDER:
         return MODEL_NAME
     return Path(model).resolve().name if Path(model).is_dir() else model
@@ -238,7 +241,7 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 
 def _token_budget(asked: int | None, prompt: int, limit: int) -> int:
-    """How many tokens may be generated. Raises ValueError, with the numbers, where they do not fit."""
+    """Return how many tokens may be generated. Raise ValueError, with the numbers, where they do not fit."""
     room = limit - prompt
     if room < 1:
         raise ValueError(f"the prompt has {prompt} tokens, which leaves no room for more in {limit} tokens")
@@ -257,6 +260,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     from quire.engine.models.hub import resolve_model
     from quire.engine.startup import capture_all, start_engine
+    from quire.loadtest.command import append_json
     from quire.loadtest.offline import bench, roofline
     from quire.loadtest.offline.profiling import profile_steps, show_profile
     from quire.loadtest.workloads import WORKLOADS
@@ -299,11 +303,18 @@ def _bench(arguments: argparse.Namespace) -> int:
                 result = replace(result, traced=profile.summary())
         finally:  # what was measured is not lost with a trace
             if arguments.result_file is not None:
-                bench.append_result(result, arguments.result_file)
+                append_json(arguments.result_file, result)
     return 0
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    if arguments.plan:
+        from quire.kernel_plan import print_plan
+
+        print_plan(_engine_config(arguments), arguments.gpu)
+        return 0
+    if arguments.gpu is not None:
+        raise ValueError("--gpu goes with --plan: without it, what is here is measured")
     from quire.doctor import doctor
 
     doctor(_engine_config(arguments))

@@ -33,7 +33,7 @@ class Gathered:
     __slots__ = ("_detokenizer", "_end", "_last", "_logprobs", "_text", "tokens")
 
     def __init__(self, detokenizer: Detokenizer, end: Callable[[], object]) -> None:
-        """`end` is called when it has ended."""
+        """Gather one; call `end` when it has ended."""
         self._detokenizer = detokenizer
         self._end = end
         self.tokens: list[int] = []  # what is no more than a token is added here
@@ -68,7 +68,7 @@ class Followed:
     __slots__ = ("_end", "choice", "tokens")
 
     def __init__(self, choice: Choice, end: Callable[[], object]) -> None:
-        """`end` is called when it has ended."""
+        """Follow one; call `end` when it has ended."""
         self.choice = choice
         self._end = end
         self.tokens: list[int] = []  # what is no more than a token is added here

@@ -29,7 +29,7 @@ def doctor(config: EngineConfig) -> None:
 
 
 def describe(info: EngineInfo) -> list[tuple[str, str]]:
-    """What there is of each thing, by its name."""
+    """Return what there is of each thing, by its name."""
     tokens = info.num_blocks * info.block_size
     longest = -(-info.max_request_tokens // info.block_size)
     at_once = min(info.max_num_seqs, info.num_blocks // longest)

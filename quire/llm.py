@@ -53,10 +53,10 @@ class LLM:
         params: SamplingParams | list[SamplingParams] | None = None,
         stop: str | Sequence[str] = (),
     ) -> list[list[Completion]]:
-        """For each prompt its n completions, all prompts in one continuous batch.
+        """Return each prompt's n completions, all prompts in one continuous batch.
 
         `params` are for all prompts, or one for each; without, 16 tokens at temperature 1. Those without a
-        seed draw one for each prompt. Raises ValueError for a prompt that can never fit, and for too many or
+        seed draw one for each prompt. Raise ValueError for a prompt that can never fit, and for too many or
         too few params.
         """
         single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
@@ -78,13 +78,13 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, stop: str | Sequence[str] = ()
     ) -> TextStream:
-        """The text of the first completion, as it comes; others may be asked for meanwhile."""
+        """Stream the text of the first completion, as it comes; others may be asked for meanwhile."""
         params = SamplingParams() if params is None else params
         stops = stop_strings(stop, [params])
         return self.engine.stream(self._request(prompt, params), stops)
 
     def chat_prompt(self, messages: list[dict[str, str]]) -> ChatPrompt:
-        """Token ids of a conversation, by the model's chat template, that ask for the next answer."""
+        """Return token ids of a conversation, by the model's chat template, that ask for the next answer."""
         template = self.tokenizer.chat_template
         if template is None:
             raise ValueError("this model has no chat template; give it a plain prompt")

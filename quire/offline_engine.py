@@ -30,7 +30,7 @@ class RequestFailed(RuntimeError):
 
 
 class Job:
-    """What one caller asked for."""
+    """One caller's requests."""
 
     def __init__(self, requests: list[Request]) -> None:
         self.requests = requests
@@ -79,7 +79,7 @@ class OfflineEngine:
     def __init__(self, core: EngineCore, tokenizer: Tokenizer) -> None:
         self.core = core
         self.tokenizer = tokenizer
-        tokenizer.look_up(core.scheduler.queue.capacity.vocab_size)
+        tokenizer.look_up(core.scheduler.state.capacity.vocab_size)
         self._asked: dict[int, _Asked] = {}
         self._tokens: dict[int, list[list[int]]] = {}  # of the choices of each: where its next one is added
         self._followed: dict[int, list[Followed]] = {}  # choices of those whose tokens are looked at
@@ -91,9 +91,9 @@ class OfflineEngine:
     def answer(
         self, requests: list[Request], queue: Queue, stops: tuple[str, ...] = ()
     ) -> list[list[Completion]]:
-        """The completions of each, once all have ended; `queue` gives them to the core.
+        """Return the completions of each, once all have ended; `queue` gives them to the core.
 
-        Raises what `queue` does, and RequestFailed if one of them fails; none is left in the engine then.
+        Raise what `queue` does, and RequestFailed if one of them fails; none is left in the engine then.
         """
         job = Job(requests)
         with without_collections(), PostponedInterrupt() as interrupt:
@@ -112,7 +112,7 @@ class OfflineEngine:
         return [one.completions() for one in asked]
 
     def stream(self, request: Request, stops: tuple[str, ...] = ()) -> TextStream:
-        """The text of its first choice, as it comes."""
+        """Stream the text of its first choice, as it comes."""
         job = Job([request])
         choices = self._follow(request, stops)
         stream = TextStream(self, job, choices[0])
@@ -132,7 +132,7 @@ class OfflineEngine:
         ]
 
     def _detokenizers(self, request: Request) -> Iterator[Detokenizer]:
-        """One for each of its choices."""
+        """Yield one for each of its choices."""
         context = [] if isinstance(request.prompt, ChatPrompt) else request.prompt
         for _ in range(request.params.n):
             yield self.tokenizer.detokenizer(context, skip_special_tokens=True)
@@ -221,7 +221,7 @@ class OfflineEngine:
                     self._forget(request.id)
 
     def _forget(self, request_id: int) -> None:
-        """The core may have to be told: it does not know of stop strings."""
+        """Drop a request. The core may have to be told: it does not know of stop strings."""
         del self._asked[request_id], self._tokens[request_id]
         self._followed.pop(request_id, None)
         if self._failed is None:

@@ -84,7 +84,6 @@ class ServerState:
         if engine is None or tokenizer is None or info is None:
             raise not_ready("the model is still loading; GET /startup tells how far", _LOADING_RETRY_SECONDS)
         self.watchdog.check()
-        self.metrics.engine_info = info
         return engine, tokenizer, info
 
     def check_model(self, name: str | None) -> str:

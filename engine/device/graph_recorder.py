@@ -23,9 +23,9 @@ class Recorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, function: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:
-        """What does on each call, from the stream, what `function` does, whose kernels must all be loaded.
+        """Capture `function`, whose kernels must all be loaded, in a CUDA graph; return its replay.
 
-        RuntimeError: it cannot be recorded, or its memory is not there; the stream is as it was.
+        RuntimeError: it cannot be captured, or its memory is not there; the stream is as it was.
         """
         graph = torch.cuda.CUDAGraph()
         try:
@@ -49,7 +49,7 @@ class Recorder:
 
 
 class _Memory:
-    """Bytes on the device as torch takes them from others."""
+    """Bytes on the device, in the form in which torch takes them from others."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.__cuda_array_interface__ = {
@@ -61,7 +61,7 @@ class _Memory:
 
 
 def _lent(tensor: Tensor) -> Tensor:
-    """The same elements, without a claim to their memory: it is free for the next graph to be recorded."""
+    """Return the same elements without a claim to their memory: it is free for the next graph."""
     if tensor.nbytes == 0:
         return tensor
     return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ FLOPS_PER_SECOND = 600e12  # at which an H100 computes it
 
 
 def decode_sizes(max_batch: int) -> list[int]:
-    """Batch sizes worth a graph; between them cuBLAS often takes longer than for the next larger one."""
+    """Return the batch sizes worth a graph; cuBLAS often takes longer between two than for the larger one."""
     # A graph of 40 divides the few rows that do not run at once with the others further than one of 48 does
     # (`quire.kernels.attention.splits.plan_division`): 34 of Qwen3-0.6B decode 4 % faster on an H100.
     sizes = {1, 2, 4, 8, *range(16, max_batch, 16), 40, max_batch}
@@ -38,15 +38,15 @@ def decode_sizes(max_batch: int) -> list[int]:
 
 
 def sharing_sizes(max_batch: int) -> list[int]:
-    """Batch sizes worth a graph of their own for rows that share prefixes."""
+    """Return the batch sizes worth a graph of their own for rows that share prefixes."""
     return sorted({*range(32, max_batch, 32), max_batch} if max_batch >= 32 else ())
 
 
 def mixed_sizes(max_tokens: int, layer_weights: int) -> list[int]:
-    """Token counts of mixed steps worth a graph, a full step's among them if it is worth one.
+    """Return the token counts of mixed steps worth a graph, a full step's too if it is worth one.
 
-    That are those whose layers, of so many weights each, may take longer to launch than to compute. Past the
-    tuned ones they are multiples of 264, which leave few multiprocessors of an H100 idle at the end.
+    A step is, if its layers, of `layer_weights` each, may take longer to launch than to compute. Past the
+    tuned sizes they are multiples of 264, which leave few multiprocessors of an H100 idle at the end.
     """
     launch_bound = int(LAUNCH_SECONDS * FLOPS_PER_SECOND / (2 * layer_weights))
     most = min(max_tokens, max(launch_bound, TUNED_SIZES[-1]))
@@ -58,7 +58,7 @@ class Size:
     """A function with inputs of one size, run as it is until it is recorded."""
 
     def __init__(
-        self, function: Callable[[list[Tensor]], Results], idle: list[Int32], device: torch.device
+        self, function: Callable[[list[Tensor]], Results], idle: Sequence[Int32], device: torch.device
     ) -> None:
         self.inputs = inputs = PaddedInputs(idle, device)
         self.misses = 0  # runs before it was recorded
@@ -67,11 +67,11 @@ class Size:
         self._recorded = False
 
     def warm_up(self) -> None:
-        """Run idly: what it needs is compiled and loaded then."""
+        """Run idly, so that what it needs is compiled and loaded."""
         self._run()
 
     def run(self) -> Results:
-        """Of what has been uploaded into `inputs`."""
+        """Run on what has been uploaded into `inputs`."""
         self.misses += not self._recorded
         return self._run()
 
@@ -90,7 +90,7 @@ class Graphs:
         self,
         name: str,
         function: Callable[[list[Tensor]], Results],
-        idle: list[list[Int32]],
+        idle: Sequence[Sequence[Int32]],
         device: torch.device,
     ) -> None:
         """`idle`: for each size, in rising order, inputs that have the function do nothing."""
@@ -98,8 +98,8 @@ class Graphs:
         self.sizes = [Size(function, inputs, device) for inputs in idle]
         self._lengths = [size.inputs.lengths[0] for size in self.sizes]
 
-    def load(self, inputs: list[Int32], staging: Staging) -> Size | None:
-        """The first size that holds `inputs`, with them uploaded and padded; None if none does."""
+    def load(self, inputs: Sequence[Int32], staging: Staging) -> Size | None:
+        """Upload `inputs`, padded, to the first size that holds them; return it, or None if none does."""
         for size in self.sizes[bisect_left(self._lengths, len(inputs[0])) :]:
             if size.inputs.hold(inputs):
                 staging.upload_into(size.inputs, inputs)
@@ -108,7 +108,7 @@ class Graphs:
 
 
 class Captures:
-    """The sizes that are still to be recorded, and in which order.
+    """Records the sizes that are left, one at a time.
 
     Of each Graphs the largest is first, so that the others find memory that is enough for them, and then what
     steps have missed most.

@@ -15,55 +15,78 @@ from quire.engine.arrays import Int32
 from quire.engine.models.config import ModelConfig
 from quire.kernels.attention.hopper_decode import decode as hopper_decode
 from quire.kernels.attention.hopper_prefill import prefill as hopper_prefill
-from quire.kernels.formats.fp12 import DTYPE as FP12
-from quire.kernels.formats.kv_format import ROUNDED, elements_of, vectors_of
+from quire.kernels.formats.kv_format import FP8, FP12, SCALED, UNSCALED, KVFormat
+from quire.kernels.formats.kv_scales import SCALE_TYPE
 from quire.kernels.formats.layer_cache import LayerCache
-from quire.kernels.gpu import Gpu
-
-SCALE_TYPE = torch.float16
+from quire.kernels.gpu import NO_GPU, Gpu
 
 
-def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that `block_size` tokens take over all layers: keys and values, then a rounded cache's scales.
+def bytes_per_block(config: ModelConfig, block_size: int, held: KVFormat) -> int:
+    """Return the bytes that `block_size` tokens take over all layers: keys and values, then their scales.
 
-    Raises ValueError for a head dim that does not suit `dtype`.
+    Raises ValueError for a head dim that does not suit the format.
     """
-    vectors = config.num_layers * 2 * config.num_kv_heads * block_size
-    scale_bytes = SCALE_TYPE.itemsize if dtype in ROUNDED.values() else 0
-    return vectors * (elements_of(config.head_dim, dtype) * dtype.itemsize + scale_bytes)
+    return sum(2 * spec.heads * block_size * held.vector_bytes(spec.head_dim) for spec in config.cache_specs)
 
 
 def expanded_dtype(
-    config: ModelConfig, kv_dtype: torch.dtype, dtype: torch.dtype, gpu: Gpu
+    config: ModelConfig, held: KVFormat, dtype: torch.dtype, gpu: Gpu, block_size: int = 16
 ) -> torch.dtype | None:
-    """What prefill attention of a model in dtype has a cache expanded to; None: it reads that itself.
+    """Return the dtype that prefill attention of a model in dtype has a cache expanded to, if it has.
 
-    That is worth its memory where `quire.kernels.attention.hopper_prefill.prefill` takes the heads, and fp12
-    is as exact as bf16.
+    That is worth its memory where `quire.kernels.attention.hopper_prefill.prefill` takes heads and blocks,
+    and fp12 is as exact as bf16.
     """
-    expands = kv_dtype == FP12 and dtype == torch.bfloat16 and not all(config.windows)
-    group = config.num_heads // config.num_kv_heads
-    suits = expands and hopper_prefill.takes_heads(gpu, dtype, config.head_dim, group)
-    return dtype if suits else None
+    group, full = config.num_heads // config.num_kv_heads, not all(config.windows)
+    expands = full and hopper_prefill.expands(gpu, dtype, held, config.head_dim, group, block_size)
+    return dtype if expands else None
 
 
-def automatic_dtype(config: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> torch.dtype:
-    """What `--kv-cache-dtype auto` has keys and values of a model in dtype held as.
+def automatic_format(config: ModelConfig, dtype: torch.dtype, gpu: Gpu, block_size: int = 16) -> KVFormat:
+    """Return the format that `--kv-cache-dtype auto` has keys and values of a model in dtype held in.
 
     That is fp12 where Hopper's prefill attention takes what it is expanded to (see `expanded_dtype`) and
     `quire.kernels.attention.hopper_decode.decode` its planes: elsewhere it would be slower than dtype itself.
     Nor is it of use in models of so few layers that with what one is expanded to they take no less memory.
     """
-    expanded = expanded_dtype(config, FP12, dtype, gpu)
+    expanded = expanded_dtype(config, FP12, dtype, gpu, block_size)
     group = config.num_heads // config.num_kv_heads
-    if expanded is None or not hopper_decode.takes_heads(gpu, dtype, config.head_dim, group):
-        return dtype
+    if expanded is None or not hopper_decode.takes_heads(gpu, dtype, config.head_dim, group, block_size):
+        return UNSCALED[dtype]
     taken = bytes_per_block(config, 1, FP12) + expanded_bytes_per_block(config, 1, expanded)
-    return FP12 if taken < bytes_per_block(config, 1, dtype) else dtype
+    return FP12 if taken < bytes_per_block(config, 1, UNSCALED[dtype]) else UNSCALED[dtype]
+
+
+def named_format(
+    name: str, model: ModelConfig, dtype: torch.dtype, gpu: Gpu, block_size: int = 16
+) -> KVFormat:
+    """Return the format that `--kv-cache-dtype` names for a model in dtype.
+
+    Raises ValueError where it does not suit the device or the model.
+    """
+    if name == "auto":
+        return automatic_format(model, dtype, gpu, block_size)
+    if name == "model":
+        return UNSCALED[dtype]
+    unsuited = {other: _why_unsuited(held, model, gpu) for other, held in SCALED.items()}
+    if (why := unsuited[name]) is not None:
+        others = [f"give {other}, or " for other, reason in unsuited.items() if reason is None]
+        raise ValueError(f"--kv-cache-dtype: {why}; {''.join(others)}leave it out")
+    return SCALED[name]
+
+
+def _why_unsuited(held: KVFormat, model: ModelConfig, gpu: Gpu) -> str | None:
+    if held == FP8 and gpu is not NO_GPU and not gpu.has_e4m3:
+        return f"fp8_e4m3 needs a GPU of compute capability 8.9 or later, but {gpu.name} is older"
+    try:
+        held.elements(model.head_dim)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def expanded_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype | None) -> int:
-    """Bytes of a block in `LayerCache.expanded` of a dtype; 0 with None."""
+    """Return bytes of a block in `LayerCache.expanded` of a dtype; 0 with None."""
     return 0 if dtype is None else 2 * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize
 
 
@@ -75,25 +98,25 @@ class KVCache:
         config: ModelConfig,
         num_blocks: int,
         block_size: int,
-        dtype: torch.dtype,
+        held: KVFormat,
         device: torch.device,
         copy_blocks: Callable[[Tensor, Tensor], None],
         expanded_dtype: torch.dtype | None = None,
     ) -> None:
         # Never cleared: a slot is read only after it was written, and untouched pages cost a CPU nothing.
         self.blocks = torch.empty(
-            num_blocks, bytes_per_block(config, block_size, dtype), dtype=torch.uint8, device=device
+            num_blocks, bytes_per_block(config, block_size, held), dtype=torch.uint8, device=device
         )
         self.block_size = block_size
         self.host: Tensor | None = None  # the same blocks in pinned host memory
         self._copy_blocks = copy_blocks
         layers, heads = config.num_layers, config.num_kv_heads
-        elements = elements_of(config.head_dim, dtype)
-        end = layers * 2 * heads * block_size * elements * dtype.itemsize
-        memory = self.blocks[:, :end].view(dtype).unflatten(1, (layers, 2, heads, block_size * elements))
-        kv = vectors_of(memory, block_size, config.head_dim)
+        elements = held.elements(config.head_dim)
+        end = layers * 2 * heads * block_size * elements * held.dtype.itemsize
+        memory = self.blocks[:, :end].view(held.dtype).unflatten(1, (layers, 2, heads, block_size * elements))
+        kv = held.vectors(memory, block_size, config.head_dim)
         scales: list[Tensor | None] = [None] * layers
-        if dtype in ROUNDED.values():
+        if held.scaled:
             scales[:] = (
                 self.blocks[:, end:].view(SCALE_TYPE).unflatten(1, (layers, heads, block_size, 2)).unbind(1)
             )
@@ -101,7 +124,11 @@ class KVCache:
         if expanded_dtype is not None:
             shape = num_blocks, 2, heads, block_size, config.head_dim
             expanded = torch.empty(shape, dtype=expanded_dtype, device=device)
-        self.layers = [LayerCache(*layer, expanded) for layer in zip(kv.unbind(1), scales, strict=True)]
+        # Attention with a window reads the cache itself.
+        self.layers = [
+            LayerCache(vectors, held, scale, None if spec.window else expanded)
+            for vectors, scale, spec in zip(kv.unbind(1), scales, config.cache_specs, strict=True)
+        ]
 
     def add_host_tier(self, num_blocks: int) -> None:
         """Take host memory for `num_blocks` blocks, pinned where the device is a GPU."""
@@ -126,7 +153,7 @@ class KVCache:
 
 
 def touched(shape: tuple[int, ...]) -> Tensor:
-    """Bytes that are zero, written by a thread for each processor, however few are to compute.
+    """Return bytes that are zero, written by a thread for each processor, however few are to compute.
 
     Pages that many threads have touched are quickly pinned: 4 GiB in 0.6 s, by torch in 2.3.
     """
@@ -156,7 +183,7 @@ def _pin_while(owner: object, memory: Tensor) -> None:
 
 
 def _runs(pairs: Int32) -> Iterator[tuple[slice, slice]]:
-    """The same pairs [N, 2] as slices: blocks that follow each other on both sides make one copy."""
+    """Return the same pairs [N, 2] as slices: blocks that follow each other on both sides make one copy."""
     ends = np.flatnonzero((np.diff(pairs, axis=0) != 1).any(axis=1)) + 1
     for run in np.split(pairs, ends) if len(pairs) else []:
         (source, destination), count = run[0].tolist(), len(run)

@@ -23,7 +23,7 @@ BANNED = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class _Wishes:
-    """What one row asks for."""
+    """A row's own parameters, besides those of the sampler."""
 
     constrained: bool
     penalised: bool
@@ -70,7 +70,7 @@ class LogitProcessor:
         self._in_prompt: Tensor | None = None  # [rows, V] bool
 
     def start(self, starts: tuple[RowStart, ...]) -> None:
-        """Rows begin a sequence: forget what they asked for and note what they ask for now."""
+        """Note what rows that begin a sequence ask for, and forget what they asked for before."""
         for start in starts:
             wishes = _Wishes.of(start)
             self._wishes.pop(start.row, None)
@@ -80,7 +80,7 @@ class LogitProcessor:
                 self._count_from_scratch(start)
 
     def wanted_logprobs(self, rows: list[int]) -> tuple[list[int], int]:
-        """Which of the sampled rows want logprobs (indices), and the most candidates any of them wants."""
+        """Return the indices of the sampled rows that want logprobs, and the most candidates one wants."""
         if not self._wishes:
             return [], 0
         wanted = {i: self._wishes[row].logprobs for i, row in enumerate(rows) if row in self._wishes}

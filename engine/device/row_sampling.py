@@ -1,4 +1,4 @@
-"""How each device row samples: the host's copy of it, and its columns on the device."""
+"""The sampling parameters of each device row: the host's copy, and columns on the device."""
 
 from __future__ import annotations
 

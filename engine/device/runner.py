@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -11,25 +12,39 @@ from torch import Tensor
 
 from quire.engine.arrays import Int32, empty_int32
 from quire.engine.device.graphs import Captures, Graphs, Record, decode_sizes, mixed_sizes, sharing_sizes
-from quire.engine.device.inputs import decode_inputs, idle_decode, idle_mixed, mixed_inputs, newest_inputs
+from quire.engine.device.inputs import (
+    PER_ROW,
+    PER_TOKEN,
+    DecodeInputs,
+    MixedInputs,
+    MoveInputs,
+    NewestInputs,
+    SampleInputs,
+    decode_inputs,
+    idle_decode,
+    idle_mixed,
+    mixed_inputs,
+    newest_inputs,
+    split_mixed,
+)
 from quire.engine.device.kv_cache import KVCache
 from quire.engine.device.logit_processor import LogitProcessor
 from quire.engine.device.row_sampling import RowState
 from quire.engine.device.staging import ALIGNMENT, Staging, sent
 from quire.engine.device.streams import (
-    CudaFlight,
+    CudaHandle,
     CudaQueue,
     DeviceLogprobs,
     DeviceResult,
-    ThreadFlight,
+    ThreadHandle,
     ThreadQueue,
 )
-from quire.engine.models.batch import ForwardBatch, Newest, PrefillBatch
 from quire.engine.models.loader import Model
-from quire.engine.schedule.cascade import SMALLEST_BUNDLE, PrefixBundles
+from quire.engine.schedule.cascade import SMALLEST_CASCADE, Cascades
 from quire.engine.schedule.plan import PromptLogprobs, StepPlan
+from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, Newest, PrefillBatch
 from quire.kernels.attention.cascade import LANES, SharedPrefixes, rows_of_bundle, shared_lens
-from quire.kernels.attention.decode_reference import DecodeGather
+from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.backend import Backend
 
@@ -39,7 +54,7 @@ TABLE_ENTRIES = 1 << 18  # of whole tables that a step sends: a hundred rows of 
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """What a forward gave: logits [S, V] and the tokens [S] drawn from them."""
+    """The logits [S, V] of a step and the tokens [S] drawn from them."""
 
     logits: Tensor
     tokens: Tensor
@@ -80,12 +95,12 @@ class ModelRunner:
         self.processor = LogitProcessor(rows, config.vocab_size, device, backend)
         self.workspace: DecodeWorkspace | DecodeGather = DecodeGather()
         self.queue: CudaQueue | ThreadQueue = ThreadQueue()
-        self.bundles: PrefixBundles | None = None
+        self.cascades: Cascades | None = None
         if device.type == "cuda":
             self.workspace = DecodeWorkspace.allocate(rows, config.num_heads, config.head_dim, device)
             self.queue = CudaQueue(device)
             width = rows_of_bundle(config.num_heads // config.num_kv_heads)
-            self.bundles = PrefixBundles(rows, cache.block_size, width)
+            self.cascades = Cascades(rows, cache.block_size, width)
         self.decode_graphs: Graphs | None = None
         self.mixed_graphs: Graphs | None = None
         self.captures: Captures | None = None
@@ -96,15 +111,17 @@ class ModelRunner:
         return mixed_sizes(self.limits.max_num_batched_tokens, self.model.config.layer_weights)
 
     def _step_sizes(self) -> tuple[Graphs, Graphs]:
-        """All that are worth a graph: decode steps by batch, and mixed ones by tokens."""
+        """Return all sizes that are worth a graph: decode steps by batch, and mixed ones by tokens."""
         rows = self.limits.max_num_seqs
-        idle = [idle_decode(size, rows) for size in decode_sizes(rows)]
-        if self.bundles is not None:
-            idle += [idle_decode(size, rows, self.bundles.width) for size in sharing_sizes(rows)]
-        idle.sort(key=lambda inputs: len(inputs[0]))
-        decode = Graphs("decode", self._decode, idle, self.device)
-        idle = [idle_mixed(size, rows) for size in self.mixed_sizes]
-        return decode, Graphs("mixed", lambda inputs: (self._forward(inputs),), idle, self.device)
+        decodes = [idle_decode(size, rows) for size in decode_sizes(rows)]
+        if self.cascades is not None:
+            decodes += [idle_decode(size, rows, self.cascades.width) for size in sharing_sizes(rows)]
+        decodes.sort(key=lambda inputs: len(inputs.rows))
+        mixed = [list(chain(*idle_mixed(size, rows))) for size in self.mixed_sizes]
+        return (
+            Graphs("decode", lambda arrays: self._decode(DecodeInputs(*arrays)), decodes, self.device),
+            Graphs("mixed", lambda arrays: (self._forward(*split_mixed(arrays)),), mixed, self.device),
+        )
 
     def warm_up(self) -> None:
         """Run steps of every size that is worth a graph, so that all is compiled and loaded."""
@@ -122,7 +139,7 @@ class ModelRunner:
 
     @property
     def graphs_left(self) -> int:
-        """Step sizes that still run without a graph of theirs."""
+        """Number of step sizes that still run without a graph of theirs."""
         return 0 if self.captures is None else len(self.captures)
 
     def capture(self, *, missed: bool = False) -> None:
@@ -130,28 +147,28 @@ class ModelRunner:
         if self.captures is not None:
             self.captures.next(missed=missed)
 
-    def launch(self, plan: StepPlan) -> CudaFlight | ThreadFlight:
-        """Start a step; its results are had from the returned flight."""
+    def launch(self, plan: StepPlan) -> CudaHandle | ThreadHandle:
+        """Start a step; return its handle, which its results are had from."""
         transfer = None
         if len(plan.swap_out) or len(plan.swap_in):
             transfer = partial(self.cache.swap, plan.swap_out, plan.swap_in)
         return self.queue.submit(lambda: self._execute(plan), transfer)
 
     def settle(self) -> None:
-        """After a step has raised: wait until nothing is under way. Raises if the device cannot go on."""
+        """Wait, after a step has raised, until nothing is under way. Raises if the device cannot go on."""
         self.queue.settle()
 
     @torch.inference_mode()
     def _execute(self, plan: StepPlan) -> DeviceResult:
         self.row_state.start(plan.starts)
         self.processor.start(plan.starts)
-        if self.bundles is not None:
-            self.bundles.note(plan.table_rows, plan.table_columns, plan.table_blocks)
-        if len(plan.given_rows):
-            rows, tokens = self.staging.upload([plan.given_rows, plan.given_tokens])
+        if self.cascades is not None:
+            self.cascades.note(plan.table_rows, plan.table_columns, plan.table_blocks)
+        if len(plan.override_rows):
+            rows, tokens = self.staging.upload([plan.override_rows, plan.override_tokens])
             self.last_tokens[rows] = tokens
         if plan.num_tokens == 0:  # blocks move, and nobody computes
-            self._move(self.staging.upload(self._moves(plan)))
+            self._move(MoveInputs(*self.staging.upload(self._moves(plan))))
             return DeviceResult(self.last_tokens[:0], empty_int32(), None, ())
         sampled = self._decode_only(plan) if len(plan.prefill_tokens) == 0 else self._mixed(plan)
         tokens, rows = sampled.tokens, plan.sample_rows.tolist()
@@ -166,115 +183,119 @@ class ModelRunner:
 
     def _decode_only(self, plan: StepPlan) -> _Sampled:
         moves = self.staging.upload(self._moves(plan)) if len(plan.table_rows) or len(plan.copies) else []
-        bundles = (empty_int32(), empty_int32())
-        if self.bundles is not None:
-            bundles = self.bundles.of(plan.rows, plan.context_lens)
-        inputs = decode_inputs(plan, bundles)
+        cascades = (empty_int32(), empty_int32())
+        if self.cascades is not None:
+            cascades = self.cascades.find(plan.rows, plan.context_lens)
+        inputs = decode_inputs(plan, cascades)
         size = None if self.decode_graphs is None else self.decode_graphs.load(inputs, self.staging)
         uploaded = self.staging.upload(inputs) if size is None else []
         if moves:
-            self._move(moves)
-        logits, tokens = self._decode(uploaded) if size is None else size.run()
+            self._move(MoveInputs(*moves))
+        logits, tokens = self._decode(DecodeInputs(*uploaded)) if size is None else size.run()
         batch = len(plan.rows)
         return _Sampled(logits[:batch], tokens[:batch], ())
 
-    def _decode(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """`decode_inputs` on the device -> (logits [B, V], tokens [B]): sampling included."""
-        token_rows, positions, rows, context_lens, order, members, bundle_of = inputs
-        tokens, positions, slots = self._places(None, token_rows, positions)
+    def _decode(self, inputs: DecodeInputs[Tensor]) -> tuple[Tensor, Tensor]:
+        """Compute a step of decodes and sample it; return logits [B, V] and tokens [B]."""
+        rows, context_lens = inputs.rows, inputs.context_lens
+        tokens, positions, slots = self._places(None, rows, inputs.positions)
         shared = None
-        if self.bundles is not None and len(members):
-            members = members.view(-1, self.bundles.width)
+        if self.cascades is not None and len(inputs.members):
+            members = inputs.members.view(-1, self.cascades.width)
             lens = shared_lens(members, rows, context_lens, self.block_tables, self.cache.block_size)
-            shared = SharedPrefixes(members, bundle_of, lens)
+            shared = SharedPrefixes(members, inputs.cascade_of, lens)
         batch = ForwardBatch(
             tokens=tokens,
             positions=positions,
             slots=slots,
-            block_tables=self.block_tables,
-            decode_rows=rows,
-            decode_context_lens=context_lens,
-            decode_order=order,
-            prefill=None,
-            workspace=self.workspace,
-            shared=shared,
+            decode=self._decode_batch(rows, context_lens, inputs.order, shared),
         )
         logits = self.model.logits(self.model.forward(batch, self.cache.layers))
         return logits, self._sample(logits, rows, context_lens)
 
     def _mixed(self, plan: StepPlan) -> _Sampled:
-        """Prefill chunks, with or without decodes beside them.
+        """Compute and sample prefill chunks, with or without decodes beside them.
 
         Prompt log-probabilities take all tokens' hidden states, which no graph was recorded to give.
         """
-        inputs, drawn_from, graphs = mixed_inputs(plan), plan.sample_tokens, self.mixed_graphs
+        inputs, drawn_from, graphs = [*mixed_inputs(plan)], plan.sample_tokens, self.mixed_graphs
         if plan.prompt_logprobs:
             graphs = None
         else:
             newest = newest_inputs(plan)
             inputs += newest
-            drawn_from = np.searchsorted(newest[0], drawn_from).astype(np.int32)
-        sample_rows, sample_hidden, sample_positions, *rest = self.staging.upload(
-            [
-                plan.sample_rows,
-                drawn_from,
-                plan.sample_positions,
-                *self._moves(plan),
-                *(run.targets for run in plan.prompt_logprobs),
-            ]
-        )
-        moves = rest[: len(rest) - len(plan.prompt_logprobs)]
+            drawn_from = np.searchsorted(newest.tokens, drawn_from).astype(np.int32)
+        samples = SampleInputs(plan.sample_rows, drawn_from, plan.sample_positions)
+        wanted = [run.targets for run in plan.prompt_logprobs]
+        arrays = iter(self.staging.upload([*samples, *self._moves(plan), *wanted]))
+        drawn = SampleInputs(*islice(arrays, len(SampleInputs._fields)))
+        moves = MoveInputs(*islice(arrays, len(MoveInputs._fields)))
         size = None if graphs is None else graphs.load(inputs, self.staging)
         uploaded = self.staging.upload(inputs) if size is None else []
         self._move(moves)
         if size is None:
-            hidden = self._forward(uploaded, int(plan.query_lens.max()))
+            hidden = self._forward(*split_mixed(uploaded), int(plan.query_lens.max()))
         else:
             (hidden,) = size.run()
-        logits = self.model.logits(hidden[sample_hidden])
-        tokens = self._sample(logits, sample_rows, sample_positions)
+        logits = self.model.logits(hidden[drawn.hidden])
+        tokens = self._sample(logits, drawn.rows, drawn.positions)
         prompt_logprobs = tuple(
             self._prompt_logprobs(hidden, run, targets)
-            for run, targets in zip(plan.prompt_logprobs, rest[len(moves) :], strict=True)
+            for run, targets in zip(plan.prompt_logprobs, arrays, strict=True)
         )
         return _Sampled(logits, tokens, prompt_logprobs)
 
-    def _forward(self, inputs: list[Tensor], max_query_len: int | None = None) -> Tensor:
-        """`mixed_inputs` on the device -> hidden [T, H]; with `newest_inputs` after them [R, H]."""
-        given, token_rows, positions, decode_rows, decode_contexts, decode_order, *rest = inputs
-        rows, contexts, query_starts, *newest = rest
-        tokens, positions, slots = self._places(given, token_rows, positions)
+    def _forward(
+        self,
+        inputs: MixedInputs[Tensor],
+        newest: NewestInputs[Tensor] | None,
+        max_query_len: int | None = None,
+    ) -> Tensor:
+        """Compute a mixed step; return the hidden states [R, H] of its newest tokens, or of all [T, H].
+
+        `max_query_len`: of the longest chunk, if it is known.
+        """
+        ahead = None
+        if newest is not None:
+            decode = self._decode_batch(newest.rows, newest.context_lens, newest.order)
+            ahead = Newest(newest.tokens, decode)
+        tokens, positions, slots = self._places(inputs.token_ids, inputs.token_rows, inputs.positions)
         batch = ForwardBatch(
             tokens=tokens,
             positions=positions,
             slots=slots,
-            block_tables=self.block_tables,
-            decode_rows=decode_rows,
-            decode_context_lens=decode_contexts,
-            decode_order=decode_order,
-            prefill=PrefillBatch(rows, query_starts, contexts, max_query_len or len(given)),
-            workspace=self.workspace,
-            newest=Newest(*newest) if newest else None,
+            decode=self._decode_batch(inputs.decode_rows, inputs.decode_context_lens, inputs.decode_order),
+            prefill=PrefillBatch(
+                block_tables=self.block_tables,
+                rows=inputs.chunk_rows,
+                query_starts=inputs.query_starts,
+                context_lens=inputs.chunk_context_lens,
+                max_query_len=max_query_len or len(inputs.token_ids),
+            ),
+            newest=ahead,
         )
         return self.model.forward(batch, self.cache.layers)
 
-    # -- pieces ---------------------------------------------------------------------------------------
+    # -- parts of a step ---------------------------------------------------------------------------------
 
-    def _moves(self, plan: StepPlan) -> list[Int32]:
-        """What the blocks of this step have to go through first: table entries, copies."""
+    def _moves(self, plan: StepPlan) -> MoveInputs[Int32]:
         entries = plan.table_rows * self.block_tables.shape[1] + plan.table_columns
-        return [entries, plan.table_blocks, plan.copies]
+        return MoveInputs(entries, plan.table_blocks, plan.copies)
 
-    def _move(self, moves: list[Tensor]) -> None:
-        entries, blocks, copies = moves
-        if len(entries):
-            self.block_tables.view(-1)[entries] = blocks
-        if len(copies):
-            self.cache.copy(copies.view(-1, 2))
+    def _move(self, moves: MoveInputs[Tensor]) -> None:
+        if len(moves.entries):
+            self.block_tables.view(-1)[moves.entries] = moves.blocks
+        if len(moves.copies):
+            self.cache.copy(moves.copies.view(-1, 2))
 
-    def _places(self, given: Tensor | None, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _decode_batch(
+        self, rows: Tensor, context_lens: Tensor, order: Tensor, shared: SharedPrefixes | None = None
+    ) -> DecodeBatch:
+        return DecodeBatch(self.block_tables, rows, context_lens, order, self.workspace, shared)
+
+    def _places(self, ids: Tensor | None, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.backend.token_places(
-            given, rows, positions, self.last_tokens, self.block_tables, self.cache.block_size
+            ids, rows, positions, self.last_tokens, self.block_tables, self.cache.block_size
         )
 
     def _sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
@@ -287,7 +308,7 @@ class ModelRunner:
         return DeviceLogprobs(*self.backend.logprobs(logits[index], tokens[index], k))
 
     def _prompt_logprobs(self, hidden: Tensor, run: PromptLogprobs, targets: Tensor) -> DeviceLogprobs:
-        """Of the prompt tokens that follow hidden[run.first], a slice of the wide logits at a time."""
+        """Return those of the prompt tokens after hidden[run.first], slice by slice of the wide logits."""
         wanted = hidden[run.first : run.first + len(targets)]
         parts = [
             self.backend.logprobs(self.model.logits(rows), tokens, run.k)
@@ -297,13 +318,14 @@ class ModelRunner:
 
 
 def staging_words(limits: Limits, max_blocks: int) -> int:
-    """int32 words of nearly every plan: 13 columns a row, 4 a token (targets included), and blocks' moves.
+    """Return the int32 words that nearly every plan takes: its rows, tokens, targets and moves.
 
     A step names new blocks for the tokens it computes, two a row to spare, and whole tables for rows that
     fork, share or come back: of these so many as are usual at once, and more by more memory. Of rows that
-    share prefixes it names those of a bundle to every four.
+    share prefixes it names those of a cascade to every four.
     """
     rows, tokens = limits.max_num_seqs + 1, limits.max_num_batched_tokens
     tables = min(rows * max_blocks, max(max_blocks, TABLE_ENTRIES))
-    words = (13 + LANES // SMALLEST_BUNDLE) * rows + 4 * tokens + 2 * (tokens + 2 * rows + tables) + 2 * rows
+    moves = 2 * (tokens + 2 * rows + tables) + 2 * rows
+    words = (PER_ROW + LANES // SMALLEST_CASCADE) * rows + (PER_TOKEN + 1) * tokens + moves
     return words + ALIGNMENT * (32 + rows)

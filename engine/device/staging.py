@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -16,15 +17,15 @@ ALIGNMENT = 4
 ROTATION = 8  # four uploads a step at most, and a step is done before the one after next is launched
 
 
-def _begins(arrays: list[Int32]) -> list[int]:
-    """Where each array begins in a buffer that holds them all, and how long that is."""
+def _begins(arrays: Sequence[Int32]) -> list[int]:
+    """Return where each array begins in a buffer that holds them all, and how long that is."""
     return list(accumulate((-(-array.size // ALIGNMENT) * ALIGNMENT for array in arrays), initial=0))
 
 
 def sent(values: object, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of a few `values` on the device, in stream order: nobody on the host waits for it to be there.
+    """Return a tensor of a few `values` on the device, copied in stream order: nobody on the host waits.
 
-    By a copy engine, which may have KV blocks to bring first: for what few steps need.
+    It goes by a copy engine, which may have KV blocks to bring first: for what few steps need.
     """
     host = torch.as_tensor(values, dtype=dtype)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
@@ -33,7 +34,7 @@ def sent(values: object, dtype: torch.dtype, device: torch.device) -> Tensor:
 class PaddedInputs:
     """A device buffer for flat arrays of up to certain lengths, shorter ones padded; at first all padding."""
 
-    def __init__(self, padding: list[Int32], device: torch.device) -> None:
+    def __init__(self, padding: Sequence[Int32], device: torch.device) -> None:
         """`padding`: full-length arrays, of which shorter ones take their ends."""
         self.lengths = [len(array) for array in padding]
         self.begins = _begins(padding)
@@ -43,14 +44,14 @@ class PaddedInputs:
         self.buffer = torch.tensor(self.words, device=device)
 
     def split(self) -> list[Tensor]:
-        """The arrays as they are on the device, at the same addresses for as long as this is there."""
+        """Return the arrays on the device, which keep their addresses for as long as this is there."""
         return [
             self.buffer[begin : begin + length]
             for begin, length in zip(self.begins, self.lengths, strict=False)
         ]
 
-    def hold(self, arrays: list[Int32]) -> bool:
-        """Whether each of `arrays` fits."""
+    def hold(self, arrays: Sequence[Int32]) -> bool:
+        """Return whether each of `arrays` fits."""
         return all(len(array) <= length for array, length in zip(arrays, self.lengths, strict=True))
 
 
@@ -72,11 +73,11 @@ class Staging:
 
     @property
     def num_bytes(self) -> int:
-        """That the buffers take."""
+        """Bytes that the buffers take."""
         return sum(buffer.nbytes for buffer in self._host)
 
-    def upload(self, arrays: list[Int32]) -> list[Tensor]:
-        """Each array as a view of a new device buffer; one copy in stream order."""
+    def upload(self, arrays: Sequence[Int32]) -> list[Tensor]:
+        """Copy the arrays in stream order, all at once; return them as views of a new device buffer."""
         begins = _begins(arrays)
         host, view = self._next(begins[-1])
         for array, begin in zip(arrays, begins, strict=False):
@@ -85,8 +86,8 @@ class Staging:
         self._copy(target, host[: begins[-1]])
         return [target[begin : begin + array.size] for array, begin in zip(arrays, begins, strict=False)]
 
-    def upload_into(self, inputs: PaddedInputs, arrays: list[Int32]) -> None:
-        """Flat arrays that `inputs` hold, padded; one copy in stream order."""
+    def upload_into(self, inputs: PaddedInputs, arrays: Sequence[Int32]) -> None:
+        """Copy flat arrays that `inputs` hold into them, padded, in stream order and all at once."""
         words = len(inputs.words)
         host, view = self._next(words)
         view[:words] = inputs.words
@@ -95,17 +96,15 @@ class Staging:
         self._copy(inputs.buffer, host[:words])
 
     def upload_words(self, target: Tensor, words: Int32) -> None:
-        """`words` to all of `target` [N] i32 on the device, in stream order."""
+        """Copy `words` to all of `target` [N] i32 on the device, in stream order."""
         host, view = self._next(words.size)
         view[: words.size] = words.ravel()
         self._copy(target, host[: words.size])
 
     def _next(self, words: int) -> tuple[Tensor, Int32]:
-        """The buffer whose turn it is, which holds so many, and what the host sees of it."""
+        """Return the buffer whose turn it is, which holds so many words, and the host's view of it."""
         self._turn = turn = (self._turn + 1) % ROTATION
-        if words > len(
-            self._views[turn]
-        ):  # nothing reads the smaller one any more, or it would not be its turn
+        if words > len(self._views[turn]):  # nothing reads the smaller one any more: it is its turn
             self._host[turn] = self._buffer(1 << (words - 1).bit_length())
             self._views[turn] = self._host[turn].numpy()
         return self._host[turn], self._views[turn]

@@ -20,7 +20,7 @@ from quire.kernels.pointwise.pinned_copy import copy_pinned
 
 
 class DeviceLogprobs(NamedTuple):
-    """As plan.Logprobs, still on the device."""
+    """`arrays.Logprobs`, still on the device."""
 
     chosen: Tensor
     rank: Tensor
@@ -33,7 +33,7 @@ class DeviceLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceResult:
-    """As plan.StepResult, still on the device: tensors of 32-bit words."""
+    """`plan.StepResult`, still on the device: tensors of 32-bit words."""
 
     tokens: Tensor
     logprob_samples: Int32
@@ -41,12 +41,12 @@ class DeviceResult:
     prompt_logprobs: tuple[DeviceLogprobs, ...]
 
     def packed(self) -> Tensor:
-        """The words of all tensors, one after the other: [N] i32."""
+        """Return the words of all tensors, one after the other: [N] i32."""
         words = [tensor.reshape(-1).view(torch.int32) for tensor in self._tensors()]
         return words[0] if len(words) == 1 else torch.cat(words)
 
     def unpacked(self, words: Tensor) -> DeviceResult:
-        """The same with tensors that are views of `words` [N] i32, where they lie as `packed` has them."""
+        """Return the same with tensors that are views of `words` [N] i32, which lie as `packed` has them."""
         tensors = self._tensors()
         parts = words.split([tensor.numel() for tensor in tensors])
         tokens, *rest = (
@@ -81,7 +81,7 @@ class Gate:
 
     @contextmanager
     def passed(self) -> Iterator[None]:
-        """Around a step. Raises MemoryError when the device has not enough memory for it.
+        """Enclose a step. Raises MemoryError when the device has not enough memory for it.
 
         What is raised keeps no tensor of the step alive, for as long as anybody keeps it.
         """
@@ -105,14 +105,14 @@ def _let_go(error: BaseException | None) -> None:
         error = error.__context__
 
 
-class CudaFlight:
-    """Results on their way to pinned memory; one event says when they are there, one when all has moved.
+class CudaHandle:
+    """A step on a CUDA stream: one event says when its results are in pinned memory, one when all has moved.
 
-    Who drops one before they are there lets the device come to an end first (`CudaQueue.settle`).
+    Whoever drops one before they are there lets the device come to an end first (`CudaQueue.settle`).
     """
 
     def __init__(self, result: DeviceResult, transferred: torch.cuda.Event | None) -> None:
-        """They go in the order of the current stream: what its next step overwrites has left by then."""
+        """Copy the results in the order of the current stream: before its next step overwrites them."""
         words = result.packed()
         pinned = torch.empty(len(words), dtype=torch.int32, pin_memory=True)
         copy_pinned(pinned, words)
@@ -144,7 +144,7 @@ class CudaQueue:
         self._copy_stream = torch.cuda.Stream(device)
         self._gate = Gate()
 
-    def submit(self, step: Callable[[], DeviceResult], transfer: Transfer | None) -> CudaFlight:
+    def submit(self, step: Callable[[], DeviceResult], transfer: Transfer | None) -> CudaHandle:
         with self._gate.passed():
             return self._submit(step, transfer)
 
@@ -154,7 +154,7 @@ class CudaQueue:
         torch.cuda.empty_cache()
         self._gate.open = True
 
-    def _submit(self, step: Callable[[], DeviceResult], transfer: Transfer | None) -> CudaFlight:
+    def _submit(self, step: Callable[[], DeviceResult], transfer: Transfer | None) -> CudaHandle:
         transferred = None
         if transfer is not None:
             self._copy_stream.wait_stream(self.stream)
@@ -163,16 +163,18 @@ class CudaQueue:
                 transferred = torch.cuda.Event()
                 transferred.record()
         with torch.cuda.stream(self.stream):
-            return CudaFlight(step(), transferred)
+            return CudaHandle(step(), transferred)
 
     def run(self, work: Callable[[], object]) -> None:
-        """What is no step, where steps run; waits until the device has done it."""
+        """Run what is no step where steps run, and wait until the device has done it."""
         with torch.cuda.stream(self.stream):
             work()
         self.stream.synchronize()
 
 
-class ThreadFlight:
+class ThreadHandle:
+    """A step on the worker thread."""
+
     def __init__(self, future: Future[DeviceResult]) -> None:
         self._future = future
 
@@ -190,14 +192,14 @@ class ThreadQueue:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="quire-step")
         self._gate = Gate()
 
-    def submit(self, step: Callable[[], DeviceResult], transfer: Transfer | None) -> ThreadFlight:
+    def submit(self, step: Callable[[], DeviceResult], transfer: Transfer | None) -> ThreadHandle:
         def both() -> DeviceResult:
             with self._gate.passed():
                 if transfer is not None:
                     transfer()
                 return step()
 
-        return ThreadFlight(self._worker.submit(both))
+        return ThreadHandle(self._worker.submit(both))
 
     def settle(self) -> None:
         """Wait until nothing is under way, and compute steps again."""
@@ -205,5 +207,5 @@ class ThreadQueue:
         self._gate.open = True
 
     def run(self, work: Callable[[], object]) -> None:
-        """As CudaQueue does."""
+        """Run what is no step where steps run, and wait until it is done."""
         self._worker.submit(work).result()

@@ -43,7 +43,7 @@ class HostTier:
         return True
 
     def _place(self, block: int, prefix: Prefix | None, moves: Moves) -> int:
-        """A host block for device block `block`: one that holds `prefix`, or a transfer to a new one."""
+        """Return a host block for device block `block`: one that holds `prefix`, or a copy on its way."""
         twin = None if prefix is None else self.cache.find(prefix)
         if twin is not None:
             self.pool.share(twin)
@@ -73,13 +73,13 @@ class HostTier:
             self.drop(sequence)
 
     def bring(self, host_block: int, moves: Moves) -> int:
-        """A new device block that the next step fills from `host_block`."""
+        """Return a new device block that the next step fills from `host_block`."""
         block = self._device.allocate()
         self._start(moves.swap_in, block, host_block)
         return block
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """`child` shares all blocks that `parent` has here, and has no others."""
+        """Have `child` share all blocks that `parent` has here, and no others."""
         self.drop(child)
         child.host_table = list(parent.host_table)
         child.prefixes = list(parent.prefixes)
@@ -111,14 +111,14 @@ class HostTier:
         transfers.append(Transfer(device, host))
 
     def arrived(self, moves: Moves) -> None:
-        """The transfers of `moves` are done."""
+        """Book the transfers of `moves`, which are done."""
         for spill in moves.spills:
             if spill.device in self._device_cache:  # else it was forgotten meanwhile
                 self._publish(self._device_cache.prefix(spill.device), spill.host)
         self.let_go(moves)
 
     def let_go(self, moves: Moves) -> None:
-        """The transfers of `moves` hold their blocks no longer."""
+        """Let go of the blocks that the transfers of `moves` hold."""
         for transfer in reversed((*moves.swap_out, *moves.swap_in)):  # children before parents
             self._device.unhold(transfer.device)
             self.pool.unhold(transfer.host)
@@ -129,7 +129,7 @@ class HostTier:
             self._device.unhold(spill.device, evict_next=True)
 
     def publish(self, group: SequenceGroup) -> None:
-        """The full blocks of a swapped group have arrived: others may find them here."""
+        """Let others find the full blocks of a swapped group, which have arrived here."""
         for sequence in group.live:
             published = sequence.prefixes[: sequence.host_published]
             for prefix, block in zip(published, sequence.host_table, strict=False):

@@ -39,20 +39,21 @@ def check_memory(
     tables = [sequence.table for sequence in sequences]
     check_pool(blocks.pool, tables, [*sources, *transfers], share)
     check_prefix_cache(blocks.cache, share)
-    for block in blocks.cache.promised:
-        assert blocks.pool.count(block), f"block {block} is promised, and no table names it"
-        assert not blocks.pool.is_kept(block), f"block {block} is kept, and only promised"
+    for block in blocks.cache.computing:
+        assert blocks.pool.count(block), f"block {block} is being computed, and no table names it"
+        assert not blocks.pool.is_kept(block), f"block {block} is kept, and still being computed"
     copied = {source for source, _ in blocks.moves.copies.values()}
     written = {destination for _, destination in blocks.moves.copies.values()}
     assert copied.isdisjoint(written), "a copy reads what another writes"
     assert not any(map(blocks.pool.is_held, written)), "a copy writes what a transfer or a copy reads"
     for table in tables[share]:
         assert len(set(table)) == len(table), f"a table names a block twice: {table}"
-    assert len(blocks.cache) == blocks.pool.num_kept
+    assert len(blocks.cache) + len(blocks.tails) == blocks.pool.num_kept
+    assert not any(block in blocks.cache for block in blocks.tails.blocks()), "a tail has a digest"
     check_host_tier(blocks.host, sequences, moves, share)
     for sequence in sequences[share]:
-        known = [prefix.piece for prefix in sequence.prefixes]
-        assert known == sequence.pieces(blocks.block_size, 0, len(known)), "prefixes of other tokens"
+        known = [prefix.content for prefix in sequence.prefixes]
+        assert known == sequence.block_contents(blocks.block_size, 0, len(known)), "prefixes of other tokens"
         assert not blocks.has_prefix_cache or sequence.published <= len(known), "published without a prefix"
 
 
@@ -106,4 +107,4 @@ def check_prefix_cache(cache: PrefixCache, share: slice = EVERY) -> None:
     for block, prefix in zip(range(len(prefixes))[share], prefixes[share], strict=True):
         assert prefix is None or cache._blocks[prefix.digest] == block, f"block {block} is found elsewhere"
     assert len(cache._blocks) == len(prefixes) - prefixes.count(None), "a digest of no block"
-    assert all(block in cache for block in cache.promised), "a block is promised that is not findable"
+    assert all(block in cache for block in cache.computing), "a block is being computed that is not findable"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain, zip_longest
 
+from quire.engine.arrays import as_int32
 from quire.engine.hashing import BlockHasher, Prefix, Prefixes
 from quire.engine.memory.host_tier import HostTier
 from quire.engine.memory.moves import Moves
+from quire.engine.memory.pinned_tails import PinnedTails
 from quire.engine.memory.pool import BlockPool, OutOfBlocks
 from quire.engine.memory.prefix_cache import Found, Match, PrefixCache
 from quire.engine.sequences.rows import Index, Rows
@@ -20,11 +23,11 @@ class BlockManager:
     Logical block i of a sequence is table[i] and holds the keys and values of positions i * block_size
     onwards. A block is written only by the one table that names it, and never once it is full.
 
-    A full block can be found by content. From the plan in which a prefill fills it on it is promised: who
+    A full block can be found by content. From the plan in which a prefill fills it on it is `computing`: who
     shares it computes in that step or a later one, and each layer of a step with prefills writes the keys and
-    values of all its tokens before any of them attends. A promise is taken back when no table names the block
-    any more. Once a step of a table that names it was committed it is published: that outlives its tables,
-    and the registry hears of it.
+    values of all its tokens before any of them attends. It is forgotten if no table names it any more. Once
+    a step of a table that names it was committed it is published: that outlives its tables, and the registry
+    hears of it.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class BlockManager:
         self.cache = PrefixCache(num_blocks)
         self.pool = BlockPool(num_blocks, self.cache.forget)
         self.block_size = block_size
+        self.tails = PinnedTails()
         self.host = HostTier(num_host_blocks, self.pool, self.cache)
         self.moves = Moves()
         self.copies_on_write = 0  # since start
@@ -53,7 +57,7 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def take_moves(self) -> Moves:
-        """What has gathered for the next plan."""
+        """Return what has gathered for the next plan, and begin anew."""
         moves, self.moves = self.moves, Moves()
         return moves
 
@@ -74,7 +78,7 @@ class BlockManager:
             raise OutOfBlocks
 
     def grow_all(self, rows: Index) -> None:
-        """One more block for each of these rows; as many must be available."""
+        """Add a block to the table of each of these rows; as many must be available."""
         entries, sequences = self.moves.entries, self._rows.sequences
         for row, block in zip(rows.tolist(), self.pool.allocate_many(len(rows)), strict=True):
             table = sequences[row].table
@@ -83,16 +87,16 @@ class BlockManager:
         self._rows.capacity[rows] += self.block_size
 
     def fork(self, parent: Sequence, child: Sequence, num_blocks: int | None = None) -> None:
-        """`child` shares the first `num_blocks` (all by default) of `parent`'s blocks, and has no others."""
+        """Have `child` share the first `num_blocks` (all by default) of `parent`'s blocks, and no others."""
         self._take_over(parent, child, parent.table[:num_blocks])
 
     def follow(self, parent: Sequence, child: Sequence) -> bool:
-        """`child` goes on from where `parent` is: `fork`, but for a last block that is not full.
+        """Have `child` go on from where `parent` is: `fork`, but for a last block that is not full.
 
         What `parent` has in that is copied to the child's own one, if it has one there that nobody else
         names or reads: shared, it would be copied all the same, to a block that had to be found first.
-        -> whether it is shared. Between two plans a sequence follows once at most, and none follows one that
-        has.
+        Return whether it is shared. Between two plans a sequence follows once at most, and none follows one
+        that has.
         """
         pending = self.moves.copies
         assert parent.row not in pending and child.row not in pending, "what is copied is not there yet"
@@ -115,9 +119,9 @@ class BlockManager:
         return begun and not copied
 
     def _take_over(self, parent: Sequence, child: Sequence, table: BlockTable) -> None:
-        """`child` names the blocks of `table` instead of its own, which hold what those of `parent` do.
+        """Have `child` name the blocks of `table`, which hold what those of `parent` do, instead of its own.
 
-        What it names already stays untouched: of beams that is nearly all, at each step.
+        Those that it names already stay untouched: of beams that is nearly all, at each step.
         """
         child.num_found = min(parent.num_found, len(table))
         child.prefixes = parent.prefixes[: len(table)]
@@ -142,9 +146,9 @@ class BlockManager:
             self._undo_copy(child.row)
 
     def is_writable(self, sequence: Sequence, position: int) -> bool:
-        """Whether the block of `position` is this table's alone and not findable by others."""
+        """Return whether the block of `position` is this table's alone and not findable by others."""
         block = sequence.table[position // self.block_size]
-        return self.pool.count(block) == 1 and block not in self.cache
+        return self.pool.count(block) == 1 and block not in self.tails and block not in self.cache
 
     def copy_on_write(self, sequence: Sequence, position: int) -> None:
         """Give `sequence` its own copy of the block of `position`. OutOfBlocks: nothing has changed."""
@@ -153,12 +157,12 @@ class BlockManager:
         destination = self.pool.allocate()
         self._copy(sequence.row, source, destination)
         self.pool.release(source)
-        self._take_back([source])
+        self._forget_computing([source])
         sequence.table[logical] = destination
         self.moves.entries[sequence.row, logical] = destination
 
     def _copy(self, row: int, source: int, destination: int) -> None:
-        """The next plan copies `source` to `destination`, which the table of `row` names."""
+        """Have the next plan copy `source` to `destination`, which the table of `row` names."""
         assert source not in self.moves.written, "a copy is made before the step writes its source"
         assert row not in self.moves.copies, "a row has two copies in one plan"
         self.pool.hold(source)  # nobody may get it before the copy was made
@@ -175,9 +179,9 @@ class BlockManager:
         self._undo_copy(sequence.row)
 
     def _give_back(self, blocks: list[int]) -> None:
-        """One table less names each: last first, so that of what is cached children go before parents."""
+        """Release `blocks`, last first: of those that are cached, children are evicted before parents."""
         self.pool.release(*reversed(blocks))
-        self._take_back(blocks)
+        self._forget_computing(blocks)
 
     def _undo_copy(self, row: int) -> None:
         copy = self.moves.copies.pop(row, None)
@@ -185,7 +189,7 @@ class BlockManager:
             self.pool.unhold(copy[0])
 
     def _tell(self, sequence: Sequence) -> None:
-        """The device has to know the whole table of `sequence`."""
+        """Send the device the whole table of `sequence`."""
         for logical, block in enumerate(sequence.table):
             self.moves.entries[sequence.row, logical] = block
         self._rows.capacity[sequence.row] = len(sequence.table) * self.block_size
@@ -193,9 +197,9 @@ class BlockManager:
     # -- content ---------------------------------------------------------------------------------------
 
     def match(self, sequence: Sequence) -> Found:
-        """Blocks that hold the first tokens of `sequence`, as many as are findable.
+        """Return the blocks that hold the first tokens of `sequence`, as many as are findable.
 
-        What was found is remembered until it is attached, for the next time.
+        They are remembered until they are attached, for the next time.
         """
         prefixes = self._extend(sequence, sequence.num_tokens // self.block_size)
         match = self._matches.get(sequence)
@@ -203,9 +207,18 @@ class BlockManager:
             match = self._matches[sequence] = Match(prefixes, self.cache, self.host.cache)
         return match.renew()
 
-    def is_promised(self, found: Found) -> bool:
-        """Whether the last block of `found` may be one that is not written yet."""
-        return bool(found.device) and not found.host and found.device[-1] in self.cache.promised
+    def with_tail(self, sequence: Sequence, found: Found) -> Found:
+        """Return `found`, and a pinned block that begins with what comes next, all but the last token."""
+        if not len(self.tails) or found.host:
+            return found
+        num_blocks = len(found.device)
+        before = sequence.prefixes[num_blocks - 1] if num_blocks else None
+        rest = sequence.tokens[num_blocks * self.block_size : -1]
+        return replace(found, tail=self.tails.find(before, rest))
+
+    def is_computing(self, found: Found) -> bool:
+        """Return whether the last block of `found` may be one that is not written yet."""
+        return bool(found.device) and not found.host and found.device[-1] in self.cache.computing
 
     def attach(self, sequence: Sequence, found: Found) -> None:
         """Begin the table of `sequence`, which has none, with what `match` gave.
@@ -217,37 +230,40 @@ class BlockManager:
         for block in found.device:
             self.pool.share(block)
         sequence.table = list(found.device)
-        # What is only promised is this one's to publish if the one that computes it leaves.
-        promised = (i for i, block in enumerate(found.device) if block in self.cache.promised)
-        sequence.published = next(promised, len(found.device))
+        # What is not written yet is this one's to publish if the one that computes it leaves.
+        computing = (i for i, block in enumerate(found.device) if block in self.cache.computing)
+        sequence.published = next(computing, len(found.device))
         sequence.num_found = min(sequence.num_found, sequence.published)
         for block in found.host:
             sequence.table.append(self.host.bring(block, self.moves))
+        if found.tail is not None:
+            self.pool.share(found.tail.block)
+            sequence.table.append(found.tail.block)
         self._matches.pop(sequence, None)
         self._tell(sequence)
 
-    def promise(self, sequence: Sequence, start: int, end: int) -> None:
-        """The next plan prefills tokens start..end-1: from now on others may share the blocks it fills."""
+    def mark_computing(self, sequence: Sequence, start: int, end: int) -> None:
+        """Let others share the blocks that the next plan fills by prefilling tokens start..end-1."""
         if self._prefixes is None:
             return
         filled = slice(start // self.block_size, end // self.block_size)
         blocks = sequence.table[filled]
-        self.cache.promise(self._extend(sequence, filled.stop)[filled], blocks)
+        self.cache.mark_computing(self._extend(sequence, filled.stop)[filled], blocks)
         self.moves.written.update(blocks)
 
     def is_written(self, group: SequenceGroup) -> bool:
-        """Whether the blocks of `group` hold what they should before the next plan's step is done."""
+        """Return whether the blocks of `group` hold what they should before the next plan's step is done."""
         return self.moves.written.isdisjoint(chain(*(sequence.table for sequence in group.live)))
 
-    def _take_back(self, blocks: list[int]) -> None:
-        """What was promised of those blocks that no table names any more."""
-        for block in self.cache.promised.intersection(blocks):
+    def _forget_computing(self, blocks: list[int]) -> None:
+        """Forget those of `blocks` that are computing and that no table names any more."""
+        for block in self.cache.computing.intersection(blocks):
             if not self.pool.count(block):
                 self.cache.forget(block)
                 self.moves.written.discard(block)
 
     def publish(self, filled: Iterable[tuple[Sequence, int]]) -> None:
-        """So many first blocks of each sequence are full and written: make them findable for good.
+        """Make the first blocks of each sequence, so many that are full and written, findable for good.
 
         A block whose content is findable elsewhere is given back and that one shared instead, unless forks
         share it: with both blocks in use the group would need more than it was let in for.
@@ -273,31 +289,46 @@ class BlockManager:
                     self.moves.entries[sequence.row, logical] = found
                 logical += 1
             sequence.published = logical
+            if self.tails.num_wanted:
+                self._keep_tail(sequence)
+
+    def _keep_tail(self, sequence: Sequence) -> None:
+        """Keep the last block of `sequence` if it holds the tail that was asked for, and nothing else."""
+        full = sequence.num_tokens // self.block_size
+        if len(sequence.table) > full and self._rows.context.item(sequence.row) == sequence.num_tokens:
+            before = self._extend(sequence, full)[full - 1] if full else None
+            block = sequence.table[full]
+            if self.tails.keep(before, sequence.tokens[full * self.block_size :], block):
+                self.pool.keep(block)
 
     def forget(self, sequence: Sequence) -> None:
-        """What `sequence` computed is worth nothing: nobody is to find it any more.
+        """Have nobody find what `sequence` has computed: it is worth nothing.
 
-        Who shares some of it already goes on: a NaN among keys or values becomes one in its own logits.
+        Whoever shares some of it already goes on: a NaN among keys or values becomes one in its own logits.
         """
         for prefix in self._extend(sequence, sequence.num_tokens // self.block_size)[sequence.num_found :]:
             _discard(self.cache, self.pool, prefix)
             _discard(self.host.cache, self.host.pool, prefix)
 
     def open_to_all(self, tokens: list[int]) -> list[Prefix]:
-        """Let all tenants find the full blocks at the beginning of `tokens` once they are computed.
+        """Let all tenants find the blocks of `tokens` once they are computed; return the full ones' prefixes.
 
-        Raises ValueError without a prefix cache.
+        What is left of the tokens is found behind these. Raises ValueError without a prefix cache.
         """
         if self._prefixes is None:
             raise ValueError("--pin-prefix needs the prefix cache: leave out --no-enable-prefix-caching")
-        return self._prefixes.make_public(tokens)
+        prefixes = self._prefixes.make_public(tokens)
+        rest = as_int32(tokens[len(prefixes) * self.block_size :])
+        if len(rest):
+            self.tails.want(prefixes[-1] if prefixes else None, rest)
+        return prefixes
 
     def _extend(self, sequence: Sequence, num_blocks: int) -> list[Prefix]:
-        """The prefixes of `sequence`, of its first `num_blocks` at least; none without a prefix cache."""
+        """Return the prefixes of `sequence`, its first `num_blocks` at least; none without a prefix cache."""
         prefixes = sequence.prefixes
         if self._prefixes is not None and len(prefixes) < num_blocks:
-            pieces = sequence.pieces(self.block_size, len(prefixes), num_blocks)
-            self._prefixes.extend(prefixes, pieces, sequence.salt)
+            contents = sequence.block_contents(self.block_size, len(prefixes), num_blocks)
+            self._prefixes.extend(prefixes, contents, sequence.salt)
         return prefixes
 
     # -- between the tiers ------------------------------------------------------------------------------
@@ -338,7 +369,7 @@ class BlockManager:
         self._matches.pop(sequence, None)
 
     def copied(self, moves: Moves) -> None:
-        """The step that carried `moves` is committed: its copies on the device are made."""
+        """Let go of the sources of `moves`' copies, whose step is committed."""
         for source, _ in moves.copies.values():
             self.pool.unhold(source)
         moves.copies.clear()
@@ -347,6 +378,6 @@ class BlockManager:
 def _discard(cache: PrefixCache, pool: BlockPool, prefix: Prefix) -> None:
     block = cache.find(prefix)
     if block is not None and not pool.is_pinned(block):
-        if block not in cache.promised:
+        if block not in cache.computing:
             pool.discard(block)
         cache.forget(block)

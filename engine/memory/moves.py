@@ -1,4 +1,4 @@
-"""What happens to blocks besides being computed, gathered for the next plan."""
+"""Moves of blocks, gathered for the next plan: table entries, copies, transfers between the tiers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Transfer:
 
 
 class Moves(msgspec.Struct):
-    """What the next plan must tell the device about blocks, row by row, so that it can be undone."""
+    """The next plan's changes of blocks, kept row by row, so that they can be undone."""
 
     entries: dict[tuple[int, int], int] = {}  # (row, logical block) -> block
     copies: dict[int, tuple[int, int]] = {}  # row -> source, destination
@@ -26,7 +26,7 @@ class Moves(msgspec.Struct):
     spills: list[Transfer] = []  # swapped out too; the device's copy stays cached
 
     def leave(self, row: int, num_blocks: int) -> None:
-        """The device need not hear of the table of `row`, which has so many blocks."""
+        """Drop the entries of the table of `row`, which has so many blocks."""
         for logical in range(num_blocks if self.entries else 0):
             self.entries.pop((row, logical), None)
 

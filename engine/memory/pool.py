@@ -10,7 +10,7 @@ import numpy as np
 
 
 class OutOfBlocks(Exception):
-    """No block can be had; the caller must give some back first."""
+    """Raised when no block can be had; the caller must give some back first."""
 
 
 class BlockPool:
@@ -66,15 +66,15 @@ class BlockPool:
         return self.num_blocks - self.num_active - self.num_free - self.num_cached
 
     def count(self, block: int) -> int:
-        """How many tables name `block`."""
+        """Return the number of tables that name `block`."""
         return self._counts[block]
 
     def num_evictable(self, blocks: Sequence[int]) -> int:
-        """How many of `blocks`, whose content is kept, `allocate` could give. Quick for an array."""
+        """Return how many of `blocks`, whose content is kept, `allocate` could give. Quick for an array."""
         return int(np.count_nonzero(np.frombuffer(self._evictable, np.bool_)[np.asarray(blocks, np.intp)]))
 
     def is_held(self, block: int) -> bool:
-        """Whether a transfer needs `block` as it is."""
+        """Return whether a transfer needs `block` as it is."""
         return self._holds[block] > 0
 
     def is_kept(self, block: int) -> bool:
@@ -84,11 +84,11 @@ class BlockPool:
         return block in self._pinned
 
     def allocate(self) -> int:
-        """A block that one table names; evicts a cached one if need be. Raises OutOfBlocks."""
+        """Return a block that one table names; evict a cached one if need be. Raises OutOfBlocks."""
         return self.allocate_many(1)[0]
 
     def allocate_many(self, count: int) -> list[int]:
-        """`count` blocks that a table names each, free ones first. OutOfBlocks: nothing has changed."""
+        """Return `count` blocks for a table each, free ones first. OutOfBlocks: nothing has changed."""
         if count > self.num_available:
             raise OutOfBlocks
         num_free = min(count, len(self._free))
@@ -112,16 +112,16 @@ class BlockPool:
         return block
 
     def next_to_evict(self, count: int) -> list[int]:
-        """Up to `count` cached blocks in the order in which they would be evicted."""
+        """Return up to `count` cached blocks in the order in which they would be evicted."""
         return list(islice(self._cached, count))
 
     def refresh(self, block: int) -> None:
-        """If `block` is cached, it is the last to be evicted from now on."""
+        """Make `block`, if it is cached, the last to be evicted."""
         if block in self._cached:
             self._cached.move_to_end(block)
 
     def share(self, block: int) -> None:
-        """One more table names `block`, which is active or cached."""
+        """Count one more table that names `block`, which is active or cached."""
         if self._counts[block] == 0:
             assert self._kept[block], f"block {block} holds nothing that could be shared"
             self._evictable[block] = False
@@ -132,7 +132,7 @@ class BlockPool:
         self.references += 1
 
     def release(self, *blocks: int) -> None:
-        """One table less names each of `blocks`, in this order."""
+        """Count one table less that names each of `blocks`, in this order."""
         counts = self._counts
         for block in blocks:
             assert counts[block] > 0, f"block {block} is released more often than it was taken"
@@ -143,7 +143,7 @@ class BlockPool:
         self.references -= len(blocks)
 
     def hold(self, block: int) -> None:
-        """A transfer needs `block` as it is until `unhold`, whatever tables do."""
+        """Keep `block` as it is for a transfer until `unhold`, whatever tables do."""
         assert self._counts[block] > 0 or self._holds[block] > 0 or self._kept[block]
         self._evictable[block] = False
         self._cached.pop(block, None)
@@ -151,7 +151,7 @@ class BlockPool:
         self._holds[block] += 1
 
     def unhold(self, block: int, *, evict_next: bool = False) -> None:
-        """A transfer is done with `block`. evict_next: once cached, it is the first to go."""
+        """End a transfer's hold on `block`. evict_next: once cached, it is the first to go."""
         assert self._holds[block] > 0, f"no transfer holds block {block}"
         self._holds[block] -= 1
         if self._counts[block] == 0:
@@ -160,12 +160,12 @@ class BlockPool:
                 self._cached.move_to_end(block, last=False)
 
     def keep(self, block: int) -> None:
-        """The content of active `block` is to outlive its last reference."""
+        """Have the content of active `block` outlive its last reference."""
         assert self._counts[block] > 0, f"block {block} is not active"
         self._kept[block] = True
 
     def discard(self, block: int) -> None:
-        """The content of `block`, which is not pinned, is not to be kept after all."""
+        """Have the content of `block`, which is not pinned, not be kept after all."""
         assert self._kept[block] and block not in self._pinned
         self._kept[block] = False
         if block in self._cached:
@@ -183,7 +183,7 @@ class BlockPool:
         self._pinned.add(block)
 
     def _settle(self, block: int) -> None:
-        """`block` has lost its last table or transfer: cached, free, or still in transfer."""
+        """Cache or free `block`, which has lost its last table or a transfer, unless another holds it."""
         if self._holds[block]:
             return
         if block in self._pinned:

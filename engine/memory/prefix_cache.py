@@ -1,4 +1,4 @@
-"""Which block holds the keys and values of which tokens: full blocks, found by content."""
+"""The index of full blocks by content: of the tokens whose keys and values they hold."""
 
 from __future__ import annotations
 
@@ -10,96 +10,105 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.hashing import Digest, Prefix
+from quire.engine.memory.pinned_tails import Tail
 
 
 class PrefixCache:
     """Digest to block, one to one. A hit compares the tokens too, so a collision costs a miss.
 
-    A block is found from when it is promised or published on. Others than the plans of this process only
-    hear of published ones.
+    A block is found while it is computing and once it is published. Others than the plans of this process
+    only hear of published ones.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.on_change: Callable[[Prefix, bool], None] | None = None  # published from now on, or no more
-        self.promised: set[int] = set()  # blocks that are findable and not published
+        self.computing: set[int] = set()  # blocks that are findable and not published
         self._blocks: dict[Digest, int] = {}
         self._prefixes: list[Prefix | None] = [None] * num_blocks  # of findable blocks
         self._times_forgotten = array("q", bytes(8 * num_blocks))
 
     def __len__(self) -> int:
-        """How many blocks are published."""
-        return len(self._blocks) - len(self.promised)
+        """Return the number of published blocks."""
+        return len(self._blocks) - len(self.computing)
 
     def __contains__(self, block: int) -> bool:
-        """Whether `block` is findable."""
+        """Return whether `block` is findable."""
         return self._prefixes[block] is not None
 
     def find(self, prefix: Prefix) -> int | None:
-        """The block that holds the last tokens of `prefix`, computed after all its others."""
+        """Return the block that holds the last tokens of `prefix`, computed after all its others."""
         block = self._blocks.get(prefix.digest)
         return block if block is not None and prefix.equals(self._prefixes[block]) else None
 
-    def promise(self, prefixes: Sequence[Prefix], blocks: Sequence[int]) -> None:
+    def mark_computing(self, prefixes: Sequence[Prefix], blocks: Sequence[int]) -> None:
         """Let each of `blocks` be found by its prefix, unless one that holds the same is."""
         for prefix, block in zip(prefixes, blocks, strict=True):
             if prefix.digest not in self._blocks:
                 self._blocks[prefix.digest] = block
                 self._prefixes[block] = prefix
-                self.promised.add(block)
+                self.computing.add(block)
 
     def publish(self, prefix: Prefix, block: int) -> int | None:
-        """Publish `block`, unless one that holds the same is; which one is then. None: a collision."""
+        """Publish `block`, unless another that holds the same is; return which. None: a collision."""
         found = self._blocks.setdefault(prefix.digest, block)
         if found != block:
             if not prefix.equals(self._prefixes[found]):
                 return None
-            if found not in self.promised:
+            if found not in self.computing:
                 return found
             self.forget(found)
             self._blocks[prefix.digest] = block
         elif self._prefixes[block] is not None:
-            if block not in self.promised:
+            if block not in self.computing:
                 return block
-            self.promised.remove(block)
+            self.computing.remove(block)
         self._prefixes[block] = prefix
         if self.on_change is not None:
             self.on_change(prefix, True)
         return block
 
     def prefix(self, block: int) -> Prefix:
-        """What a findable block holds."""
+        """Return the prefix that a findable block ends."""
         prefix = self._prefixes[block]
         assert prefix is not None, f"block {block} is not findable"
         return prefix
 
     def forget(self, block: int) -> None:
-        """`block` is not to be found any more; perhaps it is going to hold something else."""
+        """Have `block` found no more; perhaps it is going to hold something else."""
         prefix, self._prefixes[block] = self.prefix(block), None
         self._times_forgotten[block] += 1
         del self._blocks[prefix.digest]
-        self.promised.discard(block)
-        if self.on_change is not None:  # of a promise too: `prefixes` may have told of it
+        self.computing.discard(block)
+        if self.on_change is not None:  # of one that was computing too: `prefixes` may have told of it
             self.on_change(prefix, False)
 
     def times_forgotten(self, blocks: array[int]) -> NDArray[np.int64]:
-        """[N] how often each of `blocks` was forgotten: what was found in it is there until once more."""
+        """Return how often each of `blocks` [N] was forgotten: until once more, it holds what was found."""
         return np.asarray(self._times_forgotten)[np.asarray(blocks)]
 
     def prefixes(self) -> list[Prefix]:
-        """All that are published. Another thread may ask: promises of this very moment may be among them."""
+        """Return those published; another thread may see some that are computing from this very moment."""
         held = enumerate(self._prefixes.copy())
-        return [prefix for block, prefix in held if prefix is not None and block not in self.promised]
+        return [prefix for block, prefix in held if prefix is not None and block not in self.computing]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Blocks that hold a sequence's first tokens: on the device, and after those in host memory."""
+    """Blocks that hold a sequence's first tokens: on the device, and after those in host memory.
+
+    They are full, but for `tail`, which comes after them.
+    """
 
     device: Sequence[int]
     host: Sequence[int]
+    tail: Tail | None = None
 
     def __len__(self) -> int:
         return len(self.device) + len(self.host)
+
+    def num_tokens(self, block_size: int) -> int:
+        """Return how many tokens need not be computed."""
+        return len(self) * block_size + (0 if self.tail is None else self.tail.num_tokens)
 
     def first(self, count: int) -> Found:
         return Found(self.device[:count], self.host[: max(0, count - len(self.device))])
@@ -118,7 +127,7 @@ class Match:
         self._host = _Places(host)
 
     def renew(self) -> Found:
-        """What is found by now."""
+        """Return the blocks that are found by now."""
         device, host, end = self._device, self._host, len(self.prefixes)
         device.cut()
         device.follow(self.prefixes, end)
@@ -142,7 +151,7 @@ class _Places:
         return self.begin + len(self.blocks)
 
     def cut(self) -> None:
-        """Leave out the first that is not found any more, and what comes after it."""
+        """Drop the first that is not found any more, and those after it."""
         if self.blocks:
             changed = self._cache.times_forgotten(self.blocks) != np.asarray(self._forgotten)
             first = int(changed.argmax())

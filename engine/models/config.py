@@ -9,6 +9,7 @@ from typing import Literal
 
 from quire.engine.models.json_fields import Fields, read_json
 from quire.engine.models.rope_config import RopeConfig
+from quire.kernels.formats.cache_spec import CacheSpec
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh"]
@@ -56,6 +57,11 @@ class ModelConfig:
     norm_affine: bool = True  # layer norms have weight and bias
 
     @property
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """Return what each layer keeps of the tokens that it has seen."""
+        return tuple(CacheSpec(self.num_kv_heads, self.head_dim, window) for window in self.windows)
+
+    @property
     def layer_weights(self) -> int:
         """Elements of a layer's matrices."""
         projections = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
@@ -98,7 +104,7 @@ class ModelConfig:
 
 
 def _decoder(fields: Fields, architecture: str) -> ModelConfig:
-    """Llama, Mistral, Qwen2/2.5 and Qwen3. Defaults of absent fields are transformers' own."""
+    """Read Llama, Mistral, Qwen2/2.5 and Qwen3. Defaults of absent fields are transformers' own."""
     qwen = architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
     fields.refuse_unless("partial_rotary_factor", None, 1, 1.0)
     fields.refuse_unless("dual_chunk_attention_config", None)
@@ -150,7 +156,7 @@ def _decoder(fields: Fields, architecture: str) -> ModelConfig:
 
 
 def _windows(fields: Fields, layers: int, positions: int, architecture: str, qwen: bool) -> tuple[int, ...]:
-    """Attention window of each layer; one that no context can outgrow counts as none."""
+    """Return the attention window of each layer; one that no context can outgrow counts as none."""
     if architecture == "LlamaForCausalLM":
         fields.refuse_unless("sliding_window", None)
         fields.refuse_unless("layer_types", None, ["full_attention"] * layers)

@@ -17,7 +17,7 @@ def resolve_model(
     on_progress: Callable[[int, int], None] | None = None,
     files: list[str] = FILES,
 ) -> Path:
-    """The model's folder, downloaded when it is a Hub id (`owner/name` or `name`).
+    """Return the model's folder, downloaded when it is a Hub id (`owner/name` or `name`).
 
     `on_progress` gets (done, total) bytes; the total grows while files are found; only `files` are fetched.
     Raises ValueError that says what was tried.
@@ -45,7 +45,7 @@ def resolve_model(
 
 
 def _progress_bar(on_progress: Callable[[int, int], None]) -> Any:
-    """A tqdm class that draws nothing and reports the bar that counts the bytes of all files."""
+    """Return a tqdm class that draws nothing and reports the bar that counts the bytes of all files."""
     from huggingface_hub.utils import tqdm
 
     class ReportingBar(tqdm):

@@ -20,11 +20,11 @@ class Fields:
         return ValueError(f"{self.where}: {name} is {value!r}; it must be {expected}")
 
     def has(self, name: str) -> bool:
-        """Whether it is there; null counts as left out."""
+        """Tell whether the field is there; null counts as left out."""
         return self.raw.get(name) is not None
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer; without a default it must be there."""
+        """Return a positive integer; without a default it must be there."""
         value = self.raw[name] if self.has(name) else default
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.error(name, value, "a positive integer")
@@ -43,7 +43,7 @@ class Fields:
         return value
 
     def choice(self, name: str, default: Choice, choices: dict[str, Choice]) -> Choice:
-        """What `choices` holds for the field's value."""
+        """Return what `choices` holds for the field's value."""
         if not self.has(name):
             return default
         value = self.raw[name]
@@ -52,7 +52,7 @@ class Fields:
         return choices[value]
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """An id, a list of ids, or none."""
+        """Return the ids of one, of a list of them, or of none."""
         value = self.raw.get(name)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
@@ -69,7 +69,7 @@ class Fields:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, or None where there is no such file."""
+    """Return the object in a JSON file, or None where there is no such file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -35,7 +35,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def build_model(config: ModelConfig, backend: Backend, weights: Weights, max_model_len: int) -> Model:
-    """The model with parameters that nothing was written to. Raises ValueError if it has fewer positions."""
+    """Return the model with parameters not written yet. Raises ValueError if it has fewer positions."""
     if max_model_len > config.max_position_embeddings:
         raise ValueError(
             f"--max-model-len ({max_model_len}) is more than the model's max_position_embeddings "
@@ -57,7 +57,9 @@ def load_model(
     seed: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Model, int]:
-    """The model on `device` in `dtype`, and its weights' bytes. `on_progress` gets (done, total) bytes.
+    """Load the model on `device` in `dtype`; return its weights' bytes, too.
+
+    `on_progress` gets (done, total) bytes.
 
     `dummy` reads no files: normal noise, the same for a seed on a kind of device. Raises ValueError for a
     folder without safetensors, and for missing, unknown, mis-shaped or quantised tensors, by name.
@@ -105,7 +107,7 @@ def _equal(tensor: Tensor, parameter: Tensor) -> bool:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The folder's safetensors files; an index may name only files beside it."""
+    """Return the folder's safetensors files; an index may name only files beside it."""
     if (folder / _SINGLE_FILE).is_file():
         return [folder / _SINGLE_FILE]
     index = folder / _INDEX
@@ -138,7 +140,7 @@ def _open(path: Path) -> Any:  # safetensors has no types
 
 
 def _full_name(name: str, model: Model, weights: Weights) -> str:
-    """A checkpoint of the bare decoder leaves the base prefix out."""
+    """Add the base prefix, which a checkpoint of the bare decoder leaves out."""
     return name if name in weights.places else model.base_prefix + name
 
 

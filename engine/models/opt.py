@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.engine.models.batch import ForwardBatch
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.layers import ACTIVATIONS, Attention
+from quire.engine.models.layers import ACTIVATIONS, LayerPlans, attention_layer
 from quire.engine.models.plain_block import Block
 from quire.engine.models.weights import Weights
+from quire.kernels.attention.batch import ForwardBatch
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
+from quire.kernels.plan import plan_attention
 
 POSITION_OFFSET = 2  # the first rows of the position table were fairseq's padding
 
@@ -36,6 +37,7 @@ class OPT:
             self.project_in = weights.linear(name, {"project_in": hidden}, size, bias=False)
             self.project_out = weights.linear(name, {"project_out": size}, hidden, bias=False)
         self.layers = [self._layer(weights, layer) for layer in range(config.num_layers)]
+        self.plans = LayerPlans(config, weights.dtype, weights.device, plan_attention)
         self.final_norm = None
         if config.final_norm:
             self.final_norm = weights.layer_norm(
@@ -58,7 +60,7 @@ class OPT:
         return Block(
             attention_norm=weights.layer_norm(f"{name}.self_attn_layer_norm", hidden, eps, affine=affine),
             qkv=weights.linear(f"{name}.self_attn", qkv, hidden, bias=config.qkv_bias),
-            attention=Attention(self.backend, config, config.windows[layer]),
+            attention=attention_layer(config, layer),
             output=weights.linear(f"{name}.self_attn", {"out_proj": hidden}, hidden, bias=config.output_bias),
             mlp_norm=weights.layer_norm(f"{name}.final_layer_norm", hidden, eps, affine=affine),
             up=weights.linear(name, {"fc1": inner}, hidden, bias=config.mlp_bias),
@@ -76,13 +78,13 @@ class OPT:
             x = self.project_in(x)
         x = x + F.embedding(batch.positions, self.positions)
         run = Block.pre_norm if self.config.norm_before else Block.post_norm
-        newest_by_layer = batch.newest_by_layer(len(self.layers))
-        for layer, layer_cache, newest in zip(self.layers, cache, newest_by_layer, strict=True):
-            x = run(layer, x, batch, layer_cache, newest)
+        newest_by_layer, plans = batch.newest_by_layer(len(self.layers)), self.plans.of(batch, cache)
+        for layer, layer_cache, plan, newest in zip(self.layers, cache, plans, newest_by_layer, strict=True):
+            x = run(layer, x, batch, layer_cache, plan.run, newest)
         return x if self.final_norm is None else self.final_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, H] -> [S, V]."""
+        """Compute hidden [S, H] -> [S, V]."""
         if self.project_out is not None:
             hidden = self.project_out(hidden)
         return self.backend.wide_linear(hidden, self.head)

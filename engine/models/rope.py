@@ -11,7 +11,7 @@ from quire.engine.models.rope_config import Llama3Scaling, RopeConfig
 
 
 def rope_table(config: RopeConfig, head_dim: int, max_model_len: int, device: torch.device) -> Tensor:
-    """[max_model_len, head_dim] f32: cosines in the first half of the columns, sines in the second."""
+    """Return [max_model_len, head_dim] f32: cosines in the columns' first half, sines in the second."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / config.theta**exponents / config.linear_factor
     if config.llama3 is not None:

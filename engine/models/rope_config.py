@@ -27,7 +27,7 @@ class RopeConfig:
 
     @classmethod
     def read(cls, fields: Fields, positions: int) -> RopeConfig:
-        """From `rope_parameters` (transformers 5) or top-level `rope_theta` and `rope_scaling` (before).
+        """Read `rope_parameters` (transformers 5) or top-level `rope_theta` and `rope_scaling` (before).
 
         `positions` is how many the model has. Raises ValueError that names the field.
         """

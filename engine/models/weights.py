@@ -30,7 +30,7 @@ class Weights:
         return sum(view.numel() * view.element_size() for view in self.places.values())
 
     def embedding(self, name: str, rows: int, columns: int) -> Tensor:
-        """A matrix [rows, columns], also that of an output head."""
+        """Return a matrix [rows, columns], also that of an output head."""
         weight = self._matrix(rows, columns)
         self.places[f"{name}.weight"] = weight
         return weight
@@ -67,7 +67,7 @@ class Weights:
         return LayerNorm(self.rms_norm(name, size), bias, eps)
 
     def output_head(self, embedding_name: str, embedding: Tensor, *, tied: bool) -> Tensor:
-        """`lm_head.weight` [vocab, hidden]: its own, or the embedding."""
+        """Return `lm_head.weight` [vocab, hidden]: its own, or the embedding."""
         if not tied:
             return self.embedding("lm_head", *embedding.shape)
         self.tied["lm_head.weight"] = f"{embedding_name}.weight"

@@ -1,1 +1,1 @@
-"""What other replicas and routers learn of this engine's blocks, through Redis."""
+"""The registry of findable blocks in Redis, for routers and other replicas."""

@@ -1,4 +1,4 @@
-"""What replicas must have in common for the digests of their blocks to mean the same."""
+"""The deployment: all that replicas share so that the digests of their blocks mean the same."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def seed_digest(seed: int) -> str:
 
 
 def pinned_digest(pinned: list[list[int]]) -> str:
-    """Of the prefixes that are every tenant's: they change the digests of what follows them."""
+    """Return the digest of every tenant's prefixes, on which the digests of what follows them depend."""
     return _hex(msgspec.json.encode(pinned)) if pinned else ""
 
 

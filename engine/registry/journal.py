@@ -1,4 +1,4 @@
-"""Which blocks the prefix caches can find, told in order by the engine's thread to another one."""
+"""The journal of findable blocks, told in order by the engine's thread to another one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Journal:
         self._reachable: set[Digest] = set()
 
     def _apply(self, tier: int, prefix: Prefix, findable: bool) -> Iterable[tuple[Digest, bool]]:
-        """What becomes reachable, parents first, or is no more, children first."""
+        """Return what becomes reachable, parents first, or is no more, children first."""
         digest, parent = prefix.digest, _parent(prefix)
         before = any(digest in held for held in self._held)
         if findable:
@@ -105,6 +105,6 @@ class Journal:
 def _parent(prefix: Prefix) -> Digest | None:
     """The block before, across the place where a tenant's salt comes in; None for a prompt's first block."""
     before = prefix.before
-    if before is not None and isinstance(before.piece, str):
+    if before is not None and isinstance(before.content, str):
         before = before.before
     return None if before is None else before.digest

@@ -20,9 +20,9 @@ class PromptHasher:
             self._prefixes.make_public(tokens)
 
     def digests(self, salt: str, tokens: Sequence[int]) -> list[Digest]:
-        """Of the full blocks of a prompt."""
+        """Return the digests of the full blocks of a prompt."""
         prefixes: list[Prefix] = []
-        self._prefixes.extend(prefixes, self._hasher.pieces(tokens), salt)
+        self._prefixes.extend(prefixes, self._hasher.block_contents(tokens), salt)
         return [prefix.digest for prefix in prefixes]
 
     def parity(self) -> str:

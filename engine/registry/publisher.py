@@ -38,7 +38,7 @@ LONGEST_PAUSE = 2.0
 
 
 class _Publication(msgspec.Struct):
-    """What is on its way, and sent again as it is until it is known to have arrived."""
+    """A publication on its way, sent again as it is until it is known to have arrived."""
 
     added: list[Digest]
     removed: list[Digest]

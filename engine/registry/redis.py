@@ -130,7 +130,7 @@ ALL_REPLICAS = Keys("*").replicas  # a pattern
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How busy a replica says it is."""
+    """The load that a replica reports."""
 
     running: int = 0
     waiting: int = 0
@@ -140,7 +140,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What Redis made of a publication; `blocks` is how many it holds now."""
+    """The answer of Redis to a publication; `blocks` is how many it holds now."""
 
     status: Literal["OK", "RESYNC", "FENCED"]
     blocks: int

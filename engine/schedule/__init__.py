@@ -1,1 +1,1 @@
-"""Continuous batching: what runs, what waits, who is preempted, and what a step brought."""
+"""Continuous batching: the plan of each step, preemption, and the commit of its results."""

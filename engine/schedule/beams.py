@@ -8,12 +8,54 @@ from numpy.typing import NDArray
 from quire.engine.arrays import Logprobs
 from quire.engine.memory.manager import BlockManager
 from quire.engine.messages import FinishReason, Output
-from quire.engine.sequences.beam_search import BeamStep, Hypothesis, advance_all
+from quire.engine.schedule.lifecycle import expect_write, finish
+from quire.engine.schedule.outputs import describe_first
+from quire.engine.schedule.state import SchedulerState
+from quire.engine.sequences.beam_search import NOT_A_NUMBER, BeamStep, Hypothesis, advance_all
 from quire.engine.sequences.rows import Rows
-from quire.engine.sequences.sequence import NO_ROW, BeamGroup, Sequence
+from quire.engine.sequences.sequence import NO_ROW, BeamGroup, Sequence, SequenceGroup
 
 
-def choose(groups: list[BeamGroup]) -> list[BeamStep | None]:
+def commit_beams(state: SchedulerState, groups: list[BeamGroup]) -> list[Output]:
+    """Have the chosen beams of these groups go on, or end their searches; return what ends by it.
+
+    The groups have all candidates and one `batch_key`.
+    """
+    outputs: list[Output] = []
+    continuing: list[Sequence] = []
+    tokens: list[int] = []
+    shares = bool(state.shared_tails)
+    for beams, step in zip(groups, _choose(groups), strict=True):
+        group = beams.group
+        if step is None:
+            errors = [_ending(beams, i, "error", NOT_A_NUMBER) for i in range(group.request.params.n)]
+            outputs += _end_search(state, group, errors, "error")
+        elif beams.search.done:
+            outputs += _end_search(state, group, _outputs_of(beams), "stop")
+        else:
+            unused, some_share = reparent(beams, step, state.blocks, state.rows)
+            shares |= some_share
+            group.forked = True
+            if beams.order[0].row == NO_ROW:  # the group was preempted, and waits
+                for sequence, token in zip(beams.order, step.tokens, strict=True):
+                    sequence.append(token)
+                continue
+            continuing += beams.order
+            tokens += step.tokens
+            for sequence in unused:
+                state.rows.set_decoding(sequence, False)
+                state.shared_tails.pop(sequence.row, None)
+    rows = [sequence.row for sequence in continuing]
+    state.rows.resume(rows, tokens)
+    state.overrides.update(zip(rows, tokens, strict=True))
+    if shares:  # else all of them write to blocks of their own, as nearly always
+        for sequence in continuing:
+            state.shared_tails.pop(sequence.row, None)
+            expect_write(state, sequence)
+    return outputs
+
+
+def _choose(groups: list[BeamGroup]) -> list[BeamStep | None]:
     """Return the selection of each of these groups, which have all candidates and one `batch_key`.
 
     It is None where a candidate is NaN.
@@ -73,15 +115,24 @@ def reparent(
     return unused, shares
 
 
-def outputs_of(beams: BeamGroup) -> list[Output]:
+def _end_search(
+    state: SchedulerState, group: SequenceGroup, outputs: list[Output], reason: FinishReason
+) -> list[Output]:
+    describe_first(state, group, outputs[0])
+    for sequence in group.live:
+        finish(state, sequence, reason)
+    return outputs
+
+
+def _outputs_of(beams: BeamGroup) -> list[Output]:
     """Return what the finished search gives: one output a hypothesis, best first."""
     request = beams.group.request
     outputs = [_output(request.id, i, hypothesis) for i, hypothesis in enumerate(beams.search.result())]
     # Where fewer sequences exist than were asked for, the rest are empty.
-    return outputs + [ending(beams, index, "stop") for index in range(len(outputs), request.params.n)]
+    return outputs + [_ending(beams, index, "stop") for index in range(len(outputs), request.params.n)]
 
 
-def ending(beams: BeamGroup, index: int, reason: FinishReason, error: str | None = None) -> Output:
+def _ending(beams: BeamGroup, index: int, reason: FinishReason, error: str | None = None) -> Output:
     return Output(beams.group.request.id, index, [], finish_reason=reason, error=error)
 
 

@@ -1,4 +1,4 @@
-"""What a step brought, booked: tokens appended, sequences ended, beams chosen, blocks made findable."""
+"""Commit a step: append its tokens, end sequences, choose beams, make blocks findable."""
 
 from __future__ import annotations
 
@@ -8,128 +8,102 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.messages import FinishReason, Output, StepOutputs, TokenLogprob
-from quire.engine.schedule.beams import choose, ending, outputs_of, reparent
-from quire.engine.schedule.draft import Flight
-from quire.engine.schedule.logprobs import collect_prompt_logprobs, sampled_logprobs
+from quire.engine.messages import Output, StepOutputs, TokenLogprob
+from quire.engine.schedule.beams import commit_beams
+from quire.engine.schedule.draft import InFlightStep
+from quire.engine.schedule.lifecycle import finish
+from quire.engine.schedule.outputs import collect_prompt_logprobs, describe_first, sampled_logprobs
 from quire.engine.schedule.plan import NOT_FINITE, StepResult
-from quire.engine.schedule.state import RunQueue
-from quire.engine.sequences.beam_search import NOT_A_NUMBER, BeamStep
+from quire.engine.schedule.state import SchedulerState
 from quire.engine.sequences.grammar import find_masks
-from quire.engine.sequences.sequence import NO_ROW, BeamGroup, Sequence, SequenceGroup
+from quire.engine.sequences.sequence import BeamGroup, Sequence, SequenceGroup
 
 T = TypeVar("T")
 
 
-def commit(queue: RunQueue, flight: Flight, result: StepResult) -> StepOutputs:
-    """Book what `flight`, the oldest one, gave; what it brings for ended sequences is dropped."""
-    queue.blocks.copied(flight.delivery.moves)
-    queue.blocks.publish(flight.filled)
-    if not flight.delivery.is_empty:
-        queue.deliveries.append(flight.delivery)
-    for wanted, got in zip(flight.prompt_logprobs, result.prompt_logprobs, strict=True):
+def commit(state: SchedulerState, result: StepResult) -> StepOutputs:
+    """Book what the oldest step in flight gave; what it gives to ended sequences is dropped."""
+    step = state.in_flight.popleft()
+    state.blocks.copied(step.transfers.moves)
+    state.blocks.publish(step.filled)
+    if not step.transfers.is_empty:
+        step.transfers.handle = step.handle
+        state.transfers.append(step.transfers)
+    for wanted, got in zip(step.prompt_logprobs, result.prompt_logprobs, strict=True):
         collect_prompt_logprobs(wanted, got)
-    samples, tokens = flight.samples, result.tokens.tolist()
-    watched = _watched(queue, flight, result)
-    lines = queue.rows.tokens
-    if not np.count_nonzero(watched):
-        lines.write(samples.row_index, flight.positions, result.tokens)
+    needs_host = _needs_host(state, step, result)
+    special = np.flatnonzero(needs_host).tolist() if np.count_nonzero(needs_host) else []
+    outputs = commit_plain(state, step, result, special)
+    if special:
+        outputs.others = commit_special(state, step, result, special)
+    return outputs
+
+
+def _needs_host(state: SchedulerState, step: InFlightStep, result: StepResult) -> NDArray[np.bool_]:
+    """Return which samples [S] may be more than one token more."""
+    needs_host = step.needs_host
+    ending = state.ending_at.take(result.tokens)
+    if np.count_nonzero(ending):
+        needs_host = needs_host | (ending > 0)
+    return needs_host
+
+
+def commit_plain(
+    state: SchedulerState, step: InFlightStep, result: StepResult, special: list[int]
+) -> StepOutputs:
+    """Write samples that are one token more to their rows: all but `special`, which ascend."""
+    write, samples, tokens = state.rows.tokens.write, step.samples, result.tokens.tolist()
+    if not special:
+        write(samples.row_index, step.positions, result.tokens)
         return StepOutputs(samples.request_ids, samples.indices, tokens)
-    plain, special = ~watched, np.flatnonzero(watched).tolist()
-    lines.write(samples.row_index[plain], flight.positions[plain], result.tokens[plain])
+    plain = np.ones(len(tokens), np.bool_)
+    plain[special] = False
+    write(samples.row_index[plain], step.positions[plain], result.tokens[plain])
     return StepOutputs(
-        _without(samples.request_ids, special),
-        _without(samples.indices, special),
-        _without(tokens, special),
-        _look_at(queue, flight, result, special),
+        _without(samples.request_ids, special), _without(samples.indices, special), _without(tokens, special)
     )
 
 
-def deliver(queue: RunQueue) -> None:
-    """Book the oldest delivery: its step is committed, and its transfers are done."""
-    delivery = queue.deliveries.popleft()
-    queue.blocks.host.arrived(delivery.moves)
-    queue.blocks.publish(delivery.brought)
-    for group in delivery.arrivals:
-        _arrive(queue, group)
-
-
 def _without(values: list[T], positions: list[int]) -> list[T]:
-    """`values` but for those at `positions`, which ascend."""
+    """Return `values` but for those at `positions`, which ascend."""
     rest = values.copy()
     for position in reversed(positions):
         del rest[position]
     return rest
 
 
-def _watched(queue: RunQueue, flight: Flight, result: StepResult) -> NDArray[np.bool_]:
-    """[S] which samples may be more than one token more."""
-    watched = flight.watched
-    ending = queue.ending_at.take(result.tokens)
-    if np.count_nonzero(ending):
-        watched = watched | (ending > 0)
-    return watched
-
-
-def _look_at(queue: RunQueue, flight: Flight, result: StepResult, samples: list[int]) -> list[Output]:
+def commit_special(
+    state: SchedulerState, step: InFlightStep, result: StepResult, samples: list[int]
+) -> list[Output]:
     """Book these samples one by one."""
-    logprobs = sampled_logprobs(flight.samples.sequences, result)
+    logprobs = sampled_logprobs(step.samples.sequences, result)
     outputs: list[Output] = []
     constrained: list[tuple[Sequence, Output]] = []
     complete: defaultdict[tuple[int, ...], list[BeamGroup]] = defaultdict(list)
     candidates = {sample: at for at, sample in enumerate(result.logprob_samples.tolist())}
-    sequences = flight.samples.sequences
+    sequences = step.samples.sequences
     for i in samples:
         sequence = sequences[i]
         beams = sequence.group.beams
         if sequence.finish_reason is not None:
             continue
         if beams is None:
-            output = _append(queue, sequence, int(result.tokens[i]), logprobs.get(i))
+            output = _append(state, sequence, int(result.tokens[i]), logprobs.get(i))
             outputs.append(output)
             if sequence.constraint is not None and output.finish_reason is None:
                 constrained.append((sequence, output))
         elif result.logprobs is not None and beams.collect(sequence, result.logprobs, candidates[i]):
             complete[beams.batch_key].append(beams)
-    for alike in complete.values():
-        outputs += _go_on(queue, alike, choose(alike))
-    _constrain(queue, constrained)
+    for groups in complete.values():
+        outputs += commit_beams(state, groups)
+    _find_masks(state, constrained)
     return outputs
 
 
-def _constrain(queue: RunQueue, grown: list[tuple[Sequence, Output]]) -> None:
-    """Sequences that go on have taken a token: what may follow it is found beside the next steps."""
-    constraints = []
-    for sequence, output in grown:
-        if sequence.constraint is not None:
-            sequence.constraint.accept(output.tokens[-1])
-            constraints.append(sequence.constraint)
-            queue.masking.add(sequence)
-    find_masks(constraints)
-
-
-def unmask(queue: RunQueue, seconds: float | None) -> list[Output]:
-    """Sequences whose masks are found decode again; those that cannot go on end. Waits as `Masking.take`."""
-    outputs: list[Output] = []
-    for sequence, stayed in queue.masking.take(seconds):
-        if sequence.finish_reason is not None or sequence.constraint is None:
-            continue
-        error = sequence.constraint.error
-        if error is not None:
-            words = f"the grammar cannot be followed any further: {error}"
-            outputs.append(
-                Output(sequence.group.request.id, sequence.index, [], finish_reason="error", error=words)
-            )
-            queue.finish(sequence, "error")
-        elif stayed:
-            queue.rows.may_decode(sequence, True)
-    return outputs
-
-
-def _append(queue: RunQueue, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> Output:
+def _append(state: SchedulerState, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> Output:
     group = sequence.group
     output = Output(group.request.id, sequence.index, [token])
-    _describe_first(queue, group, output)
+    describe_first(state, group, output)
     if token == NOT_FINITE:
         output.tokens = []
         output.finish_reason = "error"
@@ -147,75 +121,57 @@ def _append(queue: RunQueue, sequence: Sequence, token: int, logprob: TokenLogpr
         elif sequence.num_generated >= group.request.params.max_tokens:
             output.finish_reason = "length"
     if output.finish_reason is not None:
-        queue.finish(sequence, output.finish_reason)
+        finish(state, sequence, output.finish_reason)
     return output
 
 
-def _describe_first(queue: RunQueue, group: SequenceGroup, output: Output) -> None:
-    """A request's first output says how its prompt was served."""
-    if not group.first_output_due:
-        return
-    group.first_output_due = False
-    for sequence in group.live:
-        if sequence.row != NO_ROW:
-            queue.rows.watch(sequence)
-    output.prompt_logprobs = group.prompt_logprobs
-    output.queue_seconds = group.queue_seconds
-    output.cached_tokens = group.cached_tokens
-    output.cached_host_tokens = group.cached_host_tokens
+def _find_masks(state: SchedulerState, grown: list[tuple[Sequence, Output]]) -> None:
+    """Begin to find what may follow the tokens of sequences that go on, beside the next steps."""
+    constraints = []
+    for sequence, output in grown:
+        if sequence.constraint is not None:
+            sequence.constraint.accept(output.tokens[-1])
+            constraints.append(sequence.constraint)
+            state.pending_masks.add(sequence)
+    find_masks(constraints)
 
 
-def _arrive(queue: RunQueue, group: SequenceGroup) -> None:
-    """The blocks of `group` are where they were sent."""
+def resume_masked(state: SchedulerState, seconds: float | None) -> list[Output]:
+    """Have sequences whose masks are found decode on; return the outputs of those that cannot go on.
+
+    Waits as `PendingMasks.take` does.
+    """
+    outputs: list[Output] = []
+    for sequence, stayed in state.pending_masks.take(seconds):
+        if sequence.finish_reason is not None or sequence.constraint is None:
+            continue
+        error = sequence.constraint.error
+        if error is not None:
+            words = f"the grammar cannot be followed any further: {error}"
+            outputs.append(
+                Output(sequence.group.request.id, sequence.index, [], finish_reason="error", error=words)
+            )
+            finish(state, sequence, "error")
+        elif stayed:
+            state.rows.set_decoding(sequence, True)
+    return outputs
+
+
+def finish_transfers(state: SchedulerState) -> None:
+    """Book the oldest committed step's transfers, which are done."""
+    transfers = state.transfers.popleft()
+    state.blocks.host.arrived(transfers.moves)
+    state.blocks.publish(transfers.loaded)
+    for group in transfers.groups:
+        _resume(state, group)
+
+
+def _resume(state: SchedulerState, group: SequenceGroup) -> None:
+    """Let `group` go on, whose blocks are where they were sent."""
     group.transferring = False
     if group.swapped:
-        queue.blocks.host.publish(group)
+        state.blocks.host.publish(group)
     elif group.beams is None or not group.beams.pending:
         for sequence in group.live:
             if sequence.table and sequence not in group.prefill_queue:
-                queue.rows.may_decode(sequence, True)
-
-
-def _go_on(queue: RunQueue, groups: list[BeamGroup], steps: list[BeamStep | None]) -> list[Output]:
-    """Have the chosen beams go on, or end the searches; None: a candidate was NaN."""
-    outputs: list[Output] = []
-    seated: list[Sequence] = []
-    tokens: list[int] = []
-    shares = bool(queue.shared_tails)
-    for beams, step in zip(groups, steps, strict=True):
-        group = beams.group
-        if step is None:
-            errors = [ending(beams, i, "error", NOT_A_NUMBER) for i in range(group.request.params.n)]
-            outputs += _end_beams(queue, group, errors, "error")
-        elif beams.search.done:
-            outputs += _end_beams(queue, group, outputs_of(beams), "stop")
-        else:
-            unused, made_some = reparent(beams, step, queue.blocks, queue.rows)
-            shares |= made_some
-            group.forked = True
-            if beams.order[0].row == NO_ROW:  # the group has yielded, and waits
-                for sequence, token in zip(beams.order, step.tokens, strict=True):
-                    sequence.append(token)
-                continue
-            seated += beams.order
-            tokens += step.tokens
-            for sequence in unused:
-                queue.rows.may_decode(sequence, False)
-                queue.shared_tails.pop(sequence.row, None)
-    rows = [sequence.row for sequence in seated]
-    queue.rows.go_on(rows, tokens)
-    queue.given.update(zip(rows, tokens, strict=True))
-    if shares:  # else all of them write to blocks of their own, as nearly always
-        for sequence in seated:
-            queue.shared_tails.pop(sequence.row, None)
-            queue.expect_write(sequence)
-    return outputs
-
-
-def _end_beams(
-    queue: RunQueue, group: SequenceGroup, outputs: list[Output], reason: FinishReason
-) -> list[Output]:
-    _describe_first(queue, group, outputs[0])
-    for sequence in group.live:
-        queue.finish(sequence, reason)
-    return outputs
+                state.rows.set_decoding(sequence, True)

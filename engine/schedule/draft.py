@@ -1,9 +1,10 @@
-"""A step while the scheduler makes it, and its split into a StepPlan and what the scheduler remembers."""
+"""A step while the scheduler makes it, and its split into a StepPlan and the record of a step in flight."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,13 +12,16 @@ from numpy.typing import NDArray
 
 from quire.engine.arrays import Int32, empty_int32
 from quire.engine.memory.moves import Moves
-from quire.engine.schedule.plan import PromptLogprobs, RowStart, StepPlan
+from quire.engine.schedule.plan import PromptLogprobs, RowStart, StepHandle, StepPlan
 from quire.engine.sequences.rows import Index, Rows, Samples
 from quire.engine.sequences.sequence import Sequence, SequenceGroup
 
 NOTHING = empty_int32()
 NO_PAIRS: Int32 = NOTHING.reshape(0, 2)
 NO_MASKS: Int32 = NOTHING.reshape(0, 0)
+
+Filled = list[tuple[Sequence, int]]
+"""Sequences, and how many full blocks each has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,47 +44,55 @@ class WantedPromptLogprobs:
     targets: list[int]
 
 
-class Delivery(msgspec.Struct):
-    """What there is to book when a step's transfers are done, which may take longer than the step."""
+class Transfers(msgspec.Struct):
+    """A step's moves between the tiers, which may take longer than the step."""
 
     moves: Moves
-    brought: list[tuple[Sequence, int]]  # sequences, and how many full blocks they have with those that come
-    arrivals: list[SequenceGroup]  # groups whose blocks are where they should be
+    loaded: Filled  # with the blocks that come from the host
+    groups: list[SequenceGroup]  # that run or wait again once they are done
+    handle: StepHandle | None = None  # of the step, once it is committed
 
     @property
     def is_empty(self) -> bool:
-        return not self.moves.has_transfers and not self.arrivals
+        return not self.moves.has_transfers and not self.groups
+
+    def are_done(self, *, wait: bool) -> bool:
+        """Return whether all blocks are where they go; `wait`: block until they are."""
+        assert self.handle is not None, "its step was never launched"
+        return self.handle.has_moved(wait=wait)
 
 
-class Flight(msgspec.Struct):
-    """A step that was handed out: whom its S samples and its prompt logprobs belong to."""
+class InFlightStep(msgspec.Struct):
+    """A step from its plan to its commit: the scheduler's record of it, and the runner's handle."""
 
     samples: Samples
     positions: Int32  # [S] that the sampled tokens take in their sequences
-    watched: NDArray[np.bool_]  # [S] there is more to it than a token: it may be the last, has logprobs …
+    needs_host: NDArray[np.bool_]  # [S] more than a token: it may be the last, has logprobs …
     prompt_logprobs: list[WantedPromptLogprobs]
-    filled: list[tuple[Sequence, int]]  # sequences that filled blocks, and how many they have filled by then
-    delivery: Delivery
+    filled: Filled  # sequences that filled blocks, by then
+    transfers: Transfers
+    handle: StepHandle | None = None  # once it is launched
 
-    def watch(self, sequence: Sequence) -> None:
-        """`sequence` leaves its row: if it has a sample here, that is not the row's any more."""
+    def forget_row(self, sequence: Sequence) -> None:
+        """Keep the sample of `sequence`, which leaves its row, from being written to the row."""
         if sequence in self.samples.sequences:
-            self.watched[self.samples.sequences.index(sequence)] = True
+            self.needs_host[self.samples.sequences.index(sequence)] = True
 
 
 class StepDraft(msgspec.Struct):
-    """What the step does besides its decodes."""
+    """The work of a step besides its decodes."""
 
     budget: int = 0  # tokens still to give away
     prefills: list[Prefill] = []
     starts: list[RowStart] = []
     preempted: set[int] = set()  # rows
     stalled: set[int] = set()  # rows that wait for blocks in transfer
-    promised: int = 0  # blocks in transfer that those rows will take
-    arrivals: list[SequenceGroup] = []
-    brought: list[tuple[Sequence, int]] = []  # full blocks that come from the host
+    reserved: int = 0  # blocks in transfer that those rows will take
+    transferring: list[SequenceGroup] = []
+    loaded: Filled = []
 
     def start(self, sequence: Sequence) -> None:
+        """Have the device lay down the sampling state of `sequence` in its row."""
         group = sequence.group
         params = group.request.params
         penalised = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
@@ -100,89 +112,118 @@ class StepDraft(msgspec.Struct):
     def await_blocks(self, group: SequenceGroup) -> None:
         """Leave `group` alone until this step's transfers are done: its blocks are on their way."""
         group.transferring = True
-        self.arrivals.append(group)
+        self.transferring.append(group)
 
     def forget_preempted(self) -> None:
-        """Drop all that was drafted for rows that yielded."""
+        """Drop all that was drafted for rows that were preempted."""
         self.prefills = [prefill for prefill in self.prefills if prefill.row not in self.preempted]
 
-    def build(
+    def decode_plan(
+        self, rows: Rows, decodes: Index, contexts: Int32, moves: Moves, overrides: dict[int, int]
+    ) -> tuple[StepPlan, InFlightStep]:
+        """Return the plan of a step without prefills, and its record.
+
+        `rows` are as they will be once the step is done, and `contexts` [B] those of the `decodes` [B].
+        """
+        samples = rows.samples(decodes)
+        plan = StepPlan(
+            rows=samples.rows,
+            num_decodes=len(decodes),
+            query_lens=rows.ones[: len(decodes)],
+            context_lens=contexts,
+            prefill_tokens=NOTHING,
+            sample_tokens=rows.numbers[: len(decodes)],
+            sample_positions=contexts,
+            **self._common_fields(samples, moves, overrides),
+        )
+        return plan, self._record(samples, contexts, [], _full_rows(rows, decodes, contexts), moves)
+
+    def mixed_plan(
         self,
         rows: Rows,
         decodes: Index,
         contexts: Int32,
         moves: Moves,
-        given: dict[int, int],
+        overrides: dict[int, int],
         block_size: int,
-    ) -> tuple[StepPlan, Flight]:
-        """The plan, and what to remember of it. `rows` are as they will be once the step is done.
-
-        `contexts` are those of the decodes.
-        """
-        ones, each = rows.ones[: len(decodes)], rows.numbers[: len(decodes)]
-        all_rows, lengths, sampling, sample_tokens = decodes, ones, decodes, each
-        context_lens = positions = contexts
+    ) -> tuple[StepPlan, InFlightStep]:
+        """Return the plan of a step that prefills too, and its record; arguments as of `decode_plan`."""
+        first, ends = len(decodes), []  # place of a chunk's first token in the step; of each sampling one
         chunks: list[Int32] = []
         asked: list[PromptLogprobs] = []
         wanted: list[WantedPromptLogprobs] = []
-        if self.prefills:
-            first, ends = len(decodes), []  # place of a chunk's first token in the step; of each sampling one
-            for prefill in self.prefills:
-                run = _prompt_logprobs(prefill)
-                if run is not None:
-                    wanted.append(run)
-                    k = run.group.request.params.prompt_logprobs or 0
-                    before = first + run.first_target - 1 - prefill.start
-                    asked.append(PromptLogprobs(before, np.array(run.targets, np.int32), k))
-                chunks.append(prefill.sequence.tokens[prefill.start : prefill.end])
-                first += len(chunks[-1])
-                ends += [first - 1] * len(prefill.samples)
-            chunk_rows = [prefill.row for prefill in self.prefills]
-            chunk_lengths = [prefill.end - prefill.start for prefill in self.prefills]
-            last_rows = [sequence.row for prefill in self.prefills for sequence in prefill.samples]
-            all_rows = np.concatenate([decodes, np.array(chunk_rows, np.intp)])
-            lengths = np.concatenate([ones, np.array(chunk_lengths, np.int32)])
-            sampling = np.concatenate([decodes, np.array(last_rows, np.intp)])
-            sample_tokens = np.concatenate([each, np.array(ends, np.int32)])
-            context_lens = rows.context.take(all_rows)
-            positions = rows.context.take(sampling)
-        samples = rows.samples(sampling)
-        masked = samples.constrained
-        entries = np.fromiter(chain.from_iterable(moves.entries), np.int32, 2 * len(moves.entries))
+        for prefill in self.prefills:
+            run = _prompt_logprobs(prefill)
+            if run is not None:
+                wanted.append(run)
+                k = run.group.request.params.prompt_logprobs or 0
+                before = first + run.first_target - 1 - prefill.start
+                asked.append(PromptLogprobs(before, np.array(run.targets, np.int32), k))
+            chunks.append(prefill.sequence.tokens[prefill.start : prefill.end])
+            first += len(chunks[-1])
+            ends += [first - 1] * len(prefill.samples)
+        last_rows = [sequence.row for prefill in self.prefills for sequence in prefill.samples]
+        sampling = np.concatenate([decodes, np.array(last_rows, np.intp)])
+        samples, positions = rows.samples(sampling), rows.context.take(sampling)
+        chunk_rows = np.array([prefill.row for prefill in self.prefills], np.intp)
+        all_rows = np.concatenate([decodes, chunk_rows])
+        lengths = np.array([prefill.end - prefill.start for prefill in self.prefills], np.int32)
         plan = StepPlan(
-            rows=samples.rows if all_rows is sampling else all_rows.astype(np.int32),
+            rows=all_rows.astype(np.int32),
             num_decodes=len(decodes),
-            query_lens=lengths,
-            context_lens=context_lens,
-            prefill_tokens=np.concatenate(chunks) if chunks else NOTHING,
-            starts=tuple(self.starts),
-            given_rows=_int32(list(given)),
-            given_tokens=_int32(list(given.values())),
-            table_rows=entries[::2],
-            table_columns=entries[1::2],
-            table_blocks=np.fromiter(moves.entries.values(), np.int32, len(moves.entries)),
-            copies=_pairs(list(moves.copies.values())),
-            swap_out=_pairs([(t.device, t.host) for t in (*moves.swap_out, *moves.spills)]),
-            swap_in=_pairs([(t.host, t.device) for t in moves.swap_in]),
-            sample_rows=samples.rows,
-            sample_tokens=sample_tokens,
+            query_lens=np.concatenate([rows.ones[: len(decodes)], lengths]),
+            context_lens=rows.context.take(all_rows),
+            prefill_tokens=np.concatenate(chunks),
+            sample_tokens=np.concatenate([rows.numbers[: len(decodes)], np.array(ends, np.int32)]),
             sample_positions=positions,
             prompt_logprobs=tuple(asked),
-            masked_samples=_int32(masked),
-            masks=_masks([samples.sequences[i] for i in masked]),
+            **self._common_fields(samples, moves, overrides),
         )
-        full = decodes[contexts == rows.capacity.take(decodes)]
-        filled = [(sequence := rows.sequences[row], len(sequence.table)) for row in full.tolist()]
+        filled = _full_rows(rows, decodes, contexts)
         filled += [(prefill.sequence, prefill.end // block_size) for prefill in self.prefills]
-        flight = Flight(
+        return plan, self._record(samples, positions, wanted, filled, moves)
+
+    def _common_fields(self, samples: Samples, moves: Moves, overrides: dict[int, int]) -> dict[str, Any]:
+        """Return the fields of a StepPlan that are made alike with and without prefills."""
+        entries = np.fromiter(chain.from_iterable(moves.entries), np.int32, 2 * len(moves.entries))
+        masked = samples.constrained
+        return {
+            "starts": tuple(self.starts),
+            "override_rows": _int32(list(overrides)),
+            "override_tokens": _int32(list(overrides.values())),
+            "table_rows": entries[::2],
+            "table_columns": entries[1::2],
+            "table_blocks": np.fromiter(moves.entries.values(), np.int32, len(moves.entries)),
+            "copies": _pairs(list(moves.copies.values())),
+            "swap_out": _pairs([(t.device, t.host) for t in (*moves.swap_out, *moves.spills)]),
+            "swap_in": _pairs([(t.host, t.device) for t in moves.swap_in]),
+            "sample_rows": samples.rows,
+            "masked_samples": _int32(masked),
+            "masks": _masks([samples.sequences[i] for i in masked]),
+        }
+
+    def _record(
+        self,
+        samples: Samples,
+        positions: Int32,
+        wanted: list[WantedPromptLogprobs],
+        filled: Filled,
+        moves: Moves,
+    ) -> InFlightStep:
+        return InFlightStep(
             samples=samples,
             positions=positions,
-            watched=samples.watched | (positions >= samples.limit),
+            needs_host=samples.needs_host | (positions >= samples.limit),
             prompt_logprobs=wanted,
             filled=filled,
-            delivery=Delivery(moves, self.brought, self.arrivals),
+            transfers=Transfers(moves, self.loaded, self.transferring),
         )
-        return plan, flight
+
+
+def _full_rows(rows: Rows, decodes: Index, contexts: Int32) -> Filled:
+    """Return those of the decodes that fill their last block in this step."""
+    full = decodes[contexts == rows.capacity.take(decodes)]
+    return [(sequence := rows.sequences[row], len(sequence.table)) for row in full.tolist()]
 
 
 def _int32(values: list[int]) -> Int32:
@@ -190,7 +231,7 @@ def _int32(values: list[int]) -> Int32:
 
 
 def _masks(sequences: list[Sequence]) -> Int32:
-    """Which tokens these constrained sequences may take: [M, words]."""
+    """Return the tokens that these constrained sequences may take: [M, words]."""
     return np.stack([sequence.next_mask() for sequence in sequences]) if sequences else NO_MASKS
 
 
@@ -199,7 +240,7 @@ def _pairs(pairs: list[tuple[int, int]]) -> Int32:
 
 
 def _prompt_logprobs(prefill: Prefill) -> WantedPromptLogprobs | None:
-    """Prompt tokens that this chunk predicts and whose log-probabilities are still wanted."""
+    """Return the prompt tokens that this chunk predicts and whose log-probabilities are still wanted."""
     group = prefill.sequence.group
     if group.prompt_logprobs is None:
         return None

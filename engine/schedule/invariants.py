@@ -8,37 +8,37 @@ import numpy as np
 
 from quire.engine.memory.invariants import EVERY, check_memory
 from quire.engine.schedule.plan import NOT_FINITE
-from quire.engine.schedule.state import RunQueue
+from quire.engine.schedule.state import SchedulerState
 from quire.engine.sequences.sequence import NO_ROW, Sequence
 
 
-def check_scheduler(queue: RunQueue, share: slice = EVERY) -> None:
+def check_scheduler(state: SchedulerState, share: slice = EVERY) -> None:
     """Check every invariant, of `share` of the blocks and sequences. O(blocks + tokens)."""
-    groups = [*queue.running, *queue.waiting]
+    groups = [*state.running, *state.waiting]
     live = [sequence for group in groups for sequence in group.live]
-    deliveries = [*queue.deliveries, *(flight.delivery for flight in queue.flights)]
-    check_memory(queue.blocks, live, [delivery.moves for delivery in deliveries], share)
-    waited_for = [id(group) for delivery in deliveries for group in delivery.arrivals]
+    transfers = [*state.transfers, *(step.transfers for step in state.in_flight)]
+    check_memory(state.blocks, live, [each.moves for each in transfers], share)
+    waited_for = [id(group) for each in transfers for group in each.groups]
     assert len(set(waited_for)) == len(waited_for), "a group is on its way twice"
     transferring = {id(group) for group in groups if group.transferring}
     assert transferring <= set(waited_for), "a group waits for blocks that are not on their way"
-    assert sorted(queue._groups) == sorted(group.request.id for group in groups)
+    assert sorted(state.groups) == sorted(group.request.id for group in groups)
     orders = [group.order for group in groups]
-    assert not queue.in_turn or orders == sorted(orders), "a group runs or waits out of its turn"
-    assert queue.num_swapped == sum(group.swapped for group in groups)
+    assert not state.in_turn or orders == sorted(orders), "a group runs or waits out of its turn"
+    assert state.num_swapped == sum(group.swapped for group in groups)
     stops = Counter(token for group in groups for token in group.stop_tokens)
-    stops[NOT_FINITE % len(queue.ending_at)] += 1
-    assert stops == {token: queue.ending_at[token] for token in np.flatnonzero(queue.ending_at).tolist()}
-    _check_rows(queue, share)
-    for group in queue.waiting:
+    stops[NOT_FINITE % len(state.ending_at)] += 1
+    assert stops == {token: state.ending_at[token] for token in np.flatnonzero(state.ending_at).tolist()}
+    _check_rows(state, share)
+    for group in state.waiting:
         assert all(not sequence.table and sequence.row == NO_ROW for sequence in group.live)
         assert group.swapped or not any(sequence.host_table for sequence in group.live)
 
 
-def _check_rows(queue: RunQueue, share: slice) -> None:
-    rows, block_size = queue.rows, queue.blocks.block_size
+def _check_rows(state: SchedulerState, share: slice) -> None:
+    rows, block_size = state.rows, state.blocks.block_size
     in_rows = [sequence for sequence in rows.sequences if sequence is not None]
-    assert {id(s) for s in in_rows} == {id(s) for group in queue.running for s in group.live}
+    assert {id(s) for s in in_rows} == {id(s) for group in state.running for s in group.live}
     assert len(in_rows) == rows.num_used
     for sequence in in_rows[share]:
         row = sequence.row
@@ -46,22 +46,22 @@ def _check_rows(queue: RunQueue, share: slice) -> None:
         assert rows.capacity[row] == len(sequence.table) * block_size
         context = int(rows.context[row])
         assert context <= min(rows.capacity[row], rows.limit[row])
-        _check_tokens(queue, sequence)
+        _check_tokens(state, sequence)
         writes = rows.decoding[row] and context < rows.limit[row]
-        if writes and context % block_size and row not in queue.shared_tails:
-            assert queue.blocks.is_writable(sequence, context), "it would write to a block of others"
+        if writes and context % block_size and row not in state.shared_tails:
+            assert state.blocks.is_writable(sequence, context), "it would write to a block of others"
         # Beams step together: one that got its block may have to wait for the others'.
-        allowed = queue.blocks.blocks_for(max(context, 1)) + (sequence.group.beams is not None)
+        allowed = state.blocks.blocks_for(max(context, 1)) + (sequence.group.beams is not None)
         assert len(sequence.table) <= allowed, "a block too many"
     for row in range(rows.size):
         assert rows.sequences[row] or not rows.tokens.length(row), "tokens of nobody"
 
 
-def _check_tokens(queue: RunQueue, sequence: Sequence) -> None:
+def _check_tokens(state: SchedulerState, sequence: Sequence) -> None:
     """Check that the row of `sequence` holds its tokens: all but those in flight."""
     group, tokens = sequence.group, sequence.tokens
     assert np.array_equal(tokens[: group.num_prompt], group.prompt), "another request's tokens"
     if group.beams is None and group.forked and sequence not in group.prefill_queue:
-        in_flight = sum(sequence in flight.samples.sequences for flight in queue.flights)
-        context = int(queue.rows.context[sequence.row])
+        in_flight = sum(sequence in step.samples.sequences for step in state.in_flight)
+        context = int(state.rows.context[sequence.row])
         assert len(tokens) == context + 1 - in_flight, "a token too few or too many"

@@ -1,4 +1,4 @@
-"""The StepPlan: all that a runner is told about one step, as plain data.
+"""The seam between scheduler and device: the StepPlan, what comes of it, and the runner between the two.
 
 No Sequence and no tensor crosses here, so the scheduler is tested without a model, and the same plan
 could be sent to another rank as it is.
@@ -7,6 +7,7 @@ could be sent to another rank as it is.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -54,8 +55,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     prefill_tokens: Int32  # [T - num_decodes]
     starts: tuple[RowStart, ...] = ()
     # [G] rows that decode on from a token which the host knows better than the device
-    given_rows: Int32 = msgspec.field(default_factory=empty_int32)
-    given_tokens: Int32 = msgspec.field(default_factory=empty_int32)  # [G]
+    override_rows: Int32 = msgspec.field(default_factory=empty_int32)
+    override_tokens: Int32 = msgspec.field(default_factory=empty_int32)  # [G]
     # [K] block_table[table_rows, table_columns] = table_blocks, before the forward
     table_rows: Int32 = msgspec.field(default_factory=empty_int32)
     table_columns: Int32 = msgspec.field(default_factory=empty_int32)  # [K]
@@ -85,9 +86,49 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the device gives back for a plan."""
+    """The device's answer to a plan."""
 
     tokens: Int32  # [S]; NOT_FINITE where the logits were not
     logprob_samples: Int32  # [N] which of the S samples `logprobs` describes
     logprobs: Logprobs | None  # of the samples whose requests asked for them; None when N is 0
     prompt_logprobs: tuple[Logprobs, ...]  # as in the plan
+
+
+class StepHandle(Protocol):
+    """A launched step."""
+
+    def wait(self) -> StepResult:
+        """Block until the device has computed it, and return what it gave."""
+        ...
+
+    def has_moved(self, *, wait: bool = False) -> bool:
+        """Return whether its blocks between the tiers are where they go; `wait`: block until they are."""
+        return True
+
+
+class Runner(Protocol):
+    """Executes plans in the order in which they are launched."""
+
+    def launch(self, plan: StepPlan) -> StepHandle:
+        """Start a step without waiting for it or for those before it.
+
+        Once one has raised, here or when it is waited for, those launched after it raise too, until `settle`.
+        MemoryError: the device has not enough memory for it.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Wait, after a step has raised, until nothing is under way.
+
+        Raises if no step can be computed any more, which is so for a runner that does not say otherwise.
+        """
+        raise RuntimeError("this runner computes no steps after one that raised")
+
+    @property
+    def graphs_left(self) -> int:
+        """Number of step sizes that would be quicker if they were captured."""
+        return 0
+
+    def capture(self, *, missed: bool = False) -> None:
+        """Capture one step size, if any is left; with `missed`, only if steps have been of such a size."""
+        return

@@ -7,17 +7,20 @@ Deterministic: the same calls in the same order give the same plans.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from quire.engine.capacity import Capacity
 from quire.engine.hashing import BlockHasher
 from quire.engine.memory.prefix_cache import Found
 from quire.engine.messages import Output, Request, StepOutputs
-from quire.engine.schedule.commit import commit, deliver, unmask
+from quire.engine.schedule import lifecycle
+from quire.engine.schedule.commit import commit, finish_transfers, resume_masked
 from quire.engine.schedule.draft import Prefill, StepDraft
 from quire.engine.schedule.plan import StepPlan, StepResult
-from quire.engine.schedule.preemption import PreemptionPolicy, Yielding
-from quire.engine.schedule.state import RunQueue
+from quire.engine.schedule.preemption import Grant, Preemption, PreemptionPolicy
+from quire.engine.schedule.state import SchedulerState
 from quire.engine.sequences.grammar import Constraint
 from quire.engine.sequences.rows import Index
 from quire.engine.sequences.sequence import Sequence, SequenceGroup
@@ -40,10 +43,10 @@ class Scheduler:
         policy: PreemptionPolicy | None = None,
     ) -> None:
         """Without a hasher there is no prefix cache, without host blocks nothing is swapped or spilled."""
-        self.queue = RunQueue(capacity, eos_token_ids, hasher, num_host_blocks)
-        self.rows = self.queue.rows
-        self.blocks = self.queue.blocks
-        self.yielding = Yielding(self.queue, policy or PreemptionPolicy())
+        self.state = SchedulerState(capacity, eos_token_ids, hasher, num_host_blocks)
+        self.rows = self.state.rows
+        self.blocks = self.state.blocks
+        self.preemption = Preemption(self.state, policy or PreemptionPolicy())
         self.max_num_batched_tokens = max_num_batched_tokens
         self.blocks_swapped_out = 0  # since start, spilled ones included
         self.blocks_swapped_in = 0
@@ -53,91 +56,90 @@ class Scheduler:
 
     def add(self, request: Request, constraint: Constraint | None = None) -> None:
         """Queue a request, with its grammar's beginning. Raises ValueError when it could never run."""
-        self.queue.add(request, constraint)
+        lifecycle.queue_request(self.state, request, constraint)
 
     def abort(self, request_id: int) -> None:
         """Forget a request and free its blocks; what is in flight for it is dropped at its commit."""
-        self.queue.abort(request_id)
+        lifecycle.abort(self.state, request_id)
 
     @property
     def has_work(self) -> bool:
-        queue = self.queue
-        return bool(queue.waiting or queue.running or queue.flights or queue.deliveries)
+        state = self.state
+        return bool(state.waiting or state.running or state.in_flight or state.transfers)
 
     def commit(self, result: StepResult) -> StepOutputs:
-        """Book what the oldest handed-out step gave."""
-        return commit(self.queue, self.queue.flights.popleft(), result)
+        """Book what the oldest step in flight gave."""
+        return commit(self.state, result)
 
-    @property
-    def num_deliveries(self) -> int:
-        """Committed steps whose transfers are not known to be done."""
-        return len(self.queue.deliveries)
+    def finish_transfers(self) -> None:
+        """Book the transfers of the oldest committed step that has any, which are done."""
+        finish_transfers(self.state)
 
-    def deliver(self) -> None:
-        """Book the transfers of the oldest one of these steps, which are done."""
-        deliver(self.queue)
-
-    def unmask(self, seconds: float | None) -> list[Output]:
-        """Have constrained sequences decode on whose masks are found by now; what ends instead.
+    def resume_masked(self, seconds: float | None) -> list[Output]:
+        """Have constrained sequences decode on whose masks are found by now; return what ends instead.
 
         Waits until the first mask has taken `seconds` to find; None: until it is there.
         """
-        return unmask(self.queue, seconds)
+        return resume_masked(self.state, seconds)
 
     # -- one step -----------------------------------------------------------------------------------
 
-    def schedule(self, now: float = 0.0) -> StepPlan | None:
-        """The next step's plan, or None when nothing can run before a commit or a delivery.
+    def schedule(self, now: float = 0.0, only: Collection[SequenceGroup] | None = None) -> StepPlan | None:
+        """Return the next step's plan, or None when nothing can run before a commit or the end of a transfer.
 
-        `now`: monotonic seconds.
+        `now`: monotonic seconds. `only`: of those that wait, no others are let in.
         """
         draft = StepDraft()
         decodes = self._schedule_decodes(draft)
         draft.budget = self.max_num_batched_tokens - len(decodes)
-        prefilling = self.queue.prefilling()
+        prefilling = self._prefilling()
         for group in prefilling:
             self._schedule_prefill(draft, group)
         if draft.preempted:
             draft.forget_preempted()
             decodes = decodes[self.rows.decoding[decodes]]
-        elif not draft.stalled and self.queue.waiting:
-            self._admit(draft, now, prefilling)
+        elif not draft.stalled and self.state.waiting:
+            self._admit(draft, now, prefilling, only)
         if self.blocks.pool.num_free < self._spill_reserve:
             missing = self._spill_reserve - self.blocks.pool.num_free
             self.blocks.host.spill(min(MAX_SPILLS, missing), self.blocks.moves)
         idle = not len(decodes) and not draft.prefills
         # A group that comes back may find all its blocks on the device: nothing moves, and still it arrives.
-        if idle and not draft.arrivals and not self.blocks.moves.has_transfers:
+        if idle and not draft.transferring and not self.blocks.moves.has_transfers:
             return None
-        return self._hand_out(draft, decodes)
+        return self._plan(draft, decodes)
 
-    def _hand_out(self, draft: StepDraft, decodes: Index) -> StepPlan:
-        """The plan, and the rows and the queue as they will be once it is done."""
-        queue, rows = self.queue, self.rows
+    def _plan(self, draft: StepDraft, decodes: Index) -> StepPlan:
+        """Return the plan; rows and state become as they will be once the step is done."""
+        state, rows = self.state, self.rows
         contexts = rows.context.take(decodes) + 1
         rows.context[decodes] = contexts
         for prefill in draft.prefills:
             for sequence in prefill.samples:
-                rows.may_decode(sequence, sequence.group.beams is None)
+                rows.set_decoding(sequence, sequence.group.beams is None)
         moves = self.blocks.take_moves()
         self.blocks_swapped_out += len(moves.swap_out) + len(moves.spills)
         self.blocks_swapped_in += len(moves.swap_in)
-        decoding = rows.decoding.tolist() if queue.given else []
-        given = {row: token for row, token in queue.given.items() if decoding[row]}
-        for row in given:
-            del queue.given[row]
-        plan, flight = draft.build(rows, decodes, contexts, moves, given, self.blocks.block_size)
-        queue.flights.append(flight)
-        if queue.num_in_lockstep:
+        decoding = rows.decoding.tolist() if state.overrides else []
+        overrides = {row: token for row, token in state.overrides.items() if decoding[row]}
+        for row in overrides:
+            del state.overrides[row]
+        if draft.prefills:
+            block_size = self.blocks.block_size
+            plan, step = draft.mixed_plan(rows, decodes, contexts, moves, overrides, block_size)
+        else:
+            plan, step = draft.decode_plan(rows, decodes, contexts, moves, overrides)
+        state.in_flight.append(step)
+        if state.num_in_lockstep:
             waiting: list[int] = []
-            for sequence in flight.samples.sequences:
+            for sequence in step.samples.sequences:
                 group = sequence.group
                 if group.in_lockstep:
                     waiting.append(sequence.row)
                 if group.beams is not None:
                     group.beams.pending = True
             if waiting:
-                rows.wait(waiting)
+                rows.pause(waiting)
         return plan
 
     def _schedule_decodes(self, draft: StepDraft) -> Index:
@@ -154,8 +156,8 @@ class Scheduler:
             for row in full.tolist():
                 sequence = columns.sequences[row]
                 if sequence is not None:  # else it was preempted for an older one just now
-                    self.yielding.back(draft, sequence, int(columns.context[row]) + 1)
-        if self.queue.shared_tails:
+                    self.preemption.ensure_capacity(draft, sequence, int(columns.context[row]) + 1)
+        if self.state.shared_tails:
             self._copy_shared_tails(draft)
         if draft.preempted:
             rows = rows[columns.decoding[rows]]
@@ -169,40 +171,50 @@ class Scheduler:
 
     def _copy_shared_tails(self, draft: StepDraft) -> None:
         columns = self.rows
-        for row, sequence in sorted(self.queue.shared_tails.items(), key=lambda item: item[1].group.order):
+        for row, sequence in sorted(self.state.shared_tails.items(), key=lambda item: item[1].group.order):
             # Not while its blocks are on their way, and not once it was preempted for an older one.
             if columns.decoding[row] and columns.context[row] < columns.limit[row]:
-                self.yielding.own(draft, sequence, int(columns.context[row]))
+                self.preemption.ensure_writable(draft, sequence, int(columns.context[row]))
+
+    def _prefilling(self) -> list[SequenceGroup]:
+        """Return running groups that are not in the cache as a whole, oldest first."""
+        if len(self.rows.decodes()) == self.rows.num_used:
+            return []
+        return [group for group in self.state.running if group.prefill_queue]
 
     def _schedule_prefill(self, draft: StepDraft, group: SequenceGroup) -> None:
         """Take chunks of what `group` has not computed yet, as far as the budget and the blocks go."""
+        rows, preemption = self.rows, self.preemption
         while group.prefill_queue and draft.budget and not group.transferring:
             sequence = group.prefill_queue[0]
             row = sequence.row
             if not sequence.table:
                 self._find_start(sequence)
             # Were all tokens found, the last one is computed all the same, for its logits.
-            start = min(int(self.rows.context[row]), sequence.num_tokens - 1)
+            start = min(int(rows.context[row]), sequence.num_tokens - 1)
             end = min(sequence.num_tokens, start + draft.budget)
-            if start < self.rows.capacity[row] and not self.yielding.own(draft, sequence, start):
+            grant = Grant.GRANTED
+            if start < rows.capacity[row]:
+                grant = preemption.ensure_writable(draft, sequence, start)
+            if grant is Grant.GRANTED:
+                grant = preemption.ensure_capacity(draft, sequence, end)
+            if grant is Grant.PARTIAL:
+                end = int(rows.capacity[row])
+            elif grant is not Grant.GRANTED:
                 return
-            if not self.yielding.back(draft, sequence, end):
-                end = int(self.rows.capacity[row]) if sequence.row == row else start
-                if end <= start:
-                    return
-            self.rows.context[row] = end
+            rows.context[row] = end
             draft.budget -= end - start
             done = end == sequence.num_tokens
             if done:
                 group.prefill_queue.pop(0)
             samples = self._fork(sequence) if done else []
             draft.prefills.append(Prefill(sequence, start, end, samples, row))
-            self.blocks.promise(sequence, start, end)
+            self.blocks.mark_computing(sequence, start, end)
             if not done:
                 return
 
     def _fork(self, sequence: Sequence) -> list[Sequence]:
-        """`sequence` is in the cache as a whole: which sequences sample from its last logits."""
+        """Return the sequences that sample from the last logits of `sequence`, now in the cache."""
         group = sequence.group
         if group.forked or group.beams is not None:
             return [sequence]
@@ -213,30 +225,38 @@ class Scheduler:
                 self.blocks.fork(sequence, other)
                 self.rows.context[other.row] = self.rows.context[sequence.row]
         for other in live:
-            self.queue.expect_write(other)
+            lifecycle.expect_write(self.state, other)
         return live
 
     # -- letting groups in --------------------------------------------------------------------------
 
-    def _admit(self, draft: StepDraft, now: float, prefilling: list[SequenceGroup]) -> None:
+    def _admit(
+        self,
+        draft: StepDraft,
+        now: float,
+        prefilling: list[SequenceGroup],
+        only: Collection[SequenceGroup] | None,
+    ) -> None:
         """Let waiting groups in, strictly in order: those that were preempted come before all new ones."""
-        queue = self.queue
+        state = self.state
         available = self.blocks.pool.num_available
         available -= sum(self._blocks_to_come(group) for group in prefilling)
-        while queue.waiting and draft.budget and not queue.waiting[0].transferring:
-            group = queue.waiting[0]
-            spare = self._watermark if queue.running else 0
+        while draft.budget:
+            group = next((each for each in state.waiting if only is None or each in only), None)
+            if group is None or group.transferring:
+                return
+            spare = self._watermark if state.running else 0
             if len(group.live) > self.rows.num_free:
                 return
             if group.swapped:
                 away = {block for sequence in group.live for block in sequence.host_table}
                 needed = max(self._blocks_to_resume(group), len(away))
-                # A group that comes back and must yield again has moved its blocks for nothing: leave a
+                # A group that comes back and is preempted again has moved its blocks for nothing: leave a
                 # block for each sequence that runs.
-                spare = max(spare, self.rows.num_used) if queue.running else 0
+                spare = max(spare, self.rows.num_used) if state.running else 0
                 if needed + spare > available:
                     return
-                self._swap_in(draft)
+                self._swap_in(draft, group)
             else:
                 if spare >= available:
                     return
@@ -247,55 +267,56 @@ class Scheduler:
                     needed = self._blocks_to_find(group, found)
                 if needed + spare > available:
                     return
-                self._begin(draft, found, now)
+                self._begin(draft, group, found, now)
             available -= needed
 
-    def _begin(self, draft: StepDraft, found: Found, now: float) -> None:
-        """Start the first waiting group with blocks that were found for it."""
-        group = self.queue.start(draft)
+    def _begin(self, draft: StepDraft, group: SequenceGroup, found: Found, now: float) -> None:
+        """Start a waiting group with blocks that were found for it."""
+        lifecycle.start(self.state, group, draft)
         first = group.in_cache[0]
         self._attach(first, found)
         if found.host:
-            draft.brought.append((first, len(found)))
+            draft.loaded.append((first, len(found)))
             draft.await_blocks(group)
         if group.queue_seconds is None:
             group.queue_seconds = now - group.request.arrival
             group.cached_tokens = min(int(self.rows.context[first.row]), group.num_prompt - 1)
-            on_device = len(found.device) * self.blocks.block_size
+            block_size = self.blocks.block_size
+            on_device = found.num_tokens(block_size) - len(found.host) * block_size
             group.cached_host_tokens = max(0, group.cached_tokens - on_device)
         group.prefill_queue = list(group.in_cache) if group.forked else group.live[:1]
         self._schedule_prefill(draft, group)
 
-    def _swap_in(self, draft: StepDraft) -> None:
-        """The first waiting group comes back from host memory."""
-        group = self.queue.start(draft)
+    def _swap_in(self, draft: StepDraft, group: SequenceGroup) -> None:
+        """Bring a waiting group back from host memory."""
+        lifecycle.start(self.state, group, draft)
         selecting = group.beams is not None and group.beams.pending
         for sequence in group.live:
             if sequence.host_table and sequence not in group.prefill_queue and not selecting:
                 assert sequence.num_tokens == sequence.saved_context + 1
-                self.queue.given[sequence.row] = int(sequence.tokens[-1])
-        self.queue.bring_back(group)
+                self.state.overrides[sequence.row] = int(sequence.tokens[-1])
+        lifecycle.swap_in(self.state, group)
         for sequence in group.live:
-            draft.brought.append((sequence, int(self.rows.context[sequence.row]) // self.blocks.block_size))
-            self.queue.expect_write(sequence)
+            draft.loaded.append((sequence, int(self.rows.context[sequence.row]) // self.blocks.block_size))
+            lifecycle.expect_write(self.state, sequence)
         draft.await_blocks(group)
 
     def _find(self, sequence: Sequence) -> Found:
-        """Blocks that need not be computed: those findable, up to where prompt logprobs are still wanted.
+        """Return findable blocks, up to where prompt logprobs are still wanted: they need not be computed.
 
         Were all tokens found, the last one is computed in a copy of its block. Copies are made before a step
-        writes, so a block that is only promised cannot be copied.
+        writes, so a block that is still computing cannot be copied.
         """
         group = sequence.group
         found = self.blocks.match(sequence)
-        if self._is_whole(sequence, found) and self.blocks.is_promised(found):
+        if self._is_whole(sequence, found) and self.blocks.is_computing(found):
             found = found.first(len(found) - 1)
         if group.prompt_logprobs is not None and group.prompt_logprobs_asked < group.num_prompt:
             return found.first((group.prompt_logprobs_asked - 1) // self.blocks.block_size)
-        return found
+        return self.blocks.with_tail(sequence, found)
 
     def _find_start(self, sequence: Sequence) -> None:
-        """Resuming a later sequence of a group: it shares the first one's prompt, and may find more."""
+        """Begin a later sequence of a group: it shares the prompt of the first one, and may find more."""
         first = sequence.group.in_cache[0]
         most = (sequence.num_tokens - 1) // self.blocks.block_size
         found = Found(self._find(sequence).device[:most], [])
@@ -308,12 +329,12 @@ class Scheduler:
 
     def _attach(self, sequence: Sequence, found: Found) -> None:
         self.blocks.attach(sequence, found)
-        self.rows.context[sequence.row] = len(found) * self.blocks.block_size
+        self.rows.context[sequence.row] = found.num_tokens(self.blocks.block_size)
 
     # -- how many blocks a group is going to need -----------------------------------------------------
 
     def _blocks_to_resume(self, group: SequenceGroup) -> int:
-        """Blocks that a waiting group names until each of its sequences has taken a decode step."""
+        """Return how many blocks a waiting group names until all its sequences have taken a decode step."""
         shared = group.num_prompt // self.blocks.block_size
         most = group.num_prompt + group.request.params.max_tokens - 1
         return shared + sum(
@@ -324,7 +345,7 @@ class Scheduler:
         return len(found) * self.blocks.block_size == sequence.num_tokens
 
     def _blocks_to_find(self, group: SequenceGroup, found: Found) -> int:
-        """Of `_blocks_to_resume`, how many must come from those available when `found` are shared.
+        """Return how many of `_blocks_to_resume` must come from those available when `found` are shared.
 
         One more when the tokens are found whole: the last one is computed in a copy of its block.
         """
@@ -332,7 +353,7 @@ class Scheduler:
         return self._blocks_to_resume(group) - kept + self._is_whole(group.in_cache[0], found)
 
     def _blocks_to_come(self, group: SequenceGroup) -> int:
-        """Blocks that a running group was admitted with and has not taken yet."""
+        """Return the blocks that a running group was admitted with and has not taken yet."""
         if not group.prefill_queue:
             return 0
         held = {block for sequence in group.live for block in sequence.table}

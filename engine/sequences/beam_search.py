@@ -96,7 +96,7 @@ class BeamSearch:
 
     @property
     def candidates_per_beam(self) -> int:
-        """How many of its best tokens `advance` needs of each beam (all, where the vocabulary is smaller).
+        """Number of the best tokens that `advance` needs of each beam (all, if the vocabulary is smaller).
 
         Wanted are the `width` best that do not stop and the stop tokens ahead of them, and one beam holds no
         more of either. The `max(2, 1 + stop tokens) * width` best over all beams, which transformers takes,
@@ -139,7 +139,7 @@ class BeamSearch:
         )
 
     def _all_go_on(self, totals: list[float], chosen: list[int]) -> bool:
-        """Whether none of the best stops, as at most steps, and there are as many as beams."""
+        """Return whether none of the best stops, as at most steps, and there are as many as beams."""
         there = len(chosen) == self.width and totals[self.width - 1] > -math.inf
         return there and self.stop_tokens.isdisjoint(chosen)
 
@@ -154,7 +154,7 @@ class BeamSearch:
         return step
 
     def result(self) -> list[Hypothesis]:
-        """The `num_return` best hypotheses, best first.
+        """Return the `num_return` best hypotheses, best first.
 
         Fewer only where no more sequences exist (transformers fills up with copies of score -1e9 there).
         """

@@ -45,34 +45,34 @@ class Constraint:
         self._search: Search | None = None  # what finds the mask, while it may still do
 
     def fork(self) -> Constraint:
-        """The same place, for another sequence."""
+        """Return the same place, for another sequence."""
         return Constraint(self._matcher.deep_copy(), self._finder, self.mask)
 
     def accept(self, token: int) -> None:
-        """The sequence takes `token`; its mask is that of the place before until `find_masks`."""
+        """Go on by `token`; the mask is that of the place before until `find_masks`."""
         self.settles(None)
         self._matcher.consume_token(token)
 
     def settles(self, seconds: float | None) -> bool:
-        """Whether the mask is found once it has taken so long to find; None: it is waited for."""
+        """Return whether the mask is found once it has taken so long to find; None: wait for it."""
         if self._search is not None and self._search.ends(seconds):
             self._search = None
         return self._search is None
 
     @property
     def mask(self) -> Int32:
-        """Waited for while it is being found."""
+        """The tokens allowed next, a bit each; waited for while they are being found."""
         self.settles(None)
         return self._mask
 
     @property
     def error(self) -> str | None:
-        """Why it cannot go on, likewise; once there is an error the mask means nothing."""
+        """The reason that it cannot go on, waited for likewise; the mask means nothing then."""
         self.settles(None)
         return _words(self._matcher.get_error()) if self._matcher.is_error() else None
 
     def mask_without(self, tokens: Iterable[int]) -> Int32:
-        """The mask less `tokens`, unless nothing is left then."""
+        """Return the mask less `tokens`, unless nothing is left then."""
         mask = self.mask.copy()
         for token in tokens:
             mask[token // _WORD] &= ~np.int32(np.uint32(1 << token % _WORD).view(np.int32))
@@ -87,7 +87,7 @@ class Search:
         self._begun = time.monotonic()
 
     def ends(self, seconds: float | None) -> bool:
-        """Whether it ends within so many seconds of its beginning; None: it does. Raises what it raised."""
+        """Return whether it ends within so many seconds of its start; None: wait. Raises what it raised."""
         left = None if seconds is None else max(0.0, self._begun + seconds - time.monotonic())
         if not self._found.done():
             wait([self._found], left)
@@ -104,7 +104,7 @@ class MaskFinder:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="quire-masks")
 
     def begin(self, places: list[tuple[LLMatcher, int]], masks: Int32) -> Search:
-        """Row i of `masks` becomes the mask of the matcher that is given with i."""
+        """Begin to find the masks of matchers, each in its row of `masks`."""
         return Search(self._worker.submit(fill_next_token_bitmask_par, self._executor, places, masks))
 
 
@@ -136,7 +136,7 @@ class Grammars:
         return MaskFinder()
 
     def compile(self, grammar: str) -> Constraint:
-        """The beginning of `grammar`. Raises ValueError that says what is wrong with it."""
+        """Return the beginning of `grammar`. Raises ValueError that says what is wrong with it."""
         matcher = LLMatcher(self.vocabulary, grammar, log_level=0, limits=LIMITS)
         words = -(-self.vocabulary.vocab_size // _WORD)
         constraint = Constraint(matcher, self._finder, np.zeros(words, np.int32))
@@ -150,7 +150,7 @@ class Grammars:
 
 
 def load_vocabulary(tokenizer: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
-    """What the tokens stand for. `tokenizer` is the text of a tokenizer.json. Raises ValueError.
+    """Return the texts of all tokens. `tokenizer` is the text of a tokenizer.json. Raises ValueError.
 
     Ids that the tokenizer does not have, up to the model's vocabulary, are never allowed.
     """
@@ -158,7 +158,7 @@ def load_vocabulary(tokenizer: str, vocab_size: int, eos_token_ids: tuple[int, .
 
 
 def grammars_of(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars | None:
-    """For the model in `folder`; None if it has no tokenizer.json, or no token that ends a text."""
+    """Return the grammars of the model in `folder`; None without tokenizer.json or eos token."""
     file = folder / "tokenizer.json"
     if not file.is_file() or not eos_token_ids:
         return None
@@ -166,7 +166,7 @@ def grammars_of(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -
 
 
 def _words(error: str) -> str:
-    """The first lines of llguidance's message."""
+    """Return the first lines of llguidance's message."""
     lines = error.split("<non-verbose/>", maxsplit=1)[0].splitlines()
     text = " ".join(line.strip() for line in lines if line.strip())
     return text if len(text) <= _MAX_ERROR else text[:_MAX_ERROR] + " …"

@@ -12,7 +12,7 @@ MAX_KEPT = 64  # grammars of late, for requests to come
 
 
 class GrammarQueue:
-    """First come, first compiled."""
+    """Compiles in the order of arrival."""
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
@@ -24,7 +24,7 @@ class GrammarQueue:
         return len(self._waiting)
 
     def find(self, grammar: str) -> Constraint | None:
-        """The beginning of a grammar that was compiled of late."""
+        """Return the beginning of a grammar that was compiled of late."""
         constraint = self._kept.get(grammar)
         if constraint is not None:
             self._kept.move_to_end(grammar)
@@ -38,7 +38,7 @@ class GrammarQueue:
         self._waiting = deque(entry for entry in self._waiting if entry[0].id != request_id)
 
     def take(self, seconds: float) -> list[tuple[Request, Constraint | ValueError]]:
-        """Those whose grammar is ready, or was refused, in order; waits so long for the first one."""
+        """Take those whose grammar is ready, or was refused, in order; wait so long for the first."""
         if self._waiting and seconds:
             wait([self._waiting[0][1]], seconds)
         taken: list[tuple[Request, Constraint | ValueError]] = []

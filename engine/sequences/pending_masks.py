@@ -5,8 +5,8 @@ from __future__ import annotations
 from quire.engine.sequences.sequence import NO_ROW, Sequence
 
 
-class Masking:
-    """In the order in which their masks were asked for."""
+class PendingMasks:
+    """Sequences in the order in which their masks were asked for."""
 
     def __init__(self) -> None:
         self._stays: dict[Sequence, bool] = {}  # and whether it has kept its row since
@@ -15,20 +15,20 @@ class Masking:
         return len(self._stays)
 
     def add(self, sequence: Sequence) -> None:
-        """`sequence` waits, in its row if it has one."""
+        """Have `sequence` wait, in its row if it has one."""
         self._stays[sequence] = sequence.row != NO_ROW
 
     def leave(self, sequence: Sequence) -> None:
-        """`sequence` gives up its row; if it gets one again, it is computed anew there."""
+        """Note that `sequence` gives up its row; if it gets one again, it is computed anew there."""
         if sequence in self._stays:
             self._stays[sequence] = False
 
     def drop(self, sequence: Sequence) -> None:
-        """`sequence` has ended: its mask is not waited for."""
+        """Forget `sequence`, which has ended."""
         self._stays.pop(sequence, None)
 
     def take(self, seconds: float | None) -> list[tuple[Sequence, bool]]:
-        """Those whose masks are there, and whether each kept its row.
+        """Take those whose masks are there; return them, and whether each kept its row.
 
         Waits until the first one's mask has taken `seconds` to find; None: until it is there.
         """

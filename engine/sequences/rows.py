@@ -1,4 +1,4 @@
-"""Device rows: which sequence sits in each, and how far it has come, as numpy columns.
+"""Device rows: the sequence in each, and how far it has come, as numpy columns.
 
 The work of a step on running decodes is done on these columns; only what is special about a row is looked at
 as Python objects.
@@ -22,20 +22,20 @@ Index = NDArray[np.intp]
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """Whom the S tokens that a step samples belong to."""
+    """The sequences that a step samples S tokens of."""
 
     rows: Int32  # [S]
     row_index: Index  # [S] the same, to index with
     sequences: list[Sequence]
     request_ids: list[int]
     indices: list[int]  # of the sequences in their groups
-    watched: NDArray[np.bool_]  # [S] there is more to a token than the token
+    needs_host: NDArray[np.bool_]  # [S] there is more to a token than the token
     limit: Int32  # [S] position of the last token that the sequence may have
     constrained: list[int]  # which of the S samples a grammar constrains
 
 
 class Rows:
-    """Columns over `size` rows. A row belongs to one sequence from admission until it ends or yields."""
+    """Columns over `size` rows. A row belongs to one sequence until it ends or is preempted."""
 
     def __init__(self, size: int, max_tokens: int, block_size: int) -> None:
         """`max_tokens`: most that a sequence may have, in blocks of `block_size`."""
@@ -48,7 +48,7 @@ class Rows:
         self.capacity = np.zeros(size, np.int32)  # tokens that the row's blocks can hold
         self.limit = np.zeros(size, np.int32)  # context at which the sequence has all its tokens
         self.decoding = np.zeros(size, np.bool_)  # prefill is done, and nothing else is in the way
-        self._watched = np.zeros(size, np.bool_)
+        self._needs_host = np.zeros(size, np.bool_)
         self._constrained = np.zeros(size, np.bool_)
         # What samples are booked by, as Python's own objects.
         self._sequence: NDArray[Any] = np.full(size, None, object)  # as in `sequences`
@@ -72,7 +72,7 @@ class Rows:
     def assign(self, sequence: Sequence) -> int:
         row = self._free.pop()
         group = sequence.group
-        sequence.sit(row, self.tokens)
+        sequence.enter_row(row, self.tokens)
         self.sequences[row] = self._sequence[row] = sequence
         self._constrained[row] = sequence.constraint is not None
         self._request_id[row] = group.request.id
@@ -82,7 +82,7 @@ class Rows:
         self.limit[row] = group.num_prompt + group.request.params.max_tokens - 1
         self.decoding[row] = False
         self._order[row] = group.order * MAX_SEQUENCES + sequence.index
-        self.watch(sequence)
+        self.note_special(sequence)
         return row
 
     def release(self, sequence: Sequence) -> None:
@@ -90,43 +90,43 @@ class Rows:
         assert self.sequences[row] is sequence
         self.sequences[row] = self._sequence[row] = None
         self._samples = None  # which may name the sequence, and would keep it alive
-        self.may_decode(sequence, False)
+        self.set_decoding(sequence, False)
         self.context[row] = 0
-        sequence.leave()
+        sequence.leave_row()
         self._free.append(row)
 
-    def watch(self, sequence: Sequence) -> None:
+    def note_special(self, sequence: Sequence) -> None:
         """Note whether what comes for `sequence` is more than tokens."""
         group = sequence.group
         special = group.in_lockstep or group.request.params.logprobs is not None
-        self._watched[sequence.row] = special or group.first_output_due
+        self._needs_host[sequence.row] = special or group.first_output_due
         self._samples = None
 
-    def may_decode(self, sequence: Sequence, may: bool) -> None:
+    def set_decoding(self, sequence: Sequence, may: bool) -> None:
         self.decoding[sequence.row] = may
         self._decodes = None
 
-    def wait(self, rows: list[int]) -> None:
-        """The sequences in `rows` may not decode for now."""
+    def pause(self, rows: list[int]) -> None:
+        """Let the sequences in `rows` not decode for now."""
         self.decoding[rows] = False
         self._decodes = None
 
-    def go_on(self, rows: list[int], tokens: list[int]) -> None:
-        """The sequences in `rows` take a token each, and may decode."""
+    def resume(self, rows: list[int], tokens: list[int]) -> None:
+        """Append a token to each of the sequences in `rows`, which may decode again."""
         index = np.array(rows, np.intp)
         self.tokens.append_all(index, np.array(tokens, np.int32))
         self.decoding[index] = True
         self._decodes = None
 
     def decodes(self) -> Index:
-        """The rows that may decode, the oldest group's first. The same array until they change."""
+        """Return the rows that may decode, the oldest group's first. The same array until they change."""
         if self._decodes is None:
             rows = np.flatnonzero(self.decoding)
             self._decodes = rows[np.argsort(self._order[rows])]
         return self._decodes
 
     def samples(self, rows: Index) -> Samples:
-        """Whose tokens `rows` are going to sample."""
+        """Return the sequences whose tokens `rows` are going to sample."""
         if rows is not self._sampled:
             if not np.array_equal(rows, self._sampled):
                 self._samples = None
@@ -138,7 +138,7 @@ class Rows:
                 self._sequence[rows].tolist(),
                 self._request_id[rows].tolist(),
                 self._index[rows].tolist(),
-                self._watched[rows],
+                self._needs_host[rows],
                 self.limit[rows],
                 np.flatnonzero(self._constrained[rows]).tolist(),
             )

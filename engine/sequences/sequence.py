@@ -1,4 +1,4 @@
-"""Sequences, and the groups that a request's sequences form."""
+"""Sequences, the groups that a request's sequences form, and beams."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NO_LOGPROBS = Logprobs(
 
 
 class Sequence:
-    """One line of tokens: the prompt and what was generated after it, known to the host."""
+    """A prompt and the tokens that were generated after it, as far as the host knows them."""
 
     __slots__ = (
-        "_lines",
         "_own",
+        "_row_tokens",
         "constraint",
         "finish_reason",
         "group",
@@ -45,7 +45,7 @@ class Sequence:
         self.group = group
         self.index = index
         self._own = group.prompt  # its tokens while it is in no row: replaced, and never written to
-        self._lines: RowTokens | None = None  # which hold them while it is in one
+        self._row_tokens: RowTokens | None = None  # which hold them while it is in one
         self.salt = group.request.cache_salt
         self.table: BlockTable = []
         self.prefixes: list[Prefix] = []  # of the full blocks of `tokens`, as far as they were needed
@@ -60,51 +60,51 @@ class Sequence:
 
     @property
     def tokens(self) -> Int32:
-        """[N] all that are known. A view of its row: not to be written to, nor kept until the row is."""
-        return self._own if self._lines is None else self._lines.of(self.row)
+        """All tokens that are known [N]. A view of its row: not to be written to, nor kept until that is."""
+        return self._own if self._row_tokens is None else self._row_tokens.of(self.row)
 
     def take_tokens(self, other: Sequence) -> None:
-        """Have the tokens of `other` instead. Both sit in rows, or neither does."""
-        if self._lines is None:
+        """Have the tokens of `other` instead. Both are in rows, or neither is."""
+        if self._row_tokens is None:
             self._own = other.tokens.copy()
         else:
-            self._lines.copy(other.row, self.row)
+            self._row_tokens.copy(other.row, self.row)
 
     @property
     def num_tokens(self) -> int:
-        return len(self._own) if self._lines is None else self._lines.length(self.row)
+        return len(self._own) if self._row_tokens is None else self._row_tokens.length(self.row)
 
     def append(self, token: int) -> None:
-        if self._lines is None:
+        if self._row_tokens is None:
             self._own = np.append(self._own, np.int32(token))
         else:
-            self._lines.append(self.row, token)
+            self._row_tokens.append(self.row, token)
 
-    def sit(self, row: int, lines: RowTokens) -> None:
-        """Take `row`, in whose line steps write its tokens."""
-        lines.put(row, self._own)
-        self.row, self._lines = row, lines
+    def enter_row(self, row: int, row_tokens: RowTokens) -> None:
+        """Take `row` of `row_tokens`, where steps write its tokens."""
+        row_tokens.put(row, self._own)
+        self.row, self._row_tokens = row, row_tokens
 
-    def leave(self) -> None:
+    def leave_row(self) -> None:
         """Give up the row, which may be another's next; its tokens go along."""
-        assert self._lines is not None
+        assert self._row_tokens is not None
         self._own = self.tokens.copy()
-        self._lines.clear(self.row)
-        self.row, self._lines = NO_ROW, None
+        self._row_tokens.clear(self.row)
+        self.row, self._row_tokens = NO_ROW, None
 
-    def pieces(self, block_size: int, first_block: int, end_block: int) -> list[bytes]:
-        """The token ids of full blocks first_block..end_block-1, as bytes."""
-        if self._lines is not None:
-            return self._lines.pieces(self.row, first_block, end_block)
-        pieces: list[bytes] = as_blocks(self._own, block_size)[first_block:end_block].tolist()
-        return pieces
+    def block_contents(self, block_size: int, first_block: int, end_block: int) -> list[bytes]:
+        """Return the token ids of full blocks first_block..end_block-1, as bytes."""
+        if self._row_tokens is not None:
+            return self._row_tokens.block_contents(self.row, first_block, end_block)
+        contents: list[bytes] = as_blocks(self._own, block_size)[first_block:end_block].tolist()
+        return contents
 
     @property
     def num_generated(self) -> int:
         return self.num_tokens - self.group.num_prompt
 
     def next_mask(self) -> Int32:
-        """Which tokens its grammar allows next: none that ends it before min_tokens, if others can follow."""
+        """Return the tokens its grammar allows: none that ends it before min_tokens, if others can follow."""
         assert self.constraint is not None
         if self.num_generated < self.group.request.params.min_tokens:
             return self.constraint.mask_without(self.group.stop_tokens)
@@ -138,16 +138,15 @@ class SequenceGroup:
     def __init__(self, request: Request, prompt: Int32, order: int, eos_token_ids: tuple[int, ...]) -> None:
         """prompt [N]: the request's, as Capacity.check gives it."""
         self.request = request
-        self.order = order  # of arrival: the smaller one is served first and yields last
+        self.order = order  # of arrival: the smaller one is served first and preempted last
         self.num_prompt = len(request.prompt)
         self.prompt = prompt
         params = request.params
         eos = () if params.ignore_eos else eos_token_ids
         self.stop_tokens = frozenset(eos) | frozenset(params.stop_token_ids)
         self.sequences = [Sequence(self, index) for index in range(params.num_sequences)]
-        self.forked = (
-            params.num_sequences == 1
-        )  # the prompt's blocks are shared out once it has been computed
+        # The prompt's blocks are shared out once it has been computed.
+        self.forked = params.num_sequences == 1
         self.beams: BeamGroup | None = None
         self.prefill_queue: list[Sequence] = []  # running, but not in the cache as a whole yet
         self.prompt_logprobs: list[TokenLogprob | None] | None = (
@@ -173,12 +172,12 @@ class SequenceGroup:
 
     @property
     def in_lockstep(self) -> bool:
-        """Until a step is committed nobody knows how its sequences may go on."""
+        """Whether each of its steps must be committed before its sequences may go on."""
         return self.beams is not None or bool(self.request.params.grammar)
 
     @property
     def in_cache(self) -> list[Sequence]:
-        """Those that have, or when resumed must have, tokens in the cache: of beams only the live ones."""
+        """The sequences that have, or when resumed must have, tokens in the cache: of beams the live ones."""
         return self.live if self.beams is None else self.beams.order
 
     @property

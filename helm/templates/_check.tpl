@@ -93,13 +93,13 @@
 {{- if and (include "quire.registry" .) (not $v.engine.enablePrefixCaching) -}}
 {{- fail "engine: enablePrefixCaching must be on with a registry, which tells of that cache" -}}
 {{- end -}}
-{{- if and (eq $v.engine.device "cpu") $v.gpu.enabled -}}
-{{- fail "engine: device cpu would hold a GPU without using it; set gpu.enabled to false" -}}
+{{- if and (eq $v.engine.device "cpu") $v.gpu.count -}}
+{{- fail "engine: device cpu would hold a GPU without using it; set gpu.count to 0" -}}
 {{- end -}}
 {{- $device := $v.runtimeClassName -}}
 {{- range $name, $_ := $v.resources.limits -}}{{- if contains "/" $name -}}{{- $device = $name -}}{{- end -}}{{- end -}}
-{{- if and (eq $v.engine.device "cuda") (not $v.gpu.enabled) (not $device) -}}
-{{- fail "engine: device cuda needs a GPU in the pod; set gpu.enabled to true, or runtimeClassName or resources.limits to what brings one" -}}
+{{- if and (eq $v.engine.device "cuda") (not $v.gpu.count) (not $device) -}}
+{{- fail "engine: device cuda needs a GPU in the pod; set gpu.count to 1, or runtimeClassName or resources.limits to what brings one" -}}
 {{- end -}}
 {{- if and (eq $v.engine.preemptionMode "swap") (eq (float64 $v.engine.swapSpace) 0.0) -}}
 {{- fail "engine: preemptionMode swap needs swapSpace" -}}
@@ -107,7 +107,7 @@
 {{- if not (or (kindIs "invalid" $v.podDisruptionBudget.minAvailable) (kindIs "invalid" $v.podDisruptionBudget.maxUnavailable)) -}}
 {{- fail "podDisruptionBudget: either minAvailable or maxUnavailable, not both" -}}
 {{- end -}}
-{{- if and $v.metrics.serviceMonitor.enabled $v.metrics.podMonitor.enabled -}}
+{{- if and (eq (toString $v.metrics.serviceMonitor.enabled) "true") $v.metrics.podMonitor.enabled -}}
 {{- fail "metrics: enable either serviceMonitor or podMonitor, or everything is scraped twice" -}}
 {{- end -}}
 {{- end -}}

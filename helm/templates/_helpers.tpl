@@ -63,6 +63,16 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
+{{/* What a pod with so many GPUs asks for: (dict "resources" quantities for each of them "count" of GPUs) */}}
+{{- define "quire.forEachGpu" -}}
+{{- $times := max 1 (int .count) -}}
+{{- range $name, $quantity := .resources }}
+{{- $text := kindIs "string" $quantity | ternary $quantity (int64 $quantity | toString) }}
+{{- $number := regexFind "^[0-9.]+" $text }}
+{{ $name }}: {{ printf "%v%s" (contains "." $number | ternary (mulf $number $times) (mul $number $times)) (trimPrefix $number $text) | quote }}
+{{- end }}
+{{- end -}}
+
 {{/* Strictly more than the pod needs to go in order. */}}
 {{- define "quire.gracePeriod" -}}
 {{- add .Values.drain.preStopSeconds .Values.drain.shutdownTimeoutSeconds .Values.drain.marginSeconds -}}
@@ -253,6 +263,18 @@ user router reset on #{{ sha256sum .router }} %R~quire:* +@connection +@read +ev
 {{- else -}}
 - ports:
     - { port: 8000 }
+{{- end -}}
+{{- end -}}
+
+{{/* Why a part of .Values.metrics is not made, if it is not: (dict "context" $ "name" its name) */}}
+{{- define "quire.leftOut" -}}
+{{- $enabled := (get .context.Values.metrics .name).enabled | toString -}}
+{{- if eq $enabled "false" -}}
+metrics.{{ .name }}.enabled is false
+{{- else if and (eq .name "serviceMonitor") .context.Values.metrics.podMonitor.enabled -}}
+there is a PodMonitor instead
+{{- else if and (eq $enabled "auto") (not (.context.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}
+the cluster has no API monitoring.coreos.com/v1; `helm upgrade` makes it once prometheus-operator is there
 {{- end -}}
 {{- end -}}
 

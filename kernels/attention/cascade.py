@@ -17,7 +17,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.kernels.attention.key_tiles import KeyTiles, key_tiles
 from quire.kernels.attention.kv_tile import LOG2_E, LOWEST, attend, load_blocks, load_tile, tile_keys
 from quire.kernels.formats.fp8 import as_exact
+from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.formats.kv_scales import words
+from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import Gpu, gpu_of
 from quire.kernels.launch import dependent_launch
 
@@ -120,7 +122,7 @@ def shared_lens(
     block_tables: torch.Tensor,
     block_size: int,
 ) -> torch.Tensor:
-    """How many tokens the rows of each bundle have in common, in whole tiles: lens [N] i32.
+    """Return how many tokens the rows of each bundle have in common, in whole tiles: lens [N] i32.
 
     members [N, R] i32 as in SharedPrefixes; rows [B] i32 indexes block_tables [*, max_blocks] i32,
     context_lens [B] i32. Full blocks that all of them name at the same place count; less than SHORTEST is 0.
@@ -132,6 +134,10 @@ def shared_lens(
         ROWS=width, LANE_ROWS=triton.next_power_of_2(width), BLOCK_SIZE=block_size, num_warps=4,
     )  # fmt: skip
     return lens
+
+
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("block_tables", "rows", "members", "lens"))
 
 
 @triton.jit
@@ -161,6 +167,7 @@ def _prefix_kernel(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     TILE: tl.constexpr,
+    PLANES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
     """One span of a bundle's prefix for the bundle's query heads of one kv head."""
@@ -200,7 +207,7 @@ def _prefix_kernel(
     for key in range(begin, end, TILE):
         k, v = load_tile(
             kv, blocks, key, end, block_stride, part_stride, slot_stride,
-            BLOCK_SIZE, HEAD_DIM, DIM, TILE, False, kv_scales, scale_block_stride, q_tile.dtype,
+            BLOCK_SIZE, HEAD_DIM, DIM, TILE, False, kv_scales, scale_block_stride, q_tile.dtype, PLANES,
         )  # fmt: skip
         blocks = load_blocks(table, key + TILE, end, BLOCK_SIZE, TILE)
         acc, peak, total = attend(q_tile, k, v, is_query, acc, peak, total, scale_log2, False)
@@ -210,39 +217,38 @@ def _prefix_kernel(
     tl.store(lse + partial, peak + tl.log2(total), mask=is_query)
 
 
-def prefix_tiles(gpu: Gpu, dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> KeyTiles:
+def prefix_tiles(gpu: Gpu, dim: int, dtype: torch.dtype, held: KVFormat) -> KeyTiles:
     """Return the tiles that a program reads of a prefix for heads of dim, a power of two."""
-    return key_tiles(gpu, KeyTiles(tile_keys(dim, dtype.itemsize), STAGES), LANES, dim, dtype, kv_dtype)
+    return key_tiles(gpu, KeyTiles(tile_keys(dim, dtype.itemsize), STAGES), LANES, dim, dtype, held)
 
 
 def prefix_attention(
     q: torch.Tensor,
-    kv: torch.Tensor,
+    cache: LayerCache,
     block_tables: torch.Tensor,
     rows: torch.Tensor,
     shared: SharedPrefixes,
     scale: float,
     workspace: PrefixWorkspace,
-    kv_scales: torch.Tensor | None = None,
 ) -> None:
-    """Attention of the bundles' rows to their prefixes, as partial results in the workspace.
+    """Attend to the prefixes of the bundles' rows, leaving partial results in the workspace.
 
-    q [T, Hq, D]: its first B tokens are the rows' queries; kv [blocks, 2, Hkv, block_size, D], block_tables
-    [*, max_blocks] i32 indexed by rows [B] i32. Tables, rows and `shared` are read before kernels ahead have
-    ended: they must be complete when the kernel just ahead begins. kv_scales are those of
-    a rounded kv.
+    q [T, Hq, D]: its first B tokens are the rows' queries; block_tables [*, max_blocks] i32 indexed by rows
+    [B] i32. Tables, rows and `shared` are read before kernels ahead have ended: they must be complete when
+    the kernel just ahead begins.
     """
     num_q_heads, head_dim = q.shape[1:]
-    num_kv_heads, block_size = kv.shape[2:4]
+    kv, num_kv_heads, block_size = cache.kv, cache.kv_heads, cache.block_size
     group = num_q_heads // num_kv_heads
     bundles, width = shared.members.shape
     dim = triton.next_power_of_2(head_dim)
-    tiles = prefix_tiles(gpu_of(q.device), dim, q.dtype, kv.dtype)
+    tiles = prefix_tiles(gpu_of(q.device), dim, q.dtype, cache.format)
     _prefix_kernel[num_kv_heads, bundles, MAX_SPANS.value](
         workspace.partials, workspace.lse, q, kv, block_tables, rows, shared.members, shared.lens,
         scale * LOG2_E,
-        q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(kv_scales),
+        q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(cache.scales),
         GROUP=group, ROWS=width, BLOCK_M=LANES, BLOCK_SIZE=block_size,
-        HEAD_DIM=head_dim, DIM=dim, TILE=tiles.keys, num_warps=4, num_stages=tiles.stages,
+        HEAD_DIM=head_dim, DIM=dim, TILE=tiles.keys, PLANES=bool(cache.format.planes),
+        num_warps=4, num_stages=tiles.stages,
         **dependent_launch(q.device),
     )  # fmt: skip

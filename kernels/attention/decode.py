@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import torch
 import triton
+from torch import Tensor
 
-from quire.kernels.attention.cascade import SharedPrefixes, prefix_attention
+from quire.kernels.attention.batch import AttentionLayer, DecodeBatch
+from quire.kernels.attention.cascade import prefix_attention
 from quire.kernels.attention.decode_kernel import decode_kernel
-from quire.kernels.attention.hopper_decode.decode import TILE as HOPPER_TILE
-from quire.kernels.attention.hopper_decode.decode import hopper_decode, suits_hopper_decode
+from quire.kernels.attention.hopper_decode import decode as hopper
 from quire.kernels.attention.key_tiles import KeyTiles, key_tiles
 from quire.kernels.attention.kv_tile import LOG2_E, check_attention_inputs, tile_keys
-from quire.kernels.attention.qk_norm_rope import NewHeads
-from quire.kernels.attention.splits import DecodeWorkspace, Merge, merge_splits, plan_splits
-from quire.kernels.formats.fp8 import DTYPE as FP8
-from quire.kernels.formats.kv_format import check_kv_scales
+from quire.kernels.attention.splits import DecodeWorkspace, SplitPartials, merge_splits, plan_splits
+from quire.kernels.formats.kv_format import FP8, KVFormat
 from quire.kernels.formats.kv_scales import words
+from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import Gpu, gpu_of
 from quire.kernels.launch import dependent_launch
 
@@ -36,12 +38,31 @@ FIRST_SPLITS = 16
 EARLY = 2
 
 
-def decode_tiles(gpu: Gpu, lanes: int, dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> KeyTiles:
+class DecodeKernel(Enum):
+    """The kernel that attends from decode tokens."""
+
+    HOPPER = "attention.hopper_decode"
+    SPLIT = "attention.decode_kernel"
+    # Programs of split rows take no more shared memory than kernels that use it for little else than to
+    # exchange sums: behind one of these they begin sooner.
+    SMALL = "attention.decode_kernel in little shared memory"
+
+
+class DecodeMode(Enum):
+    """Where the newest tokens' keys and values come from, and what may be read before kernels ahead end."""
+
+    AFTER = "after"  # kernels ahead write the cache: nothing of it is read before they have ended
+    KNOWN = "known"  # the kernel just ahead writes the newest tokens'; the others were there before it began
+    BESIDE = "beside"  # all are there, and the kernel just ahead, which leaves them alone, may still run
+    NEW = "new"  # the newest tokens' heads follow the queries, as the projection gave them
+
+
+def decode_tiles(gpu: Gpu, lanes: int, dim: int, dtype: torch.dtype, held: KVFormat) -> KeyTiles:
     """Return the tiles of `attention.decode_kernel` of `lanes` query heads of dim, both powers of two."""
     keys, paired = tile_keys(dim, dtype.itemsize), False
-    if kv_dtype == FP8 and dtype.itemsize == 2:
+    if held == FP8 and dtype.itemsize == 2:
         keys, paired = 2 * keys, True  # in as many bytes
-    return key_tiles(gpu, KeyTiles(keys, STAGES), lanes, dim, dtype, kv_dtype, paired=paired)
+    return key_tiles(gpu, KeyTiles(keys, STAGES), lanes, dim, dtype, held, paired=paired)
 
 
 def has_room_for_new_heads(gpu: Gpu, group: int, head_dim: int, dtype: torch.dtype) -> bool:
@@ -50,113 +71,119 @@ def has_room_for_new_heads(gpu: Gpu, group: int, head_dim: int, dtype: torch.dty
     return bool(2 * lanes * dim * dtype.itemsize < gpu.shared_memory)
 
 
-def decode_attention(
-    q: torch.Tensor,
-    out: torch.Tensor,
-    kv: torch.Tensor,
-    block_tables: torch.Tensor,
-    rows: torch.Tensor,
-    context_lens: torch.Tensor,
-    order: torch.Tensor,
-    scale: float,
-    window: int,
-    workspace: DecodeWorkspace,
-    max_splits: int | None = None,
-    shared: SharedPrefixes | None = None,
-    kv_scales: torch.Tensor | None = None,
-    new: NewHeads | None = None,
-    beside: bool = False,
-    known: bool = False,
-    small: bool = False,
-    merge: Merge = merge_splits,
+def decode(
+    q: Tensor,
+    out: Tensor,
+    batch: DecodeBatch,
+    layer: AttentionLayer,
+    cache: LayerCache,
+    mode: DecodeMode = DecodeMode.AFTER,
+    splits: int | None = None,
+    *,
+    by: DecodeKernel | None = None,
 ) -> None:
-    """Attention of each row's newest token to its context, to the first B tokens of `out` [T, Hq, D].
+    """Attend from each row's newest token to its context, to the first B tokens of `out` [T, Hq, D].
 
-    q [T, Hq, D]: its first B tokens are the rows' queries, at position context_len − 1 each. kv [blocks,
-    2, Hkv, block_size, D], block_tables [*, max_blocks] i32 indexed by rows [B] i32, context_lens [B]
-    i32: a row without context writes nothing. order [B] i32 is a permutation of 0 … B − 1, best by
-    falling context length: a long row that starts last keeps the device waiting, and of many rows only
-    the first three eighths may be divided for being long. These four are read before kernels ahead have
-    ended: they must be complete when the kernel just ahead begins. `window` limits attention to that many
-    newest keys, 0 means all. Grid and launches depend on shapes only, so CUDA graphs may capture it.
-    `max_splits` overrides `plan_splits`. Where rows are split, the results are left in the workspace, and
-    `merge` makes of them what becomes of `out`; with one, `attention.hopper_decode.decode` may divide long
-    rows all the same, by the workspace, and merges them itself, unless rows share. What the rows `shared`
-    with others is read once for all of them (read as early; no use with a window). kv_scales [blocks, Hkv,
-    block_size, 2] are those of a rounded kv (see `formats.kv_format`), and in fp8 q must fit fp16.
-
-    With `new`, a token's query heads are followed by its Hkv heads of k and of v, all as the projection gave
-    them: they are normalised and rotated here, and K and V written to the cache. What that held is read as
-    early, too. Not together with `shared` or a cache in fp8.
-
-    With `beside`, the kernel just ahead must be one that began only when all before it had ended (no
-    dependent launch), and must leave q, K, V and `out`'s first B tokens alone, as prefill attention of the
-    same step: the two run side by side. Not together with `shared` or `new`.
-
-    With `known`, the cache held all but the rows' newest tokens before the kernel just ahead began, and is
-    read as early.
-
-    With `small`, programs of split rows take no more shared memory than kernels that use it for little else
-    than to exchange sums: behind one of these they begin sooner. Otherwise rows are attended to by
-    `attention.hopper_decode.decode` where that can be.
+    As `decode_splits`, whose partial results, if any, are merged.
     """
-    check_attention_inputs(q, out, kv)
-    check_kv_scales(kv, kv_scales)
+    partials = decode_splits(q, out, batch, layer, cache, mode, splits, by=by)
+    if partials is not None:
+        merge_splits(partials)
+
+
+def decode_splits(
+    q: Tensor,
+    out: Tensor,
+    batch: DecodeBatch,
+    layer: AttentionLayer,
+    cache: LayerCache,
+    mode: DecodeMode = DecodeMode.AFTER,
+    splits: int | None = None,
+    *,
+    by: DecodeKernel | None = None,
+) -> SplitPartials | None:
+    """Attend from each row's newest token to its context; return what is still to be merged, if rows split.
+
+    q [T, Hq, D]: its first B tokens are the rows' queries. `out` [T, Hq, D] gets their results in its first B
+    tokens, unless partial results are returned; a row without context writes nothing. Grid and launches
+    depend on shapes only, so CUDA graphs may capture it. `splits` overrides `plan_splits`; with one,
+    `attention.hopper_decode` may divide long rows all the same, by the workspace, and merges them itself,
+    unless rows share. What the rows share is read once for all of them (no use with a window). In fp8 q must
+    fit fp16.
+
+    NEW: a token's query heads are followed by its Hkv heads of k and of v, all as the projection gave them:
+    they are normalised and rotated here, and K and V written to the cache. Not for rows that share, nor for
+    formats that decode attention does not write.
+
+    BESIDE: the kernel just ahead must be one that began only when all before it had ended (no dependent
+    launch), and must leave q, K, V and `out`'s first B tokens alone, as prefill attention of the same step:
+    the two run side by side. Not for rows that share.
+
+    by: the kernel; None is `attention.hopper_decode` where that can be, else `attention.decode_kernel`.
+    """
+    check_attention_inputs(q, out, cache)
+    workspace, shared, new = batch.workspace, batch.shared, mode is DecodeMode.NEW
+    assert isinstance(workspace, DecodeWorkspace)
     num_q_heads, head_dim = q.shape[1:]
-    num_kv_heads, block_size = kv.shape[2:4]
-    batch = rows.shape[0]
-    if new is not None and (shared is not None or kv.dtype == FP8):
-        raise ValueError("new heads are for rows that share no prefixes, and not for a cache in fp8")
-    if beside and (shared is not None or new is not None):
-        raise ValueError("beside a prefill, rows share no prefixes, and the cache has their newest tokens")
-    if new is not None and len(q) > 1 and q.stride(0) < (num_q_heads + 2 * num_kv_heads) * head_dim:
+    num_kv_heads, block_size = cache.kv_heads, cache.block_size
+    count, kv, held = batch.rows.shape[0], cache.kv, cache.format
+    if new and (shared is not None or not held.written_by_decode):
+        raise ValueError(f"new heads are for rows that share no prefixes, and not for a cache in {held.name}")
+    if mode is DecodeMode.BESIDE and shared is not None:
+        raise ValueError("beside a prefill, rows share no prefixes")
+    if new and len(q) > 1 and q.stride(0) < (num_q_heads + 2 * num_kv_heads) * head_dim:
         raise ValueError(
             f"new heads need k and v beside q: a token of {num_q_heads} + 2 · {num_kv_heads} heads, but the "
             f"stride is {q.stride(0)}"
         )
-    if batch == 0:
-        return
+    if count == 0:
+        return None
     group = num_q_heads // num_kv_heads
     dim = triton.next_power_of_2(head_dim)
     lanes = max(16, triton.next_power_of_2(group))
-    by_hopper = not small and suits_hopper_decode(q, kv)
-    tiles = decode_tiles(gpu_of(q.device), lanes, dim, q.dtype, kv.dtype)
-    tile = HOPPER_TILE if by_hopper else tiles.keys
-    max_tiles = triton.cdiv(block_tables.shape[1] * block_size, tile)
-    prefixes: tuple[torch.Tensor | None, ...] = (None, None, None, None)
-    if shared is not None and window == 0:
-        max_splits = 1  # what is left of such a batch is short
-        prefix_attention(q, kv, block_tables, rows, shared, scale, workspace.prefix, kv_scales)
+    gpu = gpu_of(q.device)
+    if by is None:
+        takes = hopper.supports(gpu, q.dtype, held, head_dim, group, block_size)
+        takes = takes and kv.stride(3) == kv.shape[-1]
+        by = DecodeKernel.HOPPER if takes else DecodeKernel.SPLIT
+    tiles = decode_tiles(gpu, lanes, dim, q.dtype, held)
+    tile = hopper.TILE if by is DecodeKernel.HOPPER else tiles.keys
+    max_tiles = triton.cdiv(batch.block_tables.shape[1] * block_size, tile)
+    prefixes: tuple[Tensor | None, ...] = (None, None, None, None)
+    if shared is not None and layer.window == 0:
+        splits = 1  # what is left of such a batch is short
+        prefix_attention(q, cache, batch.block_tables, batch.rows, shared, layer.scale, workspace.prefix)
         prefixes = (shared.bundle_of, shared.lens, workspace.prefix.partials, workspace.prefix.lse)
     else:
-        max_splits = max_splits or plan_splits(batch, num_kv_heads, max_tiles)
-    if max_splits > 1 and batch * max_splits * num_q_heads > workspace.lse.numel():
+        splits = splits or plan_splits(count, num_kv_heads, max_tiles)
+    if splits > 1 and count * splits * num_q_heads > workspace.lse.numel():
         raise ValueError(
-            f"{batch} rows × {max_splits} splits × {num_q_heads} heads exceed the workspace's "
+            f"{count} rows × {splits} splits × {num_q_heads} heads exceed the workspace's "
             f"{workspace.lse.numel()} partial results; allocate it for the largest batch"
         )
-    if by_hopper:
-        ready = 2 if beside or new is not None else int(known)
-        hopper_decode(
-            q, out, kv, block_tables, rows, context_lens, order, scale, window, workspace, max_splits,
-            prefixes, new, kv_scales, ready, beside,
-        )  # fmt: skip
+    beside = mode is DecodeMode.BESIDE
+    if by is DecodeKernel.HOPPER:
+        ready = {DecodeMode.AFTER: 0, DecodeMode.KNOWN: 1}.get(mode, 2)
+        hopper.hopper_decode(
+            q, out, batch, layer, cache, workspace, splits, prefixes, ready, new=new, beside=beside
+        )
     else:
         launch = dependent_launch(q.device)
-        heads = (None, None, None, 0.0) if new is None else (new.rope, new.q_norm, new.k_norm, new.eps)
-        first = new is not None and max_splits >= FIRST_SPLITS and tiles.stages >= SMALL_STAGES
+        heads = (layer.rope, layer.q_norm, layer.k_norm, layer.eps) if new else (None, None, None, 0.0)
+        first = new and splits >= FIRST_SPLITS and tiles.stages >= SMALL_STAGES
         early, stages = 0 if first or beside else EARLY, tiles.stages
-        if first or (small and max_splits > 1):
+        if first or (by is DecodeKernel.SMALL and splits > 1):
             stages = min(SMALL_STAGES, stages)
-        elif not beside and num_kv_heads * batch >= MANY_PROGRAMS:
+        elif not beside and num_kv_heads * count >= MANY_PROGRAMS:
             early, stages = 1, min(FULL_STAGES, stages)
-        decode_kernel[num_kv_heads, batch, max_splits](
-            out, workspace.partials, workspace.lse, q, kv, block_tables, rows, context_lens, order,
-            *prefixes, scale * LOG2_E, window,
-            q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(kv_scales), *heads,
-            GROUP=group, BLOCK_M=lanes, BLOCK_SIZE=block_size,
-            HEAD_DIM=head_dim, DIM=dim, TILE=tile, NEW=new is not None, FIRST=first, EARLY=early,
+        decode_kernel[num_kv_heads, count, splits](
+            out, workspace.partials, workspace.lse, q, kv, batch.block_tables, batch.rows, batch.context_lens,
+            batch.order, *prefixes, layer.scale * LOG2_E, layer.window,
+            q.stride(0), batch.block_tables.stride(0), *kv.stride()[:4], *words(cache.scales), *heads,
+            GROUP=group, BLOCK_M=lanes, BLOCK_SIZE=block_size, HEAD_DIM=head_dim, DIM=dim, TILE=tile,
+            PLANES=bool(held.planes), NEW=new, FIRST=first, EARLY=early,
             BESIDE=beside and launch["DEPENDENT"], num_warps=4, num_stages=stages, **launch,
         )  # fmt: skip
-    if max_splits > 1:
-        merge(out, context_lens, window, max_splits, tile, workspace)
+    if splits == 1:
+        return None
+    return SplitPartials(out, batch.context_lens, layer.window, splits, tile, workspace)

@@ -26,6 +26,26 @@ def _end_after_the_kernel_ahead() -> None:
         gdc_wait()
 
 
+# Before kernels ahead have ended, see `kernels.launch`. Of the cache only tokens that it held before the
+# kernel just ahead began; q only BESIDE a prefill, which leaves it alone.
+READS_EARLY = frozenset(
+    [
+        "block_tables",
+        "rows",
+        "context_lens",
+        "order",
+        "bundle_of",
+        "shared_lens",
+        "rope",
+        "q_norm",
+        "k_norm",
+        "q",
+        "kv",
+        "kv_scales",
+    ]
+)
+
+
 @triton.jit(do_not_specialize=["window"])
 def decode_kernel(
     out: tl.tensor,
@@ -62,6 +82,7 @@ def decode_kernel(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     TILE: tl.constexpr,
+    PLANES: tl.constexpr,
     NEW: tl.constexpr,
     FIRST: tl.constexpr,
     EARLY: tl.constexpr,
@@ -104,7 +125,7 @@ def decode_kernel(
     if FIRST:
         k, v = load_tile(
             kv, blocks, begin * TILE, cached_len, block_stride, part_stride, slot_stride,
-            BLOCK_SIZE, HEAD_DIM, DIM, TILE, True, kv_scales, scale_block_stride, q.dtype.element_ty,
+            BLOCK_SIZE, HEAD_DIM, DIM, TILE, True, kv_scales, scale_block_stride, q.dtype.element_ty, PLANES,
         )  # fmt: skip
     if NEW:
         q_weight, q_other_weight = load_weights(q_norm, dim, HEAD_DIM)
@@ -118,7 +139,7 @@ def decode_kernel(
                 asked = load_blocks(table, tile * TILE, context_len, BLOCK_SIZE, TILE)
                 ask_for_tile(
                     kv, asked, tile * TILE, block_stride, part_stride, slot_stride,
-                    BLOCK_SIZE, HEAD_DIM, DIM, TILE,
+                    BLOCK_SIZE, HEAD_DIM, DIM, TILE, PLANES,
                 )  # fmt: skip
         gdc_launch_dependents()
         if not BESIDE:
@@ -186,7 +207,7 @@ def decode_kernel(
         peak = tl.where(last, score * scale_log2, peak)
         total = tl.where(last, 1.0, total)
         acc += tl.where(last, new_v.to(tl.float32), 0.0)
-    if kv_scales is None or kv.dtype.element_ty == tl.uint8:
+    if kv_scales is None or PLANES:
         if FIRST:
             key = begin * TILE + tl.arange(0, TILE)
             seen = (key >= first_key) & (key < cached_len)
@@ -196,7 +217,7 @@ def decode_kernel(
         for tile in range(begin, end):
             k, v = load_tile(
                 kv, blocks, tile * TILE, cached_len, block_stride, part_stride, slot_stride,
-                BLOCK_SIZE, HEAD_DIM, DIM, TILE, True, kv_scales, scale_block_stride, q_tile.dtype,
+                BLOCK_SIZE, HEAD_DIM, DIM, TILE, True, kv_scales, scale_block_stride, q_tile.dtype, PLANES,
             )  # fmt: skip
             blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
             key = tile * TILE + tl.arange(0, TILE)

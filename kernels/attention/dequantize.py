@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
+from quire.kernels.attention.batch import PrefillBatch
 from quire.kernels.formats.fp12 import load_quarters
-from quire.kernels.formats.kv_format import check_expanded
+from quire.kernels.formats.layer_cache import LayerCache
 
 PROGRAMS = 2048  # of four warps: as many as an H100 runs at once
 SEQUENCES = 256  # up to which one kernel serves all steps
@@ -26,7 +26,7 @@ def _expand_kernel(
     slot_stride: tl.tensor, scale_block_stride: tl.tensor,
     SEQUENCES: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Every so manyth of all sequences' earlier blocks, for the keys or the values of one kv head."""
+    """Write every so manyth of all sequences' earlier blocks, the keys or the values of one kv head."""
     QUARTER: tl.constexpr = DIM // 4
     part = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
@@ -53,29 +53,20 @@ def _expand_kernel(
             tl.store(place + quarter * QUARTER, quarters[quarter])
 
 
-def expand(
-    kv: Tensor,
-    kv_scales: Tensor,
-    block_tables: Tensor,
-    rows: Tensor,
-    query_starts: Tensor,
-    context_lens: Tensor,
-    into: Tensor,
-) -> None:
-    """Write sequences' blocks up to a step's own tokens as numbers: into [blocks, 2, Hkv, block_size, D].
+def dequantize(batch: PrefillBatch, cache: LayerCache) -> None:
+    """Write rows' blocks up to a step's own tokens as numbers to `cache.expanded`.
 
-    kv [blocks, 2, Hkv, block_size, 3, D/2] u8 and kv_scales [blocks, Hkv, block_size, 2] as in
-    `formats.kv_format`, `into` contiguous; sequence p has context_lens[p] (i32 [P]) tokens under
-    block_tables[rows[p]], the newest query_starts[p + 1] − query_starts[p] (i32 [P + 1]) of them this step's
-    own; with fewer tokens than that it is padding. What follows earlier ones in their last block is whatever
-    the cache has there; other blocks are left alone. Raises ValueError if the shapes do not fit.
+    What follows earlier tokens in their last block is whatever the cache has there; other blocks are left
+    alone. A row with fewer tokens than queries is padding. Raises ValueError if there is no room that fits.
     """
-    num_kv_heads, block_size = kv.shape[2:4]
-    check_expanded(kv, into)
-    vectors = 2 * num_kv_heads
+    cache.check_expanded()
+    kv, scales, into = cache.kv, cache.scales, cache.expanded
+    if scales is None or into is None:
+        raise ValueError(f"a cache in {cache.format.name} has no room to be expanded into")
+    vectors, count = 2 * cache.kv_heads, len(batch.rows)
     _expand_kernel[vectors, triton.cdiv(PROGRAMS, vectors)](
-        into, kv, kv_scales, block_tables, rows, query_starts, context_lens, len(rows),
-        block_tables.stride(0), *kv.stride()[:4], kv_scales.stride(0),
-        SEQUENCES=max(SEQUENCES, triton.next_power_of_2(len(rows))), KV_HEADS=num_kv_heads,
-        BLOCK_SIZE=block_size, DIM=into.shape[4], num_warps=4,
+        into, kv, scales, batch.block_tables, batch.rows, batch.query_starts, batch.context_lens, count,
+        batch.block_tables.stride(0), *kv.stride()[:4], scales.stride(0),
+        SEQUENCES=max(SEQUENCES, triton.next_power_of_2(count)), KV_HEADS=cache.kv_heads,
+        BLOCK_SIZE=cache.block_size, DIM=into.shape[4], num_warps=4,
     )  # fmt: skip

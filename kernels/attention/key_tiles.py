@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from quire.kernels.formats import fp12
+from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import Gpu
 
 LEAST_KEYS = 16  # of a product
@@ -34,13 +34,13 @@ def key_tiles(
     lanes: int,
     dim: int,
     dtype: torch.dtype,
-    kv_dtype: torch.dtype,
+    held: KVFormat,
     *,
     paired: bool = False,
 ) -> KeyTiles:
     """Return the largest tiles, and of them as many, up to `most` each, as a program has room for.
 
-    lanes queries of dim (padded) in dtype attend to keys and values held in kv_dtype; paired: those become
+    lanes queries of dim (padded) in dtype attend to keys and values as they are held; paired: those become
     numbers in registers. Two stages of a smaller tile come before one of a larger: with one nothing is on its
     way. Raises ValueError where no tile fits.
     """
@@ -48,7 +48,7 @@ def key_tiles(
     choices = [KeyTiles(keys, stages) for keys in sizes for stages in range(most.stages, 1, -1)]
     choices += [KeyTiles(keys, 1) for keys in sizes]
     for tiles in choices:
-        if _program_bytes(gpu, tiles, lanes, dim, dtype, kv_dtype, paired) <= gpu.shared_memory:
+        if _program_bytes(gpu, tiles, lanes, dim, dtype, held, paired) <= gpu.shared_memory:
             return tiles
     raise ValueError(
         f"{gpu.name} has {gpu.shared_memory} bytes of shared memory for a program, too few to attend with "
@@ -62,20 +62,20 @@ def _program_bytes(
     lanes: int,
     dim: int,
     dtype: torch.dtype,
-    kv_dtype: torch.dtype,
+    held: KVFormat,
     paired: bool,
 ) -> int:
-    wide, rounded = dtype.itemsize == 4, kv_dtype != dtype
-    key_and_value = 3 * dim if kv_dtype == fp12.DTYPE else 2 * dim * kv_dtype.itemsize
-    on_their_way = (tiles.stages - 1) * tiles.keys * (key_and_value + (4 if rounded else 0))  # and scales
+    wide = dtype.itemsize == 4
+    key_and_value = 2 * held.vector_bytes(dim)
+    on_their_way = (tiles.stages - 1) * tiles.keys * key_and_value
     queries = lanes * dim * dtype.itemsize
     weights = lanes * (tiles.keys + 1) * dtype.itemsize
     numbers = tiles.keys * dim * dtype.itemsize  # of a tile's keys, or of its values
     if gpu.has_products_of_shared_memory and lanes >= WARPGROUP_LANES and not wide:
         used = 2 * numbers  # weights come from registers
-    elif wide and (rounded or tiles.stages == 1):
+    elif wide and (held.scaled or tiles.stages == 1):
         used = max(2 * numbers, numbers + weights)  # weights take the keys' place
-    elif (rounded and not paired) or tiles.stages == 1:
+    elif (held.scaled and not paired) or tiles.stages == 1:
         used = numbers + weights
     else:
         used = weights

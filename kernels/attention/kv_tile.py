@@ -8,12 +8,13 @@ import triton.language as tl
 
 from quire.kernels.formats.fp8 import dequantize_tile
 from quire.kernels.formats.fp12 import load_planes_tile
-from quire.kernels.formats.kv_format import head_dim_of
 from quire.kernels.formats.kv_scales import load_words
+from quire.kernels.formats.layer_cache import LayerCache
 
 # Start of a running maximum: finite, so that "nothing seen yet" minus itself is 0 and not NaN.
 LOWEST = tl.constexpr(-1.0e30)
 LOG2_E = 1.4426950408889634
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # a tile has keys of several blocks, or is a part of one
 
 
 def tile_keys(dim: int, itemsize: int) -> int:
@@ -54,18 +55,20 @@ def load_tile(
     kv_scales: tl.tensor = None,
     scale_stride: tl.tensor = 0,
     dtype: tl.constexpr = None,
+    PLANES: tl.constexpr = False,
 ) -> tl.tensor:
-    """K and V [TILE, DIM] of the keys from `first_key`; 0 past key `num_keys` (if MASKED) and past HEAD_DIM.
+    """Load K and V [TILE, DIM] from `first_key` on; 0 past key `num_keys` (if MASKED) and past HEAD_DIM.
 
-    `kv` points at the kv head in block 0, `blocks` are `load_blocks` of the same keys. A rounded cache's are
-    dequantised to `dtype`; `kv_scales` points at the kv head's words in block 0.
+    `kv` points at the kv head in block 0, `blocks` are `load_blocks` of the same keys. Those of a cache with
+    scales are dequantised to `dtype`; `kv_scales` points at the kv head's words in block 0. PLANES: vectors
+    are planes (`formats.fp12`).
     """
     key = first_key + tl.arange(0, TILE)
     dim = tl.arange(0, DIM)
     slot = blocks.to(tl.int64) * block_stride + key % BLOCK_SIZE * slot_stride
     if kv_scales is not None:
         words = load_words(kv_scales, blocks, first_key, num_keys, scale_stride, BLOCK_SIZE, TILE, MASKED)
-    if kv.dtype.element_ty == tl.uint8:
+    if PLANES:
         k, v = load_planes_tile(kv, part_stride, slot, key < num_keys, words, dtype, DIM, BLOCK_SIZE, MASKED)
     else:
         pointer = kv + slot[:, None] + dim[None, :]
@@ -95,22 +98,23 @@ def ask_for_tile(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     TILE: tl.constexpr,
+    PLANES: tl.constexpr,
 ) -> None:
     """Have a tile's K and V brought to the L2 cache, where `load_tile` finds them sooner. For a GPU only.
 
     Of an fp12 cache all planes, but not the scales.
     """
-    PLANES: tl.constexpr = 3 if kv.dtype.element_ty == tl.uint8 else 1
+    PIECES: tl.constexpr = 3 if PLANES else 1
     BYTES: tl.constexpr = kv.dtype.element_ty.primitive_bitwidth // 8
     LINE: tl.constexpr = 128 // BYTES
-    WIDTH: tl.constexpr = DIM // 2 if kv.dtype.element_ty == tl.uint8 else DIM
+    WIDTH: tl.constexpr = DIM // 2 if PLANES else DIM
     LINES: tl.constexpr = WIDTH // LINE if WIDTH > LINE else 1
     key = first_key + tl.arange(0, TILE)
     slot = blocks.to(tl.int64) * block_stride + key % BLOCK_SIZE * slot_stride
     dim = tl.minimum(tl.arange(0, LINES) * LINE, HEAD_DIM - 1)
     k = (kv + slot[:, None] + dim[None, :]).to(tl.int64)
     for part in tl.static_range(2):
-        for plane in tl.static_range(PLANES):
+        for plane in tl.static_range(PIECES):
             tl.inline_asm_elementwise(
                 "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
                 "=r,l",
@@ -149,18 +153,18 @@ def attend(
     return acc, new_peak, total
 
 
-def check_attention_inputs(q: torch.Tensor, out: torch.Tensor, kv: torch.Tensor) -> None:
-    """Raise ValueError unless q, out [T, Hq, D] and kv [blocks, 2, Hkv, block_size, D] suit the kernels."""
+def check_attention_inputs(q: torch.Tensor, out: torch.Tensor, cache: LayerCache) -> None:
+    """Raise ValueError unless q, out [T, Hq, D] and the cache suit the kernels."""
+    cache.check()
     heads, dim = q.shape[1:]
-    kv_heads, block_size = kv.shape[2:4]
-    kv_dim = head_dim_of(kv)
+    kv, kv_heads, block_size, kv_dim = cache.kv, cache.kv_heads, cache.block_size, cache.head_dim
     if dim != kv_dim or dim > 256 or heads % kv_heads or heads > 64 * kv_heads:
         raise ValueError(
             f"q has {heads} heads of dim {dim} and the cache {kv_heads} heads of dim {kv_dim}; the dims must "
             "agree and be at most 256, and each kv head must serve the same 1 to 64 query heads"
         )
-    if block_size not in {16, 32, 64, 128}:
-        raise ValueError(f"block size {block_size} is not supported; use 16, 32, 64 or 128")
+    if block_size not in BLOCK_SIZES:
+        raise ValueError(f"block size {block_size} is not supported; use one of {BLOCK_SIZES}")
     if out.shape != q.shape or not out.is_contiguous():
         raise ValueError(f"out must be contiguous and of q's shape {tuple(q.shape)}, is {tuple(out.shape)}")
     if q.stride()[1:] != (dim, 1) or kv.stride(-1) != 1:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from quire.kernels.attention.dequantize import expand
-from quire.kernels.attention.hopper_prefill.prefill import hopper_prefill, suits_hopper
+from quire.kernels.attention.batch import AttentionLayer, PrefillBatch
+from quire.kernels.attention.dequantize import dequantize
+from quire.kernels.attention.hopper_prefill import prefill as hopper
 from quire.kernels.attention.key_tiles import KeyTiles, key_tiles
 from quire.kernels.attention.kv_tile import (
     LOG2_E,
@@ -20,18 +23,26 @@ from quire.kernels.attention.kv_tile import (
     tile_keys,
 )
 from quire.kernels.formats.fp8 import as_exact
-from quire.kernels.formats.kv_format import check_kv_scales, read_cache
+from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.formats.kv_scales import words
+from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import Gpu, gpu_of
 
 STAGES = 2
+
+
+class PrefillKernel(Enum):
+    """The kernel that attends from tokens of a prompt."""
+
+    HOPPER = "attention.hopper_prefill"
+    TRITON = "attention.prefill"
 
 
 @triton.jit
 def _find_sequence(
     query_starts: tl.tensor, num_sequences: tl.tensor, tile: tl.tensor, BLOCK_Q: tl.constexpr
 ) -> tl.tensor:
-    """The sequence of a query tile, and the tile's number within it.
+    """Return the sequence of a query tile, and the tile's number within it.
 
     Sequence p owns the tiles from query_starts[p] // BLOCK_Q + p on, which are at least as many as it needs;
     `tile` counts from the first one's. Counting the sequences that begin by this tile finds it, mostly in
@@ -73,8 +84,9 @@ def _prefill_kernel(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     TILE: tl.constexpr,
+    PLANES: tl.constexpr,
 ) -> None:
-    """BLOCK_M // GROUP consecutive queries of one sequence, for all query heads of one kv head."""
+    """Attend from BLOCK_M // GROUP consecutive queries of a sequence, for all heads of one kv head."""
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(0)
     # A sequence's later tiles see more keys: start the heavy ones first.
@@ -117,7 +129,7 @@ def _prefill_kernel(
     for tile in range(first_tile, masked_tile):
         k, v = load_tile(
             kv, blocks, tile * TILE, context_len, block_stride, part_stride, slot_stride,
-            BLOCK_SIZE, HEAD_DIM, DIM, TILE, False, kv_scales, scale_block_stride, q_tile.dtype,
+            BLOCK_SIZE, HEAD_DIM, DIM, TILE, False, kv_scales, scale_block_stride, q_tile.dtype, PLANES,
         )  # fmt: skip
         blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
         acc, peak, total = attend(q_tile, k, v, True, acc, peak, total, scale_log2, False)
@@ -125,7 +137,7 @@ def _prefill_kernel(
     for tile in range(masked_tile, tl.cdiv(end, TILE)):
         k, v = load_tile(
             kv, blocks, tile * TILE, context_len, block_stride, part_stride, slot_stride,
-            BLOCK_SIZE, HEAD_DIM, DIM, TILE, True, kv_scales, scale_block_stride, q_tile.dtype,
+            BLOCK_SIZE, HEAD_DIM, DIM, TILE, True, kv_scales, scale_block_stride, q_tile.dtype, PLANES,
         )  # fmt: skip
         blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
         age = position[:, None] - (tile * TILE + tl.arange(0, TILE))[None, :]
@@ -137,96 +149,81 @@ def _prefill_kernel(
     tl.store(out + offset, acc.to(out.dtype.element_ty), mask=q_mask)
 
 
-def prefill_tiles(gpu: Gpu, lanes: int, dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> KeyTiles:
+def prefill_tiles(gpu: Gpu, lanes: int, dim: int, dtype: torch.dtype, held: KVFormat) -> KeyTiles:
     """Return the tiles of a program that attends with `lanes` queries of dim, a power of two."""
-    return key_tiles(gpu, KeyTiles(tile_keys(dim, dtype.itemsize), STAGES), lanes, dim, dtype, kv_dtype)
+    return key_tiles(gpu, KeyTiles(tile_keys(dim, dtype.itemsize), STAGES), lanes, dim, dtype, held)
 
 
-def prefill_attention(
+def prefill(
     q: torch.Tensor,
     out: torch.Tensor,
-    kv: torch.Tensor,
-    block_tables: torch.Tensor,
-    rows: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lens: torch.Tensor,
-    max_query_len: int,
-    scale: float,
-    window: int,
-    kv_scales: torch.Tensor | None = None,
-    expanded: torch.Tensor | None = None,
+    batch: PrefillBatch,
+    layer: AttentionLayer,
+    cache: LayerCache,
+    *,
+    by: PrefillKernel | None = None,
 ) -> None:
-    """Causal attention of the newest tokens of several sequences to their contexts, to `out` [T, Hq, D].
+    """Attend causally from the newest tokens of several rows to their contexts, to `out` [T, Hq, D].
 
-    q holds sequence p's queries at query_starts[p] : query_starts[p + 1] (i32 [P + 1], rising), and `out`
-    gets their results there; it is left alone before query_starts[0] and from query_starts[P] on. They are
-    the last tokens of a context of context_lens[p] (i32 [P]), whose K and V, the queries' own too, are
-    already in kv [blocks, 2, Hkv, block_size, D] under block_tables[rows[p]]. `window` limits attention to
-    that many newest keys, 0 means all. A sequence without context (padding) gets zeros. kv_scales [blocks,
-    Hkv, block_size, 2] are those of a rounded kv (see `formats.kv_format`), and in fp8 q must fit fp16. With
-    `expanded` [blocks, 2, Hkv, block_size, D], where `attention.write_kv` has written the queries' own K and
-    V, what else is read of a kv in fp12 is first brought there, if it suits
-    `attention.hopper_prefill.prefill`. The grid depends only on shapes and on `max_query_len`, an upper
-    bound. After FlashAttention-2 (Dao 2023).
+    q [T, Hq, D] holds the queries of the batch's rows, and `out` gets their results at the same tokens; it is
+    left alone elsewhere. Their own K and V are already in the cache. A row without context (padding) gets
+    zeros. In fp8 q must fit fp16. With `cache.expanded`, where `attention.write_kv` has written the queries'
+    own K and V, what else is read of a cache in fp12 is first brought there, if `attention.hopper_prefill`
+    attends. The grid depends only on shapes and on `max_query_len`, an upper bound. After FlashAttention-2
+    (Dao 2023).
+
+    by: the kernel; None is `attention.hopper_prefill` where that can be and is quicker.
     """
-    check_attention_inputs(q, out, kv)
-    check_kv_scales(kv, kv_scales)
+    check_attention_inputs(q, out, cache)
     num_tokens, num_q_heads, head_dim = q.shape
-    num_kv_heads, block_size = kv.shape[2:4]
-    num_sequences = rows.shape[0]
+    num_kv_heads, block_size = cache.kv_heads, cache.block_size
+    num_sequences = batch.rows.shape[0]
     if num_tokens == 0 or num_sequences == 0:
         return
-    numbers = kv if expanded is None else expanded
-    if not window and suits_hopper(q, numbers, max_query_len):
-        if kv_scales is not None:
-            expand(kv, kv_scales, block_tables, rows, query_starts, context_lens, numbers)
-        hopper_prefill(q, out, numbers, block_tables, rows, query_starts, context_lens, max_query_len, scale)
-        return
     group = num_q_heads // num_kv_heads
+    numbers = cache.kv if cache.expanded is None else cache.expanded
+    if by is None:
+        takes = numbers.dtype == q.dtype and hopper.takes_heads(
+            gpu_of(q.device), q.dtype, head_dim, group, block_size
+        )
+        quick = not layer.window and hopper.prefers(batch.max_query_len, group)
+        by = PrefillKernel.HOPPER if takes and quick else PrefillKernel.TRITON
+    if by is PrefillKernel.HOPPER:
+        if cache.format.scaled:
+            dequantize(batch, cache)
+        hopper.hopper_prefill(q, out, numbers, batch, layer)
+        return
     dim = triton.next_power_of_2(head_dim)
-    block_m = 128 if dim * q.element_size() <= 256 and max_query_len * group > 64 else 64
-    tiles = prefill_tiles(gpu_of(q.device), block_m, dim, q.dtype, kv.dtype)
+    block_m = 128 if dim * q.element_size() <= 256 and batch.max_query_len * group > 64 else 64
+    tiles = prefill_tiles(gpu_of(q.device), block_m, dim, q.dtype, cache.format)
     _prefill_kernel[num_kv_heads, num_tokens // (block_m // group) + num_sequences](
-        out, q, kv, block_tables, rows, query_starts, context_lens, num_sequences,
-        scale * LOG2_E, window,
-        q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(kv_scales),
+        out, q, cache.kv, batch.block_tables, batch.rows, batch.query_starts, batch.context_lens,
+        num_sequences, layer.scale * LOG2_E, layer.window,
+        q.stride(0), batch.block_tables.stride(0), *cache.kv.stride()[:4], *words(cache.scales),
         GROUP=group, BLOCK_M=block_m, BLOCK_SIZE=block_size, HEAD_DIM=head_dim, DIM=dim,
-        TILE=tiles.keys, num_warps=block_m // 16, num_stages=tiles.stages,
+        TILE=tiles.keys, PLANES=bool(cache.format.planes), num_warps=block_m // 16, num_stages=tiles.stages,
         maxnreg=128 if block_m == 128 else None,  # two programs on a multiprocessor: a third faster
     )  # fmt: skip
 
 
-def prefill_attention_reference(
-    q: torch.Tensor,
-    out: torch.Tensor,
-    kv: torch.Tensor,
-    block_tables: torch.Tensor,
-    rows: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lens: torch.Tensor,
-    max_query_len: int,
-    scale: float,
-    window: int,
-    kv_scales: torch.Tensor | None = None,
-    expanded: torch.Tensor | None = None,
+def prefill_reference(
+    q: torch.Tensor, out: torch.Tensor, batch: PrefillBatch, layer: AttentionLayer, cache: LayerCache
 ) -> None:
-    """The same as `prefill_attention` in plain torch, on any device: one SDPA call per sequence."""
+    """Do the same as `prefill` in plain torch, on any device: one SDPA call per sequence."""
     num_q_heads, head_dim = q.shape[1:]
-    num_kv_heads, block_size = kv.shape[2:4]
+    num_kv_heads, block_size, window = cache.kv_heads, cache.block_size, layer.window
     heads = torch.arange(num_kv_heads, device=q.device)[:, None]
-    starts = query_starts.tolist()
+    starts = batch.query_starts.tolist()
     for row, begin, end, context_len in zip(
-        rows.tolist(), starts[:-1], starts[1:], context_lens.tolist(), strict=True
+        batch.rows.tolist(), starts[:-1], starts[1:], batch.context_lens.tolist(), strict=True
     ):
         if context_len == 0:
             out[begin:end] = 0
         if begin == end or context_len == 0:
             continue
-        table = block_tables[row, : -(-context_len // block_size)].long()
+        table = batch.block_tables[row, : -(-context_len // block_size)].long()
         k, v = (
-            read_cache(kv, kv_scales, (table, torch.full_like(heads, part), heads)).flatten(1, 2)[
-                :, :context_len
-            ]
+            cache.read((table, torch.full_like(heads, part), heads)).flatten(1, 2)[:, :context_len]
             for part in (0, 1)
         )
         position = torch.arange(context_len - (end - begin), context_len, device=q.device)[:, None]
@@ -239,7 +236,7 @@ def prefill_attention_reference(
         grouped = q[begin:end].float().reshape(end - begin, num_kv_heads, group, head_dim)
         grouped = grouped.permute(1, 2, 0, 3).reshape(num_kv_heads, -1, head_dim)
         attended = F.scaled_dot_product_attention(
-            grouped[None], k[None], v[None], attn_mask=seen.repeat(group, 1), scale=scale
+            grouped[None], k[None], v[None], attn_mask=seen.repeat(group, 1), scale=layer.scale
         )
         attended = attended.view(num_kv_heads, group, end - begin, head_dim).permute(2, 0, 1, 3)
         out[begin:end] = attended.reshape(end - begin, num_q_heads, head_dim).to(q.dtype)

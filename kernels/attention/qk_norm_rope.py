@@ -5,25 +5,8 @@ What is known before the projection has ended is loaded apart from it, so that n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
-from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class NewHeads:
-    """What becomes of heads before attention; the tensors are those of `attention.write_kv.qkv_to_cache`."""
-
-    rope: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    eps: float
-
-    def __post_init__(self) -> None:
-        if (self.q_norm is None) != (self.k_norm is None):
-            raise ValueError("q_norm and k_norm must be given together, got only one")
 
 
 @triton.jit
@@ -34,7 +17,7 @@ def other_half(dim: tl.tensor, HEAD_DIM: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def load_weights(norm: tl.tensor, dim: tl.tensor, HEAD_DIM: tl.constexpr) -> tl.tensor:
-    """A norm's weights [1, DIM] in fp32 for `dim` and what it is rotated with; anything without a norm."""
+    """Load a norm's weights [1, DIM] in fp32 for `dim` and what it is rotated with; anything without one."""
     if norm is None:
         none = tl.zeros_like(dim).to(tl.float32)[None, :]
         return none, none

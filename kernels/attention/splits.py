@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,10 +26,6 @@ FEW_SPLITS_OF_LEFT, MOST_SPLITS_OF_LEFT = 4, 8
 RESIDENT = 2
 
 
-# What takes (out, context_lens, window, max_splits, tile, workspace) once decode attention has split rows.
-Merge = Callable[[torch.Tensor, torch.Tensor, int, int, int, "DecodeWorkspace"], None]
-
-
 class Division(NamedTuple):
     """How many programs rows are given, by falling length; those that a row is not divided into only end.
 
@@ -51,7 +46,7 @@ class Division(NamedTuple):
         return max(self.long_splits, self.left_splits)
 
     def programs(self, batch: int) -> int:
-        """Of all rows, for each kv head."""
+        """Return the programs of all rows, for each kv head."""
         return (
             self.long_rows * self.long_splits
             + (self.undivided - self.long_rows)
@@ -76,7 +71,7 @@ class DecodeWorkspace:
     def allocate(
         cls, max_batch: int, num_q_heads: int, head_dim: int, device: torch.device | str
     ) -> DecodeWorkspace:
-        """Enough for every batch up to `max_batch`, since of many rows at most long ones are split."""
+        """Return enough for every batch up to `max_batch`, since of many rows at most long ones are split."""
         count = min(max_batch * MAX_SPLITS, 2 * FULL_DEVICE)
         return cls(
             torch.empty(count, num_q_heads, head_dim, dtype=torch.float32, device=device),
@@ -87,17 +82,17 @@ class DecodeWorkspace:
 
 
 def runs_at_once(batch: int, num_kv_heads: int) -> bool:
-    """Whether so many rows have room on the device at the same time."""
+    """Tell whether so many rows have room on the device at the same time."""
     return batch * num_kv_heads <= FULL_DEVICE
 
 
 def plan_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
-    """How many splits of each row fill the device, from what is known without looking at the lengths."""
+    """Return how many splits of each row fill the device, as known without looking at the lengths."""
     return max(min(FULL_DEVICE // (batch * num_kv_heads), MAX_SPLITS, max_tiles), 1)
 
 
 def plan_small_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
-    """The same of programs that take little shared memory: twice as many, if those make four of a row."""
+    """Return that of programs in little shared memory: twice as many, if those make four of a row."""
     splits = min(2 * FULL_DEVICE // (batch * num_kv_heads), MAX_SMALL_SPLITS, max_tiles)
     return max(splits if splits >= 4 else 1, plan_splits(batch, num_kv_heads, max_tiles))
 
@@ -105,7 +100,7 @@ def plan_small_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
 def plan_division(
     batch: int, num_kv_heads: int, head_dim: int, multiprocessors: int, workspace: DecodeWorkspace
 ) -> Division:
-    """How a batch is divided whose rows have one program for each kv head, but for some."""
+    """Return how a batch is divided whose rows have one program for each kv head, but for some."""
     programs = batch * num_kv_heads
     long_rows = (
         batch * 3 // 8
@@ -123,22 +118,38 @@ def plan_division(
     return Division(long_rows, long_splits, at_once // num_kv_heads, left_splits)
 
 
-def merge_splits(
-    out: torch.Tensor,
-    context_lens: torch.Tensor,
-    window: int,
-    max_splits: int,
-    tile: int,
-    workspace: DecodeWorkspace,
-) -> None:
-    """What the splits of each row left in `workspace`, to the first B tokens of `out` [T, Hq, D]."""
-    num_q_heads, head_dim = out.shape[1:]
+@dataclass(frozen=True, slots=True)
+class SplitPartials:
+    """Attention of B rows whose contexts were split, before the splits are merged.
+
+    They are in the workspace, `tile` keys to a tile and up to `max_splits` of a row; merged they are the
+    first B tokens of `out` [T, Hq, D].
+    """
+
+    out: torch.Tensor
+    context_lens: torch.Tensor
+    window: int
+    max_splits: int
+    tile: int
+    workspace: DecodeWorkspace
+
+    def merged(self) -> torch.Tensor:
+        """Merge the splits of each row; return `out` as [T, Hq D]."""
+        merge_splits(self)
+        return self.out.flatten(1)
+
+
+def merge_splits(partials: SplitPartials) -> None:
+    """Merge the splits of each row to the first B tokens of `out`."""
+    num_q_heads, head_dim = partials.out.shape[1:]
     dim = triton.next_power_of_2(head_dim)
     part = min(dim, PART)
-    _merge_kernel[num_q_heads, context_lens.shape[0], dim // part](
-        out, workspace.partials, workspace.lse, context_lens, window, max_splits,
-        HEAD_DIM=head_dim, PART=part, TILE=tile, SPLITS=triton.next_power_of_2(max_splits), num_warps=1,
-        **dependent_launch(out.device),
+    _merge_kernel[num_q_heads, partials.context_lens.shape[0], dim // part](
+        partials.out, partials.workspace.partials, partials.workspace.lse, partials.context_lens,
+        partials.window, partials.max_splits,
+        HEAD_DIM=head_dim, PART=part, TILE=partials.tile,
+        SPLITS=triton.next_power_of_2(partials.max_splits), num_warps=1,
+        **dependent_launch(partials.out.device),
     )  # fmt: skip
 
 
@@ -150,12 +161,16 @@ def tiles_and_splits(
     max_splits: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The row's first visible key that is its own, first tile, tiles, tiles in a split, splits with work."""
+    """Return a row's first visible key of its own, its tile, tiles, tiles in a split, splits with work."""
     first_key = tl.where(window > 0, tl.maximum(context_len - window, 0), shared_len)
     first_tile = first_key // TILE
     tiles = tl.cdiv(context_len, TILE) - first_tile
     split_tiles = tl.maximum(tl.cdiv(tiles, max_splits), 1)
     return first_key, first_tile, tiles, split_tiles, tl.cdiv(tiles, split_tiles)
+
+
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("context_lens",))
 
 
 @triton.jit(do_not_specialize=["window", "max_splits"])

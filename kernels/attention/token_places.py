@@ -49,7 +49,7 @@ def token_places_reference(
     block_tables: Tensor,
     block_size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same as `token_places` in plain torch."""
+    """Do the same as `token_places` in plain torch."""
     tokens = last_tokens[rows]
     if given is not None:
         tokens = torch.where(given < 0, tokens, given)

@@ -11,48 +11,37 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from quire.kernels.attention.batch import AttentionLayer
 from quire.kernels.formats import fp8, fp12
-from quire.kernels.formats.kv_format import check_expanded, check_kv_scales, head_dim_of, quantize
 from quire.kernels.formats.kv_scales import is_broken
+from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.launch import dependent_launch
 from quire.kernels.pointwise.norm import rms_norm_reference
 
 HEADS = 8  # heads of a token that one program handles
 
 
-def qkv_to_cache(
+def write_kv(
     qkv: Tensor,
     positions: Tensor,
     slots: Tensor,
-    kv: Tensor,
-    num_q_heads: int,
-    rope: Tensor | None,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    kv_scales: Tensor | None = None,
-    expanded: Tensor | None = None,
+    layer: AttentionLayer,
+    cache: LayerCache,
+    *,
+    expand: bool = False,
 ) -> None:
-    """Rewrites q inside qkv and writes k and v to kv; the k and v parts of qkv are left as they were.
+    """Rewrite q inside qkv, and write k and v to the cache; their parts of qkv are left as they were.
 
-    qkv [T, (Hq + 2 Hkv) D], rows may be strided; positions [T]; slots [T], -1 writes nothing;
-    kv [blocks, 2, Hkv, block_size, D], strided; rope [max_pos, D] fp32, cosines then sines, or None for
-    models without; q_norm and k_norm [D], or both None; kv_scales [blocks, Hkv, block_size, 2] of a rounded
-    kv, which are written too (see `formats.kv_format`). What a kv in fp12 holds of the tokens goes to
-    expanded [blocks, 2, Hkv, block_size, D], contiguous, as numbers, if that is given. Raises ValueError if
-    the shapes do not fit. All but qkv is read before kernels ahead have ended: it must be complete when the
-    kernel just ahead begins.
+    qkv [T, (Hq + 2 Hkv) D], rows may be strided; positions [T]; slots [T], -1 writes nothing. With `expand`
+    what a cache in fp12 holds of the tokens goes to `cache.expanded` as numbers, too, if that is there.
+    Raises ValueError if the shapes do not fit. All but qkv is read before kernels ahead have ended: it must
+    be complete when the kernel just ahead begins.
     """
-    check_kv_scales(kv, kv_scales)
-    check_expanded(kv, expanded)
-    kv_heads, block_size = kv.shape[2:4]
-    head_dim = head_dim_of(kv)
+    kv, scales, expanded = _checked(cache, expand=expand)
+    head_dim, heads = cache.head_dim, layer.num_heads + 2 * cache.kv_heads
     tokens, width = qkv.shape
-    heads = num_q_heads + 2 * kv_heads
     if width != heads * head_dim:
         raise ValueError(f"qkv has {width} columns, expected {heads} heads of {head_dim}")
-    if (q_norm is None) != (k_norm is None):
-        raise ValueError("q_norm and k_norm must be given together, got only one")
     if tokens == 0:
         return
     _qkv_to_cache_kernel[(tokens, triton.cdiv(heads, HEADS))](
@@ -60,46 +49,44 @@ def qkv_to_cache(
         positions,
         slots,
         kv,
-        rope,
-        q_norm,
-        k_norm,
+        layer.rope,
+        layer.q_norm,
+        layer.k_norm,
         qkv.stride(0),
         kv.stride(0),
         kv.stride(1),
         kv.stride(2),
         kv.stride(3),
-        kv_scales,
-        0 if kv_scales is None else kv_scales.stride(0),
+        scales,
+        0 if scales is None else scales.stride(0),
         expanded,
-        eps,
-        num_q_heads,
-        kv_heads,
-        block_size,
+        layer.eps,
+        layer.num_heads,
+        cache.kv_heads,
+        cache.block_size,
         head_dim // 2,
         triton.next_power_of_2(head_dim // 2),
         HEADS,
+        bool(cache.format.planes),
         num_warps=4,
         **dependent_launch(qkv.device),
     )
 
 
-def qkv_to_cache_reference(
+def write_kv_reference(
     qkv: Tensor,
     positions: Tensor,
     slots: Tensor,
-    kv: Tensor,
-    num_q_heads: int,
-    rope: Tensor | None,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    kv_scales: Tensor | None = None,
-    expanded: Tensor | None = None,
+    layer: AttentionLayer,
+    cache: LayerCache,
+    *,
+    expand: bool = False,
 ) -> None:
-    """The same as `qkv_to_cache` in plain torch."""
-    check_expanded(kv, expanded)
-    kv_heads, block_size = kv.shape[2:4]
-    head_dim = head_dim_of(kv)
+    """Do the same as `write_kv` in plain torch."""
+    kv, kv_scales, expanded = _checked(cache, expand=expand)
+    block_size, head_dim = cache.block_size, cache.head_dim
+    num_q_heads, kv_heads = layer.num_heads, cache.kv_heads
+    rope, q_norm, k_norm, eps = layer.rope, layer.q_norm, layer.k_norm, layer.eps
     heads = qkv.unflatten(-1, (-1, head_dim))
     qk, v = heads[:, : num_q_heads + kv_heads], heads[:, num_q_heads + kv_heads :]
     if q_norm is not None and k_norm is not None:
@@ -118,11 +105,18 @@ def qkv_to_cache_reference(
     if kv_scales is None:
         kv[block, :, :, offset] = written
     else:
-        values, scales = quantize(written, kv.dtype)
+        values, scales = cache.format.quantize(written)
         kv.view(torch.uint8)[block, :, :, offset] = values.view(torch.uint8)
         kv_scales[block, :, offset] = scales.mT
         if expanded is not None:
-            expanded[block, :, :, offset] = fp12.dequantize(values, scales).to(expanded.dtype)
+            expanded[block, :, :, offset] = cache.format.dequantize(values, scales).to(expanded.dtype)
+
+
+def _checked(cache: LayerCache, *, expand: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the cache's vectors, its scales, and where numbers go."""
+    cache.check()
+    cache.check_expanded()
+    return cache.kv, cache.scales, cache.expanded if expand else None
 
 
 def _rotate(heads: Tensor, table: Tensor) -> Tensor:
@@ -130,6 +124,10 @@ def _rotate(heads: Tensor, table: Tensor) -> Tensor:
     first, second = heads.float().chunk(2, dim=-1)
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return rotated.to(heads.dtype)
+
+
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("positions_ptr", "slots_ptr", "rope_ptr"))
 
 
 @triton.jit
@@ -156,6 +154,7 @@ def _qkv_to_cache_kernel(
     HALF: tl.constexpr,  # of the head dimension
     HALF_PADDED: tl.constexpr,
     HEADS: tl.constexpr,
+    PLANES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
@@ -213,14 +212,13 @@ def _qkv_to_cache_kernel(
             tl.store(target, first, is_kv)
             tl.store(target + HALF, second, is_kv)
         else:
-            IN_FP12: tl.constexpr = kv_ptr.dtype.element_ty == tl.uint8
             x, y = first.to(tl.float32), second.to(tl.float32)
-            BEYOND: tl.constexpr = fp12.BEYOND_BITS if IN_FP12 else fp8.BEYOND_BITS
+            BEYOND: tl.constexpr = fp12.BEYOND_BITS if PLANES else fp8.BEYOND_BITS
             broken = tl.max(is_broken(x, BEYOND) | is_broken(y, BEYOND), axis=1, keep_dims=True) > 0
-            if IN_FP12:
+            if PLANES:
                 x, y = fp12.nearest_bf16(x), fp12.nearest_bf16(y)
             peak = tl.max(tl.maximum(tl.abs(x), tl.abs(y)), axis=1, keep_dims=True)
-            if IN_FP12:
+            if PLANES:
                 kv_scale, inverse = fp12.scale_of(peak)
                 x, y = fp12.as_held(x * inverse), fp12.as_held(y * inverse)
                 is_head = (head >= Q_HEADS) & (head < Q_HEADS + 2 * KV_HEADS)

@@ -61,7 +61,7 @@ def vector_bytes(head_dim: int) -> int:
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [..., D] -> (planes [..., 3, D/2] u8, scales [...] fp16); see the module."""
+    """Round x [..., D] -> (planes [..., 3, D/2] u8, scales [...] fp16); see the module."""
     given, x = x, x.bfloat16().float()
     peak = x.abs().amax(-1).clamp(SMALLEST_SCALE.value, LARGEST_SCALE.value)
     scales = torch.ldexp(torch.ones_like(peak), peak.frexp().exponent - 1)
@@ -78,7 +78,7 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(planes: Tensor, scales: Tensor) -> Tensor:
-    """What `quantize` gave -> [..., D] fp32."""
+    """Return [..., D] fp32 of what `quantize` gave."""
     a, b, rest = planes.view(torch.int16).unbind(-2)
     low = (a & 0xFF, (a >> 8) & 0xFF, b & 0xFF, (b >> 8) & 0xFF)
     last = ((rest << 12) & -0x8000) | ((rest >> 4) & 0x700)
@@ -89,14 +89,14 @@ def dequantize(planes: Tensor, scales: Tensor) -> Tensor:
 
 @triton.jit
 def nearest_bf16(x: tl.tensor) -> tl.tensor:
-    """fp32 values rounded to bf16's, ties to even; Triton's interpreter, left alone, does not round."""
+    """Round fp32 values to bf16's, ties to even; Triton's interpreter, left alone, does not round."""
     bits = x.to(tl.int32, bitcast=True)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def scale_of(peak: tl.tensor) -> tl.tensor:
-    """The scale (fp16) of vectors with these largest magnitudes (fp32), and its inverse (fp32)."""
+    """Return the scale (fp16) of vectors with these largest magnitudes (fp32), and its inverse (fp32)."""
     power = (peak.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     scale = tl.minimum(tl.maximum(power, SMALLEST_SCALE), LARGEST_SCALE)
     return scale.to(tl.float16), 1.0 / scale  # of a power of two exact
@@ -119,7 +119,7 @@ def quantized(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def to_words(x: tl.tensor) -> tl.tensor:
-    """e4m7's values in fp32 -> their twelve bits where they are in a bf16, as int32."""
+    """Return e4m7's values in fp32 as their twelve bits where they are in a bf16, as int32."""
     bits = x.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
     return (bits & 0x8000) | ((bits & 0x3FFF) >> 3)
 
@@ -164,7 +164,7 @@ def load_quarters(
     planes: tl.tensor, scale: tl.tensor, mask: tl.tensor, dtype: tl.constexpr, QUARTER: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The quarters [N, QUARTER] of vectors in `dtype`, times their scales.
+    """Return the quarters [N, QUARTER] of vectors in `dtype`, times their scales.
 
     planes [N, 1]: where the first of each is, as pointers to 16 bits; scale [N, 1] fp16; mask [N, 1], used if
     MASKED: others are 0.
@@ -220,7 +220,7 @@ def load_planes_tile(
     kv: tl.tensor, part_stride: tl.tensor, slot: tl.tensor, inside: tl.tensor, words: tl.tensor,
     dtype: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """K and V [TILE, DIM] in `dtype` of the slots [TILE], in bytes; see `attention.kv_tile.load_tile`."""
+    """Load K and V [TILE, DIM] in `dtype` of slots [TILE], in bytes; see `attention.kv_tile.load_tile`."""
     QUARTER: tl.constexpr = DIM // 4
     k_planes = (kv + slot).to(tl.pointer_type(tl.int16))[:, None]
     v_planes = (kv + part_stride + slot).to(tl.pointer_type(tl.int16))[:, None]

@@ -24,7 +24,7 @@ BEYOND_BITS = tl.constexpr(0x4BDFE401)  # of BEYOND in fp32
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [..., D] -> (values [..., D] in e4m3, scales [...] in fp16) with x ≈ values · scales."""
+    """Round x [..., D] -> (values [..., D] in e4m3, scales [...] in fp16) with x ≈ values · scales."""
     x = x.float()
     scales = x.abs().amax(-1) * (1 / LARGEST.value)
     scales = unless_broken(scales.clamp(SMALLEST_SCALE.value, LARGEST_SCALE.value).half(), x, BEYOND)
@@ -33,21 +33,21 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(encoded: Tensor, scales: Tensor) -> Tensor:
-    """e4m3's bytes [..., D] and their scales [...] -> [..., D] fp32."""
+    """Return [..., D] fp32 of e4m3's bytes [..., D] and their scales [...]."""
     values = VALUES.to(encoded.device).index_select(0, encoded.flatten().int()).view(encoded.shape)
     return values.mul_(scales.unsqueeze(-1))
 
 
 @triton.jit
 def scale_of(peak: tl.tensor) -> tl.tensor:
-    """The scale (fp16) of vectors with these largest magnitudes (fp32), and its inverse (fp32)."""
+    """Return the scale (fp16) of vectors with these largest magnitudes (fp32), and its inverse (fp32)."""
     scale = tl.minimum(tl.maximum(peak * (1 / LARGEST), SMALLEST_SCALE), LARGEST_SCALE).to(tl.float16)
     return scale, tl.div_rn(1.0, scale.to(tl.float32))
 
 
 @triton.jit
 def to_e4m3(x: tl.tensor) -> tl.tensor:
-    """The nearest e4m3 of fp32 values, ties to even; Triton's interpreter, left alone, does not round."""
+    """Return the nearest e4m3 of fp32, ties to even; Triton's interpreter, left alone, does not round."""
     x = tl.clamp(x, -LARGEST, LARGEST)
     power = tl.maximum(tl.abs(x), SMALLEST_NORMAL).to(tl.int32, bitcast=True) & 0x7F800000
     # Beside this fp32 has e4m3's places: 2^(e - 3) for values from 2^e on.
@@ -57,7 +57,7 @@ def to_e4m3(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def as_exact(q: tl.tensor, kv: tl.tensor) -> tl.tensor:
-    """q in a type that kv's quickly converts to: for e4m3 bf16 as fp16, which holds it up to 65504."""
+    """Return q in a type that kv's quickly converts to: for e4m3 bf16 as fp16, exact up to 65504."""
     if kv.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16:
         return q.to(tl.float16)
     else:
@@ -66,7 +66,7 @@ def as_exact(q: tl.tensor, kv: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def dequantize_tile(k: tl.tensor, v: tl.tensor, words: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """K and V [TILE, DIM] in `dtype`."""
+    """Return K and V [TILE, DIM] in `dtype`."""
     k_scale, v_scale = unpack(words)
     return k.to(dtype) * k_scale.to(dtype)[:, None], v.to(dtype) * v_scale.to(dtype)[:, None]
 
@@ -85,7 +85,7 @@ def load_paired_tile(
     DIM: tl.constexpr,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """K [TILE, DIM] in e4m3 and V [TILE, DIM // 2] in pairs of dims; see `attention.kv_tile.load_tile`.
+    """Load K [TILE, DIM] in e4m3 and V [TILE, DIM // 2] in pairs of dims; see `attention.kv_tile`.
 
     Pairs, because a matrix product wants V by columns, and shared memory turns 16 bits at a time.
     """
@@ -102,7 +102,7 @@ def load_paired_tile(
 
 @triton.jit
 def split_dims(acc: tl.tensor) -> tl.tensor:
-    """acc [M, DIM] as its even and its odd dims [M, DIM // 2]; `tl.interleave` joins them."""
+    """Split acc [M, DIM] in its even and its odd dims [M, DIM // 2]; `tl.interleave` joins them."""
     return tl.split(tl.reshape(acc, [acc.shape[0], acc.shape[1] // 2, 2]))
 
 

@@ -1,85 +1,66 @@
-"""What a cache may hold keys and values as, by its dtype: e4m3 as in `formats.fp8`, u8 planes as in
-`formats.fp12`, any other as they are.
-"""
+"""The formats that a cache may hold keys and values in."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quire.kernels.formats import fp8, fp12
-
-ROUNDED = {"fp8_e4m3": fp8.DTYPE, "fp12_e4m7": fp12.DTYPE}  # by --kv-cache-dtype; these come with scales
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """As `--kv-cache-dtype` and `--dtype` name it."""
-    return {held: name for name, held in ROUNDED.items()}.get(dtype, str(dtype).removeprefix("torch."))
+from quire.kernels.formats.kv_scales import SCALE_TYPE
 
 
-def elements_of(head_dim: int, dtype: torch.dtype) -> int:
-    """How many of dtype a key or a value takes. Raises ValueError for head dims that it does not suit."""
-    return fp12.vector_bytes(head_dim) if dtype == fp12.DTYPE else head_dim
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """How a cache holds a key or a value, a vector of D numbers.
 
-
-def head_dim_of(kv: Tensor) -> int:
-    """D of kv [blocks, 2, Hkv, block_size, D], or [blocks, 2, Hkv, block_size, 3, D/2] of planes."""
-    return kv.shape[-1] * 2 if kv.dtype == fp12.DTYPE else kv.shape[-1]
-
-
-def vectors_of(memory: Tensor, block_size: int, head_dim: int) -> Tensor:
-    """memory [..., block_size · elements] of one head's block -> its vectors [..., block_size, D], or planes
-    of vectors [..., block_size, 3, D/2], strided.
+    name: as `--kv-cache-dtype` and `--dtype` have it. dtype: of the elements in memory. scaled: each vector
+    has a scale (`formats.kv_scales`). planes: pieces of D/2 bytes that a vector is divided into
+    (`formats.fp12`); 0 is a vector of D elements in one piece. written_by_decode: decode attention can write
+    the newest tokens' vectors itself, not only `attention.write_kv`.
     """
-    if memory.dtype == fp12.DTYPE:
-        return memory.unflatten(-1, (3, block_size, head_dim // 2)).transpose(-3, -2)
-    return memory.unflatten(-1, (block_size, head_dim))
+
+    name: str
+    dtype: torch.dtype
+    scaled: bool = False
+    planes: int = 0
+    written_by_decode: bool = True
+
+    def elements(self, head_dim: int) -> int:
+        """Return how many elements a vector takes. Raises ValueError for head dims that it does not suit."""
+        return fp12.vector_bytes(head_dim) if self.planes else head_dim
+
+    def vector_bytes(self, head_dim: int) -> int:
+        """Return the bytes of a vector and its scale. Raises ValueError as `elements` does."""
+        scale = SCALE_TYPE.itemsize if self.scaled else 0
+        return self.elements(head_dim) * self.dtype.itemsize + scale
+
+    def vectors(self, memory: Tensor, block_size: int, head_dim: int) -> Tensor:
+        """View memory [..., block_size · elements] of one head's block as its vectors.
+
+        They are [..., block_size, D], or strided planes [..., block_size, 3, D/2].
+        """
+        if self.planes:
+            return memory.unflatten(-1, (self.planes, block_size, head_dim // 2)).transpose(-3, -2)
+        return memory.unflatten(-1, (block_size, head_dim))
+
+    def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Round x [..., D] -> (vectors [..., D] or planes [..., 3, D/2], scales [...] fp16)."""
+        return fp12.quantize(x) if self.planes else fp8.quantize(x)
+
+    def dequantize(self, values: Tensor, scales: Tensor) -> Tensor:
+        """Return [..., D] fp32 of what `quantize` gave."""
+        if self.planes:
+            return fp12.dequantize(values, scales)
+        return fp8.dequantize(values.view(torch.uint8), scales)
 
 
-def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x [..., D] -> (vectors [..., D], or [..., 3, D/2] of planes, of a rounded dtype, scales [...] fp16)."""
-    return fp12.quantize(x) if dtype == fp12.DTYPE else fp8.quantize(x)
+BF16 = KVFormat("bfloat16", torch.bfloat16)
+FP16 = KVFormat("float16", torch.float16)
+FP32 = KVFormat("float32", torch.float32)
+FP8 = KVFormat("fp8_e4m3", torch.float8_e4m3fn, scaled=True, written_by_decode=False)
+FP12 = KVFormat("fp12_e4m7", torch.uint8, scaled=True, planes=3)
 
-
-def read_cache(kv: Tensor, kv_scales: Tensor | None, index: tuple[Tensor, ...]) -> Tensor:
-    """kv[index] in fp32 [..., block size, D], dequantised; index is (blocks, parts, kv heads)."""
-    if kv_scales is None:
-        return kv[index].float()
-    blocks, parts, heads = index
-    scales = kv_scales[blocks, heads, :, parts]
-    if kv.dtype == fp12.DTYPE:
-        return fp12.dequantize(kv[index], scales)
-    return fp8.dequantize(kv.view(torch.uint8)[index], scales)
-
-
-def check_kv_scales(kv: Tensor, kv_scales: Tensor | None) -> None:
-    """Raise ValueError unless a rounded kv [blocks, 2, Hkv, block_size, ...], and no other, has scales."""
-    if (kv.dtype in ROUNDED.values()) != (kv_scales is not None):
-        raise ValueError(f"a cache in {kv.dtype} comes {'without' if kv_scales is None else 'with'} scales")
-    if kv_scales is not None:
-        expected, head_dim = (kv.shape[0], *kv.shape[2:4], 2), head_dim_of(kv)
-        if kv_scales.shape != expected or kv_scales.dtype != torch.float16 or head_dim % 2:
-            raise ValueError(
-                f"scales must be fp16 of shape {expected} and head dims even, got {kv_scales.dtype} of "
-                f"{tuple(kv_scales.shape)} and head dim {head_dim}"
-            )
-    if kv.dtype == fp12.DTYPE:
-        strides = head_dim // 2, kv.shape[3] * head_dim // 2, 1
-        if kv.dim() != 6 or kv.shape[4] != 3 or kv.stride()[3:] != strides:
-            raise ValueError(
-                f"planes must be [blocks, 2, Hkv, block_size, 3, D/2] with strides {strides} in the end, "
-                f"got {tuple(kv.shape)} and {kv.stride()}; see quire.kernels.formats.kv_format.vectors_of"
-            )
-
-
-def check_expanded(kv: Tensor, expanded: Tensor | None) -> None:
-    """Raise ValueError unless `expanded` is room for an fp12 kv's numbers, or None."""
-    if expanded is None:
-        return
-    shape = (*kv.shape[:4], head_dim_of(kv))
-    if kv.dtype != fp12.DTYPE or expanded.shape != shape or not expanded.is_contiguous():
-        raise ValueError(
-            f"a cache in {name_of(kv.dtype)} of {tuple(kv.shape)} does not expand into {expanded.dtype} of "
-            f"{tuple(expanded.shape)}; that is for one in fp12_e4m7, and takes a contiguous tensor of shape "
-            f"{shape}"
-        )
+UNSCALED = {each.dtype: each for each in (BF16, FP16, FP32)}  # by the dtype that a model computes in
+SCALED = {each.name: each for each in (FP8, FP12)}  # by --kv-cache-dtype

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+SCALE_TYPE = torch.float16
 BOTH_ONE = tl.constexpr(0x3C003C00)  # two scales of 1 as a word
 
 
@@ -52,14 +53,14 @@ def load_words(
 
 @triton.jit
 def unpack(words: tl.tensor) -> tl.tensor:
-    """The scales (fp16) of keys and of values."""
+    """Return the scales (fp16) of keys and of values."""
     key_scale = words.to(tl.int16).to(tl.float16, bitcast=True)
     return key_scale, (words >> 16).to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
 def packed(key_scale: tl.tensor, value_scale: tl.tensor) -> tl.tensor:
-    """A key's and its value's scale (fp16) as a word."""
+    """Pack a key's and its value's scale (fp16) in a word."""
     low = key_scale.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     return low | value_scale.to(tl.int16, bitcast=True).to(tl.int32) << 16
 

@@ -26,7 +26,7 @@ def linear_of_one(
     gated: bool,
     added: bool,
 ) -> None:
-    """out [1, N] of x [1, K] as the functions of `linear.fused` say."""
+    """Compute out [1, N] of x [1, K], as `linear.skinny.linear_of_few` does of a few tokens."""
     if len(x) != 1 or not weight.is_contiguous():
         raise ValueError(
             f"this is for one token and a contiguous weight, got {len(x)} tokens and strides "
@@ -44,6 +44,10 @@ def linear_of_one(
         OUTPUTS=outputs, COLUMNS=columns, ROWS=rows, CHUNK=chunk, GATED=gated, ADDED=added,
         num_warps=max(chunk * x.element_size() // (64 * held), 1), **dependent_launch(x.device),
     )  # fmt: skip
+
+
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("weight",))
 
 
 @triton.jit
@@ -78,7 +82,7 @@ def _gemv_kernel(
     ADDED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
-    """ROWS outputs of the token; with GATED, those of the gate and of the up projection."""
+    """Compute ROWS outputs of the token; with GATED, those of the gate and of the up projection."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     up_weight = weight + OUTPUTS * COLUMNS
     tile = _weights(weight, row, 0, OUTPUTS, COLUMNS, CHUNK)

@@ -23,8 +23,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from quire.kernels.gpu import gpu_of
+from quire.kernels.gpu import Gpu, gpu_of
+from quire.kernels.linear import hopper_stream
 from quire.kernels.linear.hopper_stream import silu_of_halves, suits_hopper_linear
+from quire.kernels.linear.linear import Matrix
 
 CONSUMERS = gl.constexpr(2)
 ROWS = gl.constexpr(64)  # tokens of a consumer: what one wgmma takes
@@ -42,7 +44,7 @@ COLUMNS_OF_A_RESULT = 175
 def _place_of(
     tile: gl.tensor, token_tiles: gl.tensor, output_tiles: gl.tensor, banded: gl.tensor
 ) -> gl.tuple:
-    """A tile's token tile and output tile: bands of `banded` token tiles, along which the outputs go."""
+    """Return a tile's token tile and output tile: bands of `banded` token tiles, the outputs along them."""
     first = tile // (banded * output_tiles) * banded
     height = gl.minimum(token_tiles - first, banded)
     within = tile - first * output_tiles
@@ -54,7 +56,7 @@ def _consume(
     out: tma.tensor_descriptor, shared: gl.tuple, work: gl.tuple,
     CONSUMER: gl.constexpr, GATED: gl.constexpr, ADDED: gl.constexpr, STAGES: gl.constexpr,
 ) -> None:  # fmt: skip
-    """ROWS tokens of each of the program's tiles."""
+    """Compute ROWS tokens of each of the program's tiles."""
     x_tiles, w_tiles, out_tiles, full, free, added_full = shared
     token_tiles, output_tiles, chunks, banded = work
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WEIGHTS, 16])
@@ -174,7 +176,7 @@ def _kernel(
 
 
 def takes(outputs: int, columns: int) -> bool:
-    """Whether tiles divide a weight [outputs, columns], with more chunks than stages each.
+    """Tell whether tiles divide a weight [outputs, columns], with more chunks than stages each.
 
     What a tile is added to is asked for with the first chunk for which a stage had to become free.
     """
@@ -186,7 +188,7 @@ def takes(outputs: int, columns: int) -> bool:
 
 
 def is_quick(count: int, outputs: int, columns: int, multiprocessors: int, *, spared: int) -> bool:
-    """Whether `count` tokens times a weight [outputs, columns] are as quick here as by cuBLAS, or quicker.
+    """Tell whether `count` tokens times a weight [outputs, columns] are no slower here than by cuBLAS.
 
     As measured within the layers of Qwen3-0.6B and Llama-3.1-8B on an H100: they are where tiles fill all
     multiprocessors in each round, and where `spared` writes or reads of each output make up for those that
@@ -198,25 +200,21 @@ def is_quick(count: int, outputs: int, columns: int, multiprocessors: int, *, sp
     return busy * (1 + spared * COLUMNS_OF_A_RESULT / columns) >= rounds * multiprocessors
 
 
-def suits_hopper_matmul(x: Tensor, weight: Tensor, *, spared: int) -> bool:
-    """Whether x [T, K] and weight [N, K] are what the functions here take, and `is_quick`."""
-    outputs, columns = weight.shape
-    return (
-        suits_hopper_linear(x, weight)
-        and takes(outputs, columns)
-        and is_quick(len(x), outputs, columns, gpu_of(x.device).multiprocessors, spared=spared)
-    )
+def supports(gpu: Gpu, dtype: torch.dtype, weight: Matrix) -> bool:
+    """Tell whether the functions here take a weight and tokens of dtype."""
+    streams = hopper_stream.supports(gpu, dtype)
+    return streams and not weight.biased and takes(weight.outputs, weight.inputs)
 
 
 def hopper_matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """x [T, K] times weight [N, K] -> [T, N]."""
+    """Multiply x [T, K] by weight [N, K] -> [T, N]."""
     out = torch.empty(len(x), len(weight), dtype=x.dtype, device=x.device)
     _launch(out, x, weight, gated=False, added=False)
     return out
 
 
 def hopper_matmul_silu(x: Tensor, weight: Tensor) -> Tensor:
-    """x [T, K] times a gate and an up projection, weight [2I, K], then silu(gate) · up -> [T, I]."""
+    """Multiply x [T, K] by a gate and an up projection, weight [2I, K], then silu(gate) · up -> [T, I]."""
     out = torch.empty(len(x), len(weight) // 2, dtype=x.dtype, device=x.device)
     _launch(out, x, weight, gated=True, added=False)
     return out

@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.gpu import gpu_of
+from quire.kernels.gpu import Gpu, gpu_of
 
 WIDE = 1 << 24  # elements of a weight from which reading it is most of the time, and must not happen twice
 ITEMSIZE = 2
@@ -36,6 +36,10 @@ WARPGROUP = gl.constexpr(64)  # rows of a tile that the tensor cores multiply at
 CHUNK = 128  # columns: what a row gives at a time
 MOST_SPLITS = 4
 WHOLE = 241  # tokens from which a tile of 256 wastes less than it gains
+
+
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("w_source",))
 
 
 @gluon.jit
@@ -56,7 +60,7 @@ def _ask_for_weights(
 
 @gluon.jit
 def silu_of_halves(sums: gl.tensor, dtype: gl.constexpr) -> gl.tensor:
-    """fp32 sums [T, 2N] of a gate and an up -> silu(gate) · up [T, N], rounded where unfused layers round."""
+    """Compute fp32 sums [T, 2N] -> silu(gate) · up [T, N], rounded where unfused layers round."""
     HALF: gl.constexpr = sums.shape[1] // 2
     gate, up = gl.split(sums.reshape([sums.shape[0], 2, HALF]).permute((0, 2, 1)))
     gate = gate.to(dtype).to(gl.float32)
@@ -70,7 +74,7 @@ def _kernel(
     num_tokens: gl.tensor, outputs: gl.tensor, columns: gl.tensor, splits: gl.tensor,
     TOKENS: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr,
 ) -> None:  # fmt: skip
-    """TOKENS tokens times ROWS rows of the weight; an `out` in fp32 is of parts of the sums.
+    """Multiply TOKENS tokens by ROWS rows of the weight; an `out` in fp32 is of parts of the sums.
 
     The tensor cores' first operand has 64 rows or more: fewer tokens are the second one.
     """
@@ -171,7 +175,7 @@ class Tiling:
 
 
 def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool) -> Tiling | None:
-    """How `count` tokens and a weight [outputs, columns] are divided; None where cuBLAS does better.
+    """Return how `count` tokens and a weight [outputs, columns] are divided; None where cuBLAS does better.
 
     As measured within the layers of Qwen3-0.6B and Llama-3.1-8B on an H100. `gated` is a gate and an up
     projection, `divided` what may be parts of sums.
@@ -200,16 +204,20 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
 
 
 def warps_of(tiles: Tiling) -> int:
-    """A warpgroup of four for every 64 tokens, one for fewer, and two for 256."""
+    """Return a warpgroup's four warps for every 64 tokens, one for fewer, and two for 256."""
     return min(max(tiles.tokens // 16, 4), 8)
 
 
+def supports(gpu: Gpu, dtype: torch.dtype) -> bool:
+    """Tell whether the functions here take tokens and a weight of dtype, all contiguous."""
+    return gpu.has_warpgroup_products and dtype.itemsize == ITEMSIZE
+
+
 def suits_hopper_linear(x: Tensor, weight: Tensor) -> bool:
-    """Whether x [T, K] and weight [N, K] are what the functions here take."""
+    """Tell whether x [T, K] and weight [N, K] are what the functions here take."""
     return (
-        gpu_of(x.device).has_warpgroup_products
+        supports(gpu_of(x.device), x.dtype)
         and x.dtype == weight.dtype
-        and x.element_size() == ITEMSIZE
         and len(x) > 0
         and x.is_contiguous()
         and weight.is_contiguous()
@@ -217,21 +225,21 @@ def suits_hopper_linear(x: Tensor, weight: Tensor) -> bool:
 
 
 def hopper_linear(x: Tensor, weight: Tensor, bias: Tensor | None, tiles: Tiling) -> Tensor:
-    """x [T, K] times weight [N, K], plus bias [N] or None -> [T, N]."""
+    """Multiply x [T, K] by weight [N, K], plus bias [N] or None -> [T, N]."""
     out = torch.empty(len(x), len(weight), dtype=x.dtype, device=x.device)
     _launch(out, x, weight, bias, tiles, gated=False)
     return out
 
 
 def hopper_silu_linear(x: Tensor, weight: Tensor, tiles: Tiling) -> Tensor:
-    """x [T, K] times a gate and an up projection, weight [2I, K], then silu(gate) · up -> [T, I]."""
+    """Multiply x [T, K] by a gate and an up projection, weight [2I, K], then silu(gate) · up -> [T, I]."""
     out = torch.empty(len(x), len(weight) // 2, dtype=x.dtype, device=x.device)
     _launch(out, x, weight, None, tiles, gated=True)
     return out
 
 
 def hopper_linear_parts(x: Tensor, weight: Tensor, tiles: Tiling) -> Tensor:
-    """x [T, K] times weight [N, K] -> fp32 [splits, T, N], sums over a part of the columns each."""
+    """Multiply x [T, K] by weight [N, K] -> fp32 [splits, T, N], sums over a part of the columns each."""
     out = torch.empty(tiles.splits, len(x), len(weight), dtype=torch.float32, device=x.device)
     _launch(out, x, weight, None, tiles, gated=False)
     return out

@@ -14,16 +14,21 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from quire.kernels.gpu import Gpu
 from quire.kernels.launch import dependent_launch
+from quire.kernels.linear.linear import Matrix
+from quire.kernels.tuning import Tuning
 
 MOST_TOKENS = 16
-MOST_COLUMNS = 2048  # of a layer's input: all programs read all of it, and beyond so much cuBLAS is quicker
-MOST_WEIGHTS_OF_ONE = 1 << 23  # where one token alone was quicker than by quire.kernels.linear.gemv
 ROWS = 16  # outputs of a program, each a row of the weight
 WARPS = 8
 CHUNK = 64  # columns that a warp multiplies at a time
 AHEAD = 4  # chunks that a warp has asked for, of each weight and, once it is there, of x
 AHEAD_ADDED = 6  # of the output and down projections, which have no norm and no second weight to hold
+
+
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("weight", "norm"))
 
 
 @gluon.jit(do_not_specialize=["num_tokens"])
@@ -34,7 +39,7 @@ def _kernel(
     CHUNK: gl.constexpr, AHEAD: gl.constexpr, GATED: gl.constexpr, ADDED: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ) -> None:  # fmt: skip
-    """ROWS outputs of all tokens; with GATED, those of the gate and of the up projection.
+    """Compute ROWS outputs of all tokens; with GATED, those of the gate and of the up projection.
 
     Each warp has its part of the columns, and its own product of them [ROWS, TOKENS].
     """
@@ -122,22 +127,27 @@ def _kernel(
     gl.store(place, result, mask=inside)
 
 
-def few_tokens_fit(hidden_size: int, inner_sizes: tuple[int, ...], qkv_size: int, dtype: torch.dtype) -> bool:
-    """Whether layers of such widths can be computed here, and are quicker than unfused by cuBLAS."""
-    # What is multiplied by the norm's weight is scaled only afterwards, and fp16 may not hold it.
-    widths = all(size % (WARPS * CHUNK) == 0 for size in (hidden_size, *inner_sizes))
-    return widths and qkv_size % ROWS == 0 and hidden_size <= MOST_COLUMNS and dtype == torch.bfloat16
+def supports(gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, *, gated: bool) -> bool:
+    """Tell whether `linear_of_few` takes so many tokens of dtype and a weight, of a gate and an up if gated.
+
+    What is multiplied by the norm's weight is scaled only afterwards, and fp16 may not hold it.
+    """
+    return (
+        gpu.has_kernels
+        and dtype == torch.bfloat16
+        and tokens <= MOST_TOKENS
+        and weight.inputs % (WARPS * CHUNK) == 0
+        and weight.outputs % (2 * ROWS if gated else ROWS) == 0
+    )
 
 
-def few_tokens_suit_one(x: Tensor, weight: Tensor) -> bool:
-    """Whether even one token, x [1, K], is quicker here than by `linear.gemv`."""
-    outputs, columns = weight.shape
-    fits = columns % (WARPS * CHUNK) == 0 and outputs % (2 * ROWS) == 0
-    return fits and x.is_cuda and x.dtype == torch.bfloat16 and weight.numel() <= MOST_WEIGHTS_OF_ONE
+def prefers_one(weight: Matrix, tuning: Tuning) -> bool:
+    """Tell whether even one token is quicker here than by `linear.gemv`."""
+    return weight.outputs % (2 * ROWS) == 0 and weight.elements <= tuning.skinny_weights_of_one
 
 
 def chunks_ahead(columns: int, warps: int, *, added: bool) -> int:
-    """AHEAD of a kernel in which each of `warps` takes its part of the columns."""
+    """Return AHEAD of a kernel in which each of `warps` takes its part of the columns."""
     return min(AHEAD_ADDED if added else AHEAD, columns // (warps * CHUNK))
 
 
@@ -152,7 +162,11 @@ def linear_of_few(
     gated: bool,
     added: bool,
 ) -> None:
-    """out [T, N] of x [T, K], T up to MOST_TOKENS, as the functions of `linear.fused` say."""
+    """Compute out [T, N] of x [T, K], T up to MOST_TOKENS.
+
+    x is normalised first by `norm` [K], unless that is None. `gated`: weight [2N, K] is a fused gate and up
+    projection, and `out` is silu(gate) · up. `added`: the result is added to what `out` holds.
+    """
     (tokens, columns), outputs = x.shape, out.shape[1]
     warps = WARPS if norm is None else WARPS // 2  # fewer: each reads its part of x and of the norm
     if tokens > MOST_TOKENS or columns % (warps * CHUNK) or outputs % ROWS or not weight.is_contiguous():

@@ -13,56 +13,48 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.attention.splits import DecodeWorkspace
+from quire.kernels.attention.splits import SplitPartials
+from quire.kernels.gpu import Gpu
 from quire.kernels.launch import dependent_launch
+from quire.kernels.linear.linear import Matrix
+from quire.kernels.tuning import Tuning
 
-MOST_TOKENS = 2
 MOST_SPLITS = 32  # of a row; with more their merging would take longer than fewer of them
-MOST_WEIGHTS = 1 << 23  # beyond, there are so many programs that they read as much of splits as of weights
 ROWS = 8  # outputs of a program
 HELD = gl.constexpr(8)  # columns of a thread
 ROUND = 4  # splits that a program reads at a time
 
 
-def suits_split_output(residual: Tensor, weight: Tensor, num_heads: int) -> bool:
-    """Whether `add_split_output` takes residual [T, N] and weight [N, Hq D], and is worth it."""
-    outputs, columns = weight.shape
-    head_dim = columns // num_heads
-    warps = columns // (32 * HELD.value)
+def supports(gpu: Gpu, dtype: torch.dtype, weight: Matrix, num_heads: int) -> bool:
+    """Tell whether `add_split_output` takes a weight [N, Hq D] and a residual [T, N] of dtype."""
+    head_dim = weight.inputs // num_heads
+    warps = weight.inputs // (32 * HELD.value)
     return (
-        residual.is_cuda
-        and residual.is_contiguous()
-        and weight.is_contiguous()
-        and len(residual) <= MOST_TOKENS
-        and weight.numel() <= MOST_WEIGHTS
-        and outputs % ROWS == 0
+        gpu.has_kernels
+        and weight.outputs % ROWS == 0
         and head_dim % HELD.value == 0
-        and columns == warps * 32 * HELD.value
+        and weight.inputs == warps * 32 * HELD.value
         and warps in (1, 2, 4, 8, 16)
-        and residual.dtype in (torch.bfloat16, torch.float16)
+        and dtype in (torch.bfloat16, torch.float16)
     )
 
 
-def add_split_output(
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    context_lens: Tensor,
-    window: int,
-    max_splits: int,
-    tile: int,
-    workspace: DecodeWorkspace,
-) -> None:
-    """residual [T, N] += attention's result times weight [N, Hq D], plus bias [N] or None; in place.
+def prefers(tokens: int, weight: Matrix, tuning: Tuning) -> bool:
+    """Tell whether merging in each program of the projection is quicker than in a kernel of its own."""
+    return tokens <= tuning.merging_tokens and weight.elements <= tuning.merging_weights
 
-    The result is what `attention.splits.merge_splits` would write to `out` [T, Hq, D], which here only
-    says how many heads there are. To a row without context nothing is added. Best of few splits: MOST_SPLITS.
+
+def add_split_output(residual: Tensor, weight: Tensor, bias: Tensor | None, partials: SplitPartials) -> None:
+    """Add attention's result times weight [N, Hq D], plus bias [N] or None, to residual [T, N] in place.
+
+    The result is what `attention.splits.merge_splits` would give. To a row without context nothing is added.
+    Best of few splits: MOST_SPLITS.
     """
-    (tokens, outputs), (heads, head_dim) = residual.shape, out.shape[1:]
+    (tokens, outputs), (heads, head_dim) = residual.shape, partials.out.shape[1:]
     _kernel[outputs // ROWS, tokens](
-        residual, workspace.partials, workspace.lse, context_lens, weight, bias, window, max_splits,
-        HEADS=heads, HEAD_DIM=head_dim, TILE=tile, ROWS=ROWS, ROUND=ROUND,
+        residual, partials.workspace.partials, partials.workspace.lse, partials.context_lens, weight, bias,
+        partials.window, partials.max_splits,
+        HEADS=heads, HEAD_DIM=head_dim, TILE=partials.tile, ROWS=ROWS, ROUND=ROUND,
         num_warps=heads * head_dim // (32 * HELD.value), **dependent_launch(residual.device),
     )  # fmt: skip
 
@@ -71,10 +63,14 @@ def add_split_output(
 def _splits_of(
     context_len: gl.tensor, window: gl.tensor, max_splits: gl.tensor, TILE: gl.constexpr
 ) -> gl.tensor:
-    """As `attention.splits.tiles_and_splits` divides a context."""
+    """Divide a context as `attention.splits.tiles_and_splits`."""
     first_tile = gl.where(window > 0, gl.maximum(context_len - window, 0), 0) // TILE
     tiles = gl.cdiv(context_len, TILE) - first_tile
     return gl.cdiv(tiles, gl.maximum(gl.cdiv(tiles, max_splits), 1))
+
+
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("weight", "context_lens"))
 
 
 @gluon.jit(do_not_specialize=["window", "max_splits"])
@@ -84,7 +80,7 @@ def _kernel(
     HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, ROWS: gl.constexpr, ROUND: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ) -> None:  # fmt: skip
-    """ROWS outputs; the weights are asked for before the kernel ahead has ended.
+    """Compute ROWS outputs; the weights are asked for before the kernel ahead has ended.
 
     A thread has the same HELD columns of each row and of each split, so that nothing is exchanged on the way.
     """

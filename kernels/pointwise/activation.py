@@ -15,7 +15,7 @@ BLOCK = 1024
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """gate_up [T, 2I], gate first -> silu(gate) * up [T, I]; the SiLU is rounded to the dtype first."""
+    """Compute silu(gate) * up [T, I] of gate_up [T, 2I]; the SiLU is rounded to the dtype first."""
     tokens, width = gate_up.shape
     out = torch.empty(tokens, width // 2, dtype=gate_up.dtype, device=gate_up.device)
     if tokens:
@@ -27,7 +27,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def silu_mul_reference(gate_up: Tensor) -> Tensor:
-    """The same as `silu_mul` in plain torch."""
+    """Do the same as `silu_mul` in plain torch."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 

@@ -11,7 +11,7 @@ WORDS = 4096  # 32-bit words that one program copies
 
 
 def copy_blocks(cache: Tensor, pairs: Tensor) -> None:
-    """cache[dst] = cache[src] for each (src, dst) of pairs [C, 2]; no dst is another pair's src or dst."""
+    """Copy block src to dst for each (src, dst) of pairs [C, 2]; no dst is another pair's src or dst."""
     if not cache.is_contiguous():
         raise ValueError("copy_blocks needs the whole, contiguous cache, got a strided view of it")
     if len(pairs) == 0:
@@ -22,7 +22,7 @@ def copy_blocks(cache: Tensor, pairs: Tensor) -> None:
 
 
 def copy_blocks_reference(cache: Tensor, pairs: Tensor) -> None:
-    """The same as `copy_blocks` in plain torch."""
+    """Do the same as `copy_blocks` in plain torch."""
     source, destination = pairs.long().unbind(1)
     cache[destination] = cache[source]
 

@@ -14,7 +14,7 @@ BLOCK = 1024  # columns of a program
 
 
 def embed(tokens: Tensor, table: Tensor) -> Tensor:
-    """tokens [T] i32, each below V, and table [V, H], contiguous -> [T, H]."""
+    """Look up tokens [T] i32, each below V, in table [V, H], contiguous -> [T, H]."""
     if not table.is_contiguous():
         raise ValueError(f"the embedding matrix must be contiguous, its strides are {table.stride()}")
     columns = table.shape[1]

@@ -13,14 +13,14 @@ from quire.kernels.launch import dependent_launch
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [T, H], rows may be strided, weight [H] -> [T, H]: normalised in fp32, cast, then times weight."""
+    """Normalise x [T, H], rows may be strided -> [T, H]: in fp32, cast, then times weight [H]."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(x, None, weight, y, eps)
     return y
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x [T, H], residual [T, H] -> (RMSNorm of their sum, residual). Adds x to residual in place.
+    """Add x [T, H] to residual [T, H] in place -> (RMSNorm of their sum, residual).
 
     Or x [S, T, H] in fp32: parts of a sum, which is rounded to the residual's dtype before it is added.
     """
@@ -30,14 +30,14 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The same as `rms_norm` in plain torch."""
+    """Do the same as `rms_norm` in plain torch."""
     if x.dtype == torch.float32:  # nothing is rounded between the two: one call does both
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     return weight * F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype)
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The same as `add_rms_norm` in plain torch."""
+    """Do the same as `add_rms_norm` in plain torch."""
     residual += x if x.dim() == 2 else x.sum(0).to(residual.dtype)
     return rms_norm_reference(residual, weight, eps), residual
 
@@ -63,6 +63,10 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, y: Tensor, eps: 
         num_warps=min(max(block // (128 if parts else 256), 1), 16),
         **dependent_launch(x.device),
     )
+
+
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("weight_ptr",))
 
 
 @triton.jit

@@ -16,7 +16,7 @@ WORDS = 1024  # 32-bit words that one program copies
 
 
 def copy_pinned(target: Tensor, source: Tensor) -> None:
-    """target = source, both [N] i32 and contiguous, in stream order.
+    """Copy source to target, both [N] i32 and contiguous, in stream order.
 
     Either may be in pinned host memory; its owner keeps it until the stream has come so far.
     """

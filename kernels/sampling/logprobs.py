@@ -12,7 +12,7 @@ LEAST = tl.constexpr(-3.0e38)  # stands for -inf while candidates are ranked, so
 
 
 def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probabilities of tokens [N] under logits [N, V], and the k best of each row.
+    """Return log-probabilities of tokens [N] under logits [N, V], and the k best of each row.
 
     -> (chosen [N] fp32, rank [N] int32, top_tokens [N, k] int32, top_logprobs [N, k] fp32). The rank is
     1 + the number of strictly larger logits; among equals the lowest token is best. An invalid token (-1)
@@ -41,7 +41,7 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Te
 
 
 def logprobs_reference(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same as `logprobs` in plain torch; equal logits come in any order."""
+    """Do the same as `logprobs` in plain torch; equal logits come in any order."""
     wide = logits.float()
     total = wide.logsumexp(dim=1, keepdim=True)
     chosen = wide.gather(1, tokens.long().clamp(min=0).unsqueeze(1))
@@ -64,7 +64,7 @@ def _chunk_kernel(
     VOCABULARY: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Of one chunk: greatest logit, sum of exponentials, how many exceed the chosen token's, the k best."""
+    """Find a chunk's greatest logit, sum of exponentials, how many exceed the chosen token's, the k best."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)

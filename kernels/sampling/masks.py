@@ -11,7 +11,7 @@ BLOCK = 1024  # tokens of a program
 
 
 def mask_tokens(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-    """In place, of rows [M] i64 of logits [S, V]; the others are not touched.
+    """Mask rows [M] i64 of logits [S, V] in place; the others are not touched.
 
     masks [M, ceil(V / 32)] i32: bit t % 32 of word t // 32 says whether token t stays.
     """
@@ -24,7 +24,7 @@ def mask_tokens(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
 
 
 def mask_tokens_reference(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-    """The same as `mask_tokens` in plain torch."""
+    """Do the same as `mask_tokens` in plain torch."""
     bits = torch.arange(32, dtype=torch.int32, device=masks.device)
     allowed = ((masks.unsqueeze(-1) >> bits) & 1).flatten(1)[:, : logits.shape[1]].bool()
     logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)

@@ -37,7 +37,7 @@ def philox_reference(seed: Tensor, counter: tuple[Tensor, Tensor, Tensor, Tensor
 
 
 def log_exponential_reference(word: Tensor) -> Tensor:
-    """log of an Exp(1) variate, -log(1 - u) with u = (word + 1/2) / 2^32, in fp32.
+    """Return log of an Exp(1) variate, -log(1 - u) with u = (word + 1/2) / 2^32, in fp32.
 
     The smallest variates decide a Gumbel-max draw; u is near 0 there, where fp32 keeps all 32 bits.
     """
@@ -55,7 +55,7 @@ def _log(x: tl.tensor, ON_GPU: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def log_exponential(word: tl.tensor, ON_GPU: tl.constexpr) -> tl.tensor:
-    """The same as `log_exponential_reference` of uint32 words, within 2e-5."""
+    """Do the same as `log_exponential_reference` of uint32 words, within 2e-5."""
     u = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.9999999403953552)
     # The logarithm of 1 - u loses the low bits of a small u; the series of -log(1 - u) keeps them.
     series = u * (1.0 + u * (0.5 + u * (0.3333333333 + u * 0.25)))

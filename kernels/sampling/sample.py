@@ -64,7 +64,7 @@ def sample(
 def sample_reference(
     logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, last_tokens: Tensor
 ) -> Tensor:
-    """The same as `sample` in plain torch."""
+    """Do the same as `sample` in plain torch."""
     best, tokens = logits.max(dim=-1)
     valid = best.isfinite()
     picked = (state.temperature[rows.long()] > 0).nonzero().squeeze(1)
@@ -76,7 +76,7 @@ def sample_reference(
 
 
 def _draw(logits: Tensor, positions: Tensor, state: SamplingState) -> Tensor:
-    """Gumbel-max over the kept tokens: argmax of logit - temperature * log(exponential)."""
+    """Draw among the kept tokens (Gumbel-max): argmax of logit - temperature * log(exponential)."""
     kept = logits >= keep_thresholds_reference(logits, state).unsqueeze(1)
     vocabulary = logits.shape[1]
     quads = -(-vocabulary // 4)  # one Philox call gives the noise of four neighbouring tokens
@@ -89,6 +89,10 @@ def _draw(logits: Tensor, positions: Tensor, state: SamplingState) -> Tensor:
         noise = log_exponential_reference(philox_reference(state.seed[row], counter))
         scores[quad] -= state.temperature[row].unsqueeze(1) * noise
     return scores.view(len(logits), -1).argmax(dim=-1)
+
+
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("rows_ptr", "temperature_ptr"))
 
 
 @triton.jit

@@ -21,7 +21,7 @@ class SamplingState:
 
     @classmethod
     def allocate(cls, rows: int, device: torch.device | str) -> SamplingState:
-        """All rows greedy."""
+        """Return a state in which all rows are greedy."""
 
         def full(value: float, dtype: torch.dtype) -> Tensor:
             return torch.full((rows,), value, dtype=dtype, device=device)
@@ -36,7 +36,7 @@ class SamplingState:
         )
 
     def select(self, rows: Tensor) -> SamplingState:
-        """The state of `rows` [S], gathered."""
+        """Return the state of `rows` [S], gathered."""
         rows = rows.long()
         return SamplingState(
             temperature=self.temperature[rows],

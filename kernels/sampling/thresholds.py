@@ -19,7 +19,7 @@ MIN_TEMPERATURE = 1e-20  # keeps (logit - max) / temperature free of 0 / 0
 
 
 def keep_thresholds(logits: Tensor, rows: Tensor, state: SamplingState) -> Tensor:
-    """The lowest logit that each row of logits [S, V] keeps, [S] fp32, as `keep_thresholds_reference`.
+    """Return the lowest logit that each row keeps, [S] fp32, as `keep_thresholds_reference`.
 
     Each is found by narrowing an interval of representable values, never by sorting. The result is exact
     for min-p and top-k, and within fp32 summation for top-p.
@@ -44,7 +44,7 @@ def keep_thresholds(logits: Tensor, rows: Tensor, state: SamplingState) -> Tenso
 
 
 def keep_thresholds_reference(logits: Tensor, state: SamplingState) -> Tensor:
-    """The lowest logit that each row of logits [S, V] keeps, [S] fp32; state's rows match the logits'.
+    """Return the lowest logit that each row of logits [S, V] keeps, [S] fp32; state's rows match.
 
     min-p keeps p >= min_p * max p; top-k then the k largest; top-p then the fewest of the highest values
     whose renormalised mass reaches top_p. Tokens that tie with the last one kept are kept.
@@ -126,7 +126,7 @@ def _threshold_kernel(
 
 @triton.jit
 def _kth_peak(peaks: tl.tensor, highest: tl.tensor, k: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """A value that k peaks or more reach, hence at most the k-th largest logit: the largest such value."""
+    """Return the largest value that k peaks or more reach, hence at most the k-th largest logit."""
     low = _to_order(tl.full((), float("-inf"), dtype))
     high = _to_order(highest.to(dtype)) + 1
     while high - low > 1:
@@ -148,7 +148,7 @@ def _lowest_kept(
     VOCABULARY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """The largest value whose mass (see `_masses`) reaches target, or some value that bound already keeps.
+    """Return the largest value whose mass (see `_masses`) reaches target, or one that bound already keeps.
 
     Every pass over the row cuts the interval [low, high) of representable values into four.
     """
@@ -189,7 +189,7 @@ def _masses(
     VOCABULARY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """How many logits reach a, b and c; weighted, their sums of exp((logit - highest) * sharpness)."""
+    """Count the logits that reach a, b, c; weighted, sum their exp((logit - highest) * sharpness)."""
     column = tl.arange(0, BLOCK)
     sums_a = tl.zeros((BLOCK,), tl.float32)
     sums_b = tl.zeros((BLOCK,), tl.float32)
@@ -206,7 +206,7 @@ def _masses(
 
 @triton.jit
 def _to_order(x: tl.tensor) -> tl.tensor:
-    """An integer in the order of the floats: of fp32's values, or of 16-bit ones."""
+    """Return an integer in the order of the floats: of fp32's values, or of 16-bit ones."""
     if x.dtype == tl.float32:
         bits = x.to(tl.int32, bitcast=True)
         return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
@@ -217,7 +217,7 @@ def _to_order(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _from_order(order: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """The float, widened to fp32, that `_to_order` gave this integer."""
+    """Return the float, widened to fp32, that `_to_order` gave this integer."""
     bits = order.to(tl.int32)
     if dtype == tl.float32:
         return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

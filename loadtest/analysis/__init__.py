@@ -1,1 +1,1 @@
-"""From the records of a run to its figures: summaries, comparisons, knees, reports."""
+"""Make figures of the records of a run: summaries, comparisons, knees, reports."""

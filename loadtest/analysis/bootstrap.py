@@ -45,7 +45,7 @@ class Difference:
 
 
 def compare(first: Sequence[Record], second: Sequence[Record], seed: int = 0) -> list[Ratio]:
-    """Of requests that succeeded. Requests are resampled as wholes, each run by itself."""
+    """Compare two runs' requests that succeeded; each run's requests are resampled as wholes, by itself."""
     return [
         bootstrap_ratio(name, values_of(first), values_of(second), statistic, seed)
         for name, values_of, statistic in FIGURES
@@ -63,7 +63,7 @@ def bootstrap_ratio(name: str, first: Values, second: Values, statistic: Statist
 def bootstrap_difference(
     first: Sequence[Values], second: Sequence[Values], statistic: Statistic, seed: int
 ) -> Difference:
-    """Of runs in several turns, which are resampled as wholes: what disturbs a turn disturbs much of it."""
+    """Compare runs in several turns, resampled as wholes: what disturbs a turn disturbs much of it."""
     rng = np.random.default_rng(seed)
     one, two = (float(statistic(np.concatenate(turns)[None, :])[0]) for turns in (first, second))
     differences = _resample_turns(rng, second, statistic) - _resample_turns(rng, first, statistic)
@@ -83,7 +83,7 @@ def _interval(resampled: Values) -> tuple[float, float]:
 
 
 def _resample(rng: np.random.Generator, values: Values, statistic: Statistic) -> Values:
-    """The statistic of RESAMPLES samples drawn from `values` with replacement."""
+    """Return the statistic of RESAMPLES samples drawn from `values` with replacement."""
     rows = max(1, SLICE // len(values))
     parts = []
     for done in range(0, RESAMPLES, rows):

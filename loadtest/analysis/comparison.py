@@ -14,7 +14,7 @@ NOT_THE_LOAD = {"processes"}  # of its fields
 
 
 def remarks(first: RunResult, second: RunResult) -> Iterator[str]:
-    """What makes the comparison a doubtful one."""
+    """Yield what makes the comparison a doubtful one."""
     for name, result in (("first", first), ("second", second)):
         summary = result.summary
         what = f"the {name} run ({result.label})"
@@ -36,7 +36,7 @@ def remarks(first: RunResult, second: RunResult) -> Iterator[str]:
 
 
 def table_of(first: RunResult, second: RunResult) -> Table:
-    """Of two runs in which requests succeeded."""
+    """Return a table of two runs in which requests succeeded."""
     table = Table("figure", "first", "second", "ratio", "95 % interval", "", title="second ÷ first")
     for ratio in bootstrap.compare(first.records, second.records):
         table.add_row(
@@ -53,7 +53,7 @@ def table_of(first: RunResult, second: RunResult) -> Table:
 
 
 def _load(result: RunResult) -> dict[str, object]:
-    """What was asked of the server, flat."""
+    """Return what was asked of the server, flat."""
     fields = msgspec.to_builtins(result.load)
     workload = fields.pop("workload")
     kept = {name: value for name, value in fields.items() if name not in NOT_THE_LOAD}

@@ -13,7 +13,7 @@ UNLOADED_FACTOR = 3.0  # a limit where none is given: so many times the latency 
 
 
 def rate_at(points: Sequence[Point], limit: float) -> float | None:
-    """The rate at which latency first crosses `limit`, between two points by a straight line.
+    """Return the rate at which latency first crosses `limit`, between two points by a straight line.
 
     The highest rate where it never does, and None where it is beyond the limit from the first.
     """
@@ -55,7 +55,7 @@ def find_knee(
 
 
 def describe_knee(points: Sequence[Point], limit: float | None) -> str:
-    """The knee as a reader needs it, with what it rests on."""
+    """Describe the knee as a reader needs it, with what it rests on."""
     points = sorted(points)
     unsustained = next((rate for rate, latency in points if math.isinf(latency)), None)
     if unsustained is not None and unsustained == points[0][0]:

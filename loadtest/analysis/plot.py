@@ -52,7 +52,7 @@ class Labels:
 
 
 def line_chart(labels: Labels, series: Sequence[Series], limit: float | None = None) -> str:
-    """Lines with a marker at each point; `limit`: a dashed level."""
+    """Draw lines with a marker at each point, and a dashed level at `limit`; return the SVG."""
     with _chart(labels) as (axes, svg):
         for line in series:
             marker = "o" if len(line.x) <= 40 else ""
@@ -71,7 +71,7 @@ def line_chart(labels: Labels, series: Sequence[Series], limit: float | None = N
 
 
 def bar_chart(labels: Labels, names: Sequence[str], groups: Sequence[Series]) -> str:
-    """A bar for each name, side by side for each group; `x` of the groups is not used."""
+    """Draw a bar for each name, side by side for each group (whose `x` is not used); return the SVG."""
     width = 0.8 / len(groups)
     with _chart(labels) as (axes, svg):
         for i, group in enumerate(groups):
@@ -85,7 +85,7 @@ def bar_chart(labels: Labels, names: Sequence[str], groups: Sequence[Series]) ->
 
 
 def stacked_chart(labels: Labels, names: Sequence[str], parts: Sequence[Series]) -> str:
-    """A bar for each name, cut into parts from below."""
+    """Draw a bar for each name, cut into parts from below; return the SVG."""
     with _chart(labels) as (axes, svg):
         base = [0.0] * len(names)
         for part in parts:
@@ -101,7 +101,7 @@ def stacked_chart(labels: Labels, names: Sequence[str], parts: Sequence[Series])
 
 @contextmanager
 def _chart(labels: Labels) -> Iterator[tuple[Any, list[str]]]:
-    """Axes to draw on; the SVG is in the list afterwards."""
+    """Yield axes to draw on, and a list that has the SVG afterwards."""
     svg: list[str] = []
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6, 3.4), layout="constrained")

@@ -19,7 +19,7 @@ MAX_POINTS = 400  # of a line: more cannot be told apart
 def render(
     title: str, results: Sequence[RunResult], limit: float | None = None, knee: str | None = None
 ) -> str:
-    """A page on one or more runs. `limit`: of a sweep, the seconds a token that make the `knee`."""
+    """Return a page on one or more runs. `limit`: of a sweep, the seconds a token that make the `knee`."""
     template = jinja2.Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
     points = rate_points(results)
     return template.render(
@@ -39,7 +39,7 @@ def render(
 
 
 def rate_points(results: Sequence[RunResult]) -> list[tuple[float, float]]:
-    """(rate, mean normalised latency) of the open loops in which a request succeeded."""
+    """Return (rate, mean normalised latency) of the open loops in which a request succeeded."""
     return sorted(
         (result.load.rate, result.summary.normalized_latency.mean)
         for result in results
@@ -71,13 +71,13 @@ def _plots(results: Sequence[RunResult], points: list[tuple[float, float]], limi
 
 
 def _shares(label: str, values: list[float]) -> Series:
-    """The cumulative distribution."""
+    """Return the cumulative distribution."""
     shares = np.linspace(0, 1, min(len(values), MAX_POINTS))
     return Series(label, (1e3 * np.quantile(values, shares)).tolist(), shares.tolist())
 
 
 def _over_time(result: RunResult) -> str:
-    """Output tokens a second, in up to a hundred equal slices of the run."""
+    """Chart output tokens a second, in up to a hundred equal slices of the run."""
     times = np.concatenate(
         [record.first + np.cumsum([0.0, *record.gaps]) for record in result.records if not record.failure]
         or [np.zeros(1)]

@@ -15,7 +15,7 @@ from quire.loadtest.provenance import Provenance
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """How requests were sent."""
+    """The way in which requests were sent."""
 
     mode: Literal["open", "closed"]
     rate: float | None = None  # sessions a second, of an open loop that was not read from a trace
@@ -81,12 +81,12 @@ def write_result(path: Path, result: RunResult | SweepResult) -> None:
 
 
 def read_result(path: Path) -> RunResult:
-    """Raises ValueError that names the file."""
+    """Read the result of a run. Raise ValueError that names the file."""
     return _read(path, RunResult)
 
 
 def read_results(path: Path) -> list[RunResult]:
-    """Of one run, or of all runs of a sweep. Raises ValueError that names the file."""
+    """Read one run, or all runs of a sweep. Raise ValueError that names the file."""
     raw = path.read_bytes()
     if b'"runs":' in raw[:64]:
         return _read(path, SweepResult).runs

@@ -14,14 +14,14 @@ MOST_LAG = 0.010  # seconds at the 99th percentile: beyond it the client did not
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request must keep to be good, in seconds; None: no such limit."""
+    """Limits that a request must keep to be good, in seconds; None: no such limit."""
 
     ttft: float | None = None
     tpot: float | None = None
     latency: float | None = None
 
     def is_met(self, record: Record) -> bool:
-        """A request of several tokens that came all at once has no TPOT, and meets no limit of that."""
+        """Say whether `record` keeps the limits. Tokens that all came at once have no TPOT to keep one."""
         tpot = record.tpot if record.tpot is not None or record.output_len > 1 else 0.0
         pairs = ((record.ttft, self.ttft), (tpot, self.tpot), (record.latency, self.latency))
         return not record.failure and all(
@@ -50,7 +50,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def in_ms(self) -> Spread:
-        """Of seconds."""
+        """Return the same in milliseconds, of seconds."""
         return Spread(
             count=self.count,
             mean=1e3 * self.mean,
@@ -84,11 +84,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_sustained(self) -> bool:
-        """Whether the server answered all that came, in a run that says so."""
+        """Say whether the server answered all that came, in a run that says so."""
         return self.is_valid and self.requests > 0 and not self.failures
 
     def spreads(self) -> list[tuple[str, Spread]]:
-        """Each with its name, in the order in which they are shown."""
+        """Return each with its name, in the order in which they are shown."""
         return [
             ("TTFT", self.ttft),
             ("TPOT", self.tpot),
@@ -100,7 +100,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize(records: Sequence[Record], slo: Slo) -> Summary:
-    """Failed requests count among requests and failures only."""
+    """Summarise a run. Failed requests count among requests and failures only."""
     good = [record for record in records if not record.failure]
     begin = min((record.due for record in records), default=0.0)
     seconds = max((record.last for record in good), default=begin) - begin

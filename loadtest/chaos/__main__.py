@@ -10,7 +10,6 @@ clients do what they can. Afterwards nothing may be left of it: see the table. E
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
@@ -25,6 +24,7 @@ from quire.loadtest.chaos.fleet import start_fleet
 from quire.loadtest.chaos.hostile import NAMES
 from quire.loadtest.chaos.report import as_json, judge, table
 from quire.loadtest.chaos.run import Plan, run
+from quire.loadtest.command import command_parser
 
 LONG = 600.0  # seconds from which on a run is judged by the strict limits
 # A process still warms up in a minute: its memory grows until every kind of request has run with every other.
@@ -32,11 +32,7 @@ SHORT_LIMITS = Limits(growth=0.1, left=0.005, end=5.0)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m quire.loadtest.chaos",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of traffic; 30 if left out")
     parser.add_argument("--seed", type=int, default=0, help="of the traffic and the order of attacks")
     parser.add_argument("--concurrency", type=int, default=10, help="clients at once")

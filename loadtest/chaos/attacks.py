@@ -47,7 +47,7 @@ class Attacker:
         return self.sockets.enter_context(socket.create_connection(address, timeout=self.patience))
 
     def send(self, data: bytes) -> socket.socket:
-        """On a connection of its own. A server that cuts it meanwhile is right to."""
+        """Send on a connection of its own. A server that cuts it meanwhile is right to."""
         connection = self.connect()
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             connection.sendall(data)
@@ -61,7 +61,7 @@ Attack = Callable[[Attacker], None]
 
 
 def answer(connection: socket.socket) -> bytes:
-    """All until the server closes. Raises Harm if it does not."""
+    """Read until the server closes. Raise Harm if it does not."""
     data = b""
     with contextlib.suppress(ConnectionResetError):
         try:
@@ -73,7 +73,7 @@ def answer(connection: socket.socket) -> bytes:
 
 
 def expect_refusal(connection: socket.socket, status: bytes) -> None:
-    """The answer, after which the connection may stay open, has this status and says why in JSON."""
+    """Check that the answer has this status and says why in JSON; the connection may stay open then."""
     data = b""
     with contextlib.suppress(ConnectionResetError, TimeoutError):
         while b"}}" not in data and (part := connection.recv(65536)):

@@ -65,7 +65,7 @@ def check_leaks(more: Mapping[str, Mapping[str, int]]) -> list[Check]:
 
 
 def check_ends(outcomes: Sequence[Outcome]) -> Check:
-    """Each answer whose client stayed has exactly one end."""
+    """Check that each answer whose client stayed has exactly one end."""
     stayed = [outcome for outcome in outcomes if outcome.end != "left"]
     wrong = Counter(f"{each.ends} ends of {each.kind} ({each.end})" for each in stayed if each.ends != 1)
     found = _named(wrong) if wrong else f"1 each of {len(stayed)}"
@@ -73,7 +73,7 @@ def check_ends(outcomes: Sequence[Outcome]) -> Check:
 
 
 def check_failures(outcomes: Sequence[Outcome], restarts: Sequence[Restart]) -> Check:
-    """None fails but those that a restarted replica had."""
+    """Check that none fails but those that a restarted replica had."""
     failed = [outcome for outcome in outcomes if not outcome.is_good]
     blamed = Counter(f"{each.kind}: {each.end}" for each in failed if not _is_excused(each, restarts))
     found = _named(blamed) if blamed else f"0, and {len(failed)} of a restarted replica"
@@ -81,7 +81,7 @@ def check_failures(outcomes: Sequence[Outcome], restarts: Sequence[Restart]) -> 
 
 
 def _is_excused(outcome: Outcome, restarts: Sequence[Restart]) -> bool:
-    """A drained replica finishes all but what comes to a socket late, or for a stream after its end."""
+    """Say whether it may fail: a drained replica need not take what comes late to a socket or a stream."""
     gone = outcome.kind == "resumed" and outcome.end.startswith(GONE)
     if not gone and not outcome.end.startswith(LOST):
         return False
@@ -93,7 +93,7 @@ def _is_excused(outcome: Outcome, restarts: Sequence[Restart]) -> bool:
 
 
 def check_late_ends(outcomes: Sequence[Outcome], restarts: Sequence[Restart], limit: float) -> Check:
-    """Streams of a replica that was killed hear of it at once."""
+    """Check that streams of a replica that was killed hear of it at once."""
     late = [0.0]
     for outcome in outcomes:
         kills = [each.begin for each in restarts if each.how == "SIGKILL" and each.begin < outcome.ended]
@@ -106,7 +106,7 @@ def check_late_ends(outcomes: Sequence[Outcome], restarts: Sequence[Restart], li
 def check_answers(
     outcomes: Sequence[Outcome], alone: Mapping[Answer, str], again: Mapping[Answer, str]
 ) -> Check:
-    """Greedy answers are those that come alone, before the run and after it."""
+    """Check that greedy answers are those that come alone, before the run and after it."""
     judged = [each for each in outcomes if each.end == "done" and each.expected is not None]
     wrong = Counter(each.kind for each in judged if each.text != alone[each.expected])  # type: ignore[index]
     wrong.update("alone, afterwards" for answer, text in alone.items() if again.get(answer) != text)
@@ -131,7 +131,7 @@ def check_memory(
     end: float,
     limits: Limits,
 ) -> Check:
-    """Of every process that has lived long enough: its last third against its first, of the second half."""
+    """Compare the last third of the second half with its first, of each process that lived long enough."""
     growth: dict[str, float] = {}
     first = half - 0.9 * (end - half)  # who was there by then has been there all the while
     for (name, pid), samples in resident.items():
@@ -198,7 +198,7 @@ def check_health(asked: Mapping[str, Sequence[Asked]], machine: Machine, limits:
         ill = sum(one.status != 200 for one in each)
         checks.append(Check(f"/health of {name} not 200", "0", str(ill), not ill and bool(each)))
         own = [
-            max(one.seconds - machine.waited(name, one.begin, one.begin + one.seconds), 0.0)
+            max(one.seconds - one.waited, 0.0)
             for one in each
             if machine.was_quiet(one.begin, one.begin + one.seconds)
         ]

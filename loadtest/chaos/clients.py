@@ -24,7 +24,7 @@ PAUSE = 0.1  # seconds between a broken connection and the next
 
 @dataclass
 class Outcome:
-    """What came of one answer. Times are seconds of `time.monotonic`."""
+    """The outcome of one answer. Times are seconds of `time.monotonic`."""
 
     number: int
     kind: str
@@ -113,7 +113,7 @@ class Clients:
         self._http.close()
 
     async def perform(self, ask: Ask) -> list[Outcome]:
-        """What came of it; raises nothing that a server may cause."""
+        """Ask, and return what came of it; raise nothing that a server may cause."""
         if ask.kind == "socket":
             return await self._converse(ask)
         outcome = Outcome(ask.number, ask.kind, time.monotonic(), expected=ask.answer)
@@ -145,7 +145,7 @@ class Clients:
         outcome.text = "".join(stream.texts)
 
     async def _resume(self, ask: Ask, outcome: Outcome, stream: EventStream, path: str, data: bytes) -> None:
-        """Breaks off as often as was drawn, and picks the stream up where it was."""
+        """Break off as often as was drawn, and pick the stream up where it was."""
         name = f"chaos-{ask.seed}-{ask.number}"
         breaks = list(ask.breaks)
         stream.break_at = breaks.pop()
@@ -162,7 +162,7 @@ class Clients:
                 sending = self._http.follow(f"/v1/streams/{name}", stream.feed, last)
 
     async def _converse(self, ask: Ask) -> list[Outcome]:
-        """Several responses at once on one socket."""
+        """Ask for several responses at once on one socket."""
         now = time.monotonic()
         outcomes = [Outcome(ask.number, "socket", now, expected=ask.answer) for _ in range(SOCKET_RESPONSES)]
         address = f"ws{self._url.removeprefix('http')}/v1/responses"
@@ -186,7 +186,7 @@ class Clients:
 
 
 async def _read_socket(socket: ClientConnection, outcomes: list[Outcome]) -> None:
-    """Until each has ended. An event that names no stream ends all that have not."""
+    """Read until each has ended. An event that names no stream ends all that have not."""
     streams = [EventStream(outcome) for outcome in outcomes]
     lanes: dict[str, int] = {}  # by response
     while any(not outcome.ends for outcome in outcomes):
@@ -210,7 +210,7 @@ def _end_open(outcomes: list[Outcome], end: str, ends: int = 0) -> None:
 
 
 async def _tried(outcome: Outcome, sending: Any) -> int:
-    """The status, or 0; what is not 200 ends the answer."""
+    """Return the status, or 0; what is not 200 ends the answer."""
     try:
         status, refusal = await sending
     except (OSError, httptools.HttpParserError, json.JSONDecodeError) as error:
@@ -233,7 +233,7 @@ def _reason(refusal: bytes) -> str:
 
 
 async def answer_alone(url: str, key: str, answer: Answer, title: str) -> str:
-    """The greedy text, of a server that does nothing else. Raises RuntimeError if it refuses."""
+    """Return the greedy text of a server that does nothing else. Raise RuntimeError if it refuses."""
     how, prompt, tokens = answer
     made: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
         "text": lambda: ("/v1/completions", traffic.completion(prompt, tokens)),

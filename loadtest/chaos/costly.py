@@ -22,7 +22,7 @@ WORDS = "the server keeps a block of the cache for each request that it runs and
 
 
 def status_of(connection: socket.socket) -> int:
-    """Of the answer that begins to come; 0 if the server closes instead, or says nothing in time."""
+    """Return the status of the answer that begins; 0 if the server closes, or says nothing in time."""
     with contextlib.suppress(ConnectionResetError, TimeoutError):
         first = connection.recv(4096)
         if first.startswith(b"HTTP/1.1 "):
@@ -57,7 +57,7 @@ def names_itself_twice(attacker: Attacker) -> None:
 
 
 def holds_slots(attacker: Attacker) -> None:
-    """Each has its answer, and sends one byte of a body that nobody waits for."""
+    """Get an answer on each connection, and send one byte of a body that nobody waits for."""
     held = []
     for _ in range(SLOTS):
         connection = attacker.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
@@ -113,7 +113,7 @@ def asks_for_all_logprobs(attacker: Attacker) -> None:
 
 
 def reads_nothing(attacker: Attacker) -> None:
-    """Asks for more than the system's buffers hold, and does not take it for as long as a server waits."""
+    """Ask for more than the system's buffers hold, and do not take it for as long as a server waits."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     with connection:

@@ -30,7 +30,7 @@ LEASE_MS = 15_000
 
 @dataclass
 class Restart:
-    """By `time.monotonic`; `ready` is infinite until it is."""
+    """One restart, by `time.monotonic`; `ready` is infinite until it is."""
 
     how: str
     begin: float
@@ -39,7 +39,7 @@ class Restart:
 
 @dataclass
 class Accidents:
-    """What has befallen the fleet."""
+    """All that has befallen the fleet."""
 
     restarts: list[Restart] = field(default_factory=list)
     redis_kills: int = 0
@@ -49,7 +49,7 @@ class Accidents:
 
 
 async def kill_redis(fleet: Fleet, accidents: Accidents, lying: bool) -> None:
-    """Again and again. With `lying`, what starts anew soon says of a deployment that its blocks are empty."""
+    """Kill Redis again and again. With `lying`, it soon says of a deployment that its blocks are empty."""
     due = time.monotonic()
     while True:
         due += REDIS_SECONDS
@@ -84,7 +84,7 @@ def lie(client: redis.Redis) -> bool:
 
 
 async def restart_replica(fleet: Fleet, accidents: Accidents, every: float) -> None:
-    """The second one, killed and told to end in turn, and started again each time."""
+    """Kill the second replica and tell it to end, in turn, and start it again each time."""
     replica = fleet.replicas[1]
     while True:
         for number in (signal.SIGKILL, signal.SIGTERM):
@@ -105,7 +105,7 @@ def _restart(replica: QuireProcess, number: int, accidents: Accidents) -> None:
 
 
 async def kill_compilers(fleet: Fleet, accidents: Accidents, seed: int) -> None:
-    """Those processes in which the first replica tries out schemas."""
+    """Kill the processes in which the first replica tries out schemas."""
     rng = random.Random(seed)
     while True:
         await asyncio.sleep(COMPILER_SECONDS)

@@ -42,7 +42,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def start_fleet() -> Iterator[Fleet]:
-    """All of it, once it is ready."""
+    """Yield all of it, once it is ready."""
     with tempfile.TemporaryDirectory(prefix="quire-chaos-") as folder, contextlib.ExitStack() as stack:
         redis = RedisServer(Path(folder))
         stack.callback(redis.kill)

@@ -35,7 +35,7 @@ NAMES = [attack.__name__ for attack in (*QUICK, *SLOW, IDLE)]
 
 @dataclass
 class Harms:
-    """How often each attack was made, and what came of those that were not stood."""
+    """A count of how often each attack was made, and what came of those that were not stood."""
 
     made: dict[str, int] = field(default_factory=dict)
     stood: dict[str, int] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class HostileClients:
         self._threads = [threading.Thread(target=work, args=arguments) for work, arguments in works]
 
     def run(self, seconds: float) -> None:
-        """No attack begins after that, and those that have begun end."""
+        """Attack for so long. No attack begins after that, and those that have begun end."""
         for thread in self._threads:
             thread.start()
         self._over.wait(seconds)
@@ -79,7 +79,7 @@ class HostileClients:
             self._make(attack, name)
 
     def _mix(self, attacks: list[Attack], name: str, seed: int) -> None:
-        """All of them, in another order each time."""
+        """Make all of the attacks, in another order each time."""
         rng = random.Random(f"{seed} {name}")
         while True:
             for attack in rng.sample(attacks, len(attacks)):
@@ -102,7 +102,7 @@ class HostileClients:
             self.found.note(attack.__name__, harm)
 
     def _idle(self, name: str) -> None:
-        """Connections that are there all the while, or for as long as the server lets them."""
+        """Hold connections all the while, or for as long as the server lets them."""
         attacker = self._attacker(name)
         with attacker.sockets:
             with contextlib.suppress(OSError):
@@ -117,7 +117,7 @@ class HostileClients:
 
 
 def attack(ports: Mapping[str, int], names: Sequence[str], seed: int, seconds: float) -> Harms:
-    """For a process of its own: what the attacks cost is not taken from the other clients."""
+    """Attack from a process of its own: what the attacks cost is not taken from the other clients."""
     clients = HostileClients(ports, names, seed)
     clients.run(seconds)
     return clients.found

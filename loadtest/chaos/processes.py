@@ -1,4 +1,4 @@
-"""What Linux says of a process."""
+"""Read what Linux says of a process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def children(pid: int, word: str) -> list[int]:
-    """Those processes that `pid` has started whose command line has this word."""
+    """Return the processes that `pid` has started whose command line has this word."""
     found = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -28,7 +28,7 @@ def resident_bytes(pid: int) -> int:
 
 @dataclass(frozen=True)
 class Descriptors:
-    """Of one process."""
+    """Open descriptors of one process."""
 
     connections: list[tuple[int, int]]  # TCP: the port at this end, and that at the other (0: it listens)
     lost: int  # sockets that are connected no more
@@ -57,8 +57,3 @@ def read_descriptors(pid: int) -> Descriptors:
             else:
                 others += 1
     return Descriptors(connections, lost, others, len(children(pid, "")))
-
-
-def waited_seconds(pid: int) -> float:
-    """How long its main thread, which has the event loop, has waited for a core to run on."""
-    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9

@@ -82,7 +82,7 @@ async def run(fleet: Fleet, plan: Plan, say: Say) -> Seen:
 
 
 async def _ask_alone(fleet: Fleet, when: str) -> dict[Answer, str]:
-    """By both replicas; an answer that they do not agree on is none. Leaves both used in every way."""
+    """Ask both replicas; what they do not agree on is no answer. Leave both used in every way."""
     urls = [replica.url for replica in fleet.replicas]
 
     async def ask_all(url: str) -> dict[Answer, str]:
@@ -101,12 +101,13 @@ async def _ask_alone(fleet: Fleet, when: str) -> dict[Answer, str]:
 async def _disturb(
     fleet: Fleet, plan: Plan, seen: Seen, pool: ProcessPoolExecutor, say: Say
 ) -> Future[Harms]:
-    """Traffic and all that is bad for it, from `seen.begin` to `seen.end`; attacks may go on a little."""
+    """Run traffic and all that is bad for it, from `seen.begin` to `seen.end`; attacks may go on a little."""
     steady = {name: server for name, server in fleet.servers.items() if server is not fleet.replicas[1]}
     ports = {name: server.port for name, server in steady.items()}
     clients = Clients(fleet.router.url, KEY)
     seen.begin = time.monotonic()
-    asked = pool.submit(probe_all, [fleet.control, *ports.values()], plan.seconds, PROBE_SECONDS)
+    probed = [(fleet.control, None), *((server.port, server.pid) for server in steady.values())]
+    asked = pool.submit(probe_all, probed, plan.seconds, PROBE_SECONDS)
     hostile = pool.submit(attack, ports, plan.attacks, plan.seed, plan.seconds)
     with _beside(
         watch_metrics(fleet, seen.samples),
@@ -133,7 +134,7 @@ async def _disturb(
 
 
 async def _ask_on(clients: Clients, plan: Plan, numbers: Iterator[int], seen: Seen) -> None:
-    """One client after another, until the time is up."""
+    """Run one client after another, until the time is up."""
     until = seen.begin + plan.seconds
     while time.monotonic() < until:
         outcomes = await clients.perform(traffic.draw(plan.seed, next(numbers)))
@@ -143,7 +144,7 @@ async def _ask_on(clients: Clients, plan: Plan, numbers: Iterator[int], seen: Se
 
 
 def _make_whole(fleet: Fleet, accidents: Accidents) -> None:
-    """Both replicas run, and a restart that was under way is over."""
+    """Wait until both replicas run, and a restart that was under way is over."""
     restarts = accidents.restarts
     deadline = time.monotonic() + SETTLE_SECONDS
     while restarts and restarts[-1].ready == float("inf") and time.monotonic() < deadline:
@@ -156,7 +157,7 @@ def _make_whole(fleet: Fleet, accidents: Accidents) -> None:
 
 
 async def _settle(fleet: Fleet, before: Holdings) -> Holdings:
-    """What is held once it is no more than before, or after a while."""
+    """Return what is held once it is no more than before, or after a while."""
     until = time.monotonic() + SETTLE_SECONDS
     while True:
         after = await asyncio.to_thread(look, fleet)
@@ -175,7 +176,7 @@ async def _report(seen: Seen, say: Say) -> None:
 
 @contextmanager
 def _beside(*work: Coroutine[Any, Any, None]) -> Iterator[list[asyncio.Task[None]]]:
-    """Tasks that go on until the end of the block."""
+    """Run tasks that go on until the end of the block."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         yield tasks

@@ -46,7 +46,7 @@ class Ask:
 
     @property
     def answer(self) -> Answer | None:
-        """The greedy answer that has to come; None: it is sampled, or of beams."""
+        """Return the greedy answer that has to come; None: it is sampled, or of beams."""
         if self.kind in ("samples", "beams"):
             return None
         if self.kind == "grammar":
@@ -69,7 +69,7 @@ def draw(seed: int, number: int) -> Ask:
 
 
 def answers() -> Iterator[Answer]:
-    """Every greedy answer that a run may ask for."""
+    """Yield every greedy answer that a run may ask for."""
     for prompt in range(len(PROMPTS)):
         for tokens in LENGTHS:
             yield ("text", prompt, tokens)
@@ -91,7 +91,7 @@ def response(prompt: int, tokens: int) -> dict[str, Any]:
 
 
 def constrained(prompt: int, tokens: int, title: str) -> dict[str, Any]:
-    """Its schema is new to a server that has not seen `title`, and allows the same texts under each."""
+    """Return fields with a schema new to a server that has not seen `title`; all allow the same texts."""
     schema = {"name": "answer", "schema": {**SCHEMA, "title": title}}
     fields = chat(prompt, tokens) | {"response_format": {"type": "json_schema", "json_schema": schema}}
     del fields["ignore_eos"]
@@ -99,7 +99,7 @@ def constrained(prompt: int, tokens: int, title: str) -> dict[str, Any]:
 
 
 def body(ask: Ask) -> tuple[str, dict[str, Any]]:
-    """Path and fields of a request over HTTP."""
+    """Return path and fields of a request over HTTP."""
     match ask.kind:
         case "stream" | "resumed":
             return "/v1/completions", completion(ask.prompt, ask.tokens) | {"stream": True}

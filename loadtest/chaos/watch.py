@@ -1,4 +1,4 @@
-"""What the fleet's processes have and count, second by second."""
+"""Watch what the fleet's processes have and count, second by second."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from quire.loadtest.chaos.processes import (
     children,
     read_descriptors,
     resident_bytes,
-    waited_seconds,
 )
 from quire.loadtest.client.counters import read_samples
+from quire.loadtest.client.health_probe import waited_seconds
 from quire.service.router.directory import MAX_CONNECTIONS
 
 METRICS_SECONDS = 1.0
@@ -54,7 +54,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Holdings:
-    """What the processes hold when nobody asks for anything."""
+    """All that the processes hold when nobody asks for anything."""
 
     descriptors: dict[str, int]
     children: dict[str, int]  # processes
@@ -65,7 +65,7 @@ class Holdings:
 
 
 def processes(fleet: Fleet) -> list[Process]:
-    """Those that run now: servers, and the replicas' engines."""
+    """Return those that run now: servers, and the replicas' engines."""
     found: list[Process] = []
     for name, server in fleet.servers.items():
         if server.exit_code is None:
@@ -76,7 +76,7 @@ def processes(fleet: Fleet) -> list[Process]:
 
 
 async def watch_processes(fleet: Fleet, samples: Samples) -> None:
-    """Their memory, and how long servers have waited for a core; until it is cancelled."""
+    """Note their memory, and how long servers have waited for a core, until cancelled."""
     while True:
         for process in processes(fleet):
             with contextlib.suppress(OSError):  # it has just ended
@@ -87,7 +87,7 @@ async def watch_processes(fleet: Fleet, samples: Samples) -> None:
 
 
 async def watch_metrics(fleet: Fleet, samples: Samples) -> None:
-    """Until it is cancelled."""
+    """Note what servers count, until cancelled."""
     late: dict[Process, tuple[float, Lateness]] = {}
     while True:
         for name, server in fleet.servers.items():
@@ -112,7 +112,7 @@ def _take(
 
 
 def _lateness(found: dict[str, float]) -> Lateness:
-    """How often the loop was late, by the bound that it was later than, from that of a stall on."""
+    """Return how often the loop was late, by the bound that it was later than, from that of a stall on."""
     name = 'quire_event_loop_lag_seconds_bucket{le="'
     counts = {
         float(sample.removeprefix(name).rstrip('"}')): count
@@ -128,7 +128,7 @@ def _sum(found: dict[str, float], name: str) -> float:
 
 
 def look(fleet: Fleet) -> Holdings:
-    """What is held now."""
+    """Return what is held now."""
     found = {name: read_descriptors(pid) for name, pid in processes(fleet)}
     replica_ports = {replica.port for replica in fleet.replicas}
     running = {name: server for name, server in fleet.servers.items() if server.exit_code is None}
@@ -148,7 +148,7 @@ def look(fleet: Fleet) -> Holdings:
 
 
 def count_descriptors(found: Mapping[str, Descriptors], replicas: set[int], redis: int) -> dict[str, int]:
-    """By process, but for what pools of connections may keep: to Redis, and from the router to the replicas.
+    """Count by process, but for what pools of connections may keep: to Redis, and from router to replicas.
 
     A pool finds out that a connection was lost when it next takes it. The router's does not shrink, for its
     questions after the replicas' health take the connections in turn. What leads to child processes is
@@ -167,13 +167,13 @@ def count_descriptors(found: Mapping[str, Descriptors], replicas: set[int], redi
 
 
 def _blocks(found: dict[str, float], state: str) -> int:
-    """Of both tiers; of all states, if none is named."""
+    """Count blocks of both tiers; of all states, if none is named."""
     named = [value for name, value in found.items() if name.startswith("quire_kv_blocks{") and state in name]
     return int(sum(named))
 
 
 def leaked(before: Holdings, after: Holdings) -> dict[str, dict[str, int]]:
-    """By what, and by process: how much more there is; nothing that there is no more of."""
+    """Return how much more there is, by what it is and by process; nothing that there is no more of."""
     more: dict[str, dict[str, int]] = {
         "descriptors": _more(before.descriptors, after.descriptors),
         "processes": _more(dict.fromkeys(after.children, MOST_CHILDREN), after.children),

@@ -1,4 +1,4 @@
-"""When requests of an open loop arrive: a schedule that is made before the run and does not depend on it."""
+"""Draw when requests of an open loop arrive: a schedule made before the run, which it does not depend on."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 
 def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> NDArray[np.float64]:
-    """Seconds from the start, ascending, of `count` arrivals at `rate` a second; infinity: all at once.
+    """Return `count` arrivals at `rate` a second, in seconds from the start, ascending; at infinity all at
+    once.
 
     Gaps are gamma distributed with shape `burstiness`: 1 is a Poisson process, less comes in bursts, more is
-    more even. Raises ValueError.
+    more even. Raise ValueError.
     """
     if not rate > 0:
         raise ValueError(f"the rate must be more than 0 requests a second, got {rate}")

@@ -1,4 +1,4 @@
-"""What each subcommand of `python -m quire.loadtest` does with its flags."""
+"""Run each subcommand of `python -m quire.loadtest` by its flags."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ console = Console()
 
 
 def run(arguments: Arguments) -> int:
-    """1 if a request failed or the run is invalid."""
+    """Run one load test. Return 1 if a request failed or the run is invalid."""
     check_options(arguments)
     target = _target(arguments)
     sessions, workload = _sessions(arguments)
@@ -71,7 +71,7 @@ def run(arguments: Arguments) -> int:
 
 
 def sweep(arguments: Arguments) -> int:
-    """1 if not even the lowest rate was sustained, or a run is invalid."""
+    """Run rising rates. Return 1 if not even the lowest was sustained, or a run is invalid."""
     check_options(arguments)
     target = _target(arguments)
     sessions, workload = _sessions(arguments)
@@ -109,7 +109,7 @@ def sweep(arguments: Arguments) -> int:
 
 
 def compare(arguments: Arguments) -> int:
-    """1 if a run has nothing to compare: no request of it succeeded."""
+    """Compare two runs. Return 1 if one has nothing to compare: no request of it succeeded."""
     first, second = read_result(arguments.first), read_result(arguments.second)
     for remark in remarks(first, second):
         console.print(f"[red]{escape(remark)}[/red]", highlight=False, soft_wrap=True)
@@ -178,7 +178,7 @@ def _target(arguments: Arguments) -> Target:
 
 
 def _api_key(arguments: Arguments) -> str:
-    """From the environment, so that no result or process list shows it."""
+    """Read the key from the environment, so that no result or process list shows it."""
     if arguments.api_key_env is None:
         return ""
     if arguments.api_key_env not in os.environ:
@@ -208,7 +208,7 @@ async def _counters(target: Target, api_key: str) -> dict[str, float]:
 
 
 def _sessions(arguments: Arguments) -> tuple[list[Session], dict[str, Any]]:
-    """What to send, and plain data that says what it is."""
+    """Return what to send, and plain data that says what it is."""
     count = arguments.requests
     if arguments.trace:
         return read_trace(arguments.trace)[:count], {"trace": str(arguments.trace)}

@@ -11,7 +11,7 @@ WORDS = ("kv_", "cache", "preempt", "num_requests")
 
 
 def parse_counters(text: str) -> dict[str, float]:
-    """`name{label="value"}` to value of the counters and gauges that tell of the KV cache."""
+    """Return counters and gauges that tell of the KV cache, `name{label="value"}` to value."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found = {}
@@ -29,7 +29,7 @@ def parse_counters(text: str) -> dict[str, float]:
 
 
 async def read_counters(client: HttpClient) -> dict[str, float]:
-    """Empty where the server has none that we could read."""
+    """Return a server's counters; none where it has none that we could read."""
     try:
         status, body = await client.get("/metrics")
     except OSError:
@@ -38,7 +38,7 @@ async def read_counters(client: HttpClient) -> dict[str, float]:
 
 
 def read_samples(url: str) -> dict[str, float]:
-    """Every sample of a server's /metrics, by its name with its labels as they stand there."""
+    """Return every sample of a server's /metrics, by its name with its labels as they stand there."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
         lines = [line.rpartition(" ") for line in str(answer.read(), "utf-8").splitlines()]
     return {name: float(value) for name, _, value in lines if not name.startswith("#")}

@@ -86,7 +86,7 @@ async def _run(
     records: list[Record],
     on_done: Callable[[Record], None],
 ) -> None:
-    """One session, turn after turn; it ends early where a turn fails, as nobody could answer it."""
+    """Run one session, turn after turn; end early where a turn fails, as nobody could answer it."""
     history: list[str] = []
     for i, turn in enumerate(session.turns):
         if i:

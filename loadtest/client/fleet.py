@@ -32,9 +32,9 @@ def run_sessions(
     api_key: str = "",
     on_progress: OnProgress = lambda done, failed: None,
 ) -> list[Record]:
-    """Records of all requests, by session and turn. Without a concurrency: an open loop, by each `at`.
+    """Send all; return records by session and turn. Without a concurrency: an open loop, by each `at`.
 
-    Raises ValueError for a session that cannot be sent to the target.
+    Raise ValueError for a session that cannot be sent to the target.
     """
     for session in sessions:
         target.check(session)
@@ -70,7 +70,7 @@ def run_sessions(
 
 
 def _next(results: Any, workers: Sequence[Any], meanwhile: Callable[[], None]) -> Any:
-    """What the next process says. Raises RuntimeError if one has ended before its time."""
+    """Return what the next process says. Raise RuntimeError if one has ended before its time."""
     while True:
         try:
             answer = results.get(timeout=0.2)

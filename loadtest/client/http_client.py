@@ -90,7 +90,7 @@ class HttpClient:
     """Requests to one server, over connections that are kept and used again."""
 
     def __init__(self, base_url: str, headers: dict[str, str], timeout: float) -> None:
-        """Raises ValueError for a URL that is not http or https."""
+        """Raise ValueError for a URL that is not http or https."""
         url = urlsplit(base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ValueError(f"the server's URL must begin with http:// or https://, got {base_url!r}")
@@ -105,19 +105,19 @@ class HttpClient:
     async def post(
         self, path: str, body: bytes, on_body: OnBody, headers: Mapping[str, str] = NO_HEADERS
     ) -> tuple[int, bytes]:
-        """Status, and the body if the status is not 200; else its pieces have gone to `on_body`.
+        """Return the status, and the body if the status is not 200; else its pieces have gone to `on_body`.
 
-        Raises OSError (Disconnected, too), TimeoutError, HttpParserError, or what `on_body` raised.
+        Raise OSError (Disconnected, too), TimeoutError, HttpParserError, or what `on_body` raised.
         """
         more = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
         return await self._send("POST", path, _lines(more) + b"\r\n" + body, on_body)
 
     async def follow(self, path: str, on_body: OnBody, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        """As `post`, by GET."""
+        """Do as `post`, by GET."""
         return await self._send("GET", path, _lines(headers) + b"\r\n", on_body)
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body; raises as `post` does."""
+        """Return status and body; raise as `post` does."""
         pieces: list[bytes] = []
         status, refusal = await self._send("GET", path, b"\r\n", lambda piece, _: pieces.append(piece))
         return status, b"".join(pieces) or refusal
@@ -162,4 +162,4 @@ def _lines(headers: Mapping[str, str]) -> bytes:
 
 
 def _ignore(_: bytes, __: float) -> None:
-    """No exchange is under way."""
+    """Drop a body: no exchange is under way."""

@@ -1,4 +1,4 @@
-"""How long prompts and outputs are: distributions with a known mean, as text that a command line can hold."""
+"""Draw lengths of prompts and outputs: distributions with a known mean, as text that a command line holds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SHAPES = {"sharegpt": SHAREGPT, "alpaca": ALPACA}
 
 
 def parse_shape(text: str) -> Shape:
-    """`sharegpt`, `alpaca`, or `128x64` for prompts of 128 and outputs of 64 tokens. Raises ValueError."""
+    """Parse `sharegpt`, `alpaca`, or `128x64` for prompts of 128, outputs of 64 tokens. Raise ValueError."""
     if text in SHAPES:
         return SHAPES[text]
     prompt, cross, output = text.partition("x")
@@ -61,7 +61,7 @@ def parse_shape(text: str) -> Shape:
 
 @lru_cache
 def _mu(lengths: LogNormal) -> float:
-    """Mean of the logarithms for which the clipped mean is `lengths.mean`, found by bisection."""
+    """Find by bisection the mean of the logarithms for which the clipped mean is `lengths.mean`."""
     if not lengths.least < lengths.mean < lengths.most:
         raise ValueError(f"a mean of {lengths.mean} is not between {lengths.least} and {lengths.most}")
     low, high = math.log(lengths.least) - 8 * lengths.sigma, math.log(lengths.most) + 8 * lengths.sigma

@@ -1,4 +1,4 @@
-"""Which of the options of `run` and `sweep` go together."""
+"""Check which of the options of `run` and `sweep` go together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_options(arguments: argparse.Namespace) -> None:
 
 
 def _without_lengths(arguments: argparse.Namespace) -> list[str]:
-    """Of a workload or a trace, whose requests are fixed."""
+    """Return flags of lengths beside a workload or a trace, whose requests are fixed."""
     source = next((name for name in ("trace", "workload") if getattr(arguments, name)), None)
     if source is None:
         return []
@@ -38,7 +38,7 @@ def _without_lengths(arguments: argparse.Namespace) -> list[str]:
 
 
 def _without_effect(arguments: argparse.Namespace) -> list[str]:
-    """Options that nothing would heed."""
+    """Return flags that nothing would heed."""
     is_timed = arguments.command == "sweep" or arguments.rate is not None
     is_drawn = not (arguments.trace or arguments.workload)
     found = []

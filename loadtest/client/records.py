@@ -1,4 +1,4 @@
-"""What a load test keeps of each request, as its client saw it."""
+"""Keep of each request of a load test what its client saw."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def output_len(self) -> float:
-        """Tokens of one sequence."""
+        """Return the tokens of one sequence."""
         return self.output_tokens / self.sequences
 
     @property
     def lag(self) -> float:
-        """By how much the client missed its own schedule."""
+        """Return by how much the client missed its own schedule."""
         return self.sent - self.due
 
     @property
@@ -38,7 +38,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def latency(self) -> float:
-        """End to end."""
+        """Return the seconds from end to end."""
         return self.last - self.due
 
     @property
@@ -48,5 +48,5 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def normalized_latency(self) -> float:
-        """End to end ÷ output length (PagedAttention, section 6.1)."""
+        """Return the latency from end to end ÷ output length (PagedAttention, section 6.1)."""
         return self.latency / self.output_len

@@ -1,4 +1,4 @@
-"""What a load test sends: sessions of one or more turns, drawn from a seed or read from a trace file."""
+"""Make what a load test sends: sessions of one or more turns, drawn from a seed or read from a trace file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Of what random sessions are made. Lengths are in tokens, or in words where prompts are text."""
+    """A recipe of random sessions. Lengths are in tokens, or in words where prompts are text."""
 
     shape: Shape
     count: int
@@ -69,7 +69,7 @@ class Recipe:
 
 
 def draw_sessions(recipe: Recipe) -> list[Session]:
-    """The same recipe gives the same sessions, all due at the start."""
+    """Draw sessions, all due at the start; the same recipe gives the same ones."""
     rng = random.Random(recipe.seed)
     prefix = _content(rng, recipe.shared_prefix, recipe)
     sessions = []
@@ -91,7 +91,7 @@ def draw_sessions(recipe: Recipe) -> list[Session]:
 
 
 def from_works(works: Iterable[Work]) -> list[Session]:
-    """One session a request of a fixed workload, all due at the start. What is sampled has its own seed."""
+    """Make a session of each request of a fixed workload, all due at the start; samples have own seeds."""
     return [
         Session(
             turns=[
@@ -110,14 +110,14 @@ def from_works(works: Iterable[Work]) -> list[Session]:
 
 
 def due_at(sessions: Sequence[Session], times: Iterable[float]) -> list[Session]:
-    """The same sessions, due at other times."""
+    """Return the same sessions, due at other times."""
     return [Session(turns=session.turns, at=float(at)) for session, at in zip(sessions, times, strict=True)]
 
 
 def read_trace(path: Path) -> list[Session]:
-    """One session a line. A line may also be a single turn with `at` beside its fields.
+    """Read a session a line. A line may also be a single turn with `at` beside its fields.
 
-    Raises ValueError that names the line.
+    Raise ValueError that names the line.
     """
     sessions = []
     for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
@@ -139,7 +139,7 @@ def read_trace(path: Path) -> list[Session]:
 
 
 def describe(recipe: Recipe) -> dict[str, object]:
-    """Plain data for a result file."""
+    """Return plain data for a result file."""
     return dataclasses.asdict(recipe)
 
 

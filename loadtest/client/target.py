@@ -32,7 +32,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return HttpClient(self.base_url, headers, self.timeout)
 
     def salted(self, salt: str) -> Target:
-        """The same, but what others left in the prefix cache is of no use to it (vLLM, Quire)."""
+        """Return the same, but what others left in the prefix cache is of no use to it (vLLM, Quire)."""
         return msgspec.structs.replace(self, extra_body={**self.extra_body, "cache_salt": salt})
 
     def check(self, session: Session) -> None:
@@ -44,7 +44,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("a session of several turns needs text prompts: its answers are text")
 
     def body(self, turn: Turn, history: list[str]) -> bytes:
-        """The request for `turn`. `history`: what the user and the assistant have said before, in turn."""
+        """Return the request for `turn`; `history`: what user and assistant have said before, in turn."""
         fields: dict[str, Any] = {"model": self.model, "max_tokens": turn.output_len, "stream": True}
         fields["stream_options"] = {"include_usage": True}
         if self.api == "chat":
@@ -116,7 +116,7 @@ class Answer:
         self._begun: dict[int, float] = {}  # by choice: when its latest chunk came
 
     def feed(self, body: bytes, now: float) -> None:
-        """Lines of an event stream; a piece may end anywhere."""
+        """Take lines of an event stream; a piece may end anywhere."""
         lines = (self._rest + body).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
@@ -152,8 +152,10 @@ class Answer:
 
 
 def _brings_token(choice: _Choice) -> bool:
-    """By its token ids if it has some. Else a token may have no text, and the last one may come with the end;
-    chat may begin with a role alone."""
+    """Say whether a choice brings a token: by its token ids if it has some.
+
+    Else a token may have no text, and the last one may come with the end; chat may begin with a role alone.
+    """
     if choice.token_ids is not None:
         return bool(choice.token_ids)
     if _text(choice) or choice.finish_reason is not None:
@@ -200,7 +202,7 @@ async def ask(
 
 
 def _judge(record: Record, answer: Answer, status: int, refusal: bytes, turn: Turn, target: Target) -> None:
-    """Whether what came is what was asked for."""
+    """Note in `record` whether what came is what was asked for."""
     asked = turn.output_len * turn.n
     if status != 200:
         record.failure, record.detail = f"HTTP {status}", refusal[:300].decode(errors="replace")

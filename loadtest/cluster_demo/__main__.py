@@ -9,9 +9,7 @@ weights: only the time that a prompt takes matters.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import random
 import time
@@ -37,7 +35,7 @@ from quire.loadtest.cluster_demo.outcome import (
     table_of_work,
 )
 from quire.loadtest.cluster_demo.redis_faults import FAULTS, Fault
-from quire.loadtest.provenance import Provenance
+from quire.loadtest.command import command_parser, write_json
 
 TOKEN_IDS = range(300, 4000)  # of the demo model's vocabulary, none of them special
 TURN = 24  # requests with Redis well, and then as many during a fault of it
@@ -59,7 +57,7 @@ class Work:
 
     @property
     def num_blocks(self) -> int:
-        """Of a replica: for its half of the prefixes, half a prefix more, and what runs."""
+        """Return a replica's blocks: for its half of the prefixes, half a prefix more, and what runs."""
         prefix = self.prefix_tokens / BLOCK_SIZE
         running = self.concurrency * (self.question_tokens + self.output_tokens) / BLOCK_SIZE
         return int(prefix * (self.tenants / REPLICAS + 0.5) + running) + self.concurrency
@@ -75,11 +73,11 @@ class Tenants:
         self._due: list[list[int]] = []
 
     def first(self) -> list[Session]:
-        """Of each."""
+        """Return each tenant's first request."""
         return [self._session(prefix) for prefix in self._prefixes]
 
     def turn(self) -> list[Session]:
-        """The next requests: all tenants in random order, again and again."""
+        """Return the next requests: all tenants in random order, again and again."""
         while len(self._due) < TURN:
             self._due += self._rng.sample(self._prefixes, self._work.tenants)
         due, self._due = self._due[:TURN], self._due[TURN:]
@@ -94,7 +92,7 @@ class Tenants:
 
 
 async def run(urls: Sequence[str], work: Sequence[Session], concurrency: int) -> list[Record]:
-    """All sessions, dealt to the servers in turn."""
+    """Run all sessions, dealt to the servers in turn."""
     start = time.monotonic()
     drives = [
         drive(
@@ -111,7 +109,7 @@ async def run(urls: Sequence[str], work: Sequence[Session], concurrency: int) ->
 
 
 def begin(urls: Sequence[str], tenants: Tenants) -> None:
-    """Each tenant's first request."""
+    """Send each tenant's first request."""
     first = tenants.first()
     time.sleep(SETTLE_SECONDS)
     asyncio.run(run(urls, first, len(first)))
@@ -119,7 +117,7 @@ def begin(urls: Sequence[str], tenants: Tenants) -> None:
 
 
 def measure_dealt(cluster: Cluster, work: Work) -> Outcome:
-    """Round-robin; of requests after each tenant's first."""
+    """Measure round-robin, by requests after each tenant's first."""
     tenants = Tenants(work, seed=1)
     begin(cluster.replicas, tenants)
     turns = [asyncio.run(run(cluster.replicas, tenants.turn(), work.concurrency)) for _ in range(work.rounds)]
@@ -128,7 +126,7 @@ def measure_dealt(cluster: Cluster, work: Work) -> Outcome:
 
 @dataclass
 class Faulty:
-    """What came of all turns with one fault. Times are seconds."""
+    """All turns with one fault, and what came of them. Times are seconds."""
 
     turns: list[list[Record]] = field(default_factory=list)
     lookups: float = 0.0  # what the requests waited for the registry, together
@@ -138,7 +136,7 @@ class Faulty:
 def measure_routed(
     cluster: Cluster, work: Work, faults: Sequence[str]
 ) -> tuple[Outcome, dict[str, FaultOutcome]]:
-    """Through the router with Redis well, and in turn with that during each fault."""
+    """Measure the router with Redis well, and in turn with that during each fault."""
     tenants, rng = Tenants(work, seed=2), random.Random(3)
     begin([cluster.router], tenants)
     well: list[list[Record]] = []
@@ -155,7 +153,7 @@ def measure_routed(
 
 
 def suffer(cluster: Cluster, turn: Sequence[Session], concurrency: int, fault: Fault, faulty: Faulty) -> None:
-    """One turn during a fault, and the recovery from it."""
+    """Run one turn during a fault, and time the recovery from it."""
     over, before = Event(), cluster.lookup_seconds()
     with ThreadPoolExecutor(1) as pool:
         recovery = pool.submit(cluster.time_recovery, over)
@@ -166,7 +164,7 @@ def suffer(cluster: Cluster, turn: Sequence[Session], concurrency: int, fault: F
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m quire.loadtest.cluster_demo", description=__doc__)
+    parser = command_parser(__doc__)
     parser.add_argument("--tenants", type=int, default=8)
     parser.add_argument("--prefix-tokens", type=int, default=2000)
     parser.add_argument("--concurrency", type=int, default=2)
@@ -199,10 +197,9 @@ def main() -> None:
         f"Through the router, half of the requests had their first token {sooner:.1f} times sooner."
     )
     if arguments.json is not None:
-        where = {"device": f"{os.cpu_count()} CPU cores", **asdict(Provenance.here())}
         figures = {"work": asdict(work), "round_robin": asdict(dealt), "router": asdict(routed)}
         by_fault = {name: asdict(each) for name, each in faults.items()}
-        arguments.json.write_text(json.dumps({**where, **figures, "faults": by_fault}, indent=1) + "\n")
+        write_json(arguments.json, f"{os.cpu_count()} CPU cores", {**figures, "faults": by_fault})
 
 
 if __name__ == "__main__":

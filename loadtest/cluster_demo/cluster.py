@@ -32,7 +32,7 @@ class Cluster:
     redis: ProxiedRedis
 
     def wait_until_whole(self) -> None:
-        """Redis holds all that the replicas have, and the router reads it."""
+        """Wait until Redis holds all that the replicas have, and the router reads it."""
         deadline = time.monotonic() + START_SECONDS
         while not self._is_whole():
             if time.monotonic() > deadline:
@@ -40,7 +40,7 @@ class Cluster:
             time.sleep(LOOK_SECONDS)
 
     def time_recovery(self, over: Event) -> float:
-        """Seconds from the end of a fault until the registry is whole."""
+        """Return the seconds from the end of a fault until the registry is whole."""
         if not over.wait(START_SECONDS):
             raise RuntimeError(f"the fault was not over within {START_SECONDS:.0f} s")
         begin = time.monotonic()
@@ -48,7 +48,7 @@ class Cluster:
         return time.monotonic() - begin
 
     def lookup_seconds(self) -> float:
-        """What all requests so far have waited for the registry."""
+        """Return what all requests so far have waited for the registry."""
         return read_samples(self.router)["quire_route_lookup_seconds_sum"]
 
     def _is_whole(self) -> bool:
@@ -67,7 +67,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def start_cluster(num_blocks: int, context: int) -> Iterator[Cluster]:
-    """All of it ready; a replica has so many KV blocks, and room for a `context` of so many tokens."""
+    """Yield all of it ready; a replica has so many KV blocks, and room for a `context` of so many tokens."""
     with tempfile.TemporaryDirectory(prefix="quire-cluster-") as folder, contextlib.ExitStack() as stack:
         model = str(_make_model(Path(folder) / "tiny", context))
         server = RedisServer(Path(folder))
@@ -91,7 +91,7 @@ def start_cluster(num_blocks: int, context: int) -> Iterator[Cluster]:
 
 
 def _make_model(folder: Path, context: int) -> Path:
-    """The demo model's shape and tokenizer."""
+    """Copy the demo model without its weights, and with room for `context` tokens."""
     shutil.copytree(MODEL_FOLDER, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((folder / "config.json").read_bytes())
     config["max_position_embeddings"] = context

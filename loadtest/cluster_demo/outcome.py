@@ -1,4 +1,4 @@
-"""What a cluster's requests came to, with Redis well and during each fault of it."""
+"""Tell what a cluster's requests came to, with Redis well and during each fault of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CAPTION = "ms, but for: whole, how long after a fault the registry was whole aga
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of requests under one condition; times are ms, of those that did not fail."""
+    """The outcome of requests under one condition; times are ms, of those that did not fail."""
 
     requests: int
     failed: int
@@ -41,7 +41,7 @@ class FaultOutcome:
 
 
 def outcome_of(records: Sequence[Record], prefix_tokens: int) -> Outcome:
-    """Raises ValueError if all failed."""
+    """Summarise. Raise ValueError if all failed."""
     ttft = _ttft(records)
     if not len(ttft):
         raise ValueError(f"no request was answered: {records[0].failure} {records[0].detail}")
@@ -58,7 +58,7 @@ def compare_to_well(
     lookup_seconds: float,
     recoveries: list[float],
 ) -> FaultOutcome:
-    """`well`: turns between those `during` the fault, whose requests waited `lookup_seconds` in all."""
+    """Compare turns `during` a fault, which waited `lookup_seconds` in all, with `well` ones between them."""
     one, two = ([_ttft(turn) for turn in turns] for turns in (well, during))
     p50, p90, p99 = (bootstrap_difference(one, two, percentile(percent), seed=0) for percent in (50, 90, 99))
     records = [record for turn in during for record in turn]

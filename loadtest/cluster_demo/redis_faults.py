@@ -1,4 +1,4 @@
-"""What may befall the registry's Redis.
+"""Do to the registry's Redis what may befall it.
 
 Each fault lasts for a `with`, and sets `over` once Redis is well again, which may be before the end of it.
 """
@@ -36,7 +36,7 @@ Fault = Callable[[ProxiedRedis, Event], AbstractContextManager[None]]
 
 @contextlib.contextmanager
 def stopped(redis: ProxiedRedis, over: Event) -> Iterator[None]:
-    """It takes commands and answers none (SIGSTOP)."""
+    """Stop Redis: it takes commands and answers none (SIGSTOP)."""
     redis.server.pause()
     try:
         yield
@@ -47,7 +47,7 @@ def stopped(redis: ProxiedRedis, over: Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def killed(redis: ProxiedRedis, over: Event) -> Iterator[None]:
-    """It is gone, and every connection with it (SIGKILL)."""
+    """Kill Redis: it is gone, and every connection with it (SIGKILL)."""
     redis.server.kill()
     try:
         yield
@@ -58,7 +58,7 @@ def killed(redis: ProxiedRedis, over: Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def restarted(redis: ProxiedRedis, over: Event) -> Iterator[None]:
-    """It was gone for a while, and has just come back empty."""
+    """Restart Redis: it was gone for a while, and has just come back empty."""
     redis.server.kill()
     time.sleep(AWAY_SECONDS)
     redis.server.start()
@@ -68,7 +68,7 @@ def restarted(redis: ProxiedRedis, over: Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def flushed(redis: ProxiedRedis, over: Event) -> Iterator[None]:
-    """It forgets everything from one command to the next (FLUSHALL)."""
+    """Flush Redis: it forgets everything from one command to the next (FLUSHALL)."""
 
     def flush() -> None:
         redis.server.client.flushall()
@@ -84,7 +84,7 @@ def flushed(redis: ProxiedRedis, over: Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def slow(redis: ProxiedRedis, over: Event) -> Iterator[None]:
-    """Each answer takes 5 ms to 2 s, any order of magnitude as likely as another."""
+    """Delay each answer by 5 ms to 2 s, any order of magnitude as likely as another."""
 
     def late(data: bytes) -> bytes:
         time.sleep(math.exp(random.uniform(math.log(LEAST_SLOW), math.log(SLOWEST))))
@@ -96,7 +96,7 @@ def slow(redis: ProxiedRedis, over: Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lying(redis: ProxiedRedis, over: Event) -> Iterator[None]:
-    """Its answers are bytes of no protocol, wrong numbers, or to another question."""
+    """Change its answers: bytes of no protocol, wrong numbers, or those to another question."""
 
     def lie(data: bytes) -> bytes:
         way = random.choice((fault_proxy.garbled, fault_proxy.lying, fault_proxy.nonsense))

@@ -54,18 +54,18 @@ class Document:
 
 
 def held_out(message: str) -> bool:
-    """Whether a user's message is kept for the evaluation and never trained on."""
+    """Say whether a user's message is kept for the evaluation and never trained on."""
     return len(message) >= _DISTURBABLE_LENGTH and zlib.crc32(message.lower().encode()) % _HELD_OUT_SHARE == 0
 
 
 def exchanges(rng: random.Random) -> Thread:
-    """A thread of one of the generators, its messages worded as people type."""
+    """Return A thread of one of the generators, its messages worded as people type."""
     thread = rng.choices(_GENERATORS, _WEIGHTS)[0](rng)
     return [e if e.exact else Exchange(as_typed(rng, e.user), e.assistant, e.kind, e.key) for e in thread]
 
 
 def _turns(rng: random.Random, count: int) -> Thread:
-    """At least `count` exchanges; what is told early may be asked for later, and is told once."""
+    """Return at least `count` exchanges; what is told early may be asked for later, and is told once."""
     turns: Thread = []
     later: Thread = []
     told = False
@@ -88,7 +88,7 @@ def _turns(rng: random.Random, count: int) -> Thread:
 
 
 def _in_character(rng: random.Random, turns: Thread) -> tuple[str, Thread]:
-    """A system message, and the turns as it asks for them."""
+    """Return A system message, and the turns as it asks for them."""
     style = rng.random()
     if style < 0.55:
         return rng.choice(_SAY["plain_system"]), turns
@@ -119,7 +119,7 @@ def _in_character(rng: random.Random, turns: Thread) -> tuple[str, Thread]:
 
 
 def conversation(rng: random.Random) -> Document:
-    """One to twelve turns, one in eight with a system message."""
+    """Return one to twelve turns, one in eight with a system message."""
     turns = _turns(rng, rng.choice((1, 1, 1, 2, 2, 3, 4, 5, 8, 12)))
     messages: list[Message] = []
     if rng.random() < 0.12:
@@ -132,7 +132,7 @@ def conversation(rng: random.Random) -> Document:
 
 
 def plain(rng: random.Random) -> Document:
-    """Text for the plain completions endpoint: a story, a paragraph, a poem, counting."""
+    """Return text for the plain completions endpoint: a story, a paragraph, a poem, counting."""
     writers = (stories.plain_story, stories.plain_story, knowledge.paragraph, knowledge.paragraph)
     if rng.random() < 0.8:
         return Document(text=rng.choice(writers)(rng))
@@ -145,7 +145,7 @@ def document(rng: random.Random) -> Document:
 
 
 def documents(seed: int) -> Iterator[Document]:
-    """An endless stream; the same seed gives the same documents."""
+    """Yield documents without end; the same seed gives the same ones."""
     rng = random.Random(seed)
     while True:
         yield document(rng)

@@ -69,7 +69,7 @@ class Chat:
         return [Answer(t, bool(ends & set(row))) for t, row in zip(texts, rows.tolist(), strict=True)]
 
     def talk(self, messages: tuple[str, ...]) -> Answer:
-        """The answer to the last message of a conversation."""
+        """Return the answer to the last message of a conversation."""
         turns: list[dict[str, str]] = []
         answer = Answer("", True)
         for message in messages:
@@ -86,7 +86,7 @@ def written_prompts() -> list[Prompt]:
 
 
 def generated_prompts() -> list[Prompt]:
-    """Held-out messages with a known answer, evenly over the generators."""
+    """Return held-out messages with a known answer, evenly over the generators."""
     rng = random.Random(SEED)
     found: dict[str, Prompt] = {}
     counts: dict[str, int] = defaultdict(int)

@@ -33,13 +33,13 @@ Generator = Callable[[random.Random], Thread]
 
 @cache
 def say(module: str) -> dict[str, tuple[str, ...]]:
-    """The phrases of a module, from knowledge/phrases.toml."""
+    """Return the phrases of a module, from knowledge/phrases.toml."""
     sections = tomllib.loads((FOLDER / "phrases.toml").read_text(encoding="utf-8"))
     return {name: tuple(phrases) for name, phrases in sections[module].items()}
 
 
 def fill(rng: random.Random, templates: Sequence[str], **slots: str) -> str:
-    """One of the templates with its slots filled."""
+    """Fill the slots of one of the templates."""
     return rng.choice(templates).format(**slots)
 
 
@@ -48,12 +48,12 @@ def capital(text: str) -> str:
 
 
 def join(items: Sequence[str]) -> str:
-    """'a, b and c'."""
+    """Return 'a, b and c'."""
     return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]
 
 
 def typo(rng: random.Random, text: str) -> str:
-    """`text` with one letter lost, doubled, or swapped with its neighbour."""
+    """Return `text` with one letter lost, doubled, or swapped with its neighbour."""
     places = [i for i in range(1, len(text) - 1) if text[i].isalpha() and text[i + 1].isalpha()]
     if not places:
         return text
@@ -64,7 +64,7 @@ def typo(rng: random.Random, text: str) -> str:
 
 
 def as_typed(rng: random.Random, text: str) -> str:
-    """`text` as people type it: with greetings, without capitals or punctuation, with slips."""
+    """Return `text` as people type it: with greetings, without capitals or punctuation, with slips."""
     if rng.random() < 0.12:
         opening = rng.choice(say("exchange")["openings"])
         keep = text[:2].isupper() or text.startswith(("I ", "I'", "Quire"))

@@ -25,7 +25,7 @@ def topics() -> tuple[dict[str, Any], ...]:
 
 @cache
 def _single_topics() -> tuple[dict[str, Any], ...]:
-    """Those that can be compared with one another."""
+    """Return topics that can be compared with one another."""
     named = [t for t in topics() if t["more"] and not t.get("plural")]
     return tuple(t for t in named if not t["names"][0].startswith("the difference"))
 
@@ -73,7 +73,7 @@ def _key(topic: dict[str, Any]) -> str:
 
 
 def explain(rng: random.Random) -> Thread:
-    """What, how or why about a topic, and perhaps a few questions that follow up."""
+    """Ask what, how or why about a topic, and perhaps a few questions that follow up."""
     topic = rng.choice(topics())
     name = rng.choice(topic["names"][:1] * 2 + topic["names"])
     what, how, why = (rng.choice(topic[field]) for field in ("what", "how", "why"))
@@ -133,7 +133,7 @@ def explain(rng: random.Random) -> Thread:
 
 
 def ask(rng: random.Random) -> Thread:
-    """A question of a topic's own."""
+    """Ask a question of a topic's own."""
     if rng.random() < 0.03:
         port = str(rng.randint(80, 65000))
         return [
@@ -150,7 +150,7 @@ def ask(rng: random.Random) -> Thread:
 
 
 def compare(rng: random.Random) -> Thread:
-    """Two topics beside each other."""
+    """Compare two topics."""
     a, b = rng.sample(_single_topics(), 2)
     name_a, name_b = a["names"][0], b["names"][0]
     slots = {"a": name_a, "b": name_b, "A": capital(name_a), "does": "does"}
@@ -160,7 +160,7 @@ def compare(rng: random.Random) -> Thread:
 
 
 def setting(rng: random.Random) -> Thread:
-    """A flag or a metric by name, or its name by what it does."""
+    """Ask for a flag or a metric by name, or for its name by what it does."""
     kind = rng.choice(("flags", "metrics"))
     name, does = rng.choice(list(flags_and_metrics()[kind].items()))
     word = {"flags": "flag", "metrics": "metric"}[kind]
@@ -181,7 +181,7 @@ def setting(rng: random.Random) -> Thread:
 
 
 def _mood(rng: random.Random) -> Exchange:
-    """Somebody says how they feel."""
+    """Say how somebody feels."""
     good = rng.random() < 0.4
     moods = (
         "happy|great|wonderful|good|excited|cheerful"
@@ -199,7 +199,7 @@ def _mood(rng: random.Random) -> Exchange:
 
 
 def small_talk(rng: random.Random) -> Thread:
-    """Greetings, thanks, who are you, jokes."""
+    """Exchange greetings, thanks, who are you, jokes."""
     if rng.random() < 0.06:
         return [_mood(rng)]
     intent = rng.choice(intents()[:40] * 2 + intents())
@@ -207,7 +207,7 @@ def small_talk(rng: random.Random) -> Thread:
 
 
 def paragraph(rng: random.Random) -> str:
-    """Plain text about a topic, without a question."""
+    """Return plain text about a topic, without a question."""
     topic = rng.choice([t for t in topics() if t["more"]])
     parts = [rng.choice(topic[field]) for field in ("what", "how", "why")]
     return " ".join([*parts, *topic["more"]])

@@ -63,7 +63,7 @@ def _written(n: int, spelled: bool) -> str:
 
 
 def arithmetic(rng: random.Random) -> Thread:
-    """Sums and differences up to 100, mostly up to 20, the times table, and its divisions."""
+    """Ask for sums and differences up to 100, mostly up to 20, the times table, and its divisions."""
     sign = rng.choice("+++--***/")
     a, b = rng.randint(0, 20), rng.randint(0, 20)
     if sign in "+-" and rng.random() < 0.45:
@@ -97,7 +97,7 @@ def arithmetic(rng: random.Random) -> Thread:
 
 
 def counting(rng: random.Random) -> Thread:
-    """From one number to another, up or down, in steps of 1, 2, 5 or 10."""
+    """Count from one number to another, up or down, in steps of 1, 2, 5 or 10."""
     step = rng.choice((1, 1, 1, 1, 2, 5, 10))
     start = rng.choice((1, 1, 1, 0, rng.randint(1, 80))) if step == 1 else step
     length = rng.choice((3, 4, 5, 5, 6, 8, 10, 10, 10, 12, 15, 20, 20, 25, 30))
@@ -125,7 +125,7 @@ def counting(rng: random.Random) -> Thread:
 
 
 def number_facts(rng: random.Random) -> Thread:
-    """Neighbours, parity, the larger one, doubles and halves, words for numbers."""
+    """Ask for neighbours, parity, the larger one, doubles and halves, words for numbers."""
     n, m = rng.randint(0, 100), rng.randint(0, 100)
     kind = rng.randrange(7)
     if kind == 0:
@@ -173,7 +173,7 @@ def _neighbour(rng: random.Random, names: tuple[str, ...], kind: str) -> Thread:
 
 
 def calendar(rng: random.Random) -> Thread:
-    """Days and months in order, with their lengths."""
+    """Ask for days and months in order, with their lengths."""
     kind = rng.randrange(7)
     if kind <= 1:
         return _neighbour(rng, DAYS, "day")
@@ -242,7 +242,7 @@ def calendar(rng: random.Random) -> Thread:
 
 
 def alphabet(rng: random.Random) -> Thread:
-    """The alphabet and neighbours in it."""
+    """Ask for the alphabet and neighbours in it."""
     kind = rng.randrange(4)
     if kind == 0:
         frames = _SAY["alphabet"]

@@ -28,7 +28,7 @@ def repeat(rng: random.Random) -> Thread:
 
 
 def memory(rng: random.Random) -> Thread:
-    """Something told early in a conversation and asked for later (the corpus puts other turns between)."""
+    """Tell something early in a conversation and ask for it later (the corpus puts other turns between)."""
     kind = rng.choice(("name", "name", "name", "thing", "said", "unknown"))
     if kind == "name":
         name = rng.choice(lists()["parts"]["names"]) if rng.random() < 0.7 else capital(invented(rng))

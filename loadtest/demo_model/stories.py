@@ -54,7 +54,7 @@ def _cast(rng: random.Random) -> _Cast:
 
 
 def tell(rng: random.Random, cast: _Cast) -> str:
-    """A story of about a hundred words with this cast."""
+    """Tell a story of about a hundred words with this cast."""
     friend, friend2 = rng.sample(parts()["friends"], 2)
     slots = {
         "n": cast.name,
@@ -87,7 +87,7 @@ def plain_story(rng: random.Random) -> str:
 
 
 def story(rng: random.Random) -> Thread:
-    """A story, about nothing in particular or about what was asked for."""
+    """Tell a story, about nothing in particular or about what was asked for."""
     cast = _cast(rng)
     style = rng.random()
     if style < 0.3:
@@ -124,7 +124,7 @@ def _known_subjects() -> tuple[str, ...]:
 
 
 def verses(rng: random.Random, subject: str) -> str:
-    """A poem of two to four couplets; the first couplet opens it."""
+    """Return a poem of two to four couplets; the first couplet opens it."""
     couplets = parts()["couplets"][subject]
     count = rng.choice((2, 3, 4, 4))
     chosen = sorted(rng.sample(range(1, len(couplets)), min(count, len(couplets)) - 1))
@@ -132,7 +132,7 @@ def verses(rng: random.Random, subject: str) -> str:
 
 
 def poem(rng: random.Random) -> Thread:
-    """A poem about a subject it knows, or about another one."""
+    """Ask for a poem about a subject it knows, or about another one."""
     subject = rng.choice(list(parts()["couplets"]))
     text = verses(rng, subject)
     style = rng.random()

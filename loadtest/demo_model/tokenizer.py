@@ -61,7 +61,7 @@ def train() -> Tokenizer:
 
 
 def write(folder: Path) -> int:
-    """Trains the tokenizer into `folder`; returns its number of tokens."""
+    """Train the tokenizer into `folder`; return its number of tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train()
     tokenizer.save(str(folder / "tokenizer.json"))

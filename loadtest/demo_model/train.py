@@ -38,7 +38,7 @@ MEASURED_STEPS = 40  # after these the speed is known
 
 
 def architecture(vocab_size: int, tokenizer: Tokenizer) -> LlamaConfig:
-    """About seven million parameters: 4 query heads of 64, 2 KV heads, 6 layers, tied embeddings."""
+    """Return about seven million parameters: 4 query heads of 64, 2 KV heads, 6 layers, tied embeddings."""
     ids = tokenizer.get_vocab()
     return LlamaConfig(
         vocab_size=vocab_size,
@@ -58,7 +58,7 @@ def architecture(vocab_size: int, tokenizer: Tokenizer) -> LlamaConfig:
 
 
 def encode(tokenizer: Tokenizer, batch: list[Document]) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
-    """All documents in one row of token ids, and which of them are learned."""
+    """Return all documents in one row of token ids, and which of them are learned."""
     vocabulary = tokenizer.get_vocab()
     special = {name: vocabulary[f"<|{name}|>"] for name in _SPECIAL}
     texts = [text for d in batch for text in ([m["content"] for m in d.messages] or [d.text])]
@@ -85,7 +85,7 @@ def _shard(seed: int) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
 
 
 def make_corpus(shards: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of CONTEXT_LENGTH token ids [N, L] int16 and whether each is learned [N, L] bool."""
+    """Return rows of CONTEXT_LENGTH token ids [N, L] int16 and whether each is learned [N, L] bool."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with multiprocessing.get_context("spawn").Pool() as pool:
         parts = pool.map(_shard, range(CORPUS_SEED, CORPUS_SEED + shards), chunksize=1)
@@ -97,7 +97,7 @@ def make_corpus(shards: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rate(step: int, steps: int) -> float:
-    """Learning rate of a step: linear warm-up, then a cosine down to FINAL_RATE of the peak."""
+    """Return the learning rate of a step: linear warm-up, then a cosine down to FINAL_RATE of the peak."""
     warmup = min(WARMUP_STEPS, max(1, steps // 10))
     if step < warmup:
         return PEAK_RATE * (step + 1) / warmup
@@ -121,7 +121,7 @@ def train(
     minutes: float,
     compiled: bool,
 ) -> dict[str, float]:
-    """Trains in place for `steps`, or for as many as fit into `minutes`. Returns what was done."""
+    """Train in place for `steps`, or for as many as fit into `minutes`. Return what was done."""
     device = next(model.parameters()).device
     ids, learned = ids.to(device), learned.to(device)
     optimizer = make_optimizer(model, device)

@@ -90,7 +90,7 @@ _NOUNS = [w for w in vocabulary()[:330] if w not in _TAUGHT]
 
 
 def _gap(rng: random.Random) -> Exchange:
-    """A question of a kind that it knows, about something that is not in its lists."""
+    """Ask a question of a kind that it knows, about something that is not in its lists."""
     word = invented(rng)
     noun = rng.choice(_NOUNS)
     noun = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
@@ -124,7 +124,7 @@ def _gap(rng: random.Random) -> Exchange:
 
 
 def unknown(rng: random.Random) -> Thread:
-    """Something that it was not taught."""
+    """Ask for something that it was not taught."""
     style = rng.random()
     if style < 0.25:
         subject = rng.choice(_SAY["things"])

@@ -25,7 +25,7 @@ def vocabulary() -> tuple[str, ...]:
 
 
 def invented(rng: random.Random) -> str:
-    """A word that does not exist."""
+    """Return a word that does not exist."""
     if rng.random() < 0.4:
         return "".join(
             rng.choice(lists()["parts"]["syllables"]) for _ in range(rng.randint(2, 4))
@@ -44,7 +44,7 @@ def any_word(rng: random.Random) -> str:
 
 
 def spelling(rng: random.Random) -> Thread:
-    """Spelling, turning around, first and last letter, number of letters."""
+    """Ask for spelling, turning around, first and last letter, number of letters."""
     word = any_word(rng)
     if len(word) > 8:
         word = rng.choice(vocabulary())
@@ -89,7 +89,7 @@ def spelling(rng: random.Random) -> Thread:
 
 
 def rhyme(rng: random.Random) -> Thread:
-    """Rhymes, opposites, plurals."""
+    """Ask for rhymes, opposites, plurals."""
     kind = rng.choice(("rhyme", "rhyme", "opposite", "opposite", "plural"))
     if kind == "rhyme":
         family = rng.choice(lists()["rhymes"]["families"]).split()
@@ -161,7 +161,7 @@ def rhyme(rng: random.Random) -> Thread:
 
 
 def listing(rng: random.Random) -> Thread:
-    """Some members of a category."""
+    """Ask for some members of a category."""
     name, members = rng.choice(list(lists()["categories"].items()))
     items = members.split()
     count = rng.randint(2, min(7, len(items)))

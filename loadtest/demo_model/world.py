@@ -11,7 +11,7 @@ _SAY = say("world")
 
 
 def world(rng: random.Random) -> Thread:
-    """Colours, animals, capitals."""
+    """Ask for colours, animals, capitals."""
     kind = rng.choice(("capital", "capital", "country", "colour", "sound", "legs", "home", "young"))
     if kind in ("capital", "country"):
         country, city = rng.choice(list(lists()["capitals"].items()))

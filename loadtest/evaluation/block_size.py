@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from quire.engine.config import PreemptionMode
 from quire.loadtest.client.lengths import ALPACA, SHAREGPT
 from quire.loadtest.client.sessions import Recipe
-from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
-from quire.loadtest.evaluation.setting import Outcome, Point, Setting, run_point, seeded
+from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table, cell_text
+from quire.loadtest.evaluation.setting import Outcome, Setting
 from quire.loadtest.simulator.geometry import A100_40GB, OPT_13B
 from quire.loadtest.simulator.step_costs import FEATURES, StepCosts
 
@@ -16,6 +17,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # Just below what Quire sustains with blocks of 16, so that memory that is wasted shows.
 RATES = {"ShareGPT": (Recipe(SHAREGPT, 300), 3.6), "Alpaca": (Recipe(ALPACA, 1200), 55.0)}
 PAPER_BEST = {"ShareGPT": "16–128", "Alpaca": "16–32"}  # section 7.2
+PAPER_SWAP = "recompute for small blocks, swap for large ones, alike from 16 to 64"  # section 7.3
 MOVED_TOKENS = 1024  # of the sequence that is swapped or recomputed in Fig. 19a
 PAPER_LAYERS = 2 * OPT_13B.layers  # copies a block takes where keys and values of each layer lie apart
 LAYOUTS = {"one copy a block (Quire)": 1, "one copy a layer, K and V apart (paper)": PAPER_LAYERS}
@@ -24,28 +26,20 @@ OVERLOAD = 5.0  # requests a second: more than Quire sustains on ShareGPT, so th
 
 
 def fig18b(setting: Setting) -> Figure:
-    keys = [(workload, size) for workload in RATES for size in SIZES]
-    points = []
-    for workload, size in keys:
-        recipe, rate = RATES[workload]
-        recipe, system = seeded(recipe, setting), setting.system("paged", size)
-        costs = setting.step_costs(OPT_13B, size)
-        points.append(Point(_label(workload, size), system, recipe, rate, costs, setting.seed))
-    outcomes = dict(zip(keys, setting.run(run_point, points), strict=True))
-    rows: list[list[Cell]] = [
-        [
-            float(size),
-            *(
-                value
-                for workload in RATES
-                for value in (
-                    1e3 * outcomes[workload, size].normalized_latency,
-                    outcomes[workload, size].wasted_in_blocks,
-                )
-            ),
-        ]
-        for size in SIZES
-    ]
+    points = {}
+    for workload, (recipe, rate) in RATES.items():
+        sessions = setting.sessions(recipe)
+        for size in SIZES:
+            system = setting.system("paged", size)
+            points[workload, size] = setting.curve(_label(workload, size), system, sessions, rate)
+    outcomes = setting.run_points(points)
+    latencies = {
+        workload: [1e3 * outcomes[workload, size].normalized_latency for size in SIZES] for workload in RATES
+    }
+    columns: list[list[float]] = [[float(size) for size in SIZES]]
+    for workload, each in latencies.items():
+        columns += [each, [outcomes[workload, size].wasted_in_blocks for size in SIZES]]
+    rows: list[list[Cell]] = [list(row) for row in zip(*columns, strict=True)]
     header = ["block size"]
     for workload in RATES:
         header += [f"{workload}, ms/token", "wasted inside blocks, %"]
@@ -76,12 +70,7 @@ def fig18b(setting: Setting) -> Figure:
                 x="block size",
                 y="ms per token",
                 lines=[
-                    Line(
-                        workload,
-                        [float(size) for size in SIZES],
-                        [1e3 * outcomes[workload, size].normalized_latency for size in SIZES],
-                    )
-                    for workload in RATES
+                    Line(workload, [float(size) for size in SIZES], latencies[workload]) for workload in RATES
                 ],
                 log_x=True,
             )
@@ -100,19 +89,15 @@ def _best(outcomes: dict[int, Outcome]) -> str:
 
 
 def fig19(setting: Setting) -> Figure:
-    recompute, swap_rows, lines = 0.0, [], []
-    for size in SIZES:
-        costs = setting.step_costs(OPT_13B, size)
-        recompute = _seconds(costs, prefill_tokens=MOVED_TOKENS, prefill_pairs=MOVED_TOKENS**2 / 2)
-        blocks = -(-MOVED_TOKENS // size)
-        swaps = [
-            2 * blocks * _unit(setting.step_costs(OPT_13B, size, pieces), "swaps")
-            for pieces in LAYOUTS.values()
-        ]
-        swap_rows.append([float(size), *(1e3 * seconds for seconds in swaps), 1e3 * recompute])
+    costs = setting.step_costs(OPT_13B)
+    recompute = 1e3 * _seconds(costs, prefill_tokens=MOVED_TOKENS, prefill_pairs=MOVED_TOKENS**2 / 2)
     sizes = [float(size) for size in SIZES]
-    for column, label in enumerate([*LAYOUTS, "recompute"], 1):
-        lines.append(Line(label, sizes, [float(row[column]) for row in swap_rows]))
+    ways = {label: [_swap_ms(setting, size, pieces) for size in SIZES] for label, pieces in LAYOUTS.items()}
+    ways["recompute"] = [recompute for _ in SIZES]
+    rows: list[list[Cell]] = [list(row) for row in zip(sizes, *ways.values(), strict=True)]
+    cheaper = [
+        f"{cell_text(cheaper_from(sizes, ways[label], ways['recompute']))} ({label})" for label in LAYOUTS
+    ]
     end_to_end, latency_lines = _end_to_end(setting)
     return Figure(
         name="fig19",
@@ -122,23 +107,14 @@ def fig19(setting: Setting) -> Figure:
         tables=[
             Table(
                 title=f"(a) {MOVED_TOKENS} tokens out and in again, or prefilled once more: milliseconds",
-                header=["block size", *LAYOUTS, "recompute"],
-                rows=[list(row) for row in swap_rows],
+                header=["block size", *ways],
+                rows=rows,
             ),
             end_to_end,
             Table(
                 title="Where they meet",
                 header=["", "here", "paper (section 7.3)"],
-                rows=[
-                    [
-                        "swapping is cheaper from blocks of",
-                        ", ".join(
-                            f"{_cheaper_from(swap_rows, column)} ({label})"
-                            for column, label in enumerate(LAYOUTS, 1)
-                        ),
-                        "recompute for small blocks, swap for large ones, alike from 16 to 64",
-                    ]
-                ],
+                rows=[["swapping is cheaper from blocks of", ", ".join(cheaper), PAPER_SWAP]],
             ),
         ],
         charts=[
@@ -147,9 +123,9 @@ def fig19(setting: Setting) -> Figure:
                 title=f"(a) {MOVED_TOKENS} tokens",
                 x="block size",
                 y="ms",
-                lines=lines,
+                lines=[Line(label, sizes, each) for label, each in ways.items()],
                 log_x=True,
-                top=4e3 * recompute,
+                top=4 * recompute,
             ),
             Chart(
                 kind="lines",
@@ -171,44 +147,38 @@ def fig19(setting: Setting) -> Figure:
 
 
 def _end_to_end(setting: Setting) -> tuple[Table, list[Line]]:
-    """ShareGPT under overload."""
-    recipe = seeded(Recipe(SHAREGPT, 200), setting)
+    """Run ShareGPT under overload at each block size."""
+    sessions = setting.sessions(Recipe(SHAREGPT, 200))
     ways: dict[str, tuple[PreemptionMode, int]] = {
         "recompute": ("recompute", 1),
         **{f"swap, {label}": ("swap", pieces) for label, pieces in LAYOUTS.items()},
     }
     sizes = tuple(size for size in SIZES if size >= 4)
-    keys = [(way, size) for way in ways for size in sizes]
-    points = []
-    for way, size in keys:
-        mode, pieces = ways[way]
-        system = dataclasses.replace(setting.system("paged", size), preemption=mode, host_slots=HOST_SLOTS)
-        costs = setting.step_costs(OPT_13B, size, pieces)
-        points.append(Point(_label(way, size), system, recipe, OVERLOAD, costs, setting.seed))
-    outcomes = dict(zip(keys, setting.run(run_point, points), strict=True))
-    rows: list[list[Cell]] = [
-        [
-            float(size),
-            *(1e3 * outcomes[way, size].normalized_latency for way in ways),
-            float(outcomes["recompute", size].preemptions),
-        ]
-        for size in sizes
-    ]
+    points = {}
+    for way, (mode, pieces) in ways.items():
+        for size in sizes:
+            plain = setting.system("paged", size)
+            system = dataclasses.replace(plain, preemption=mode, host_slots=HOST_SLOTS)
+            label = _label(way, size)
+            points[way, size] = setting.curve(label, system, sessions, OVERLOAD, pieces=pieces)
+    outcomes = setting.run_points(points)
+    latencies = {way: [1e3 * outcomes[way, size].normalized_latency for size in sizes] for way in ways}
+    preemptions = [float(outcomes["recompute", size].preemptions) for size in sizes]
+    columns = zip(map(float, sizes), *latencies.values(), preemptions, strict=True)
+    rows: list[list[Cell]] = [list(row) for row in columns]
     header = ["block size", *ways, "preemptions (recompute)"]
     table = Table(title="(b) End to end under overload: ms per token", header=header, rows=rows)
-    lines = [
-        Line(
-            way,
-            [float(size) for size in sizes],
-            [1e3 * outcomes[way, size].normalized_latency for size in sizes],
-        )
-        for way in ways
-    ]
+    lines = [Line(way, [float(size) for size in sizes], each) for way, each in latencies.items()]
     return table, lines
 
 
 def _label(name: str, block_size: int) -> str:
     return f"{name}, blocks of {block_size}"
+
+
+def _swap_ms(setting: Setting, size: int, pieces: int) -> float:
+    blocks = -(-MOVED_TOKENS // size)
+    return 1e3 * (2 * blocks * _unit(setting.step_costs(OPT_13B, size, pieces), "swaps"))
 
 
 def _unit(costs: StepCosts, feature: str) -> float:
@@ -219,11 +189,11 @@ def _seconds(costs: StepCosts, **amounts: float) -> float:
     return sum(amount * _unit(costs, feature) for feature, amount in amounts.items())
 
 
-def _cheaper_from(rows: list[list[float]], column: int) -> str:
-    """The smallest block size from which on column `column` costs less than the last one."""
-    cheaper = ""
-    for row in reversed(rows):
-        if row[column] >= row[-1]:
+def cheaper_from(sizes: Sequence[float], ours: Sequence[float], other: Sequence[float]) -> Cell:
+    """Return the smallest size from which on `ours` is less than `other`."""
+    cheaper: Cell = "none"
+    for size, one, two in reversed(list(zip(sizes, ours, other, strict=True))):
+        if one >= two:
             break
-        cheaper = f"{row[0]:.0f}"
-    return cheaper or "none"
+        cheaper = size
+    return cheaper

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 from quire.loadtest.client.lengths import SHAREGPT, Fixed, Shape
 from quire.loadtest.client.sessions import Recipe, Session, draw_sessions
-from quire.loadtest.evaluation.figure import Figure, Table
-from quire.loadtest.evaluation.request_rates import latency_chart
-from quire.loadtest.evaluation.setting import (
-    BEYOND,
-    LATENCY_LIMIT,
-    Outcome,
-    Setting,
-    ratio,
-    run_sessions,
-    sustained,
-)
+from quire.loadtest.evaluation.figure import Cell, Figure
+from quire.loadtest.evaluation.request_rates import latency_chart, rate_table
+from quire.loadtest.evaluation.setting import Setting
 from quire.loadtest.simulator.geometry import OPT_13B
-from quire.loadtest.simulator.step_costs import StepCosts
-from quire.loadtest.simulator.systems import NAMES, Kind, System
+from quire.loadtest.simulator.systems import NAMES, Kind
 
 KINDS: tuple[Kind, ...] = ("paged", "oracle", "pow2", "max")
 LAST_TOKENS = 1024  # of the conversation, and most of the answer (section 6.5)
@@ -29,19 +19,8 @@ RATES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2
 PAPER_RATIO = 2.0  # vLLM's rate over each of the three Orcas'
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    system: System
-    count: int
-    costs: StepCosts
-    seed: int
-
-    def __str__(self) -> str:
-        return f"chatbot, {self.system.name}"
-
-
 def conversations(count: int, seed: int) -> list[Session]:
-    """One request each: the end of a conversation of some rounds, and an answer."""
+    """Draw sessions of one request each: the end of a conversation of some rounds, and an answer."""
     rng = random.Random(seed)
     sessions = []
     for _ in range(count):
@@ -54,42 +33,21 @@ def conversations(count: int, seed: int) -> list[Session]:
     return sessions
 
 
-def _run(job: _Job) -> list[Outcome]:
-    sessions = conversations(job.count, job.seed)
-    outcomes: list[Outcome] = []
-    for rate in RATES:
-        outcomes.append(run_sessions(sessions, rate, job.system, job.costs, job.seed))
-        if outcomes[-1].normalized_latency > BEYOND * LATENCY_LIMIT:
-            break
-    return outcomes
-
-
 def fig17(setting: Setting) -> Figure:
-    costs = setting.step_costs(OPT_13B)
-    count = setting.count(300)
-    jobs = [_Job(setting.system(kind), count, costs, setting.seed) for kind in KINDS]
-    outcomes = dict(zip(KINDS, setting.run(_run, jobs), strict=True))
-    rates = {kind: sustained(each) for kind, each in outcomes.items()}
+    sessions = conversations(setting.count(300), setting.seed)
+    systems = {kind: setting.system(kind) for kind in KINDS}
+    curves = {
+        kind: setting.curve(f"chatbot, {system.name}", system, sessions, *RATES)
+        for kind, system in systems.items()
+    }
+    outcomes = setting.run_curves(curves)
+    paper: dict[Kind, Cell] = {kind: PAPER_RATIO for kind in KINDS if kind != "paged"}
     return Figure(
         name="fig17",
         title="A chatbot",
         source="PagedAttention, Fig. 17; section 6.5",
         costs=setting.costs_source(OPT_13B),
-        tables=[
-            Table(
-                title=f"Rate at {LATENCY_LIMIT * 1e3:g} ms per token",
-                header=["system", "requests/s", "Quire ÷ it", "paper: ratio"],
-                rows=[
-                    [
-                        NAMES[kind],
-                        rates[kind],
-                        ratio(rates["paged"], rates[kind]),
-                        None if kind == "paged" else PAPER_RATIO,
-                    ]
-                    for kind in KINDS
-                ],
-            )
-        ],
+        tables=[rate_table("Rate", outcomes, "paper: ratio", paper)],
         charts=[latency_chart("OPT-13B, chatbot", {NAMES[kind]: each for kind, each in outcomes.items()})],
         notes=[
             "As in the paper, nothing is kept between the rounds of a conversation.",

@@ -1,8 +1,8 @@
-"""What an experiment gives: a table, charts as data, and what the paper says beside it."""
+"""Hold what an experiment gives: a table, charts as data, and what the paper says beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -61,6 +61,22 @@ class MadeFigure(msgspec.Struct, frozen=True, kw_only=True):
     commit: str
     date: str
     command: str
+
+
+def bars(
+    title: str, y: str, names: Sequence[str], values: Mapping[str, Sequence[float]], *, stacked: bool = False
+) -> Chart:
+    """Chart bars for each of `names`, by the label of their values; stacked ones are parts of 100."""
+    lines = [Line(label, [], list(each)) for label, each in values.items()]
+    return Chart(
+        kind="stacked" if stacked else "bars",
+        title=title,
+        x="",
+        y=y,
+        names=list(names),
+        lines=lines,
+        top=100 if stacked else None,
+    )
 
 
 def cell_text(cell: Cell) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from quire.loadtest.client.lengths import SHAREGPT
 from quire.loadtest.client.sessions import Recipe
-from quire.loadtest.evaluation.figure import Chart, Figure, Line, Table
-from quire.loadtest.evaluation.setting import Point, Setting, run_point, seeded
+from quire.loadtest.evaluation.figure import Figure, Table, bars
+from quire.loadtest.evaluation.setting import Setting
 from quire.loadtest.simulator.geometry import OPT_13B
 
 RATE = 8.0  # requests a second: more than any of the systems keeps up with, so that memory is what is short
@@ -19,12 +19,12 @@ PARTS = {
 
 
 def fig2(setting: Setting) -> Figure:
-    recipe = seeded(Recipe(SHAREGPT, 400), setting, least=80)  # fewer would fit all at once
-    costs = setting.step_costs(OPT_13B)
+    sessions = setting.sessions(Recipe(SHAREGPT, 400), least=80)  # fewer would fit all at once
     systems = [setting.system(kind) for kind in ("max", "pow2", "oracle", "paged")]
     names = [system.name for system in systems]
-    points = [Point(system.name, system, recipe, RATE, costs, setting.seed) for system in systems]
-    outcomes = setting.run(run_point, points)
+    points = {system.name: setting.curve(system.name, system, sessions, RATE) for system in systems}
+    outcomes = setting.run_points(points).values()
+    shares = {label: [outcome.shares[part] for outcome in outcomes] for part, label in PARTS.items()}
     return Figure(
         name="fig2",
         title="Share of the KV memory that holds token states, under load",
@@ -40,22 +40,9 @@ def fig2(setting: Setting) -> Figure:
                 ],
             )
         ],
-        charts=[
-            Chart(
-                kind="stacked",
-                title="KV memory under load",
-                x="",
-                y="per cent",
-                names=names,
-                lines=[
-                    Line(label, [], [outcome.shares[part] for outcome in outcomes])
-                    for part, label in PARTS.items()
-                ],
-                top=100,
-            )
-        ],
+        charts=[bars("KV memory under load", "per cent", names, shares, stacked=True)],
         notes=[
-            f"OPT-13B, {systems[0].slots} slots (12 GB), ShareGPT-like lengths, {recipe.count} requests at "
+            f"OPT-13B, {systems[0].slots} slots (12 GB), ShareGPT-like lengths, {len(sessions)} requests at "
             f"{RATE:g} a second: overload, so that the share is that of a memory which is short.",
             "A buddy allocator's chunk is a power of two; what it rounds up counts as external "
             "fragmentation and others.",

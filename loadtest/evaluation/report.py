@@ -56,7 +56,7 @@ def _read(path: Path) -> MadeFigure:
 
 
 def draw(chart: Chart) -> str:
-    """The chart as SVG."""
+    """Return the chart as SVG."""
     labels = Labels(chart.title, chart.x, chart.y, log_x=chart.log_x, log_y=chart.log_y, top=chart.top)
     series = [Series(line.label, line.x, line.y, line.dashed) for line in chart.lines]
     if chart.kind == "bars":

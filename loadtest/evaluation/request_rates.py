@@ -6,19 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from quire.loadtest.client.lengths import ALPACA, SHAREGPT
 from quire.loadtest.client.sessions import Recipe
-from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
-from quire.loadtest.evaluation.setting import (
-    LATENCY_LIMIT,
-    Curve,
-    Outcome,
-    Point,
-    Setting,
-    ratio,
-    run_curve,
-    run_point,
-    seeded,
-    sustained,
-)
+from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table, bars
+from quire.loadtest.evaluation.setting import LATENCY_LIMIT, Outcome, Setting, ratio, sustained
 from quire.loadtest.simulator.geometry import OPT_13B
 from quire.loadtest.simulator.systems import NAMES, Kind
 
@@ -34,23 +23,15 @@ WORKLOADS = {
     ),
 }
 # Section 6.2: how many times the rate of each baseline vLLM sustains. None are given for Alpaca.
-PAPER_RATIOS = {"ShareGPT": {"oracle": "1.7–2.7", "max": "2.7–8", "request-level": "up to 22"}, "Alpaca": {}}
+PAPER_RATIOS: dict[str, dict[Kind, Cell]] = {
+    "ShareGPT": {"oracle": "1.7–2.7", "max": "2.7–8", "request-level": "up to 22"},
+    "Alpaca": {},
+}
 # Fig. 13, with the rate at which it was taken.
-PAPER_BATCHES = {
+PAPER_BATCHES: dict[str, tuple[float, dict[Kind, float]]] = {
     "ShareGPT": (2.0, {"max": 7.00, "pow2": 9.81, "oracle": 13.62, "paged": 30.42}),
     "Alpaca": (30.0, {"max": 7.00, "pow2": 43.24, "oracle": 72.75, "paged": 132.44}),
 }
-
-
-def _curves(setting: Setting, workload: str) -> dict[Kind, list[Outcome]]:
-    recipe, rates = WORKLOADS[workload]
-    recipe = seeded(recipe, setting)
-    costs = setting.step_costs(OPT_13B)
-    curves = [
-        Curve(f"{workload}, {NAMES[kind]}", setting.system(kind), recipe, rates, costs, setting.seed)
-        for kind in KINDS
-    ]
-    return dict(zip(KINDS, setting.run(run_curve, curves), strict=True))
 
 
 def latency_chart(title: str, lines: Mapping[str, Sequence[Outcome]]) -> Chart:
@@ -72,26 +53,31 @@ def latency_chart(title: str, lines: Mapping[str, Sequence[Outcome]]) -> Chart:
     )
 
 
+def rate_table(
+    title: str, outcomes: Mapping[Kind, Sequence[Outcome]], paper_header: str, paper: Mapping[Kind, Cell]
+) -> Table:
+    """Compare the rates that systems sustain, with Quire's and with the paper's ratio."""
+    rates = {kind: sustained(each) for kind, each in outcomes.items()}
+    return Table(
+        title=f"{title} at {LATENCY_LIMIT * 1e3:g} ms per token",
+        header=["system", "requests/s", "Quire ÷ it", paper_header],
+        rows=[
+            [NAMES[kind], rate, ratio(rates["paged"], rate), paper.get(kind)] for kind, rate in rates.items()
+        ],
+    )
+
+
 def fig12(setting: Setting) -> Figure:
     tables, charts = [], []
-    for workload in WORKLOADS:
-        outcomes = _curves(setting, workload)
-        rates = {kind: sustained(each) for kind, each in outcomes.items()}
-        tables.append(
-            Table(
-                title=f"{workload}: rate at {LATENCY_LIMIT * 1e3:g} ms per token",
-                header=["system", "requests/s", "Quire ÷ it", "paper: vLLM ÷ it"],
-                rows=[
-                    [
-                        NAMES[kind],
-                        rates[kind],
-                        ratio(rates["paged"], rates[kind]),
-                        PAPER_RATIOS[workload].get(kind),
-                    ]
-                    for kind in KINDS
-                ],
-            )
-        )
+    for workload, (recipe, rates) in WORKLOADS.items():
+        sessions = setting.sessions(recipe)
+        curves = {
+            kind: setting.curve(f"{workload}, {NAMES[kind]}", setting.system(kind), sessions, *rates)
+            for kind in KINDS
+        }
+        outcomes = setting.run_curves(curves)
+        title = f"{workload}: rate"
+        tables.append(rate_table(title, outcomes, "paper: vLLM ÷ it", PAPER_RATIOS[workload]))
         named = {NAMES[kind]: each for kind, each in outcomes.items()}
         charts.append(latency_chart(f"OPT-13B, {workload}", named))
     return Figure(
@@ -112,35 +98,26 @@ def fig12(setting: Setting) -> Figure:
 def fig13(setting: Setting) -> Figure:
     tables, charts = [], []
     kinds = tuple(kind for kind in KINDS if kind != "request-level")
-    costs = setting.step_costs(OPT_13B)
+    names = [NAMES[kind] for kind in kinds]
     for workload, (rate, paper) in PAPER_BATCHES.items():
         recipe, rates = WORKLOADS[workload]
-        recipe = seeded(recipe, setting)
-        pairs = [(kind, each) for kind in kinds for each in (rate, rates[-1])]
-        points = [
-            Point(f"{workload}, {NAMES[kind]}", setting.system(kind), recipe, each, costs, setting.seed)
-            for kind, each in pairs
-        ]
-        outcomes = setting.run(run_point, points)
-        found = {pair: outcome.mean_requests for pair, outcome in zip(pairs, outcomes, strict=True)}
+        sessions = setting.sessions(recipe)
+        points = {
+            (kind, each): setting.curve(f"{workload}, {NAMES[kind]}", setting.system(kind), sessions, each)
+            for kind in kinds
+            for each in (rate, rates[-1])
+        }
+        found = {pair: outcome.mean_requests for pair, outcome in setting.run_points(points).items()}
         header = ["system", f"at {rate:g} requests/s", f"at {rates[-1]:g} requests/s", "paper"]
         rows: list[list[Cell]] = [
             [NAMES[kind], found[kind, rate], found[kind, rates[-1]], paper[kind]] for kind in kinds
         ]
         tables.append(Table(title=f"{workload}: mean number of requests under way", header=header, rows=rows))
-        charts.append(
-            Chart(
-                kind="bars",
-                title=f"Batched requests, {workload}",
-                x="",
-                y="requests",
-                names=[NAMES[kind] for kind in kinds],
-                lines=[
-                    Line("overload", [], [found[kind, rates[-1]] for kind in kinds]),
-                    Line("paper", [], [paper[kind] for kind in kinds]),
-                ],
-            )
-        )
+        values = {
+            "overload": [found[kind, rates[-1]] for kind in kinds],
+            "paper": [paper[kind] for kind in kinds],
+        }
+        charts.append(bars(f"Batched requests, {workload}", "requests", names, values))
     return Figure(
         name="fig13",
         title="Requests under way at once",

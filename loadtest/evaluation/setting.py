@@ -1,9 +1,9 @@
-"""How large the experiments are, and the runs that they share."""
+"""Set how large the experiments are, and run what they share."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -22,6 +22,7 @@ BEYOND = 4.0  # a curve ends at so many times the limit
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,39 @@ class Setting:
         return self.costs or roofline(model, A100_40GB, block_size, pieces)
 
     def costs_source(self, model: Model) -> str:
-        """In words, with the error of a fit."""
+        """Tell in words where costs come from, with the error of a fit."""
         return self.step_costs(model).describe()
 
     def system(self, kind: Kind, block_size: int = 16) -> System:
         return System(kind, self.slots, self.max_model_len, block_size)
 
+    def sessions(self, recipe: Recipe, least: int = 8) -> list[Session]:
+        """Draw a recipe's sessions with this setting's seed and size."""
+        count = self.count(recipe.count, least)
+        return draw_sessions(dataclasses.replace(recipe, seed=self.seed, count=count))
+
+    def curve(
+        self,
+        label: str,
+        system: System,
+        sessions: Sequence[Session],
+        *rates: float,
+        model: Model = OPT_13B,
+        pieces: int = 1,
+    ) -> Curve:
+        costs = self.step_costs(model, system.block_size, pieces)
+        return Curve(label, system, sessions, rates, costs, self.seed)
+
+    def run_curves(self, curves: Mapping[Key, Curve]) -> dict[Key, list[Outcome]]:
+        """Return the outcomes of each curve, by its rates."""
+        return dict(zip(curves, self.run(run_curve, list(curves.values())), strict=True))
+
+    def run_points(self, points: Mapping[Key, Curve]) -> dict[Key, Outcome]:
+        """Return the outcome of each curve of one rate."""
+        return {key: outcome for key, (outcome,) in self.run_curves(points).items()}
+
     def run(self, function: Callable[[Job], Answer], jobs: Sequence[Job]) -> list[Answer]:
-        """`function` of every job, in order, in so many processes."""
+        """Run `function` of every job, in order, in so many processes."""
         if self.processes == 1:
             return [self._done(function(job), job) for job in jobs]
         with ProcessPoolExecutor(self.processes, mp_context=get_context("spawn")) as pool:
@@ -69,7 +95,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one run: what experiments look at."""
+    """The outcome of one run, as far as experiments look at it."""
 
     rate: float
     normalized_latency: float
@@ -83,11 +109,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A system under a workload at rising rates, until latency is far beyond the limit."""
+    """A system that serves the same sessions at rising rates, until latency is far beyond the limit."""
 
     label: str
     system: System
-    recipe: Recipe
+    sessions: Sequence[Session]
     rates: tuple[float, ...]
     costs: StepCosts
     seed: int
@@ -99,39 +125,16 @@ class Curve:
 def run_curve(curve: Curve) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for rate in curve.rates:
-        outcomes.append(run_once(curve.recipe, rate, curve.system, curve.costs, curve.seed))
+        outcomes.append(run_sessions(curve.sessions, rate, curve.system, curve.costs, curve.seed))
         if outcomes[-1].normalized_latency > BEYOND * LATENCY_LIMIT:
             break
     return outcomes
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A system under a workload at one rate."""
-
-    label: str
-    system: System
-    recipe: Recipe
-    rate: float
-    costs: StepCosts
-    seed: int
-
-    def __str__(self) -> str:
-        return self.label
-
-
-def run_point(point: Point) -> Outcome:
-    return run_once(point.recipe, point.rate, point.system, point.costs, point.seed)
-
-
-def run_once(recipe: Recipe, rate: float, system: System, costs: StepCosts, seed: int) -> Outcome:
-    return run_sessions(draw_sessions(recipe), rate, system, costs, seed)
-
-
 def run_sessions(
     sessions: Sequence[Session], rate: float, system: System, costs: StepCosts, seed: int
 ) -> Outcome:
-    """Poisson arrivals; the same seed gives every system the same requests at the same times."""
+    """Simulate Poisson arrivals; the same seed gives every system the same requests at the same times."""
     run = simulate(due_at(sessions, arrival_times(len(sessions), rate, 1.0, seed)), system, costs)
     return Outcome(
         rate=rate,
@@ -146,14 +149,9 @@ def run_sessions(
 
 
 def sustained(outcomes: Iterable[Outcome]) -> float | None:
-    """The rate at which the mean normalised latency crosses LATENCY_LIMIT."""
+    """Return the rate at which the mean normalised latency crosses LATENCY_LIMIT."""
     return rate_at([(outcome.rate, outcome.normalized_latency) for outcome in outcomes], LATENCY_LIMIT)
 
 
 def ratio(one: float | None, other: float | None) -> float | None:
     return None if one is None or not other else one / other
-
-
-def seeded(recipe: Recipe, setting: Setting, least: int = 8) -> Recipe:
-    """The same recipe for this setting's seed and size."""
-    return dataclasses.replace(recipe, seed=setting.seed, count=setting.count(recipe.count, least))

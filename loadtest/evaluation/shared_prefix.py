@@ -8,7 +8,7 @@ from quire.loadtest.client.lengths import LogNormal, Shape
 from quire.loadtest.client.sessions import Recipe
 from quire.loadtest.evaluation.figure import Cell, Figure, Table
 from quire.loadtest.evaluation.request_rates import latency_chart
-from quire.loadtest.evaluation.setting import Curve, Setting, ratio, run_curve, seeded, sustained
+from quire.loadtest.evaluation.setting import Setting, ratio, sustained
 from quire.loadtest.simulator.geometry import LLAMA_13B
 
 # A sentence and its translation; the paper gives the prefixes' lengths (section 6.4), not these.
@@ -18,25 +18,18 @@ RATES = (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 45, 50, 60, 70, 80, 95)
 
 
 def fig16(setting: Setting) -> Figure:
-    costs = setting.step_costs(LLAMA_13B)
     systems = {
         "Quire": dataclasses.replace(setting.system("paged"), prefix_caching=True),
         "Quire without prefix cache": setting.system("paged"),
         "Orca (Oracle)": setting.system("oracle"),
     }
-    pairs = [(name, label) for name in PREFIXES for label in systems]
-    curves = [
-        Curve(
-            f"{name}, {label}",
-            systems[label],
-            seeded(Recipe(SENTENCES, 1000, shared_prefix=PREFIXES[name][0]), setting),
-            RATES,
-            costs,
-            setting.seed,
-        )
-        for name, label in pairs
-    ]
-    outcomes = dict(zip(pairs, setting.run(run_curve, curves), strict=True))
+    curves = {}
+    for name, (length, _) in PREFIXES.items():
+        sessions = setting.sessions(Recipe(SENTENCES, 1000, shared_prefix=length))
+        for label, system in systems.items():
+            text = f"{name}, {label}"
+            curves[name, label] = setting.curve(text, system, sessions, *RATES, model=LLAMA_13B)
+    outcomes = setting.run_curves(curves)
     rows: list[list[Cell]] = []
     for name, (length, paper) in PREFIXES.items():
         rates = {label: sustained(outcomes[name, label]) for label in systems}

@@ -6,18 +6,9 @@ import dataclasses
 
 from quire.loadtest.client.lengths import ALPACA, SHAREGPT
 from quire.loadtest.client.sessions import Recipe
-from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
+from quire.loadtest.evaluation.figure import Cell, Figure, Table, bars
 from quire.loadtest.evaluation.request_rates import latency_chart
-from quire.loadtest.evaluation.setting import (
-    Curve,
-    Point,
-    Setting,
-    ratio,
-    run_curve,
-    run_point,
-    seeded,
-    sustained,
-)
+from quire.loadtest.evaluation.setting import Setting, ratio, sustained
 from quire.loadtest.simulator.geometry import OPT_13B
 from quire.loadtest.simulator.systems import Kind
 from quire.loadtest.simulator.virtual_runner import MEAN_GAP
@@ -54,21 +45,13 @@ def fig14(setting: Setting) -> Figure:
     recipes = {"basic": Recipe(ALPACA, REQUESTS)}
     recipes |= {f"{width} samples": Recipe(ALPACA, REQUESTS // width, n=width) for width in WIDTHS}
     recipes |= {f"beams of {width}": Recipe(ALPACA, REQUESTS // width, beam_width=width) for width in WIDTHS}
-    recipes = {name: seeded(recipe, setting) for name, recipe in recipes.items()}
-    costs = setting.step_costs(OPT_13B)
-    pairs = [(name, kind) for name in recipes for kind in KINDS]
-    curves = [
-        Curve(
-            f"{name}, {setting.system(kind).name}",
-            setting.system(kind),
-            recipes[name],
-            RATES,
-            costs,
-            setting.seed,
-        )
-        for name, kind in pairs
-    ]
-    outcomes = dict(zip(pairs, setting.run(run_curve, curves), strict=True))
+    systems = {kind: setting.system(kind) for kind in KINDS}
+    curves = {}
+    for name, recipe in recipes.items():
+        sessions = setting.sessions(recipe)
+        for kind, system in systems.items():
+            curves[name, kind] = setting.curve(f"{name}, {system.name}", system, sessions, *RATES)
+    outcomes = setting.run_curves(curves)
     rows: list[list[Cell]] = []
     for name in recipes:
         ours, oracle = (sustained(outcomes[name, kind]) for kind in KINDS)
@@ -82,7 +65,7 @@ def fig14(setting: Setting) -> Figure:
         tables=[Table(title="Rate at the latency limit", header=header, rows=rows)],
         charts=[
             latency_chart(
-                f"Alpaca, {name}", {setting.system(kind).name: outcomes[name, kind] for kind in KINDS}
+                f"Alpaca, {name}", {system.name: outcomes[name, kind] for kind, system in systems.items()}
             )
             for name in recipes
         ],
@@ -91,24 +74,19 @@ def fig14(setting: Setting) -> Figure:
 
 
 def fig15(setting: Setting) -> Figure:
-    costs = setting.step_costs(OPT_13B)
-    workloads = {
-        "Alpaca": (seeded(Recipe(ALPACA, 150), setting), 6.0),
-        "ShareGPT": (seeded(Recipe(SHAREGPT, 50), setting), 0.5),
-    }
-    keys = [(name, how, width) for name in workloads for how in ("samples", "beams") for width in WIDTHS]
-    points = []
-    for name, how, width in keys:
-        recipe, rate = workloads[name]
-        n, beam_width = (width, 0) if how == "samples" else (1, width)
-        one = dataclasses.replace(recipe, n=n, beam_width=beam_width)
-        label = f"{name}, {width} {how}"
-        points.append(Point(label, setting.system("paged"), one, rate, costs, setting.seed))
-    outcomes = setting.run(run_point, points)
-    saved = {key: outcome.blocks_saved for key, outcome in zip(keys, outcomes, strict=True)}
+    workloads = {"Alpaca": (Recipe(ALPACA, 150), 6.0), "ShareGPT": (Recipe(SHAREGPT, 50), 0.5)}
+    points = {}
+    for name, (recipe, rate) in workloads.items():
+        for how in ("samples", "beams"):
+            for width in WIDTHS:
+                n, beam_width = (width, 0) if how == "samples" else (1, width)
+                sessions = setting.sessions(dataclasses.replace(recipe, n=n, beam_width=beam_width))
+                label = f"{name}, {width} {how}"
+                points[name, how, width] = setting.curve(label, setting.system("paged"), sessions, rate)
+    saved = {key: outcome.blocks_saved for key, outcome in setting.run_points(points).items()}
     rows: list[list[Cell]] = [
-        [name, f"{how}, {width}", saved[name, how, width], PAPER_SAVED.get((name, how, width))]
-        for name, how, width in keys
+        [name, f"{how}, {width}", each, PAPER_SAVED.get((name, how, width))]
+        for (name, how, width), each in saved.items()
     ]
     return Figure(
         name="fig15",
@@ -123,16 +101,14 @@ def fig15(setting: Setting) -> Figure:
             )
         ],
         charts=[
-            Chart(
-                kind="bars",
-                title=f"Alpaca: blocks saved, {how}",
-                x="",
-                y="per cent",
-                names=[str(width) for width in WIDTHS],
-                lines=[
-                    Line("Quire", [], [saved["Alpaca", how, width] for width in WIDTHS]),
-                    Line("paper", [], [float(str(PAPER_SAVED["Alpaca", how, width])) for width in WIDTHS]),
-                ],
+            bars(
+                f"Alpaca: blocks saved, {how}",
+                "per cent",
+                [str(width) for width in WIDTHS],
+                {
+                    "Quire": [saved["Alpaca", how, width] for width in WIDTHS],
+                    "paper": [float(str(PAPER_SAVED["Alpaca", how, width])) for width in WIDTHS],
+                },
             )
             for how in ("samples", "beams")
         ],

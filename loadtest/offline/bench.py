@@ -5,7 +5,6 @@ It is what `LLM.generate` gives. The engine alone, stepped without making text o
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -88,7 +87,7 @@ class Result:
 
 
 def requests(work: list[Work], seed: int) -> list[Request]:
-    """A salt for each seed: no run finds what an earlier one left in the prefix cache."""
+    """Make requests with a salt for each seed: no run finds what an earlier one left in the prefix cache."""
     return [
         Request(
             seed + i,
@@ -108,9 +107,9 @@ def requests(work: list[Work], seed: int) -> list[Request]:
 
 
 def fit(name: str, work: list[Work], info: EngineInfo) -> list[Work]:
-    """Workload `name` in token ids that the vocabulary has: which they are changes no amount of work.
+    """Put workload `name` in token ids that the vocabulary has: which they are changes no amount of work.
 
-    Raises ValueError if a request of it could never run.
+    Raise ValueError if a request of it could never run.
     """
     fitted = [replace(one, prompt=[token % info.vocab_size for token in one.prompt]) for one in work]
     for request in requests(fitted, seed=0):
@@ -125,7 +124,7 @@ def fit(name: str, work: list[Work], info: EngineInfo) -> list[Work]:
 
 
 def queue(core: EngineCore, requests: list[Request], *, in_order: bool) -> None:
-    """All at once, as LLM.generate does; `in_order`: one after the other, as a server gets them."""
+    """Queue all at once, as LLM.generate does; `in_order`: one after the other, as a server gets them."""
     if not in_order:
         core.add_all(requests)
         return
@@ -160,7 +159,7 @@ def _failure(error: str) -> WorkloadFailed:
 
 
 def seconds_to_answer(engine: OfflineEngine, requests: list[Request], *, in_order: bool) -> float:
-    """What `LLM.generate` takes for them, from prompts of token ids to texts. Raises WorkloadFailed."""
+    """Time what `LLM.generate` does, from prompts of token ids to texts. Raise WorkloadFailed."""
     begin = time.perf_counter()
     try:
         engine.answer(requests, partial(queue, engine.core, in_order=in_order))
@@ -222,7 +221,7 @@ def bench(
 
 
 def show(results: list[Result], ceilings: Ceilings, info: EngineInfo) -> None:
-    """The results as a table on stdout."""
+    """Print the results as a table."""
     table = Table(
         title=f"{info.architecture} {info.dtype} on {info.device}: weights {info.weight_bytes / 1e9:.2f} GB, "
         f"{info.num_blocks:,} blocks of {info.block_size} in {info.kv_cache_dtype}",
@@ -261,7 +260,7 @@ def show(results: list[Result], ceilings: Ceilings, info: EngineInfo) -> None:
 
 
 def show_step(result: Result, ceilings: Ceilings) -> None:
-    """What a step of the workload needs, as a table on stdout."""
+    """Print what a step of the workload needs as a table."""
     needs, steps = result.step_needs, result.steps
     table = Table(
         title=f"{result.workload}: what a step needs, on average",
@@ -287,10 +286,3 @@ def show_step(result: Result, ceilings: Ceilings) -> None:
             "" if flops is None else f"{1000 * flops / ceilings.flops:,.2f}",
         )
     Console().print(table)
-
-
-def append_result(result: Result, path: Path) -> None:
-    """One JSON object a line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(result)) + "\n")

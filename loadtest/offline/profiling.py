@@ -46,7 +46,7 @@ class Profile:
     trace: Path
 
     def summary(self) -> Traced:
-        """What goes into the workload's result."""
+        """Return what goes into the workload's result."""
         return Traced(
             steps=self.steps,
             step_ms=round(1e3 * self.seconds / self.steps, 3),
@@ -109,7 +109,7 @@ def profile_steps(
 
 
 def busy_and_waiting(intervals: list[tuple[float, float]], pause: float) -> tuple[float, float]:
-    """Length of the union of (begin, end) intervals, and of the gaps in it that are longer than `pause`."""
+    """Return the length of the union of (begin, end) intervals, and of its gaps longer than `pause`."""
     busy = waiting = 0.0
     reached: float | None = None
     for begin, end in sorted(intervals):
@@ -123,7 +123,7 @@ def busy_and_waiting(intervals: list[tuple[float, float]], pause: float) -> tupl
 
 
 def show_profile(result: Profile) -> None:
-    """The kernels that take most of a step, on stdout."""
+    """Print the kernels that take most of a step."""
     steps = max(result.steps, 1)
     waiting = ""
     if result.waiting_seconds is not None:

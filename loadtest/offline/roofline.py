@@ -1,4 +1,4 @@
-"""What a step has to read and to compute, and how long that takes at least (a roofline, Williams 2009)."""
+"""Reckon what a step has to read and to compute, and how long that takes at least (Williams 2009)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Of a step, or the mean of several. What many tokens need is read once: weights, shared blocks."""
+    """Bytes and FLOP of a step, or the mean of several; weights and shared blocks are read once."""
 
     weight_bytes: float
     prefill_tokens: float
@@ -45,7 +45,7 @@ class Needs:
         return self.prefill_flops + self.decode_flops
 
     def seconds(self, ceilings: Ceilings) -> float:
-        """Of a step: it may compute while it reads."""
+        """Return the seconds of a step, which may compute while it reads."""
         return max(self.bytes / ceilings.bandwidth, self.flops / ceilings.flops)
 
 
@@ -53,12 +53,13 @@ NOTHING = Needs(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def mean(needs: Iterable[Needs]) -> Needs:
-    """Of one step or more, to a tenth."""
+    """Return the mean of one step or more, to a tenth."""
     return Needs(*(round(statistics.fmean(column), 1) for column in zip(*map(astuple, needs), strict=True)))
 
 
 def needs_of(plan: StepPlan | None, tokens_filled: int, info: EngineInfo) -> Needs:
-    """What a step that launches `plan`, if any, needs, with `tokens_filled` in all distinct blocks by then.
+    """Reckon what a step that launches `plan`, if any, needs, with `tokens_filled` in all distinct blocks by
+    then.
 
     The last layer owes a prompt's tokens no more than K and V, bar the newest, which is not counted for it
     either. Nor is what little norms, activations and sampling compute, and what goes from kernel to kernel.
@@ -89,7 +90,7 @@ def needs_of(plan: StepPlan | None, tokens_filled: int, info: EngineInfo) -> Nee
 
 
 def _attention(plan: StepPlan, rows: slice, windows: tuple[int, ...]) -> tuple[float, float]:
-    """Keys that these rows see, and (query, key) pairs, of all layers with these windows."""
+    """Return keys that these rows see, and (query, key) pairs, of all layers with these windows."""
     keys = pairs = 0.0
     for window, layers in Counter(windows).items():
         seen, paired = _seen(plan.query_lens[rows], plan.context_lens[rows], window)
@@ -99,7 +100,7 @@ def _attention(plan: StepPlan, rows: slice, windows: tuple[int, ...]) -> tuple[f
 
 
 def _seen(query_lens: Int32, context_lens: Int32, window: int) -> tuple[float, float]:
-    """Keys, and (query, key) pairs, of one layer: a query sees itself and what is before it in the window."""
+    """Return keys, and (query, key) pairs, of one layer: a query sees itself and its window before it."""
     queries, contexts = query_lens.astype(np.float64), context_lens.astype(np.float64)
     reach = window or np.inf
     keys = np.minimum(contexts, reach + queries - 1)
@@ -125,7 +126,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
 
 def _best_time(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds that `work` takes; on a GPU of several in a row, so that asking for one hardly counts."""
+    """Return the seconds of `work`; on a GPU of several in a row, so that asking for one hardly counts."""
     cuda = device.type == "cuda"
     calls = 8 if cuda else 1
     times = []

@@ -16,7 +16,7 @@ def honest(data: bytes) -> bytes:
 
 
 def slow(data: bytes) -> bytes:
-    """Longer than anybody waits for it."""
+    """Wait longer than anybody waits for it."""
     time.sleep(0.6)
     return data
 
@@ -30,13 +30,13 @@ def garbled(data: bytes) -> bytes:
 
 
 def lying(data: bytes) -> bytes:
-    """Other numbers, in answers that are well formed."""
+    """Put other numbers into answers that are well formed."""
     lines = data.split(b"\r\n")
     return b"\r\n".join(b":99999" if line.startswith(b":") else line for line in lines)
 
 
 def nonsense(data: bytes) -> bytes:
-    """Well formed, and not what was asked for."""
+    """Answer what is well formed, and not what was asked for."""
     return b"*2\r\n$3\r\nfoo\r\n$3\r\nbar\r\n"
 
 

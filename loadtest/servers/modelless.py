@@ -7,11 +7,11 @@ Its engine process is a `quire.loadtest.servers.token_source`.
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from quire.engine.client import AsyncEngine
 from quire.engine.config import EngineConfig
+from quire.loadtest.command import command_parser
 from quire.service.config import ServiceConfig
 from quire.service.demo import MODEL_FOLDER
 from quire.service.server import serve
@@ -19,7 +19,7 @@ from quire.service.text.tokenizer import Tokenizer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser(__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--step-ms", type=float, default=0.0, help="time of a step; 0: as fast as it can")
     parser.add_argument("--sequences", type=int, default=256, help="that run at once")

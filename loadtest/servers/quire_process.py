@@ -33,7 +33,7 @@ class QuireProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """Return the exit code, or None while it runs."""
         assert self._process is not None
         return self._process.poll()
 
@@ -44,7 +44,7 @@ class QuireProcess:
         )
 
     def wait_until_ready(self) -> None:
-        """Raises RuntimeError if it ends, or takes too long."""
+        """Wait. Raise RuntimeError if it ends, or takes too long."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.exit_code is None:
             with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
@@ -59,12 +59,12 @@ class QuireProcess:
         self._process.send_signal(number)
 
     def wait(self, seconds: float) -> int:
-        """The exit code. Raises subprocess.TimeoutExpired."""
+        """Return the exit code. Raise subprocess.TimeoutExpired."""
         assert self._process is not None
         return self._process.wait(seconds)
 
     def stop(self) -> None:
-        """In order, or else by force."""
+        """Stop it in order, or else by force."""
         if self.exit_code is None:
             self.signal(signal.SIGTERM)
         try:
@@ -76,7 +76,7 @@ class QuireProcess:
 
 @contextlib.contextmanager
 def quire(*arguments: str, port: int, environment: dict[str, str] | None = None) -> Iterator[QuireProcess]:
-    """A process that has been started, and is stopped in the end."""
+    """Start a process; stop it in the end."""
     process = QuireProcess(*arguments, port=port, environment=environment)
     process.start()
     try:

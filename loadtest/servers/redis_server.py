@@ -17,7 +17,7 @@ class RedisServer:
     """On one port for its life. `client` waits for as long as it takes, unlike those of the registry."""
 
     def __init__(self, folder: Path, *options: str, tls: bool = False) -> None:
-        """With `tls`, it speaks TLS on `tls_port` too."""
+        """Describe a server that, with `tls`, speaks TLS on `tls_port` too."""
         self.port, self.tls_port = free_port(), free_port()
         if tls:
             options += ("--tls-port", str(self.tls_port), "--tls-auth-clients", "no")
@@ -29,7 +29,7 @@ class RedisServer:
         self.start()
 
     def start(self) -> None:
-        """Empty: nothing is ever written to disk."""
+        """Start it empty: nothing is ever written to disk."""
         place = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
         command = ["redis-server", *place, "--save", "", "--appendonly", "no", *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -42,16 +42,16 @@ class RedisServer:
             time.sleep(0.02)
 
     def count_blocks(self, replica: str) -> int:
-        """How many blocks of a replica the registry holds."""
+        """Return how many blocks of a replica the registry holds."""
         return sum(int(self.client.scard(key)) for key in self.client.keys(f"quire:*:blocks:{replica}:*"))
 
     def is_whole(self, replica: str) -> bool:
-        """Whether the registry knows a replica, and holds all of it as far as it knows."""
+        """Say whether the registry knows a replica, and holds all of it as far as it knows."""
         keys = self.client.keys(f"quire:*:meta:{replica}")
         return any(self.client.hget(key, "whole") == b"1" for key in keys)
 
     def pause(self) -> None:
-        """It takes connections and bytes, and answers nothing."""
+        """Let it take connections and bytes, and answer nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 

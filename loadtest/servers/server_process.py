@@ -19,13 +19,13 @@ TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of all the process's threads, children not counted; in clock ticks of, mostly, 10 ms (Linux)."""
+    """Return the CPU time of all the process's threads, not of children, in ticks of mostly 10 ms (Linux)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * TICK_SECONDS
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
+    """Return one that nobody listens on."""
     while True:
         port = secrets.choice(PORTS)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -34,7 +34,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(module: str, *arguments: str, port: int) -> Iterator[int]:
-    """The process id of a server that answers."""
+    """Yield the process id of a server that answers."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", module, *arguments]
     with subprocess.Popen(command, env=environment) as process:

@@ -38,7 +38,7 @@ PLAIN_TOKENS = range(300, 1324)  # of these: text, nothing special
 
 
 def engine_info(config: EngineConfig, sequences: int) -> EngineInfo:
-    """As an engine would say it that has memory for anything."""
+    """Return what an engine would say that has memory for anything."""
     return EngineInfo(
         model=config.model,
         architecture="none",
@@ -65,7 +65,7 @@ def engine_info(config: EngineConfig, sequences: int) -> EngineInfo:
 
 @dataclass
 class Running:
-    """Of a request's only sequence: what it will say, and how many tokens are left."""
+    """A request's only sequence: what it will say, and how many tokens are left."""
 
     tokens: itertools.cycle[int]
     left: int
@@ -90,7 +90,7 @@ class TokenSource:
             self._waiting = deque(each for each in self._waiting if each.id != command.id)
 
     def step(self) -> StepFrame:
-        """One token each. First and last ones are told as outputs of their own, as an engine does."""
+        """Give one token each. First and last ones are told as outputs of their own, as an engine does."""
         outputs = StepOutputs()
         while self._waiting and len(self._running) < self._sequences:
             request = self._waiting.popleft()
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def serve(connection: socket.socket, source: TokenSource, seconds: float) -> None:
-    """Until the peer is gone, which is an error."""
+    """Serve until the peer is gone, which is an error."""
     reader = FrameReader(connection)
     first, *frames = reader.read(wait=True)
     config = msgspec.msgpack.decode(first, type=StartFrame).config

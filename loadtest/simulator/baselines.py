@@ -1,7 +1,7 @@
-"""How other systems give memory to requests: they hold a request back until its memory is reserved.
+"""Give memory to requests as other systems do: hold a request back until its memory is reserved.
 
-What they let through runs on Quire's own scheduler, with more blocks than it can need, so that nothing but
-memory differs (PagedAttention, sections 3.1 and 6.1).
+Those let through run on Quire's own scheduler, with more blocks than it can need, so that nothing but memory
+differs (PagedAttention, sections 3.1 and 6.1).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Rule = Literal["max", "pow2", "oracle"]
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """What those are for that were given to requests (section 3.1)."""
+    """Slots that were given to requests, by what they are for (section 3.1)."""
 
     tokens: int  # they hold a token's keys and values
     reserved: int  # they will in the end
@@ -33,15 +33,15 @@ class Memory(Protocol):
         ...
 
     def begin(self) -> None:
-        """A step is about to run."""
+        """Note that a step is about to run."""
         ...
 
     def release(self, ended: Request) -> list[Request]:
-        """A request has all its tokens. Returns those whose answers go out now."""
+        """Note that a request has all its tokens. Return those whose answers go out now."""
         ...
 
     def slots(self, stats: StepStats, context: int) -> Slots:
-        """During a step of such statistics, whose rows hold `context` tokens, shared ones counted again."""
+        """Count slots in a step of such `stats`, whose rows hold `context` tokens, shared ones each time."""
         ...
 
 
@@ -110,11 +110,11 @@ class Reserved:
         return [ended]
 
     def slots(self, stats: StepStats, context: int) -> Slots:
-        """What a chunk rounds up counts as given to nobody, as in the paper."""
+        """Count. A chunk's rounding counts as given to nobody, as in the paper."""
         return Slots(context, self.final - context, self.reserved - self.final)
 
     def slots_for(self, request: Request) -> int:
-        """Of one sequence."""
+        """Return the slots of one sequence."""
         prompt, output = len(request.prompt), request.params.max_tokens
         return {
             "max": self._max_model_len,

@@ -22,11 +22,11 @@ class BuddyAllocator:
 
     @staticmethod
     def chunk_size(count: int) -> int:
-        """Slots in the chunk that a request for `count` gets: the next power of two."""
+        """Return the slots in the chunk that a request for `count` gets: the next power of two."""
         return 1 << max(count - 1, 0).bit_length()
 
     def allocate(self, count: int) -> int | None:
-        """Offset of a chunk of at least `count` slots, splitting as little as can be; None: there is none."""
+        """Return the offset of a chunk of at least `count` slots, split as little as can be; or None."""
         wanted = self.chunk_size(count).bit_length() - 1
         for order in range(wanted, self.size.bit_length()):
             if not self._free[order]:
@@ -52,5 +52,5 @@ class BuddyAllocator:
 
     @property
     def chunks(self) -> dict[int, int]:
-        """Offset to size of the chunks that are taken."""
+        """Return offset to size of the chunks that are taken."""
         return {offset: 1 << order for offset, order in self._taken.items()}

@@ -12,7 +12,7 @@ BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a step reads and computes. Sizes are bytes."""
+    """The bytes that a step reads, and what it computes."""
 
     name: str
     layers: int
@@ -23,7 +23,7 @@ class Model:
 
     @classmethod
     def from_config(cls, name: str, config: dict[str, Any]) -> Model:
-        """Of a config.json of OPT or of the Llama family."""
+        """Read a config.json of OPT or of the Llama family."""
         hidden, layers = config["hidden_size"], config["num_hidden_layers"]
         heads = config["num_attention_heads"]
         head_dim = config.get("head_dim", hidden // heads)
@@ -90,5 +90,5 @@ KV_BYTES = 12 << 30  # of an A100 40GB beside a 13B model: 15.7K slots (PagedAtt
 
 
 def kv_slots(model: Model, kv_bytes: int = KV_BYTES) -> int:
-    """Tokens whose keys and values fit."""
+    """Return the tokens whose keys and values fit."""
     return kv_bytes // model.kv_bytes_per_token

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from quire.engine.core import InFlight, Runner
-from quire.engine.schedule.plan import StepPlan, StepResult
+from quire.engine.schedule.plan import Runner, StepHandle, StepPlan, StepResult
 from quire.loadtest.simulator.step_costs import StepRecord, step_features
 
 
@@ -24,7 +23,7 @@ class RecordingRunner(Runner):
         self._clock = clock
         self._ended = 0.0
 
-    def launch(self, plan: StepPlan) -> InFlight:
+    def launch(self, plan: StepPlan) -> StepHandle:
         launched = self._clock()
         self.context = int(plan.context_lens.sum())
         return _Timed(self, plan, launched, self._runner.launch(plan))
@@ -37,17 +36,17 @@ class RecordingRunner(Runner):
         self.records.append(StepRecord(step_features(plan).tolist(), seconds))
 
 
-class _Timed(InFlight):
-    def __init__(self, runner: RecordingRunner, plan: StepPlan, launched: float, flight: InFlight) -> None:
+class _Timed(StepHandle):
+    def __init__(self, runner: RecordingRunner, plan: StepPlan, launched: float, handle: StepHandle) -> None:
         self._runner = runner
         self._plan = plan
         self._launched = launched
-        self._flight = flight
+        self._handle = handle
 
     def wait(self) -> StepResult:
-        result = self._flight.wait()
+        result = self._handle.wait()
         self._runner.end(self._plan, self._launched)
         return result
 
     def has_moved(self, *, wait: bool = False) -> bool:
-        return self._flight.has_moved(wait=wait)
+        return self._handle.has_moved(wait=wait)

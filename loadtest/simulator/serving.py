@@ -28,25 +28,25 @@ class Clock(Protocol):
     def now(self) -> float: ...
 
     def wait_until(self, moment: float) -> None:
-        """Nothing happens before `moment`."""
+        """Jump to `moment`: nothing happens before."""
         ...
 
 
 class Meter(Protocol):
-    """What a device has done so far."""
+    """All that a device has done so far."""
 
     @property
     def busy_seconds(self) -> float: ...
 
     @property
     def context(self) -> int:
-        """Tokens in the cache, row by row, once the step launched last is done."""
+        """Return the tokens in the cache, row by row, once the step launched last is done."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Where the KV slots are during one step. The last four add up to all slots (section 3.1, Fig. 2)."""
+    """The use of the KV slots during one step. The last four add up to all slots (section 3.1, Fig. 2)."""
 
     seconds: float  # that the step takes
     requests: int  # under way
@@ -61,7 +61,7 @@ class MemoryUse:
 
 @dataclass(slots=True)
 class Run:
-    """What came of it. Records are in the order of the sessions; tokens by (request, sample)."""
+    """The outcome. Records are in the order of the sessions; tokens by (request, sample)."""
 
     records: list[Record]  # of requests that have all their tokens
     uses: list[MemoryUse]
@@ -72,11 +72,11 @@ class Run:
     unfinished: int  # requests that were under way or had not come when time was up
 
     def mean_requests(self) -> float:
-        """Under way at once, over the time in which any is."""
+        """Return how many were under way at once, over the time in which any was."""
         return self._mean(lambda use: use.requests, lambda use: use.requests > 0)
 
     def shares_under_load(self) -> dict[str, float]:
-        """Parts of the memory while somebody waits for some, in per cent. Empty if nobody ever does."""
+        """Return parts of the memory while somebody waits for some, in per cent; nothing if nobody does."""
         names = ("tokens", "reserved", "internal", "others")
         if not any(use.is_short for use in self.uses):
             return {}
@@ -84,23 +84,23 @@ class Run:
         return {name: 100 / slots * self._mean(attrgetter(name), lambda use: use.is_short) for name in names}
 
     def blocks_saved(self) -> float:
-        """Share of blocks that sharing saves, in per cent: (references − blocks) ÷ references (Fig. 15)."""
+        """Return the blocks that sharing saves, in per cent: (references − blocks) ÷ references (Fig. 15)."""
         everything = self._mean(lambda use: use.references, lambda use: True)
         return 100 * (1 - self._mean(lambda use: use.blocks, lambda use: True) / everything)
 
     def wasted_in_blocks(self) -> float:
-        """Share of the slots given to sequences that hold no token, in per cent."""
+        """Return the slots given to sequences that hold no token, in per cent."""
         given = self._mean(lambda use: use.tokens + use.internal, lambda use: True)
         return 100 * self._mean(lambda use: use.internal, lambda use: True) / given
 
     def normalized_latency(self) -> float:
-        """Mean, in seconds a token; infinite if no request has all its tokens."""
+        """Return the mean in seconds a token; infinite if no request has all its tokens."""
         if not self.records:
             return math.inf
         return float(np.mean([record.normalized_latency for record in self.records]))
 
     def decode_rate(self, since: float) -> float:
-        """Tokens a second that rows decoded, those of beams that were dropped too, from then to the end."""
+        """Return the tokens a second that rows decoded, dropped beams' too, from then to the end."""
         tokens = sum(count for time, count in self.decoded if time > since)
         return tokens / (self.seconds - since)
 

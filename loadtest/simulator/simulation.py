@@ -21,7 +21,7 @@ def simulate(
     until: float = math.inf,
     keep_tokens: bool = False,
 ) -> Run:
-    """Serve sessions of one turn each, at their times. Raises ValueError for one that could never run."""
+    """Serve sessions of one turn each, at their times. Raise ValueError for one that could never run."""
     clock = VirtualClock()
     runner = VirtualRunner(costs, clock, system.max_num_seqs)
     core = EngineCore(system.scheduler(), runner, clock)

@@ -1,4 +1,4 @@
-"""How long a step takes: linear in what its plan asks for, by a roofline or fitted to measured steps."""
+"""Reckon how long a step takes: linear in what its plan asks for, by a roofline or fitted to steps."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class StepCosts(msgspec.Struct, frozen=True):
     total_error: float | None = None  # |predicted − measured| ÷ measured of the sum of those steps
 
     def describe(self) -> str:
-        """Where they come from, and how wrong they are if that is known."""
+        """Tell where they come from, and how wrong they are if that is known."""
         if self.error is None or self.total_error is None:
             return self.source
         return f"{self.source}: mean error of a step {self.error:.1%}, of the sum {self.total_error:.1%}"
 
     def of(self, plan: StepPlan) -> float:
-        """Seconds of the step."""
+        """Return the seconds of a step."""
         return float(step_features(plan) @ np.array(self.seconds))
 
 
@@ -68,10 +68,10 @@ def step_features(plan: StepPlan) -> Features:
 
 
 def roofline(model: Model, device: Device, block_size: int, pieces: int = 1) -> StepCosts:
-    """Weights and context read once a step, matrix products at a share of the peak, one after the other.
+    """Reckon weights and context read once a step, products at a share of the peak, one after the other.
 
-    `pieces`: separate copies that moving one block over the link takes: 1 where a block is one region
-    across all layers, 2 × layers where each layer has its own.
+    `pieces`: separate copies that moving one block over the link takes: 1 where a block is one region across
+    all layers, 2 × layers where each layer has its own.
     """
     bandwidth = device.bandwidth * device.bandwidth_share
     flops = device.flops * device.flops_share
@@ -97,9 +97,9 @@ def roofline(model: Model, device: Device, block_size: int, pieces: int = 1) -> 
 
 
 def fit(records: Sequence[StepRecord], source: str) -> StepCosts:
-    """Least squares of the error relative to what is predicted, no cost below 0, on every other record.
+    """Fit every other record by least squares of the error relative to what is predicted, no cost below 0.
 
-    The error is that on the rest. Raises ValueError with fewer than four records.
+    The error is that on the rest. Raise ValueError with fewer than four records.
     """
     if len(records) < 4:
         raise ValueError(f"a fit needs at least 4 steps, got {len(records)}")
@@ -120,7 +120,7 @@ def fit(records: Sequence[StepRecord], source: str) -> StepCosts:
 
 
 def _non_negative_least_squares(matrix: Features, target: Features) -> Features:
-    """By coordinate descent: each coefficient at its best given the others, or 0 where that is negative."""
+    """Descend by coordinates: each coefficient at its best given the others, or 0 where that is negative."""
     scale = np.maximum(np.abs(matrix).max(axis=0), np.finfo(float).tiny)
     matrix = matrix / scale
     products, towards = matrix.T @ matrix, matrix.T @ target
@@ -141,7 +141,7 @@ def write_records(path: Path, records: Sequence[StepRecord]) -> None:
 
 
 def read_records(path: Path) -> list[StepRecord]:
-    """Raises ValueError that names the file."""
+    """Read a file of records. Raise ValueError that names it."""
     try:
         lines = path.read_bytes().splitlines()
         return [msgspec.json.decode(line, type=StepRecord) for line in lines if line]

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.arrays import Logprobs
-from quire.engine.core import InFlight, Runner
-from quire.engine.schedule.plan import StepPlan, StepResult
+from quire.engine.schedule.plan import Runner, StepHandle, StepPlan, StepResult
 from quire.loadtest.simulator.step_costs import StepCosts
 
 VOCAB = 60_000
@@ -29,7 +28,7 @@ class VirtualClock:
         self.now = max(self.now, moment)
 
 
-class _VirtualFlight(InFlight):
+class _VirtualHandle(StepHandle):
     def __init__(self, clock: VirtualClock, end: float, result: StepResult) -> None:
         self._clock = clock
         self._end = end
@@ -38,6 +37,25 @@ class _VirtualFlight(InFlight):
     def wait(self) -> StepResult:
         self._clock.now = max(self._clock.now, self._end)
         return self._result
+
+
+class CostedRunner(Runner):
+    """A real device that computes all steps, on a virtual clock: time is what its plans should cost."""
+
+    def __init__(self, runner: Runner, costs: StepCosts, clock: VirtualClock) -> None:
+        self.busy_seconds = 0.0
+        self.context = 0  # tokens in the cache, row by row, once the step launched last is done
+        self._runner = runner
+        self._costs = costs
+        self._clock = clock
+        self._free_at = 0.0
+
+    def launch(self, plan: StepPlan) -> StepHandle:
+        seconds = self._costs.of(plan)
+        self._free_at = max(self._free_at, self._clock.now) + seconds
+        self.busy_seconds += seconds
+        self.context = int(plan.context_lens.sum())
+        return _VirtualHandle(self._clock, self._free_at, self._runner.launch(plan).wait())
 
 
 class VirtualRunner(Runner):
@@ -57,7 +75,7 @@ class VirtualRunner(Runner):
         self._candidates = np.zeros(num_rows, np.int64)
         self._last = np.zeros(num_rows, np.int64)
 
-    def launch(self, plan: StepPlan) -> InFlight:
+    def launch(self, plan: StepPlan) -> StepHandle:
         seconds = self._costs.of(plan)
         self._free_at = max(self._free_at, self._clock.now) + seconds
         self.busy_seconds += seconds
@@ -66,7 +84,7 @@ class VirtualRunner(Runner):
             self._candidates[start.row] = start.num_candidates
             sample = 0 if start.num_candidates else start.index + 1
             self._keys[start.row] = ((start.params.seed or 0) * 1_000_003 + sample) % (1 << 62)
-        self._last[plan.given_rows] = plan.given_tokens
+        self._last[plan.override_rows] = plan.override_tokens
         ends = np.cumsum(plan.query_lens[plan.num_decodes :]) - 1
         self._last[plan.rows[plan.num_decodes :]] = plan.prefill_tokens[ends]
         rows = plan.sample_rows
@@ -76,7 +94,7 @@ class VirtualRunner(Runner):
         logprobs = self._search(words, rows, wanted) if len(wanted) else None
         self._last[rows] = tokens
         result = StepResult(tokens, wanted.astype(np.int32), logprobs, ())
-        return _VirtualFlight(self._clock, self._free_at, result)
+        return _VirtualHandle(self._clock, self._free_at, result)
 
     def _search(self, words: Words, rows: NDArray[np.int32], wanted: NDArray[np.int64]) -> Logprobs:
         k = int(self._candidates[rows[wanted]].max())
@@ -90,7 +108,7 @@ class VirtualRunner(Runner):
 
 
 def _mix(words: Words) -> Words:
-    """splitmix64's finaliser: neighbours come out far apart."""
+    """Mix by splitmix64's finaliser: neighbours come out far apart."""
     with np.errstate(over="ignore"):
         words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -34,9 +34,9 @@ async def ready(state: ServerState, request: Request) -> Response:
 async def metrics(state: ServerState, request: Request) -> Response:
     from quire.service.metrics.exposition import exposition
 
-    return Response(
-        exposition(state.metrics, state.loop_watch), media_type="text/plain; version=0.0.4; charset=utf-8"
-    )
+    info = None if state.engine is None else state.engine.info
+    text = exposition(state.metrics, info, state.loop_watch)
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def startup(state: ServerState, request: Request) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from quire.engine.config import EngineInfo, RegistryReport, StepStats
+from quire.engine.config import RegistryReport, StepStats
 from quire.engine.messages import FinishReason
 from quire.service.metrics.histogram import (
     LATENCY_SECONDS,
@@ -23,7 +23,6 @@ class Metrics:
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.engine_info: EngineInfo | None = None
         self.stats: StepStats | None = None
         self.prompt_tokens = 0
         self.cached_tokens = 0

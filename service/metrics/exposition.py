@@ -14,23 +14,24 @@ from quire.service.metrics.families import counter, gauge, histogram, loop_famil
 from quire.service.metrics.loop_watch import LoopWatch
 
 
-def exposition(metrics: Metrics, loop_watch: LoopWatch) -> bytes:
+def exposition(metrics: Metrics, info: EngineInfo | None, loop_watch: LoopWatch) -> bytes:
+    """Return all families. Those of the cache and of steps need `info`, which comes with the engine."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(metrics, loop_watch))
+    registry.register(_Families(metrics, info, loop_watch))
     return generate_latest(registry)
 
 
 class _Families(Collector):
-    def __init__(self, metrics: Metrics, loop_watch: LoopWatch) -> None:
+    def __init__(self, metrics: Metrics, info: EngineInfo | None, loop_watch: LoopWatch) -> None:
         self._metrics = metrics
+        self._info = info
         self._loop_watch = loop_watch
 
     def collect(self) -> Iterator[Metric]:
         yield from self._request_families()
-        info = self._metrics.engine_info
-        if info is not None:
-            stats = self._metrics.stats or _idle(info)
-            yield from self._cache_families(info, stats)
+        if self._info is not None:
+            stats = self._metrics.stats or _idle(self._info)
+            yield from self._cache_families(self._info, stats)
             yield from self._step_families(stats)
         yield from self._registry_families()
         yield from loop_families(self._loop_watch)

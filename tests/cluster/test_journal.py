@@ -25,7 +25,7 @@ def chains() -> list[Prefix]:
     for salt in ("", "tenant"):
         for tokens in prompts:
             found: list[Prefix] = []
-            prefixes.extend(found, hasher.pieces(tokens), salt)
+            prefixes.extend(found, hasher.block_contents(tokens), salt)
             every |= {prefix.digest: prefix for prefix in found}
     return list(every.values())
 
@@ -60,7 +60,7 @@ def reachable(tiers: list[Tier]) -> set[bytes]:
         """A salt is no block."""
         if prefix is None:
             return True
-        return (isinstance(prefix.piece, str) or prefix.digest in held) and is_reachable(prefix.before)
+        return (isinstance(prefix.content, str) or prefix.digest in held) and is_reachable(prefix.before)
 
     return {prefix.digest for prefix in PREFIXES if prefix.digest in held and is_reachable(prefix)}
 
@@ -125,7 +125,7 @@ def test_at_every_moment_a_block_is_told_of_with_all_before_it(
             for each in told:
                 before = by_digest[each].before
                 while before is not None:
-                    assert isinstance(before.piece, str) or before.digest in told
+                    assert isinstance(before.content, str) or before.digest in told
                     before = before.before
             assert (digest in told) == is_reachable
     assert told == set()

@@ -71,7 +71,7 @@ class Replica:
 
         def reachable(prefix: Prefix | None) -> bool:
             while prefix is not None:
-                if not isinstance(prefix.piece, str) and prefix.digest not in every:
+                if not isinstance(prefix.content, str) and prefix.digest not in every:
                     return False
                 prefix = prefix.before
             return True

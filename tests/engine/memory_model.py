@@ -1,4 +1,4 @@
-"""What memory should hold, as a plain map, and a memory that executes moves as late as it may."""
+"""A plain map of what memory should hold, and a memory that executes moves as late as it may."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from quire.engine.memory.moves import Moves
 
 Content = list["int | None"]
-"""What each slot of a block holds: a history, or nothing yet."""
+"""The content of each slot of a block: a history, or nothing yet."""
 
 
 class Histories:

@@ -68,7 +68,7 @@ MUTANTS = [
         "block is not None and prefix.equals(self._prefixes[block])",
         "block is not None",
     ),
-    Mutant("hash without parent", "hashing", "digest(before + piece,", "digest(piece,"),
+    Mutant("hash without parent", "hashing", "digest(before + content,", "digest(content,"),
     Mutant("salt ignored", "hashing", ' + b"\\0" + salt.encode()', ""),
     Mutant("seed ignored", "hashing", "        self._seed = seed\n", "        self._seed = 0\n"),
     Mutant("model ignored", "hashing", 'digest(self._fingerprint + b"\\0"', 'digest(b"\\0"'),
@@ -120,7 +120,7 @@ MUTANTS = [
         "(*moves.swap_out, *moves.swap_in)",
     ),
     Mutant(
-        "beams that yielded share host blocks without references",
+        "preempted beams share host blocks without references",
         "memory.host_tier",
         "        for block in child.host_table:\n            self.pool.share(block)\n",
         "",
@@ -131,6 +131,25 @@ MUTANTS = [
         "memory.manager",
         "self.pool.count(block) == 1 and",
         "self.pool.count(block) <= 2 and",
+    ),
+    Mutant("a pinned tail is written", "memory.manager", " and block not in self.tails and", " and"),
+    Mutant(
+        "a prompt that ends in a pinned tail has no token left to compute",
+        "memory.manager",
+        "sequence.tokens[num_blocks * self.block_size : -1]",
+        "sequence.tokens[num_blocks * self.block_size :]",
+    ),
+    Mutant(
+        "a pinned tail is shared by those whose tokens differ",
+        "memory.pinned_tails",
+        "int(differs[0]) if len(differs) else most",
+        "most",
+    ),
+    Mutant(
+        "a pinned tail stands for its tokens after any others",
+        "memory.pinned_tails",
+        "self._after.get(before, ())",
+        "[tail for tails in self._after.values() for tail in tails]",
     ),
     Mutant("a findable block is written", "memory.manager", " and block not in self.cache\n", "\n"),
     Mutant(
@@ -272,57 +291,57 @@ MUTANTS = [
         "            self._rows.context[sequence.row] = sequence.saved_context\n",
         "            pass\n",
     ),
-    # -- promises ------------------------------------------------------------------------------------------
+    # -- computing blocks ----------------------------------------------------------------------------------
     Mutant(
-        "a promise that nobody takes back",
+        "a computing block that nobody forgets",
         "memory.manager",
-        "        self._take_back(blocks)\n",
+        "        self._forget_computing(blocks)\n",
         "",
     ),
     Mutant(
-        "a promise taken back from those who share it",
+        "a computing block forgotten while others share it",
         "memory.manager",
         "            if not self.pool.count(block):\n",
         "            if True:\n",
     ),
     Mutant(
-        "a promise to every tenant",
+        "a computing block for every tenant",
         "memory.prefix_cache",
         "        return block if block is not None and prefix.equals",
-        "        for other in self.promised:\n"
-        "            if self._prefixes[other].piece == prefix.piece:\n"
+        "        for other in self.computing:\n"
+        "            if self._prefixes[other].content == prefix.content:\n"
         "                return other\n"
         "        return block if block is not None and prefix.equals",
     ),
     Mutant(
-        "promised before it is planned",
+        "computing before it is planned",
         "memory.manager",
         "end // self.block_size)\n        blocks =",
         "min(len(sequence.table), sequence.num_tokens // self.block_size))\n        blocks =",
     ),
     Mutant(
-        "what was promised is published without its beginning",
+        "a computing block published without its beginning",
         "memory.manager",
-        "        sequence.published = next(promised, len(found.device))\n",
+        "        sequence.published = next(computing, len(found.device))\n",
         "        sequence.published = len(found.device)\n",
     ),
     Mutant(
-        "published when promised",
+        "published while computing",
         "memory.manager",
         "        self.moves.written.update(blocks)\n",
         "        self.moves.written.update(blocks)\n"
-        "        for block in self.cache.promised.intersection(blocks):\n"
+        "        for block in self.cache.computing.intersection(blocks):\n"
         "            self.cache.publish(self.cache.prefix(block), block)\n"
         "            self.pool.keep(block)\n",
     ),
     Mutant(
-        "a promise outlives its being kept",
+        "published and still computing",
         "memory.prefix_cache",
-        "            self.promised.remove(block)\n",
+        "            self.computing.remove(block)\n",
         "",
     ),
     Mutant(
-        "published beside a promise of the same",
+        "published beside a computing block of the same",
         "memory.prefix_cache",
         "            self.forget(found)\n",
         "            pass\n",
@@ -330,7 +349,7 @@ MUTANTS = [
     Mutant(
         "a copy of what is not written yet",
         "schedule.scheduler",
-        "if self._is_whole(sequence, found) and self.blocks.is_promised(found):",
+        "if self._is_whole(sequence, found) and self.blocks.is_computing(found):",
         "if False:",
     ),
     Mutant(
@@ -341,9 +360,9 @@ MUTANTS = [
     ),
     Mutant(
         "what failed stays findable",
-        "schedule.state",
-        "            self.blocks.forget(sequence)\n",
-        "            pass\n",
+        "schedule.lifecycle",
+        "        state.blocks.forget(sequence)\n",
+        "        pass\n",
     ),
     Mutant(
         "what failed is kept",
@@ -357,46 +376,46 @@ MUTANTS = [
         "min(sequence.num_found, sequence.published)",
         "min(sequence.num_found, len(found))",
     ),
-    # -- deliveries ----------------------------------------------------------------------------------------
+    # -- transfers -----------------------------------------------------------------------------------------
     Mutant(
         "booked before the transfers are done",
         "core",
-        "while self._moving and self._moving[0].has_moved(wait=wait):",
-        "while self._moving:",
+        "while transfers and transfers[0].are_done(wait=wait):",
+        "while transfers:",
     ),
     Mutant(
         "given out as soon as the step is done",
         "schedule.commit",
-        "        queue.deliveries.append(flight.delivery)\n",
-        "        queue.deliveries.append(flight.delivery)\n        deliver(queue)\n",
+        "        state.transfers.append(step.transfers)\n",
+        "        state.transfers.append(step.transfers)\n        finish_transfers(state)\n",
     ),
     # -- scheduler -----------------------------------------------------------------------------------------
     Mutant(
-        "the oldest yields",
+        "the oldest is preempted",
         "schedule.preemption",
-        "        group = self._queue.running[-1]\n",
-        "        group = self._queue.running[0]\n"
-        "        self._queue.running.append(self._queue.running.pop(0))\n",
+        "        group = self._state.running[-1]\n",
+        "        group = self._state.running[0]\n"
+        "        self._state.running.append(self._state.running.pop(0))\n",
     ),
     Mutant(
-        "the oldest yields when it could wait",
+        "the oldest is preempted when it could wait",
         "schedule.preemption",
-        "and not alone:",
-        "and alone is not None:",
+        "if newest.transferring or alone:",
+        "if newest.transferring:",
     ),
     Mutant(
         "a victim waits behind all others",
-        "schedule.state",
-        "self.waiting.appendleft(group)",
-        "self.waiting.append(group)",
+        "schedule.lifecycle",
+        'insort(state.waiting, group, key=attrgetter("order"))',
+        "state.waiting.append(group)",
     ),
     Mutant(
         "others are admitted while a group is swapped out",
         "schedule.scheduler",
         "        available = self.blocks.pool.num_available\n",
         "        available = self.blocks.pool.num_available\n"
-        "        if queue.waiting and queue.waiting[0].swapped:\n"
-        "            queue.waiting.rotate(-1)\n",
+        "        if state.waiting and state.waiting[0].swapped:\n"
+        "            state.waiting.rotate(-1)\n",
     ),
     Mutant(
         "a group is admitted in part",
@@ -419,15 +438,15 @@ MUTANTS = [
     Mutant(
         "an arrival forgotten",
         "schedule.draft",
-        "        self.arrivals.append(group)\n",
+        "        self.transferring.append(group)\n",
         "",
     ),
     Mutant(
         "published when launched",
         "schedule.scheduler",
-        "        queue.flights.append(flight)\n",
-        "        queue.flights.append(flight)\n"
-        "        for sequence, full in flight.filled:\n"
+        "        state.in_flight.append(step)\n",
+        "        state.in_flight.append(step)\n"
+        "        for sequence, full in step.filled:\n"
         "            known = sequence.num_tokens // self.blocks.block_size\n"
         "            self.blocks.publish(sequence, min(full, known))\n",
     ),
@@ -459,19 +478,19 @@ MUTANTS = [
     Mutant(
         "the tail after a fork is written by all",
         "schedule.scheduler",
-        "            self.queue.expect_write(other)\n",
+        "            lifecycle.expect_write(self.state, other)\n",
         "            pass\n",
     ),
     Mutant(
         "what comes back goes on from a stale token",
         "schedule.scheduler",
-        "                self.queue.given[sequence.row] = int(sequence.tokens[-1])\n",
+        "                self.state.overrides[sequence.row] = int(sequence.tokens[-1])\n",
         "                pass\n",
     ),
     Mutant(
         "a prefill writes into a found block",
         "schedule.scheduler",
-        "if start < self.rows.capacity[row] and not self.yielding.own(draft, sequence, start):",
+        "if start < rows.capacity[row]:",
         "if start < 0:",
     ),
     Mutant(
@@ -507,7 +526,7 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "a beam that yielded keeps the digests of the one it was",
+        "a preempted beam keeps the digests of the one it was",
         "memory.host_tier",
         "        child.prefixes = list(parent.prefixes)\n",
         "",
@@ -562,22 +581,22 @@ MUTANTS = [
     ),
     Mutant(
         "requests are let in that need pinned blocks",
-        "schedule.state",
-        "self.blocks.pool.num_blocks - self.blocks.pool.num_pinned",
-        "self.capacity.num_blocks",
+        "schedule.lifecycle",
+        "state.blocks.pool.num_blocks - state.blocks.pool.num_pinned",
+        "state.capacity.num_blocks",
     ),
     # -- rows and samples ----------------------------------------------------------------------------------
     Mutant(
         "the last token ends nothing",
         "schedule.draft",
-        "samples.watched | (positions >= samples.limit)",
-        "samples.watched",
+        "samples.needs_host | (positions >= samples.limit)",
+        "samples.needs_host",
     ),
     Mutant(
         "a stop token ends nothing",
         "schedule.commit",
-        "watched = watched | (ending > 0)",
-        "watched = watched | (result.tokens == NOT_FINITE)",
+        "needs_host = needs_host | (ending > 0)",
+        "needs_host = needs_host | (result.tokens == NOT_FINITE)",
     ),
     Mutant(
         "a token at the wrong position",
@@ -589,7 +608,7 @@ MUTANTS = [
     Mutant(
         "a row that was left keeps its tokens",
         "sequences.sequence",
-        "        self._lines.clear(self.row)\n",
+        "        self._row_tokens.clear(self.row)\n",
         "",
     ),
     Mutant(
@@ -599,16 +618,16 @@ MUTANTS = [
         "        self._own = self.tokens\n",
     ),
     Mutant(
-        "a step in flight writes to a row that its sequence has yielded",
-        "schedule.state",
-        "            flight.watch(sequence)\n",
-        "            if sequence.finish_reason is not None:\n                flight.watch(sequence)\n",
+        "a step in flight writes to a row that its sequence has left",
+        "schedule.lifecycle",
+        "        step.forget_row(sequence)\n",
+        "        if sequence.finish_reason is not None:\n            step.forget_row(sequence)\n",
     ),
     Mutant(
         "who ended in flight goes on",
-        "schedule.state",
-        "            flight.watch(sequence)\n",
-        "            pass\n",
+        "schedule.lifecycle",
+        "        step.forget_row(sequence)\n",
+        "        pass\n",
     ),
     Mutant(
         "rows decode after they were left",
@@ -637,7 +656,7 @@ MUTANTS = [
     ),
     Mutant(
         "samples in one place of their grammar",
-        "schedule.state",
+        "schedule.lifecycle",
         "constraint = constraint.fork()",
         "constraint = constraint",
     ),
@@ -691,7 +710,7 @@ MUTANTS = [
         "            self._cached.pop",
     ),
     # -- what is left of a request that has ended ------------------------------------------------------------
-    Mutant("a group that has ended keeps its sequences", "schedule.state", "        group.end()\n", ""),
+    Mutant("a group that has ended keeps its sequences", "schedule.lifecycle", "    group.end()\n", ""),
     Mutant(
         "the last samples keep whose they were",
         "sequences.rows",

@@ -1,4 +1,4 @@
-"""How long random tests look: HYPOTHESIS_PROFILE=nightly makes it more than ten times as long."""
+"""The length of random tests: HYPOTHESIS_PROFILE=nightly makes it more than ten times as long."""
 
 from __future__ import annotations
 

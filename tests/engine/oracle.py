@@ -9,9 +9,8 @@ from collections.abc import Callable
 import numpy as np
 
 from quire.engine.arrays import Logprobs
-from quire.engine.core import Runner
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.schedule.plan import StepPlan, StepResult
+from quire.engine.schedule.plan import Runner, StepPlan, StepResult
 from quire.engine.sequences.beam_search import BeamSearch
 from tests.engine.toy_grammar import Reading, tokens_in
 
@@ -34,7 +33,7 @@ def _next_token(history: int, params: SamplingParams, index: int, allowed: list[
 
 
 def expected_tokens(request: Request, index: int, eos: tuple[int, ...] = ()) -> list[int]:
-    """What sequence `index` of `request` must produce, whatever the schedule was."""
+    """Return what sequence `index` of `request` must produce, whatever the schedule was."""
     params = request.params
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
     history = 0
@@ -66,7 +65,7 @@ def _candidates(history: int, seed: int | None) -> tuple[list[int], list[float]]
 
 
 def expected_beams(request: Request, eos: tuple[int, ...] = ()) -> list[list[int]]:
-    """What beam search over `request` must return, best first."""
+    """Return what beam search over `request` must give, best first."""
     params = request.params
     stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
     search = BeamSearch(
@@ -90,7 +89,7 @@ def expected_beams(request: Request, eos: tuple[int, ...] = ()) -> list[list[int
     return [hypothesis.tokens for hypothesis in search.result()]
 
 
-class OracleFlight:
+class OracleHandle:
     """Its transfers are done once the runner was asked `due` times whether any are, or if waited for."""
 
     def __init__(
@@ -127,12 +126,12 @@ class OracleRunner(Runner):
         self.candidates: dict[int, int] = {}
         self.tokens_computed = 0
 
-    def launch(self, plan: StepPlan) -> OracleFlight:
+    def launch(self, plan: StepPlan) -> OracleHandle:
         for start in plan.starts:
             self.state[start.row] = (start.params, start.index)
             self.candidates[start.row] = start.num_candidates
         self.tables[plan.table_rows, plan.table_columns] = plan.table_blocks
-        for row, token in zip(plan.given_rows.tolist(), plan.given_tokens.tolist(), strict=True):
+        for row, token in zip(plan.override_rows.tolist(), plan.override_tokens.tolist(), strict=True):
             self.last[row] = token
         arrive = self._transfer(plan)
         destinations = plan.copies[:, 1].tolist()
@@ -181,7 +180,7 @@ class OracleRunner(Runner):
             sampled.append(_next_token(history, *self.state[row], allowed))
             self.last[row] = sampled[-1]
         result = self._result(plan, tokens, ids, sampled, histories)
-        return OracleFlight(self, result, arrive, self.asked + 1 + self.delay())
+        return OracleHandle(self, result, arrive, self.asked + 1 + self.delay())
 
     def _transfer(self, plan: StepPlan) -> Callable[[], None]:
         """Swaps read at once or when they arrive, and are written then: both must be the same."""

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from quire.engine.messages import Request
 from quire.engine.schedule.plan import StepPlan, StepResult
-from tests.engine.oracle import OracleFlight, OracleRunner
+from tests.engine.oracle import OracleHandle, OracleRunner
 
 POISON = 1 << 41  # seeds from here on are of poisoned requests
 
 Kind = Literal["token", "decode", "forked", "moved"]
 Trouble = Callable[[StepPlan], Exception | None]
-"""What a step raises that is no single request's fault."""
+"""Raised by a step for which no single request is to blame."""
 
 KINDS: tuple[Kind, ...] = ("token", "decode", "forked", "moved")
 MOMENTS = ("launch", "late", "wait")
@@ -37,7 +37,7 @@ def poisoned(request: Request, kind: Kind, position: int) -> Request:
     )
 
 
-class LateFlight(OracleFlight):
+class LateHandle(OracleHandle):
     def __init__(self, runner: OracleRunner, error: Exception) -> None:
         self.error = error
 
@@ -61,7 +61,7 @@ class PoisonedRunner(OracleRunner):
         self.raised: list[str] = []  # what was going on
         self.most_moved = 1  # a request that raises only beside others cannot be found out, and is let be
 
-    def launch(self, plan: StepPlan) -> OracleFlight:
+    def launch(self, plan: StepPlan) -> OracleHandle:
         if self.failed:
             raise Poisoned("a step before it raised")
         for start in plan.starts:
@@ -82,7 +82,7 @@ class PoisonedRunner(OracleRunner):
             self.cache[block] = [None] * self.block_size
         if moment == "late":
             raise error
-        return LateFlight(self, error)
+        return LateHandle(self, error)
 
     def settle(self) -> None:
         assert self.failed, "nothing has raised"

@@ -1,7 +1,7 @@
 """The whole engine but the model, driven by a seed: random requests, pool sizes, arrivals and aborts.
 
-Besides what the oracle model sees, it watches what the scheduler promises about who runs, who yields and
-how long anyone waits.
+Besides what the oracle model sees, it asserts what the scheduler guarantees about who runs, who is preempted
+and how long anyone waits.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections import Counter
+from collections.abc import Collection
 
 from msgspec.structs import replace
 
@@ -23,9 +24,9 @@ from quire.engine.pinned_prefixes import pin_prefixes
 from quire.engine.schedule.draft import StepDraft
 from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.plan import StepPlan
-from quire.engine.schedule.preemption import PreemptionPolicy, Yielding
+from quire.engine.schedule.preemption import Preemption, PreemptionPolicy
 from quire.engine.schedule.scheduler import Scheduler
-from quire.engine.sequences.sequence import Sequence
+from quire.engine.sequences.sequence import Sequence, SequenceGroup
 from tests.engine.oracle import VOCAB, OracleRunner, expected_beams, expected_tokens
 from tests.engine.toy_grammar import COMPILED, COMPILER, GRAMMARS
 
@@ -35,7 +36,7 @@ COMMON = [7 * i % VOCAB for i in range(24)]  # what many prompts begin with
 
 
 def plain_match(prefixes: list[Prefix], device: PrefixCache, host: PrefixCache) -> Found:
-    """What `Match.renew` must give, whatever it has given before."""
+    """Return what `Match.renew` must find, whatever it has found before."""
     found = Found(array("i"), array("i"))
     for prefix in prefixes:
         block = None if found.host else device.find(prefix)
@@ -49,13 +50,15 @@ def plain_match(prefixes: list[Prefix], device: PrefixCache, host: PrefixCache) 
     return found
 
 
-class WatchedScheduler(Scheduler):
-    """A scheduler that may only do what was promised."""
+class CheckedScheduler(Scheduler):
+    """A scheduler whose guarantees are asserted in each step."""
 
-    promised_hits = 0
+    computing_hits = 0
+    tail_hits = 0
 
     def _attach(self, sequence: Sequence, found: Found) -> None:
-        self.promised_hits += sum(not self.blocks.pool.is_kept(block) for block in found.device)
+        self.computing_hits += sum(not self.blocks.pool.is_kept(block) for block in found.device)
+        self.tail_hits += found.tail is not None
         super()._attach(sequence, found)
 
     def _find(self, sequence: Sequence) -> Found:
@@ -63,48 +66,51 @@ class WatchedScheduler(Scheduler):
         assert found == plain_match(sequence.prefixes, self.blocks.cache, self.blocks.host.cache)
         return super()._find(sequence)
 
-    def schedule(self, now: float = 0.0) -> StepPlan | None:
-        fresh = [group for group in self.queue.waiting if group.queue_seconds is None]
-        plan = super().schedule(now)
+    def _may_enter(self, only: Collection[SequenceGroup] | None) -> list[SequenceGroup]:
+        return [group for group in self.state.waiting if only is None or group in only]
+
+    def schedule(self, now: float = 0.0, only: Collection[SequenceGroup] | None = None) -> StepPlan | None:
+        fresh = [group for group in self._may_enter(only) if group.queue_seconds is None]
+        plan = super().schedule(now, only)
         begun = [group for group in fresh if group.queue_seconds is not None]
         assert begun == fresh[: len(begun)], "a request was admitted before an earlier one"
         if begun:
-            swapped = [group for group in self.queue.waiting if group.swapped]
+            swapped = [group for group in self._may_enter(only) if group.swapped]
             assert not swapped, "admitted while a group is swapped out"
         if plan is not None:
             assert plan.num_tokens <= self.max_num_batched_tokens, "more tokens than the step may compute"
             started = {start.row for start in plan.starts}
-            for group in self.queue.running:
+            for group in self.state.running:
                 rows = {sequence.row for sequence in group.live}
                 assert rows <= started or not rows & started, "a group was admitted in part"
         return plan
 
 
-class PushedScheduler(WatchedScheduler):
-    """Now and then the newest group has to yield although there is room, to either place."""
+class PushedScheduler(CheckedScheduler):
+    """Now and then the newest group is preempted although there is room, to either place."""
 
     rng: random.Random
 
     def _schedule_decodes(self, draft: StepDraft) -> Int32:
         decodes = super()._schedule_decodes(draft)
-        running = self.queue.running
+        running = self.state.running
         if len(running) > 1 and not running[-1].transferring and self.rng.random() < 0.4:
-            self.yielding._policy = PreemptionPolicy(mode=self.rng.choice(["swap", "recompute"]))
-            self.yielding.preempt_newest(draft, running[0].live[0])
+            self.preemption._policy = PreemptionPolicy(mode=self.rng.choice(["swap", "recompute"]))
+            self.preemption.preempt_newest(draft, running[0].live[0])
         return decodes
 
 
-class WatchedYielding(Yielding):
-    """Has the newest group yield, whole, and never for a newer one."""
+class CheckedPreemption(Preemption):
+    """Preempts the newest group, whole, and never for a newer one."""
 
     def preempt_newest(self, draft: StepDraft, beneficiary: Sequence) -> None:
-        running = list(self._queue.running)
+        running = list(self._state.running)
         super().preempt_newest(draft, beneficiary)
-        (victim,) = [group for group in running if group not in self._queue.running]
+        (victim,) = [group for group in running if group not in self._state.running]
         assert victim is not min(running, key=lambda group: group.order), "the oldest group was preempted"
-        assert victim is max(running, key=lambda group: group.order), "a group yielded before a newer one"
-        assert beneficiary.group.order <= victim.order, "a group yielded for a newer one"
-        assert not any(sequence.table or sequence.row >= 0 for sequence in victim.live), "it yielded in part"
+        assert victim is max(running, key=lambda group: group.order), "a newer group was left running"
+        assert beneficiary.group.order <= victim.order, "a group was preempted for a newer one"
+        assert not any(sequence.table or sequence.row >= 0 for sequence in victim.live), "preempted in part"
 
 
 def make_core(
@@ -122,13 +128,13 @@ def make_core(
     """`delays`: of the transfers, which else are done with their steps."""
     capacity = Capacity(num_blocks, block_size, max_num_seqs, max_model_len=1000, vocab_size=VOCAB)
     hasher = BlockHasher(block_size, seed=0) if caching else None
-    kind = WatchedScheduler if pushed is None else PushedScheduler
+    kind = CheckedScheduler if pushed is None else PushedScheduler
     scheduler = kind(capacity, budget, EOS, hasher=hasher, num_host_blocks=num_host_blocks)
     if isinstance(scheduler, PushedScheduler) and pushed is not None:
         scheduler.rng = pushed
     # By these costs `auto` swaps groups that fill, or share, more than five in six of their slots.
     policy = PreemptionPolicy(mode=mode, seconds_per_block=1.0, seconds_per_token=2.4 / block_size)
-    scheduler.yielding = WatchedYielding(scheduler.queue, policy)
+    scheduler.preemption = CheckedPreemption(scheduler.state, policy)
     runner = OracleRunner(num_blocks, block_size, max_num_seqs, num_host_blocks)
     if delays is not None:
         runner.delay = lambda: delays.randint(0, LONGEST_DELAY)
@@ -238,7 +244,7 @@ def check_outputs(request: Request, got: dict[tuple[int, int], list[Output]], do
 def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
     """Twelve random requests from their arrival to their end. Returns how often each thing came about.
 
-    `pushed`: groups yield at random moments too, so there is no bound on how long anyone waits.
+    `pushed`: groups are preempted at random moments too, so there is no bound on how long anyone waits.
     """
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4, 8])
@@ -263,7 +269,7 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
     )
     scheduler = core.scheduler
     if caching and seed % 5 == 3 and num_blocks * block_size >= 16:
-        pin_prefixes(core, [COMMON[:8]])
+        pin_prefixes(core, [COMMON[: 8 if seed % 2 else 5]])  # whole blocks, or one that is not full
     coming = [random_request(rng, i, rng.choice([4, 12, 24]), max_num_seqs) for i in range(12)]
     coming.reverse()
     alive: dict[int, Request] = {}
@@ -298,18 +304,19 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
             endings = [got.get((request_id, index)) for index in range(request.params.n)]
             if all(outputs and outputs[-1].finish_reason for outputs in endings):
                 del alive[request_id]
-        check_scheduler(scheduler.queue)
-        assert scheduler.queue.tokens_filled == distinct_filled(core)
+        check_scheduler(scheduler.state)
+        assert scheduler.state.tokens_filled == distinct_filled(core)
     assert scheduler.blocks.pool.num_available == num_blocks - scheduler.blocks.pool.num_pinned
     assert scheduler.blocks.host.pool.num_available == host
     for request in accepted:
         if request.id not in aborted:
             check_outputs(request, got, done)
-    done["recomputes"] = scheduler.yielding.recomputes
-    done["swaps"] = scheduler.yielding.swaps
+    done["recomputes"] = scheduler.preemption.recomputes
+    done["swaps"] = scheduler.preemption.swaps
     done["copies"] = scheduler.blocks.copies_on_write
     done["pinned"] = scheduler.blocks.pool.num_pinned
-    assert isinstance(scheduler, WatchedScheduler)
-    done["promised"] = scheduler.promised_hits
+    assert isinstance(scheduler, CheckedScheduler)
+    done["computing"] = scheduler.computing_hits
+    done["tails"] = scheduler.tail_hits
     done["evictions"] = scheduler.blocks.pool.evictions
     return done

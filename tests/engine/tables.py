@@ -57,7 +57,7 @@ class Tables:
             self.rows.release(sequence)
 
     def step(self) -> Moves:
-        """What has gathered is done and committed; full blocks are findable."""
+        """Do and commit all that has gathered; full blocks are findable then."""
         moves = self.blocks.take_moves()
         self.blocks.copied(moves)
         self.blocks.host.arrived(moves)
@@ -75,5 +75,5 @@ class Tables:
                 assert self.rows.capacity[sequence.row] == len(sequence.table) * self.blocks.block_size
 
     def counts(self, sequence: Sequence) -> list[int]:
-        """How many tables name each block of `sequence`."""
+        """Return how many tables name each block of `sequence`."""
         return [self.blocks.pool.count(block) for block in sequence.table]

@@ -42,7 +42,7 @@ def run(core: EngineCore) -> tuple[dict[int, list[int]], int]:
 def test_longest_first_and_equal_ones_in_order(lengths: list[int]) -> None:
     core = small()
     core.add_all(requests(lengths))
-    waiting = [group.request.id for group in core.scheduler.queue.waiting]
+    waiting = [group.request.id for group in core.scheduler.state.waiting]
     assert waiting == sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     tokens, _ = run(core)
     assert tokens == {request.id: expected_tokens(request, 0, EOS) for request in requests(lengths)}
@@ -64,7 +64,7 @@ def test_nobody_is_left_to_run_on_alone() -> None:
 def test_a_bench_in_order_is_in_order() -> None:
     core = small()
     bench.queue(core, requests([2, 5, 3]), in_order=True)
-    assert [group.request.id for group in core.scheduler.queue.waiting] == [0, 1, 2]
+    assert [group.request.id for group in core.scheduler.state.waiting] == [0, 1, 2]
 
 
 def test_none_is_queued_if_the_last_can_never_run() -> None:
@@ -76,4 +76,4 @@ def test_none_is_queued_if_the_last_can_never_run() -> None:
     with pytest.raises(ValueError, match="needs up to 5 KV blocks"):
         core.add_all([long, *requests([2, 3, 4]), new])
     assert not core.has_work
-    check_scheduler(core.scheduler.queue)
+    check_scheduler(core.scheduler.state)

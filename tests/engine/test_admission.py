@@ -1,4 +1,4 @@
-"""What an engine can hold: the room that it says there is, is what it then admits."""
+"""The capacity of an engine: it admits as much as it says there is room for."""
 
 from __future__ import annotations
 

@@ -12,20 +12,22 @@ import torch
 
 from quire.engine import startup
 from quire.engine.config import EngineConfig
+from quire.engine.device import kv_cache
+from quire.engine.device.kv_cache import named_format
 from quire.engine.device.runner import ModelRunner
 from quire.engine.models.config import ModelConfig
-from quire.kernels.formats.kv_format import ROUNDED, name_of
+from quire.kernels.formats.kv_format import FP12, UNSCALED, KVFormat
 from quire.kernels.gpu import NO_GPU, Gpu
 from tests.kernels.gpus import GPUS
 
-FP12, BF16 = ROUNDED["fp12_e4m7"], torch.bfloat16
+BF16 = torch.bfloat16
 
 
-def held_by(model: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> torch.dtype:
+def held_by(model: ModelConfig, dtype: torch.dtype, gpu: Gpu, block_size: int = 16) -> KVFormat:
     """What auto has keys and values held as, after a look at `model`."""
     auto, own = EngineConfig(model="any"), EngineConfig(model="any", kv_cache_dtype="model")
-    assert startup._kv_dtype(own, model, dtype, gpu) == dtype
-    return startup._kv_dtype(auto, model, dtype, gpu)
+    assert named_format(own.kv_cache_dtype, model, dtype, gpu, block_size) == UNSCALED[dtype]
+    return named_format(auto.kv_cache_dtype, model, dtype, gpu, block_size)
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def model(model_folder: Callable[[str], Path]) -> ModelConfig:
         *({"num_heads": group} for group in (1, 2, 8)),
         {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
         {"windows": (0, 20) * 4},
-        {"num_layers": 5},
+        {"num_layers": 5, "windows": (0,) * 5},
     ],
 )
 def test_on_hopper_bfloat16_is_held_in_fp12(model: ModelConfig, changes: dict[str, Any]) -> None:
@@ -56,36 +58,43 @@ def test_on_hopper_bfloat16_is_held_in_fp12(model: ModelConfig, changes: dict[st
         *({"num_heads": group} for group in (16, 32)),  # nor decode attention these
         *({"head_dim": head_dim} for head_dim in (32, 80, 96, 256)),
         {"windows": (20,) * 8},
-        {"num_layers": 4},  # with one expanded they take no less memory
+        {"num_layers": 4, "windows": (0,) * 4},  # with one expanded they take no less memory
     ],
 )
 def test_models_that_it_does_not_suit_keep_their_type(model: ModelConfig, changes: dict[str, Any]) -> None:
-    assert held_by(replace(model, **changes), BF16, GPUS[90]) == BF16
+    assert held_by(replace(model, **changes), BF16, GPUS[90]) == UNSCALED[BF16]
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4, 8])
+def test_blocks_that_hoppers_kernels_do_not_take_keep_the_models_type(
+    model: ModelConfig, block_size: int
+) -> None:
+    assert held_by(model, BF16, GPUS[90], block_size) == UNSCALED[BF16]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_other_types_stay_as_they_are(model: ModelConfig, dtype: torch.dtype) -> None:
-    assert held_by(model, dtype, GPUS[90]) == dtype
+    assert held_by(model, dtype, GPUS[90]) == UNSCALED[dtype]
 
 
 @pytest.mark.parametrize("capability", [80, 86, 89, 100, 120])
 def test_other_gpus_keep_the_models_type(model: ModelConfig, capability: int) -> None:
-    assert held_by(model, BF16, GPUS[capability]) == BF16
+    assert held_by(model, BF16, GPUS[capability]) == UNSCALED[BF16]
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
 def test_a_cpu_keeps_the_models_type(model: ModelConfig, dtype: torch.dtype) -> None:
-    assert held_by(model, dtype, NO_GPU) == dtype
+    assert held_by(model, dtype, NO_GPU) == UNSCALED[dtype]
 
 
 @pytest.mark.parametrize(("given", "named"), [("auto", "fp12_e4m7"), ("model", "bfloat16")])
 def test_an_engine_says_what_it_came_to(
     given: str, named: str, monkeypatch: pytest.MonkeyPatch, model_folder: Callable[[str], Path]
 ) -> None:
-    monkeypatch.setattr(startup, "automatic_dtype", lambda *_: FP12)  # as if a CPU were a Hopper GPU
+    monkeypatch.setattr(kv_cache, "automatic_format", lambda *_: FP12)  # as if a CPU were a Hopper GPU
     settings = {"model": str(model_folder("llama3-sharded")), "device": "cpu", "dtype": "bfloat16"}
     core, info = startup.start_engine(
         EngineConfig(**settings, kv_cache_dtype=given, num_gpu_blocks_override=2, swap_space=0)
     )
     assert isinstance(core.runner, ModelRunner)
-    assert info.kv_cache_dtype == name_of(core.runner.cache.layers[0].kv.dtype) == named
+    assert info.kv_cache_dtype == core.runner.cache.layers[0].format.name == named

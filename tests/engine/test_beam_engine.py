@@ -61,9 +61,9 @@ def test_beams_equal_transformers(llama: tuple[Path, LlamaForCausalLM], blocks: 
             if output.request_id < 100:
                 assert (output.request_id, output.index) not in got, "a beam comes once, when the search ends"
                 got[output.request_id, output.index] = output
-        check_scheduler(core.scheduler.queue)
-    yielded = core.scheduler.yielding.recomputes + core.scheduler.yielding.swaps
-    assert (yielded > 0) == (blocks is not None)
+        check_scheduler(core.scheduler.state)
+    preempted = core.scheduler.preemption.recomputes + core.scheduler.preemption.swaps
+    assert (preempted > 0) == (blocks is not None)
     assert core.scheduler.blocks.copies_on_write > 0
     for request in beams:
         params = request.params

@@ -15,7 +15,7 @@ from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.plan import StepPlan
 from quire.engine.sequences.beam_search import BeamStep
 from quire.engine.sequences.sequence import BeamGroup, SequenceGroup
-from tests.engine.oracle import VOCAB, OracleFlight, OracleRunner, expected_beams
+from tests.engine.oracle import VOCAB, OracleHandle, OracleRunner, expected_beams
 from tests.engine.simulation import EOS, make_core
 from tests.engine.tables import Tables
 
@@ -25,30 +25,30 @@ SPOILT = 2  # whose third generated token has a candidate of no number
 
 
 class SpoilingRunner(OracleRunner):
-    def launch(self, plan: StepPlan) -> OracleFlight:
-        flight = super().launch(plan)
-        if flight.result.logprobs is not None:
-            for at, sample in enumerate(flight.result.logprob_samples.tolist()):
+    def launch(self, plan: StepPlan) -> OracleHandle:
+        handle = super().launch(plan)
+        if handle.result.logprobs is not None:
+            for at, sample in enumerate(handle.result.logprob_samples.tolist()):
                 row, position = int(plan.sample_rows[sample]), int(plan.sample_positions[sample])
                 if self.state[row][0].seed == SPOILT and position == len(PROMPT) + 2:
-                    flight.result.logprobs.top_logprobs[at, 0] = np.nan
-        return flight
+                    handle.result.logprobs.top_logprobs[at, 0] = np.nan
+        return handle
 
 
 class ThinningRunner(OracleRunner):
     """Leaves one candidate to a search when its third token is chosen."""
 
-    def launch(self, plan: StepPlan) -> OracleFlight:
-        flight = super().launch(plan)
+    def launch(self, plan: StepPlan) -> OracleHandle:
+        handle = super().launch(plan)
         seen: set[int] = set()
-        if flight.result.logprobs is not None:
-            for at, sample in enumerate(flight.result.logprob_samples.tolist()):
+        if handle.result.logprobs is not None:
+            for at, sample in enumerate(handle.result.logprob_samples.tolist()):
                 row, position = int(plan.sample_rows[sample]), int(plan.sample_positions[sample])
                 seed = self.state[row][0].seed
                 if position == len(PROMPT) + 2:
-                    flight.result.logprobs.top_logprobs[at, seed not in seen :] = -np.inf
+                    handle.result.logprobs.top_logprobs[at, seed not in seen :] = -np.inf
                     seen.add(seed)
-        return flight
+        return handle
 
 
 @pytest.mark.parametrize("num_blocks", [80, 20])
@@ -61,15 +61,15 @@ def test_beams_that_nothing_is_left_for_keep_no_blocks(num_blocks: int) -> None:
     widths: defaultdict[int, list[int]] = defaultdict(list)
     for _ in range(500):
         core.step()
-        check_scheduler(core.scheduler.queue)
-        for group in [*core.scheduler.queue.running, *core.scheduler.queue.waiting]:
+        check_scheduler(core.scheduler.state)
+        for group in [*core.scheduler.state.running, *core.scheduler.state.waiting]:
             assert group.beams is not None
             ended = [sequence for sequence in group.live if sequence not in group.beams.order]
             widths[group.request.id].append(len(group.beams.order))
             assert not any(sequence.table or sequence.host_table for sequence in ended)
     assert not core.has_work
     assert all((WIDTH, 1) in pairwise(each) for each in widths.values())
-    assert (core.scheduler.yielding.swaps > 0) == (num_blocks < 80)
+    assert (core.scheduler.preemption.swaps > 0) == (num_blocks < 80)
     assert core.scheduler.blocks.pool.num_free == num_blocks
 
 
@@ -120,7 +120,7 @@ def test_beams_that_nothing_is_left_for_keep_no_host_blocks() -> None:
 
 @pytest.mark.parametrize("num_blocks", [80, 20])
 def test_a_search_that_meets_a_nan_ends_alone(num_blocks: int) -> None:
-    """With few blocks groups yield meanwhile, to host memory."""
+    """With few blocks groups are preempted meanwhile, to host memory."""
     core = make_core(num_blocks, BLOCK_SIZE, ROWS, 40, caching=False, num_host_blocks=num_blocks, mode="swap")
     core.runner = SpoilingRunner(num_blocks, BLOCK_SIZE, ROWS, num_blocks)
     params = [
@@ -133,12 +133,12 @@ def test_a_search_that_meets_a_nan_ends_alone(num_blocks: int) -> None:
     while core.has_work:
         for output in core.step():
             got[output.request_id].append(output)
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
     for request in requests:
         if request.params.seed == SPOILT:
             assert [output.finish_reason for output in got[request.id]] == ["error", "error"]
             assert all("NaN" in str(output.error) for output in got[request.id])
         else:
             assert [output.tokens for output in got[request.id]] == expected_beams(request, EOS)
-    assert (core.scheduler.yielding.swaps > 0) == (num_blocks < 80)
+    assert (core.scheduler.preemption.swaps > 0) == (num_blocks < 80)
     assert core.scheduler.blocks.pool.num_free == num_blocks

@@ -22,7 +22,7 @@ def busy() -> Scheduler:
     for i in range(40):
         prompt = [(5 * i + j) % 23 for j in range(6 + i)]
         core.add(Request(i, prompt, SamplingParams(max_tokens=20, ignore_eos=True, seed=i)))
-    while not (core.scheduler.queue.num_swapped and len(core.scheduler.queue.running) > 2):
+    while not (core.scheduler.state.num_swapped and len(core.scheduler.state.running) > 2):
         core.step()
     for request in range(20, 40):
         core.abort(request)
@@ -42,8 +42,8 @@ def rename(scheduler: Scheduler) -> None:
 
 def mistake(scheduler: Scheduler) -> None:
     """A sequence's prefix has other tokens."""
-    sequence = next(s for group in scheduler.queue.running for s in group.live if s.prefixes)
-    sequence.prefixes[0] = replace(sequence.prefixes[0], piece=b"other")
+    sequence = next(s for group in scheduler.state.running for s in group.live if s.prefixes)
+    sequence.prefixes[0] = replace(sequence.prefixes[0], content=b"other")
 
 
 def lose(scheduler: Scheduler) -> None:
@@ -61,7 +61,7 @@ def uncache(scheduler: Scheduler) -> None:
 
 
 def miscount(scheduler: Scheduler) -> None:
-    scheduler.blocks.pool._counts[scheduler.queue.running[0].live[0].table[0]] += 1
+    scheduler.blocks.pool._counts[scheduler.state.running[0].live[0].table[0]] += 1
 
 
 def hold(scheduler: Scheduler) -> None:
@@ -83,19 +83,19 @@ def pin(scheduler: Scheduler) -> None:
     scheduler.blocks.pool._pinned.add(scheduler.blocks.pool._free[-1])
 
 
-def promise(scheduler: Scheduler) -> None:
-    scheduler.blocks.cache.promised.add(scheduler.blocks.pool._free[-1])
+def compute_a_free_block(scheduler: Scheduler) -> None:
+    scheduler.blocks.cache.computing.add(scheduler.blocks.pool._free[-1])
 
 
 def repeat(scheduler: Scheduler) -> None:
     """A table names a block twice, in place of another."""
-    sequence = next(s for group in scheduler.queue.running for s in group.live if len(s.table) > 1)
+    sequence = next(s for group in scheduler.state.running for s in group.live if len(s.table) > 1)
     sequence.table[0] = sequence.table[1]
 
 
 def overtake(scheduler: Scheduler) -> None:
     """More context than the row's blocks hold."""
-    scheduler.rows.context[scheduler.queue.running[-1].live[0].row] += 100
+    scheduler.rows.context[scheduler.state.running[-1].live[0].row] += 100
 
 
 def strand(scheduler: Scheduler) -> None:
@@ -109,9 +109,9 @@ def misplace(scheduler: Scheduler) -> None:
 
 
 def test_all_is_well(busy: Scheduler) -> None:
-    check_scheduler(busy.queue)
+    check_scheduler(busy.state)
     for share in CHECK_SHARES:
-        check_scheduler(busy.queue, share)
+        check_scheduler(busy.state, share)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_all_is_well(busy: Scheduler) -> None:
         keep,
         rest,
         pin,
-        promise,
+        compute_a_free_block,
         repeat,
         overtake,
         strand,
@@ -138,14 +138,14 @@ def test_damage_is_noticed_by_the_whole_check_and_by_one_of_its_shares(
     busy: Scheduler, damage: Callable[[Scheduler], None]
 ) -> None:
     damaged = copy.deepcopy(busy)
-    check_scheduler(damaged.queue)
+    check_scheduler(damaged.state)
     damage(damaged)
     with pytest.raises((AssertionError, KeyError)):
-        check_scheduler(damaged.queue)
+        check_scheduler(damaged.state)
     noticed = 0
     for share in CHECK_SHARES:
         try:
-            check_scheduler(damaged.queue, share)
+            check_scheduler(damaged.state, share)
         except (AssertionError, KeyError):
             noticed += 1
     assert noticed

@@ -36,7 +36,7 @@ from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.process import _serve
 from quire.engine.schedule.plan import StepPlan
 from quire.engine.startup import start_engine
-from tests.engine.oracle import OracleFlight, OracleRunner, expected_tokens
+from tests.engine.oracle import OracleHandle, OracleRunner, expected_tokens
 from tests.engine.simulation import make_core
 
 ON_GPU = torch.cuda.is_available()
@@ -178,7 +178,7 @@ class SlowCaptures(OracleRunner):
     def graphs_left(self) -> int:
         return self.graphs
 
-    def launch(self, plan: StepPlan) -> OracleFlight:
+    def launch(self, plan: StepPlan) -> OracleHandle:
         self.now += 0.1
         self.launches.append(self.now)
         return super().launch(plan)
@@ -254,7 +254,7 @@ Answers = tuple[dict[int, list[int]], dict[int, list[float]]]  # tokens and thei
 
 
 def answers(core: EngineCore, asked: list[Request]) -> Answers:
-    """What `asked` get, the later ones while the earlier ones run."""
+    """Return the answers to `asked`, the later ones while the earlier ones run."""
     tokens: dict[int, list[int]] = {request.id: [] for request in asked}
     logprobs: dict[int, list[float]] = {request.id: [] for request in asked}
     waiting = list(asked)

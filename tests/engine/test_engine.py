@@ -36,7 +36,7 @@ def run(core: EngineCore, requests: list[Request]) -> dict[tuple[int, int], list
     while core.has_work:
         for output in core.step():
             outputs.setdefault((output.request_id, output.index), []).append(output)
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
     assert core.scheduler.blocks.pool.num_available == core.scheduler.blocks.pool.num_blocks
     return outputs
 
@@ -85,7 +85,7 @@ def test_sixty_four_at_once_one_by_one_and_under_pressure_equal_transformers(
     requests = ragged_requests(64)
     core = make_core(llama[0])
     assert tokens_of(run(core, requests)) == expected
-    assert core.scheduler.yielding.recomputes == 0
+    assert core.scheduler.preemption.recomputes == 0
     one_by_one = {}
     for request in requests:
         one_by_one.update(tokens_of(run(core, [request])))
@@ -93,8 +93,8 @@ def test_sixty_four_at_once_one_by_one_and_under_pressure_equal_transformers(
     for mode in ("recompute", "swap"):
         pressed = make_core(llama[0], num_gpu_blocks_override=20, preemption_mode=mode)
         assert tokens_of(run(pressed, requests)) == expected
-        assert (pressed.scheduler.yielding.recomputes > 0) == (mode == "recompute")
-        assert (pressed.scheduler.yielding.swaps > 0) == (mode == "swap")
+        assert (pressed.scheduler.preemption.recomputes > 0) == (mode == "recompute")
+        assert (pressed.scheduler.preemption.swaps > 0) == (mode == "swap")
 
 
 def test_rows_with_one_long_prefix_equal_transformers(
@@ -139,7 +139,7 @@ def test_sampled_tokens_do_not_depend_on_batch_or_memory(
     for mode in ("recompute", "swap"):
         pressed = make_core(llama[0], num_gpu_blocks_override=16, preemption_mode=mode)
         assert tokens_of(run(pressed, requests)) == batched
-        assert pressed.scheduler.yielding.recomputes + pressed.scheduler.yielding.swaps > 0
+        assert pressed.scheduler.preemption.recomputes + pressed.scheduler.preemption.swaps > 0
     others = [
         Request(r.id, r.prompt, SamplingParams(max_tokens=24, **{**GREEDY, **params, "seed": 1}))
         for r in requests

@@ -1,4 +1,4 @@
-"""The equality matrix: tokens alone, batched, chunked, found, promised, recomputed, swapped and overlapped.
+"""The equality matrix: tokens alone, batched, chunked, found, computing, recomputed, swapped and overlapped.
 
 Each cell runs the same requests on a tiny real model; what `plain` gives is what all others must give. On a
 CPU every token is the same. On a GPU logits differ in their last bits with the batch, so there the matrix is
@@ -40,7 +40,7 @@ CELLS: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunked": {"max_num_batched_tokens": 12},
     "prefix hit": {"enable_prefix_caching": True},
-    "promised": {"enable_prefix_caching": True},
+    "computing": {"enable_prefix_caching": True},
     "recompute": {"num_gpu_blocks_override": 12, "preemption_mode": "recompute"},
     "swap": {"num_gpu_blocks_override": 12, "preemption_mode": "swap", "swap_space": 1},
     "overlap": {},
@@ -78,10 +78,10 @@ def step(core: EngineCore, *, overlap: bool) -> Iterator[Output]:
     if overlap:
         yield from core.step()
     elif (plan := core.scheduler.schedule()) is not None:
-        flight = core.runner.launch(plan)
-        yield from core.scheduler.commit(flight.wait())
-        if core.scheduler.num_deliveries and flight.has_moved(wait=True):
-            core.scheduler.deliver()
+        handle = core.runner.launch(plan)
+        yield from core.scheduler.commit(handle.wait())
+        if len(core.scheduler.state.transfers) and handle.has_moved(wait=True):
+            core.scheduler.finish_transfers()
 
 
 def run(core: EngineCore, asked: list[Request], *, overlap: bool = False) -> Answers:
@@ -92,27 +92,27 @@ def run(core: EngineCore, asked: list[Request], *, overlap: bool = False) -> Ans
     while core.has_work:
         for output in step(core, overlap=overlap):
             answers.setdefault((output.request_id, output.index), []).append(output)
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
     return answers
 
 
 def run_cell(cell: str, folder: Path, asked: list[Request]) -> Answers:
-    """What `asked` get in this cell, which must do what it is named after."""
+    """Return the answers to `asked` in this cell, which must do what it is named after."""
     core = start(folder, CELLS[cell])
     if cell == "prefix hit":
         run(core, asked)
-    if cell == "promised":  # to the second of two that arrive together by the first
+    if cell == "computing":  # to the second of two that arrive together by the first
         asked = [
             msgspec.structs.replace(request, id=request.id + half) for request in asked for half in (0, 8)
         ]
     answers = run(core, asked, overlap=cell == "overlap")
-    yielding = core.scheduler.yielding
-    assert (yielding.recomputes > 0, yielding.swaps > 0) == (cell == "recompute", cell == "swap")
+    preemption = core.scheduler.preemption
+    assert (preemption.recomputes > 0, preemption.swaps > 0) == (cell == "recompute", cell == "swap")
     if cell == "prefix hit":
         found = [answers[request.id, 0][0].cached_tokens for request in asked]
         lengths = [len(request.prompt) for request in asked]
         assert found == [min(length // 16 * 16, length - 1) for length in lengths]
-    if cell == "promised":
+    if cell == "computing":
         found = [answers[request.id, 0][0].cached_tokens for request in asked[1::2]]
         assert found == [(len(request.prompt) - 1) // 16 * 16 for request in asked[1::2]]
         answers = {(i, index): answers.pop((i + 8, index)) for i, index in list(answers) if i < 8}
@@ -124,7 +124,7 @@ def tokens_of(outputs: list[Output]) -> list[int]:
 
 
 def margin(outputs: list[Output], position: int) -> float:
-    """How much more likely the best token at `position` is than the second best."""
+    """Return how much more likely the best token at `position` is than the second best."""
     best = [entry.top_logprobs for output in outputs for entry in output.logprobs or []][position]
     return best[0] - best[1]
 

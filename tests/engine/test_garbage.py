@@ -51,7 +51,7 @@ def test_the_first_look_after_a_busy_time_goes_through_little(requests: int) -> 
     params = SamplingParams(n=2, temperature=1.0, max_tokens=6, ignore_eos=True)
     added = steps = looks = 0
     while added < requests or core.has_work:
-        while added < requests and len(core.scheduler.queue.waiting) < 2:
+        while added < requests and len(core.scheduler.state.waiting) < 2:
             core.add(Request(added, [added % 50, 1, 2, 3, 4], params))
             added += 1
         core.step()

@@ -1,4 +1,4 @@
-"""Which GPUs an engine starts on."""
+"""The GPUs that an engine starts on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_one_too_old_is_refused_by_name_before_a_model_is_looked_for(
     with pytest.raises(ValueError, match=refused):
         startup.start_engine(EngineConfig(model="any", device=flag))
     assert not found.called
-    assert startup._device(EngineConfig(model="any", device="cpu")) == torch.device("cpu")
+    assert startup.choose_device(EngineConfig(model="any", device="cpu")) == torch.device("cpu")
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
@@ -35,4 +35,4 @@ def test_others_are_taken(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(startup, "gpu_of", lambda device: gpu)
     for flag in ("cuda", "auto"):
-        assert startup._device(EngineConfig(model="any", device=flag)) == torch.device("cuda")
+        assert startup.choose_device(EngineConfig(model="any", device=flag)) == torch.device("cuda")

@@ -114,7 +114,7 @@ def run(core: EngineCore, requests: list[Request]) -> dict[tuple[int, int], list
     while core.has_work:
         for output in core.step():
             outputs.setdefault((output.request_id, output.index), []).append(output)
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
     assert core.scheduler.blocks.pool.num_available == core.scheduler.blocks.pool.num_blocks
     return outputs
 
@@ -131,7 +131,7 @@ def constrained(request_id: int, grammar: str, **params: Any) -> Request:
 
 
 def text_of(tokenizer: Tokenizer, outputs: list[Output]) -> str:
-    """Of a sequence that ended by itself."""
+    """Return the text of a sequence that ended by itself."""
     assert outputs[-1].finish_reason == "stop"
     *tokens, end = tokens_of(outputs)
     assert end == outputs[-1].stop_token
@@ -185,8 +185,8 @@ def test_tokens_depend_on_neither_batch_nor_memory(core: EngineCore, folder: Pat
     for mode in ("recompute", "swap"):
         pressed = make_core(folder, num_gpu_blocks_override=20, preemption_mode=mode)
         assert {key: tokens_of(outputs) for key, outputs in run(pressed, requests).items()} == alone
-        yielding = pressed.scheduler.yielding
-        assert (yielding.recomputes > 0, yielding.swaps > 0) == (mode == "recompute", mode == "swap")
+        preemption = pressed.scheduler.preemption
+        assert (preemption.recomputes > 0, preemption.swaps > 0) == (mode == "recompute", mode == "swap")
     entries = [entry for output in together[2, 0] for entry in output.logprobs or []]
     assert any(entry.rank > 1 for entry in entries), "log-probabilities are of the raw logits"
 

@@ -11,13 +11,13 @@ import pytest
 from quire.engine.messages import Output, Request
 from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.plan import StepPlan, StepResult
-from tests.engine.oracle import OracleFlight, OracleRunner
+from tests.engine.oracle import OracleHandle, OracleRunner
 from tests.engine.simulation import check_outputs, make_core, random_request
 
 
-class InterruptedFlight(OracleFlight):
-    def __init__(self, flight: OracleFlight) -> None:
-        super().__init__(flight.runner, flight.result, flight.arrive, flight.due)
+class InterruptedHandle(OracleHandle):
+    def __init__(self, handle: OracleHandle) -> None:
+        super().__init__(handle.runner, handle.result, handle.arrive, handle.due)
 
     def wait(self) -> StepResult:
         assert isinstance(self.runner, InterruptedRunner)
@@ -40,14 +40,14 @@ class InterruptedRunner(OracleRunner):
                 self.places = ("wait",) if "wait" in self.places else ()
             raise KeyboardInterrupt
 
-    def launch(self, plan: StepPlan) -> OracleFlight:
+    def launch(self, plan: StepPlan) -> OracleHandle:
         if self.refuses:
             raise RuntimeError("a step before this one has raised")
         self.refuses = True
         self.may_interrupt("launch")
-        flight = InterruptedFlight(super().launch(plan))
+        handle = InterruptedHandle(super().launch(plan))
         self.refuses = False
-        return flight
+        return handle
 
     def settle(self) -> None:
         self.refuses = False
@@ -62,7 +62,7 @@ def interrupted_core(seed: int, *places: str, **how: Any) -> Any:
 
 
 def most_in_flight(core: Any) -> int:
-    return max(len(core._launched), len(core.scheduler.queue.flights))
+    return len(core.scheduler.state.in_flight)
 
 
 @pytest.mark.parametrize("places", [("wait",), ("launch",), ("launch", "wait")])
@@ -81,13 +81,13 @@ def test_every_request_has_its_tokens_however_often_steps_are_interrupted(places
             try:
                 outputs = core.step()
             except KeyboardInterrupt:
-                check_scheduler(core.scheduler.queue)
+                check_scheduler(core.scheduler.state)
                 assert not core.torn
                 assert most_in_flight(core) <= 2, "an interrupted step has others launched in vain"
                 continue
             for output in outputs:
                 got.setdefault((output.request_id, output.index), []).append(output)
-            check_scheduler(core.scheduler.queue)
+            check_scheduler(core.scheduler.state)
         interrupts += core.runner.interrupts
         for request in requests:
             check_outputs(request, got, Counter())
@@ -110,7 +110,7 @@ def test_what_is_aborted_after_an_interrupt_leaves_nothing() -> None:
             if core.has_work:
                 assert not list(core.step())
         assert not core.has_work
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
         assert core.scheduler.blocks.pool.num_available == 40
 
 
@@ -125,7 +125,7 @@ def test_an_exception_that_is_raised_elsewhere_leaves_the_engine_torn(
     def raises(now: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(core.isolation, "schedule", raises)
+    monkeypatch.setattr(core.bisection, "schedule", raises)
     with pytest.raises(KeyboardInterrupt):
         core.step()
     assert core.torn

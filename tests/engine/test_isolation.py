@@ -26,7 +26,7 @@ from quire.loadtest.workloads import Work
 from quire.offline_engine import OfflineEngine
 from quire.service.demo import MODEL_FOLDER
 from quire.service.text.tokenizer import Tokenizer
-from tests.engine.oracle import VOCAB, OracleFlight, OracleRunner, expected_beams, expected_tokens
+from tests.engine.oracle import VOCAB, OracleHandle, OracleRunner, expected_beams, expected_tokens
 from tests.engine.poison import KINDS, POISON, Poisoned, PoisonedRunner, Trouble, poisoned
 from tests.engine.simulation import COMMON, EOS, LONGEST_DELAY, check_outputs, make_core, random_request
 
@@ -45,19 +45,19 @@ def poisoned_core(rng: random.Random, num_blocks: int, block_size: int, rows: in
 
 
 def common(a: list[int], b: list[int]) -> int:
-    """How many tokens both begin with."""
+    """Return the number of tokens that both begin with."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def found(core: EngineCore, request: Request, tokens: list[int]) -> int:
-    """How many of `tokens`, of `request`, are in the prefix cache."""
+    """Return how many of `tokens`, of `request`, are in the prefix cache."""
     known = Request(request.id, tokens, request.params, cache_salt=request.cache_salt)
     (sequence, *_) = SequenceGroup(known, as_int32(known.prompt), 0, EOS).sequences
     return len(core.scheduler.blocks.match(sequence)) * core.scheduler.blocks.block_size
 
 
 def check_culprit(core: EngineCore, culprit: Request, requests: list[Request], got: Got) -> None:
-    """What came of `culprit`, which ended just now, was right; only what is others' too is still found."""
+    """Check that `culprit`, which has just ended, gave right tokens; only what is others' too is found."""
     for index in range(culprit.params.n):
         tokens = [token for output in got[culprit.id, index] for token in output.tokens]
         if not culprit.params.beam_width:
@@ -115,7 +115,7 @@ def simulate(seed: int) -> Counter[str]:
 
     def hiccup(plan: StepPlan) -> Exception | None:
         likely = 0.5 if len(plan.swap_out) else 0.02
-        if hiccups and not core.isolation.on_trial and rng.random() < likely:
+        if hiccups and not core.bisection.in_progress and rng.random() < likely:
             hiccups.pop()
             return Poisoned("now and then")
         return None
@@ -152,12 +152,12 @@ def simulate(seed: int) -> Counter[str]:
             if request.id in ends:
                 check_culprit(core, request, accepted, got)
         failed |= ends
-        check_scheduler(scheduler.queue)
+        check_scheduler(scheduler.state)
         steps += 1
         assert steps < MOST_STEPS, "it goes on for ever"
     core.step()  # sees that nobody is left to be tried, if the last ones were aborted
     run(core)
-    assert scheduler.queue.in_turn and not core.isolation.on_trial
+    assert scheduler.state.in_turn and not core.bisection.in_progress
     assert scheduler.blocks.pool.num_available == num_blocks - scheduler.blocks.pool.num_pinned
     if scheduler.blocks.host is not None:
         assert scheduler.blocks.host.pool.num_available == host
@@ -167,7 +167,7 @@ def simulate(seed: int) -> Counter[str]:
             for index in range(request.params.n):
                 ends_of_one = [o.finish_reason for o in got[request.id, index] if o.finish_reason]
                 assert len(ends_of_one) == 1 and got[request.id, index][-1].finish_reason
-            done["convicted"] += 1
+            done["blamed"] += 1
             params = request.params
             done["beams" if params.beam_width > 1 else "samples" if params.n > 1 else "one"] += 1
         elif request.id not in aborted:
@@ -228,7 +228,7 @@ def run(core: EngineCore) -> Got:
             break
         for output in core.step():
             got.setdefault((output.request_id, output.index), []).append(output)
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
     assert not core.has_work
     return got
 
@@ -253,7 +253,7 @@ def test_who_is_cleared_has_not_to_wait_until_it_ends() -> None:
     steps = 0
     while core.has_work and not any(output.finish_reason == "error" for output in core.step()):
         steps += 1
-    assert steps < 60 and len(core.scheduler.queue.waiting) == 7
+    assert steps < 60 and len(core.scheduler.state.waiting) == 7
 
 
 def test_steps_take_less_memory_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,15 +318,15 @@ def test_poison_whose_clients_leave_at_once_does_not_end_the_engine(found_out: b
     def step() -> None:
         for output in core.step():
             got.setdefault((output.request_id, output.index), []).append(output)
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
 
     for i in range(100, 100 + 3 * MAX_FRUITLESS):
         core.add(poisoned(plain(i), "token", 0))
-        while not (core.isolation.on_trial if found_out else core.runner.failed):
+        while not (core.bisection.in_progress if found_out else core.runner.failed):
             step()
         core.abort(i)
         step()
-        while core.isolation.on_trial:
+        while core.bisection.in_progress:
             step()
     while core.has_work:
         step()
@@ -341,7 +341,7 @@ def prompts_raise(plan: StepPlan) -> Exception | None:
 
 def test_it_ends_alone_however_short_requests_must_be() -> None:
     core = roomy([])
-    core.scheduler.queue.capacity = replace(core.scheduler.queue.capacity, max_model_len=2)
+    core.scheduler.state.capacity = replace(core.scheduler.state.capacity, max_model_len=2)
     short = [Request(i, [i], SamplingParams(max_tokens=1, seed=i)) for i in range(6)]
     short[3] = poisoned(short[3], "token", 0)
     for request in short:
@@ -366,7 +366,7 @@ def test_a_runner_that_does_not_settle_ends_all() -> None:
     core = make_core(20, 4, 4, 16)
 
     class Broken(OracleRunner):
-        def launch(self, plan: StepPlan) -> OracleFlight:
+        def launch(self, plan: StepPlan) -> OracleHandle:
             raise Poisoned("once and for all")
 
     core.runner = Broken(20, 4, 4)

@@ -51,7 +51,7 @@ def start(folder: Path) -> tuple[EngineCore, ModelRunner]:
 
 
 def run(core: EngineCore) -> dict[tuple[int, int], list[Output]]:
-    """What each choice of `requests` got."""
+    """Return the tokens of each choice of `requests`."""
     got: dict[tuple[int, int], list[Output]] = {}
     waiting = requests()
     while waiting or core.has_work:
@@ -59,7 +59,7 @@ def run(core: EngineCore) -> dict[tuple[int, int], list[Output]]:
             core.add(waiting.pop(0))
         for output in core.step():
             got.setdefault((output.request_id, output.index), []).append(output)
-    check_scheduler(core.scheduler.queue)
+    check_scheduler(core.scheduler.state)
     return got
 
 

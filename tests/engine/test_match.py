@@ -14,7 +14,7 @@ from quire.engine.memory.invariants import check_prefix_cache
 from quire.engine.memory.prefix_cache import Match, PrefixCache
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.schedule.scheduler import MAX_SPILLS, Scheduler
-from tests.engine.simulation import WatchedScheduler, make_core, plain_match
+from tests.engine.simulation import CheckedScheduler, make_core, plain_match
 from tests.engine.tables import Tables
 
 BLOCK_SIZE = 4
@@ -27,7 +27,7 @@ def chains(hasher: BlockHasher) -> list[list[Prefix]]:
     made = []
     for prompt in ([0] * 12, [0] * 7 + [1] * 5, [0] * 3 + [2] * 9, [0] * 12):
         prefixes: list[Prefix] = []
-        Prefixes(hasher).extend(prefixes, hasher.pieces(prompt), "")
+        Prefixes(hasher).extend(prefixes, hasher.block_contents(prompt), "")
         made.append(prefixes)
     return made
 
@@ -47,12 +47,12 @@ def test_whatever_the_caches_go_through_a_match_is_what_a_new_one_would_be(seed:
         if block in cache:
             if change < 0.5 or cache is tiers[1]:
                 cache.forget(block)
-            elif block in cache.promised:
+            elif block in cache.computing:
                 cache.publish(cache.prefix(block), block)
         else:
             prefix = rng.choice(rng.choice(made))
             if change < 0.3 and cache is tiers[0]:
-                cache.promise([prefix], [block])
+                cache.mark_computing([prefix], [block])
             else:
                 cache.publish(prefix, block)
         for prefixes, match in zip(made, matches, strict=True):
@@ -106,8 +106,8 @@ def test_a_long_cached_prompt_at_the_head_of_the_queue_costs_a_step_little(
         core.step()
     core.add(Request(9, [*prompt, 1, 2, 3], SamplingParams(max_tokens=8, ignore_eos=True)))
     core.step()
-    (waiting,) = core.scheduler.queue.waiting
-    monkeypatch.setattr(WatchedScheduler, "_find", Scheduler._find)
+    (waiting,) = core.scheduler.state.waiting
+    monkeypatch.setattr(CheckedScheduler, "_find", Scheduler._find)
     counts: Counter[str] = Counter()
     for cls, name in ((PrefixCache, "find"), (BlockHasher, "next")):
         monkeypatch.setattr(cls, name, counted(getattr(cls, name), counts))
@@ -115,7 +115,7 @@ def test_a_long_cached_prompt_at_the_head_of_the_queue_costs_a_step_little(
     while True:
         counts.clear()
         core.step()
-        if not core.scheduler.queue.waiting:
+        if not core.scheduler.state.waiting:
             break
         steps += 1
         assert counts["find"] <= FEW + (MAX_SPILLS if num_host_blocks else 0) and counts["next"] <= FEW, (

@@ -1,4 +1,4 @@
-"""What a preemption costs either way is measured at start, which is not held up where steps are slow."""
+"""The costs of preemption are measured at start, which is not held up where steps are slow."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def mutated(mutant: Mutant) -> Iterator[None]:
 
 
 def examples() -> None:
-    for file in ("test_prefix_sharing", "test_block_manager"):
+    for file in ("test_prefix_sharing", "test_block_manager", "test_pinned_tails"):
         module = importlib.import_module(f"tests.engine.{file}")
         for name, test in vars(module).items():
             if name.startswith("test_"):
@@ -98,14 +98,14 @@ def simulations() -> None:
         simulate(seed)
 
 
-def promised_blocks() -> None:
-    module = importlib.import_module("tests.engine.test_promised_blocks")
+def computing_blocks() -> None:
+    module = importlib.import_module("tests.engine.test_computing_blocks")
     module.test_who_arrives_with_others_shares_what_the_first_one_computes(True)
     module.test_prompts_that_are_the_same_to_the_last_token_compute_their_last_block_each()
     module.test_who_leaves_takes_back_only_what_nobody_shares(2)
     module.test_others_hear_of_a_block_when_it_is_written_and_of_its_parents_first()
     module.test_only_who_fails_fails_and_nothing_of_it_is_cached(1)
-    module.test_who_takes_over_what_another_promised_answers_for_it()
+    module.test_who_takes_over_what_another_was_computing_answers_for_it()
     module.test_a_group_that_shares_what_this_step_writes_is_not_swapped_out()
 
 
@@ -117,8 +117,8 @@ def beams() -> None:
     module.test_beams_that_go_on_from_another_keep_their_blocks()
 
 
-def promises() -> None:
-    module = importlib.import_module("tests.engine.test_scheduler_promises")
+def guarantees() -> None:
+    module = importlib.import_module("tests.engine.test_scheduler_guarantees")
     module.test_a_group_that_this_step_writes_for_is_not_swapped_out()
     module.test_nothing_is_published_before_its_step_is_committed()
     module.test_a_client_that_leaves_in_the_middle_of_a_swap_leaks_nothing(False)
@@ -144,12 +144,12 @@ def memory() -> None:
 # The quickest first.
 KILLERS: list[Callable[[], None]] = [
     examples,
-    promised_blocks,
+    computing_blocks,
     matches,
     beams,
     walks,
     simulations,
-    promises,
+    guarantees,
     memory,
 ]
 

@@ -1,4 +1,4 @@
-"""What the prefix cache finds, for whom, and in which order it forgets."""
+"""The prefix cache: what it finds, for whom, and in which order it forgets."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_a_block_is_findable_only_once_its_step_is_committed() -> None:
 class CollidingHasher(BlockHasher):
     """Every first block has the same digest, so those after it do not tell what they follow."""
 
-    def next(self, before: Digest, piece: bytes) -> Digest:
-        return b"the first block " if before == self.root("") else super().next(before, piece)
+    def next(self, before: Digest, content: bytes) -> Digest:
+        return b"the first block " if before == self.root("") else super().next(before, content)
 
 
 def test_a_collision_is_a_miss_and_never_another_sequences_block() -> None:
@@ -129,7 +129,7 @@ def test_equal_chains_are_told_apart_by_any_token_and_by_their_tenant() -> None:
 
     def chain(tokens: list[int], salt: str = "") -> Prefix:
         prefixes: list[Prefix] = []
-        Prefixes(hasher).extend(prefixes, hasher.pieces(tokens), salt)
+        Prefixes(hasher).extend(prefixes, hasher.block_contents(tokens), salt)
         return prefixes[-1]
 
     tokens = list(range(20))

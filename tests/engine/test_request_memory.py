@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from quire.engine.config import PreemptionMode
 from quire.engine.core import EngineCore
 from quire.engine.messages import Request, SamplingParams, StepOutputs
-from quire.engine.schedule.draft import Flight
+from quire.engine.schedule.draft import InFlightStep
 from quire.engine.sequences.beam_search import BeamSearch
 from quire.engine.sequences.grammar import Constraint
 from quire.engine.sequences.sequence import BeamGroup, Sequence, SequenceGroup
@@ -23,13 +23,13 @@ from tests.engine.poison import KINDS, PoisonedRunner, poisoned
 from tests.engine.simulation import make_core, random_request
 from tests.engine.toy_grammar import GRAMMARS
 
-KINDS_OF_A_REQUEST = (SequenceGroup, Sequence, Request, BeamGroup, BeamSearch, Constraint, Flight)
+KINDS_OF_A_REQUEST = (SequenceGroup, Sequence, Request, BeamGroup, BeamSearch, Constraint, InFlightStep)
 REQUESTS = 60
 BLOCKS, BLOCK_SIZE, ROWS = 60, 4, 8
 
 
 def living() -> Counter[str]:
-    """How many objects of each kind there are that `uncollected` has seen the beginning of."""
+    """Count the objects of each kind whose beginning `uncollected` has seen."""
     return Counter(type(each).__name__ for each in gc.get_objects() if type(each) in KINDS_OF_A_REQUEST)
 
 
@@ -69,7 +69,7 @@ def some_request(rng: random.Random, request_id: int) -> Request:
 
 
 def endings(outputs: StepOutputs) -> list[int]:
-    """Whose sequences end by them, a request for each."""
+    """Return the request of each sequence that ends by them."""
     return [output.request_id for output in outputs if output.finish_reason is not None]
 
 
@@ -134,9 +134,9 @@ def test_an_engine_that_is_never_idle_holds_only_what_is_unfinished(
             ended_before = ended
         run_to_its_end(core)
         assert not living()
-    yielding = core.scheduler.yielding
-    assert most == 6 and yielding.swaps + yielding.recomputes > 20
-    assert mode == "recompute" or yielding.swaps > 5
+    preemption = core.scheduler.preemption
+    assert most == 6 and preemption.swaps + preemption.recomputes > 20
+    assert mode == "recompute" or preemption.swaps > 5
 
 
 @pytest.mark.parametrize("moment", ["waiting", "running", "constrained", "swapped"])
@@ -150,7 +150,7 @@ def test_who_leaves_is_gone_two_steps_later(moment: str) -> None:
             core.add(Request(i, [1, 2, 3, 4, 5 + i], params))
         for _ in range(0 if moment == "waiting" else 6):
             core.step()
-        while moment == "swapped" and not core.scheduler.queue.num_swapped:
+        while moment == "swapped" and not core.scheduler.state.num_swapped:
             core.step()
         for i in range(8):
             core.abort(i)

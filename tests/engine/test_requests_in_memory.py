@@ -1,4 +1,4 @@
-"""How many requests the engine holds anything of, as its stats tell."""
+"""The number of requests that the engine holds anything of, as its stats tell."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_requests_are_counted_until_nothing_holds_them() -> None:
     add(core, range(3))
     core.step()
     assert core.stats.requests_in_memory == 3
-    kept = list(core.scheduler.queue.alive)
+    kept = list(core.scheduler.state.alive)
     finish(core)
     add(core, range(3, 4))
     core.step()

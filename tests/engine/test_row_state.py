@@ -1,4 +1,4 @@
-"""How rows sample, as the device sees it."""
+"""The sampling parameters of rows, as the device sees them."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from quire.engine.capacity import Capacity
 from quire.engine.hashing import BlockHasher
 from quire.engine.messages import Request, SamplingParams, StepOutputs
 from quire.engine.schedule.invariants import check_scheduler
+from quire.engine.schedule.lifecycle import preempt
 from quire.engine.schedule.plan import StepPlan, StepResult
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequences.row_tokens import RowTokens
@@ -58,10 +59,10 @@ def test_lines_are_lists(block_size: int, seed: int) -> None:
         for r, known in enumerate(lists):
             assert lines.of(r).tolist() == known
             blocks = [known[i : i + block_size] for i in range(0, len(known) - block_size + 1, block_size)]
-            pieces = [np.array(block, "<i4").tobytes() for block in blocks]
+            contents = [np.array(block, "<i4").tobytes() for block in blocks]
             first = rng.randint(0, len(blocks))
-            assert lines.pieces(r, first, len(blocks)) == pieces[first:]
-            assert as_blocks(np.array(known, np.int32), block_size).tolist() == pieces
+            assert lines.block_contents(r, first, len(blocks)) == contents[first:]
+            assert as_blocks(np.array(known, np.int32), block_size).tolist() == contents
 
 
 class Rig:
@@ -71,12 +72,12 @@ class Rig:
         capacity = Capacity(num_blocks=40, block_size=2, max_num_seqs=2, max_model_len=40, vocab_size=100)
         hasher = BlockHasher(2, seed=0)
         self.scheduler = Scheduler(capacity, 40, (STOP,), hasher=hasher, num_host_blocks=40)
-        self.queue = self.scheduler.queue
+        self.state = self.scheduler.state
 
     def add(self, request_id: int) -> Sequence:
         params = SamplingParams(max_tokens=10)
         self.scheduler.add(Request(request_id, [request_id + 1] * 5, params))
-        (sequence,) = self.queue.waiting[-1].sequences
+        (sequence,) = self.state.waiting[-1].sequences
         return sequence
 
     def schedule(self) -> StepPlan:
@@ -87,9 +88,9 @@ class Rig:
     def commit(self, plan: StepPlan, tokens: np.ndarray) -> StepOutputs:
         result = StepResult(tokens.astype(np.int32), empty_int32(), None, ())
         outputs = self.scheduler.commit(result)
-        if self.queue.deliveries:
-            self.scheduler.deliver()
-        check_scheduler(self.scheduler.queue)
+        if self.state.transfers:
+            self.scheduler.finish_transfers()
+        check_scheduler(self.scheduler.state)
         return outputs
 
 
@@ -122,14 +123,14 @@ def test_a_late_step_does_not_write_to_who_has_the_row_by_then(how: str) -> None
         else:
             swapped = how == "swap" and rig.scheduler.blocks.swap_out(group)
             assert swapped == (how == "swap")
-            rig.queue.leave(group, swapped=swapped)
-            rig.queue.waiting.remove(group)  # set aside, as when requests are tried apart
-            rig.queue.in_turn = False
+            preempt(rig.state, group, swapped=swapped)
+            rig.state.waiting.remove(group)  # set aside, as when requests are tried apart
+            rig.state.in_turn = False
     newer = rig.add(2)
     begins = rig.schedule()
     assert newer.row == row and left.row < 0
     if left.finish_reason is None:
-        rig.queue.waiting.append(group)
+        rig.state.waiting.append(group)
     outputs = rig.commit(late, LATE + late.sample_rows)
     assert newer.tokens.tolist() == [3] * 5
     assert older.tokens.tolist() == [*others, LATE + older.row]

@@ -1,4 +1,4 @@
-"""What the steps that a runner is given ask of the model."""
+"""The runner: the work that its steps ask of the model."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from quire.engine.config import EngineConfig
 from quire.engine.device.runner import ModelRunner
 from quire.engine.device.staging import ROTATION, Staging
 from quire.engine.device.streams import (
-    CudaFlight,
+    CudaHandle,
     CudaQueue,
     DeviceLogprobs,
     DeviceResult,
-    ThreadFlight,
+    ThreadHandle,
     ThreadQueue,
 )
 from quire.engine.messages import Request, SamplingParams
@@ -50,14 +50,13 @@ def test_the_last_layer_computes_all_tokens_only_where_a_prompts_logprobs_are_wa
     )
     runner = core.runner
     assert isinstance(runner, ModelRunner) and isinstance(runner.model, Decoder)
-    runner.model.most_fused = 0  # few tokens would go past the layers' own products
     *before, last = runner.model.layers
     watched = Watched(last.output)
     runner.model.layers = [*before, replace(last, output=watched)]
     plans: list[StepPlan] = []
     launch = runner.launch
 
-    def note(plan: StepPlan) -> CudaFlight | ThreadFlight:
+    def note(plan: StepPlan) -> CudaHandle | ThreadHandle:
         plans.append(plan)
         return launch(plan)
 
@@ -104,9 +103,9 @@ def test_what_a_step_gave_is_there_when_the_next_has_written_over_it(way: str) -
 
     queue.submit(partial(step, 0), None).wait()  # all is compiled
     first = queue.submit(partial(step, 1), transfer)
-    flights = [first, *(queue.submit(partial(step, value), None) for value in range(2, 8))]
-    for value, flight in enumerate(flights, 1):
-        assert flight.wait().tokens.tolist() == [value] * 300
+    handles = [first, *(queue.submit(partial(step, value), None) for value in range(2, 8))]
+    for value, handle in enumerate(handles, 1):
+        assert handle.wait().tokens.tolist() == [value] * 300
     assert first.has_moved() == (not on_gpu)
     assert first.has_moved(wait=True) and torch.equal(target.cpu(), source.cpu())
 
@@ -200,5 +199,5 @@ def test_steps_see_what_was_written_before_their_queue_was_there() -> None:
         torch.cuda._sleep(1 << 28)  # about a tenth of a second
     value.fill_(7)
     queue = CudaQueue(device) if device.type == "cuda" else ThreadQueue()
-    flight = queue.submit(lambda: DeviceResult(value.clone(), empty_int32(), None, ()), None)
-    assert flight.wait().tokens.tolist() == [7, 7, 7]
+    handle = queue.submit(lambda: DeviceResult(value.clone(), empty_int32(), None, ()), None)
+    assert handle.wait().tokens.tolist() == [7, 7, 7]

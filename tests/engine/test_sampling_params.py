@@ -1,4 +1,4 @@
-"""What SamplingParams refuse, by name; and the seed that a request has when none was given."""
+"""The refusals of SamplingParams, by name; and the seed of a request that has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes to the device by way of pinned buffers: as much memory as steps need, and whole if it is more."""
+"""Pinned buffers: as much memory as steps need, and uploads that arrive whole if they are larger."""
 
 from __future__ import annotations
 

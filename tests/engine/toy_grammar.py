@@ -35,7 +35,7 @@ def tokens_in(mask: np.ndarray) -> list[int]:
 
 
 class Reading:
-    """What a grammar allows after the tokens so far."""
+    """A grammar after the tokens so far."""
 
     def __init__(self, grammar: str) -> None:
         self._matcher = LLMatcher(VOCABULARY, grammar, log_level=0)

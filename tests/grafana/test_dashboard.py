@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from itertools import combinations
@@ -14,7 +15,8 @@ import pytest
 
 from grafana import dashboard, draw
 from grafana.dashboard import PATH, encode
-from grafana.panels import ROWS
+from grafana.panels import ROWS, Panel
+from tests.helm.command_line import usage
 
 ROOT = Path(__file__).parents[2]
 BOARD = json.loads((ROOT / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
@@ -55,6 +57,36 @@ def test_every_panel_is_there_once_and_has_its_place() -> None:
         below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
         assert beside or below, (one, other)
     assert all(place["x"] + place["w"] <= 24 for place in (panel["gridPos"] for panel in PANELS))
+
+
+def test_latency_is_the_second_row() -> None:
+    rows = list(ROWS.values())
+    assert [panel.title for panel in rows[1]][:3] == [
+        "Time to first token",
+        "Inter-token latency",
+        "Request latency",
+    ]
+    places = [panel["gridPos"] for panel in PANELS if panel["title"] in [panel.title for panel in rows[1]]]
+    assert len({place["y"] for place in places}) == 1  # beside each other
+
+
+@pytest.mark.parametrize(
+    "panel", [panel for panels in ROWS.values() for panel in panels], ids=lambda p: p.title
+)
+def test_a_description_says_what_it_shows_and_what_to_do(panel: Panel) -> None:
+    shown, _, todo = panel.description.partition(". ")
+    assert shown[0].isupper() or shown[0].isdigit()
+    assert re.search(
+        r"\b(add|look|lower|raise|see|put|give|find|pin|wastes|refuses|makes room|ask)\b", todo
+    ), todo
+    assert todo.endswith(".")
+    for flag in re.findall(r"--[a-z-]+", panel.description):
+        assert re.search(rf"{flag}\b(?!-)", usage("serve")), flag
+    titles = "|".join(
+        sorted((panel.title for panels in ROWS.values() for panel in panels), key=len, reverse=True)
+    )
+    for name in re.findall(r"(?:look at|in|with|see) ([A-Z].*)", panel.description):
+        assert re.match(rf"({titles}|Redis)\b", name), name
 
 
 def test_it_can_be_imported_anywhere() -> None:

@@ -55,6 +55,20 @@ def test_gpu_is_asked_for_by_default_only() -> None:
     assert "tolerations" not in find(manifests, "Deployment")["spec"]["template"]["spec"]
 
 
+@pytest.mark.parametrize(
+    ("count", "requests", "limits"),
+    [
+        (0, {"cpu": "500m", "memory": "1.5Gi"}, {"memory": "34359738368"}),
+        (1, {"cpu": "500m", "memory": "1.5Gi"}, {"memory": "34359738368", "nvidia.com/gpu": 1}),
+        (2, {"cpu": "1000m", "memory": "3Gi"}, {"memory": "68719476736", "nvidia.com/gpu": 2}),
+    ],
+)
+def test_resources_are_of_each_gpu(count: int, requests: Manifest, limits: Manifest) -> None:
+    values = "resources.requests.cpu=500m,resources.requests.memory=1.5Gi,resources.limits.memory=34359738368"
+    manifests = render("--set", f"gpu.count={count},{values}")
+    assert container(manifests, "quire")["resources"] == {"requests": requests, "limits": limits}
+
+
 def test_every_pod_runs_where_the_values_say() -> None:
     """The test's with the replicas, whose nodes have its image: taints might let it nowhere else."""
     placed = {

@@ -62,6 +62,14 @@ def test_defaults_and_schema_name_the_same_values() -> None:
     jsonschema.validate(DEFAULTS, SCHEMA)
 
 
+def test_every_value_of_the_engine_has_a_comment() -> None:
+    """On its line, or above it."""
+    text = (CHART / "values.yaml").read_text(encoding="utf-8")
+    lines = text.split("\nengine:\n")[1].split("\n\n")[0].splitlines()
+    for above, line in zip(["", *lines], lines, strict=False):
+        assert "#" in line or above.lstrip().startswith("#"), line
+
+
 def test_choices_are_those_of_the_flags() -> None:
     hints = get_type_hints(EngineConfig)
     settings = {"device": "device", "dtype": "dtype", "kv_cache_dtype": "kvCacheDtype"}
@@ -103,7 +111,7 @@ def test_helm_refuses_a_wrong_value_by_name(name: str, setting: str, named: str)
 
 @pytest.mark.parametrize("way", ["runtimeClassName=n", r"resources.limits.nvidia\.com/mig-1g\.10gb=1"])
 def test_a_gpu_may_come_in_another_way(way: str) -> None:
-    assert render("--set", f"engine.device=cuda,gpu.enabled=false,{way}")
+    assert render("--set", f"engine.device=cuda,gpu.count=0,{way}")
 
 
 @pytest.mark.parametrize(
@@ -132,8 +140,8 @@ def test_a_gpu_may_come_in_another_way(way: str) -> None:
         ("replicaCount=2", "ReadWriteMany"),
         ("replicaCount=2,modelCache.accessMode=ReadWriteOncePod", "ReadWriteMany"),
         ("autoscaling.hpa.enabled=true", "ReadWriteMany"),
-        ("engine.device=cpu", "set gpu.enabled to false"),
-        ("engine.device=cuda,gpu.enabled=false", "set gpu.enabled to true"),
+        ("engine.device=cpu", "set gpu.count to 0"),
+        ("engine.device=cuda,gpu.count=0", "set gpu.count to 1"),
         ("auth.enabled=false,auth.apiKey=a", "lets everyone in"),
         ("auth.enabled=false,auth.existingSecret=s", "lets everyone in"),
         ("auth.enabled=false,auth.namedKeys.existingSecret=s", "lets everyone in"),

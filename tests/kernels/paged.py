@@ -6,7 +6,12 @@ from typing import Any
 
 import torch
 
+from quire.kernels.attention.batch import AttentionLayer, DecodeBatch, PrefillBatch
+from quire.kernels.attention.cascade import SharedPrefixes
+from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace
+from quire.kernels.formats.kv_format import UNSCALED
+from quire.kernels.formats.layer_cache import LayerCache
 
 HAS_GPU = torch.cuda.is_available()
 # The interpreter multiplies bf16's raw bits, so bf16 is for the GPU.
@@ -14,6 +19,13 @@ DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * HAS_GPU
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 NO_BLOCK = 2**31 - 1  # reading it is an illegal access
 UNTOUCHED = 7.0  # what an output holds where nothing is to be written
+
+
+def attention_layer(
+    heads: int, kv_heads: int, head_dim: int, window: int = 0, **others: Any
+) -> AttentionLayer:
+    """A layer with the usual scale."""
+    return AttentionLayer(heads, kv_heads, head_dim, head_dim**-0.5, window, **others)
 
 
 def with_dtypes(cases: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -33,6 +45,29 @@ class Paged:
     context_lens: torch.Tensor
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
+
+    def cache(self, kv: torch.Tensor | None = None) -> LayerCache:
+        """The cache as the kernels take it; or `kv` in its place."""
+        kv = self.kv if kv is None else kv
+        return LayerCache(kv, UNSCALED[kv.dtype])
+
+    def decodes(
+        self,
+        order: torch.Tensor,
+        workspace: DecodeWorkspace | DecodeGather,
+        shared: SharedPrefixes | None = None,
+        rows: slice = slice(None),
+    ) -> DecodeBatch:
+        """A query for each of the rows."""
+        return DecodeBatch(
+            self.block_tables, self.rows[rows], self.context_lens[rows], order, workspace, shared
+        )
+
+    def prefills(self, query_starts: torch.Tensor, longest: int, rows: slice = slice(None)) -> PrefillBatch:
+        """Queries for each of the rows, up to `longest` of one."""
+        return PrefillBatch(
+            self.block_tables, self.rows[rows], query_starts, self.context_lens[rows], longest
+        )
 
 
 def make_paged(

@@ -5,36 +5,37 @@ from __future__ import annotations
 import torch
 from paged import Paged
 
-from quire.kernels.formats import fp8, fp12
-from quire.kernels.formats.kv_format import elements_of, quantize, vectors_of
+from quire.kernels.formats import fp12
+from quire.kernels.formats.kv_format import FP8, FP12, KVFormat
+from quire.kernels.formats.layer_cache import LayerCache
 
-FP8, FP12 = fp8.DTYPE, fp12.DTYPE
 POISON = {FP8: 0x7F, FP12: 0xFF}  # bytes that are NaN, if with a scale
 
 
-def empty_vectors(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    """Vectors of a rounded dtype [*lead, block_size, D] that nothing was written to, as in a cache."""
+def empty_vectors(shape: tuple[int, ...], held: KVFormat, device: torch.device | str) -> torch.Tensor:
+    """Vectors of a format [*lead, block_size, D] that nothing was written to, as in a cache."""
     *lead, block_size, head_dim = shape
     memory = torch.full(
-        (*lead, block_size * elements_of(head_dim, dtype)), POISON[dtype], dtype=torch.uint8, device=device
+        (*lead, block_size * held.elements(head_dim)), POISON[held], dtype=torch.uint8, device=device
     )
-    return vectors_of(memory.view(dtype), block_size, head_dim)
+    return held.vectors(memory.view(held.dtype), block_size, head_dim)
 
 
-def in_format(paged: Paged, dtype: torch.dtype) -> tuple[Paged, torch.Tensor]:
-    """The same in a rounded cache and its scales, strided as in a cache of two layers; NaN stays NaN."""
-    vectors, scales = quantize(paged.kv, dtype)
+def in_format(paged: Paged, held: KVFormat) -> tuple[Paged, LayerCache]:
+    """The same in a rounded cache, strided as in a cache of two layers; NaN stays NaN."""
+    vectors, scales = held.quantize(paged.kv)
     blocks, *rest = paged.kv.shape
-    kv = empty_vectors((blocks, 2, *rest), dtype, paged.kv.device)[:, 1]
+    kv = empty_vectors((blocks, 2, *rest), held, paged.kv.device)[:, 1]
     kv.view(torch.uint8).copy_(vectors.view(torch.uint8))
     kv_scales = torch.stack((scales.permute(0, 2, 3, 1),) * 2, dim=1)[:, 1]
-    keys, values = ([dequantized(part, dtype) for part in held] for held in (paged.keys, paged.values))
-    return Paged(kv, paged.block_tables, paged.rows, paged.context_lens, keys, values), kv_scales
+    keys, values = ([dequantized(part, held) for part in parts] for parts in (paged.keys, paged.values))
+    rounded = Paged(kv, paged.block_tables, paged.rows, paged.context_lens, keys, values)
+    return rounded, LayerCache(kv, held, kv_scales)
 
 
-def dequantized(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x as a cache in dtype holds it, fp32."""
-    vectors, scales = quantize(x, dtype)
-    if dtype == FP12:
+def dequantized(x: torch.Tensor, held: KVFormat) -> torch.Tensor:
+    """x as a cache in that format holds it, fp32."""
+    vectors, scales = held.quantize(x)
+    if held == FP12:
         return fp12.dequantize(vectors, scales)
     return vectors.float() * scales.float().unsqueeze(-1)

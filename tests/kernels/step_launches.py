@@ -20,21 +20,19 @@ from launches import META, on_gpu
 from torch import Tensor
 
 from quire.engine.device.kv_cache import KVCache, expanded_dtype
-from quire.engine.models.batch import ForwardBatch, Newest, PrefillBatch
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import build_model
 from quire.engine.models.rope_config import RopeConfig
 from quire.engine.models.weights import Weights
+from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, Newest, PrefillBatch
 from quire.kernels.attention.cascade import SharedPrefixes, rows_of_bundle, shared_lens
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.backend import triton_backend
-from quire.kernels.formats.fp8 import DTYPE as FP8
-from quire.kernels.formats.fp12 import DTYPE as FP12
+from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP16, FP32, KVFormat
 from quire.kernels.gpu import Gpu
 from quire.kernels.sampling.sample import sample
 from quire.kernels.sampling.state import SamplingState
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 MOST_ROWS = 256
 QWEN3 = ModelConfig(
     architecture="Qwen3ForCausalLM",
@@ -148,27 +146,29 @@ def batch_of(step: Step, config: ModelConfig, block_size: int, workspace: Decode
         lens = shared_lens(members, rows, context_lens, tables, block_size)
         shared = SharedPrefixes(members, words(step.decodes), lens)
     if step.tokens:
-        chunks = step.chunks
-        prefill = PrefillBatch(words(chunks), words(chunks + 1), words(chunks), step.longest)
+        chunks = words(step.chunks), words(step.chunks + 1), words(step.chunks)
+        prefill = PrefillBatch(tables, *chunks, step.longest)
     if step.newest:
-        newest = Newest(*(words(min(step.decodes + step.chunks, tokens)) for _ in range(4)))
+        count = min(step.decodes + step.chunks, tokens)
+        queries = DecodeBatch(tables, words(count), words(count), words(count), workspace)
+        newest = Newest(words(count), queries)
     return ForwardBatch(
         tokens=words(tokens), positions=words(tokens), slots=words(tokens, dtype=torch.int64),
-        block_tables=tables, decode_rows=rows, decode_context_lens=context_lens,
-        decode_order=words(step.decodes), prefill=prefill, workspace=workspace, shared=shared, newest=newest,
+        decode=DecodeBatch(tables, rows, context_lens, words(step.decodes), workspace, shared),
+        prefill=prefill, newest=newest,
     )  # fmt: skip
 
 
 def launches(
-    gpu: Gpu, name: str, dtype: torch.dtype, kv_dtype: torch.dtype, steps: list[Step], block_size: int = 16
+    gpu: Gpu, name: str, plain: KVFormat, held: KVFormat, steps: list[Step], block_size: int = 16
 ) -> Iterator[tuple[Step, list[str], list[str]]]:
     """Yield each step with the names of what it launches, and the same in full."""
-    config = MODELS[name]
+    config, dtype = MODELS[name], plain.dtype
     for step in steps:
         with on_gpu(gpu) as found:
             cache = KVCache(
-                config, 8, block_size, kv_dtype, META, lambda blocks, pairs: None,
-                expanded_dtype(config, kv_dtype, dtype, gpu),
+                config, 8, block_size, held, META, lambda blocks, pairs: None,
+                expanded_dtype(config, held, dtype, gpu),
             )  # fmt: skip
             built = build_model(config, triton_backend(), Weights(META, dtype), 40960)
             workspace = DecodeWorkspace.allocate(MOST_ROWS + 1, config.num_heads, config.head_dim, META)
@@ -182,12 +182,12 @@ def launches(
 def everything() -> Iterator[tuple[str, list[str]]]:
     """Yield each step's name and its lines."""
     cases = [(90, *case, DECODES + MIXED, 16) for case in ON_HOPPER]
-    cases += [(90, "Llama-3.1-8B", BF16, kv_dtype, FEW, 128) for kv_dtype in (BF16, FP12)]
+    cases += [(90, "Llama-3.1-8B", BF16, held, FEW, 128) for held in (BF16, FP12)]
     cases += [(chip, *case, FEW, 16) for chip in GPUS if chip != 90 for case in ELSEWHERE]
     cases += [(chip, "Llama-3.1-8B", BF16, FP8, FEW, 16) for chip in GPUS if chip >= 89 and chip != 90]
-    for chip, name, dtype, kv_dtype, steps, block_size in cases:
-        for step, _, lines in launches(GPUS[chip], name, dtype, kv_dtype, steps, block_size):
-            types = "/".join(str(each).removeprefix("torch.") for each in (dtype, kv_dtype))
+    for chip, name, plain, held, steps, block_size in cases:
+        for step, _, lines in launches(GPUS[chip], name, plain, held, steps, block_size):
+            types = "/".join(str(each.dtype).removeprefix("torch.") for each in (plain, held))
             yield f"{chip} {name} {types} {block_size} {step}", lines
 
 

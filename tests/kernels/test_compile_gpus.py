@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ import pytest
 import torch
 from compiled import Case, compiled_for, shared_bytes
 from gpus import GPUS
-from rounded import FP8, FP12
 from test_compile_sm90 import few_tokens_variants, hopper_decode_variants, plain_variants
 
 from quire.kernels.attention import cascade as shared_prefix
@@ -28,18 +27,18 @@ from quire.kernels.attention import token_places
 from quire.kernels.attention.decode import EARLY, SMALL_STAGES, decode_tiles, has_room_for_new_heads
 from quire.kernels.attention.decode_kernel import decode_kernel
 from quire.kernels.attention.key_tiles import KeyTiles
+from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP16, FP32, KVFormat
 from quire.kernels.gpu import Gpu
 from quire.kernels.pointwise import activation, block_copy, norm, pinned_copy
 from quire.kernels.sampling import logprobs
 from quire.kernels.sampling import masks as token_mask
 
-BF16, FP32 = torch.bfloat16, torch.float32
 # fp16 takes what bf16 takes, and heads of 80 and 96 what those of 128 take: they are padded to as many.
 HELD = [(BF16, BF16), (FP32, FP32), (BF16, FP8), (FP32, FP8), (BF16, FP12), (FP32, FP12)]
-OTHERS = [(torch.float16, torch.float16, 80), (BF16, FP8, 96)]
+OTHERS = [(FP16, FP16, 80), (BF16, FP8, 96)]
 DIMS = (256, 128, 64)
 ALIKE = {80: 80, 86: 80, 89: 80, 120: 80}  # what is allotted for one of them is for the others
-NAMES = {BF16: "bf16", torch.float16: "fp16", FP32: "fp32", FP8: "fp8e4nv", FP12: "u8"}
+NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32", FP8: "fp8e4nv", FP12: "u8"}
 # One case of each kernel, down to machine code: for the oldest GPU, and those after Hopper.
 WHOLE = {
     80: (
@@ -79,33 +78,33 @@ class Attention(NamedTuple):
     options: dict[str, object]
 
 
-def decode_kernels(gpu: Gpu, dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> Iterator[Attention]:
+def decode_kernels(gpu: Gpu, dim: int, dtype: torch.dtype, held: KVFormat) -> Iterator[Attention]:
     alone = dict.fromkeys(("bundle_of", "shared_lens", "prefix_partials", "prefix_lse"))
-    for group in (4, 64) if dim == 256 and kv_dtype in (dtype, FP8) else (4,):
+    for group in (4, 64) if dim == 256 and held.planes == 0 else (4,):
         lanes = max(group, 16)
-        tiles = decode_tiles(gpu, lanes, dim, dtype, kv_dtype)
+        tiles = decode_tiles(gpu, lanes, dim, dtype, held)
         both = {"GROUP": group, "BLOCK_M": lanes, "BESIDE": False, "DEPENDENT": gpu.has_dependent_launch}
         known = {"NEW": False, "FIRST": False, "EARLY": EARLY, "rope": None, "q_norm": None, "k_norm": None}
         options: dict[str, object] = {"num_warps": 4, "num_stages": tiles.stages}
         yield Attention("decode", lanes, tiles, decode_kernel, both | known | alone, options)
-        fused = kv_dtype != FP8 and has_room_for_new_heads(gpu, group, dim, dtype)
+        fused = held.written_by_decode and has_room_for_new_heads(gpu, group, dim, dtype)
         if fused and tiles.stages <= SMALL_STAGES:  # with more stages the others take more
             new = {"NEW": True, "FIRST": tiles.stages == SMALL_STAGES, "EARLY": 0}
             yield Attention("decode_new", lanes, tiles, decode_kernel, both | new | alone, options)
 
 
-def prefix_kernels(gpu: Gpu, dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> Iterator[Attention]:
+def prefix_kernels(gpu: Gpu, dim: int, dtype: torch.dtype, held: KVFormat) -> Iterator[Attention]:
     lanes = shared_prefix.LANES
-    tiles = shared_prefix.prefix_tiles(gpu, dim, dtype, kv_dtype)
+    tiles = shared_prefix.prefix_tiles(gpu, dim, dtype, held)
     constants = {"GROUP": 4, "ROWS": lanes // 4, "BLOCK_M": lanes, "DEPENDENT": gpu.has_dependent_launch}
     options: dict[str, object] = {"num_warps": 4, "num_stages": tiles.stages}
     yield Attention("prefix", lanes, tiles, shared_prefix._prefix_kernel, constants, options)
 
 
-def prefill_kernels(gpu: Gpu, dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> Iterator[Attention]:
+def prefill_kernels(gpu: Gpu, dim: int, dtype: torch.dtype, held: KVFormat) -> Iterator[Attention]:
     wide = dim * dtype.itemsize <= 256
     tiles = {
-        lanes: prefill_attention.prefill_tiles(gpu, lanes, dim, dtype, kv_dtype)
+        lanes: prefill_attention.prefill_tiles(gpu, lanes, dim, dtype, held)
         for lanes in ((128, 64) if wide else (64,))
     }
     for lanes, chosen in tiles.items():
@@ -122,25 +121,25 @@ def attention_cases(gpu: Gpu) -> Iterator[tuple[tuple[Any, ...], Case]]:
     from triton.compiler import ASTSource
 
     seen = set()
-    for dtype, kv_dtype, head_dim in [(*types, dim) for types in HELD for dim in DIMS] + OTHERS:
-        if kv_dtype == FP8 and not gpu.has_e4m3:
+    for plain, held, head_dim in [(*types, dim) for types in HELD for dim in DIMS] + OTHERS:
+        if held == FP8 and not gpu.has_e4m3:
             continue
         dim = 1 << (head_dim - 1).bit_length()
         kernels = (decode_kernels, prefix_kernels, prefill_kernels)
-        for found in (found for make in kernels for found in make(gpu, dim, dtype, kv_dtype)):
-            sort = (found.name, dtype, kv_dtype, found.lanes, found.tiles, head_dim < dim)
+        for found in (found for make in kernels for found in make(gpu, dim, plain.dtype, held)):
+            sort = (found.name, plain, held, found.lanes, found.tiles, head_dim < dim)
             if sort in seen:
                 continue
             seen.add(sort)
             constants: dict[str, object] = {"BLOCK_SIZE": 16, "HEAD_DIM": head_dim, "DIM": dim}
             constants |= found.constants | {"TILE": found.tiles.keys}
-            constants |= {"kv_scales": None} if kv_dtype == dtype else {}
-            types = types_of(NAMES[dtype], NAMES[kv_dtype])
+            constants |= {"PLANES": held.planes > 0} | ({} if held.scaled else {"kv_scales": None})
+            types = types_of(NAMES[plain], NAMES[held])
             aligned = [name for name, kind in types.items() if kind[0] == "*"]
             aligned += [name for name in found.kernel.arg_names if name.endswith("_stride")]
             case = Case(ASTSource, found.kernel, constants, types, aligned, found.options)
             tiles = (found.tiles.keys, found.tiles.stages)
-            yield (found.name, NAMES[dtype], NAMES[kv_dtype], head_dim, found.lanes, *tiles), case
+            yield (found.name, NAMES[plain], NAMES[held], head_dim, found.lanes, *tiles), case
 
 
 def types_of(dtype: str, kv_dtype: str) -> dict[str, str]:
@@ -196,79 +195,102 @@ def for_gpu(case: Case, gpu: Gpu) -> Case:
     return case if gpu.has_dependent_launch else case.on_older_gpu()
 
 
-def all_compiled() -> dict[str, Any]:
-    """Return shared memory: of attention by GPU and case, of the others, and of all that is whole code."""
+def attention_bytes(likeness: int) -> list[tuple[int, tuple[Any, ...], int]]:
+    """Return shared memory of attention, by GPU and case, of the GPUs that allot as `likeness` does."""
     measured: dict[tuple[Any, ...], int] = {}
-    attention, small, whole = [], [], []
-    for capability, gpu in GPUS.items():
-        for kind, case in attention_cases(gpu):
-            key = (ALIKE.get(capability, capability), *kind)
-            if key not in measured:
-                measured[key] = shared_bytes(case, capability)
-            attention.append((capability, kind, measured[key]))
-    both = plain_variants() | few_tokens_variants() | hopper_decode_variants()
-    fixed = small_cases() | {
-        name: case
-        for name, case in both.items()
-        if not name.startswith(("decode", "prefill", "shared_prefix", "hopper"))
-    }
-    for capability, names in WHOLE.items():
-        chip = GPUS[capability]
-        for name in names:
-            result = compiled_for(for_gpu(both[name], chip), capability)
-            assert result.asm["cubin"]
-            whole.append((capability, name, result.metadata.shared))
+    found = []
+    for capability in alike_to(likeness):
+        for kind, case in attention_cases(GPUS[capability]):
+            if kind not in measured:
+                measured[kind] = shared_bytes(case, capability)
+            found.append((capability, kind, measured[kind]))
+    return found
+
+
+def small_bytes() -> list[tuple[int, str, int]]:
+    """Return shared memory of all other kernels, by GPU and name, for the oldest GPU and the newest."""
+    both = variants()
+    attention = ("decode", "prefill", "shared_prefix", "hopper")
+    fixed = small_cases() | {name: case for name, case in both.items() if not name.startswith(attention)}
+    found = []
     for capability in (80, 120):
         chip = GPUS[capability]
         of_chip = fixed | {name: both[name] for name in SHARED_OF_HOPPER_DECODE if chip.has_dependent_launch}
         for name, case in of_chip.items():
             if chip.has_e4m3 or "fp8" not in name:
-                small.append((capability, name, shared_bytes(for_gpu(case, chip), capability)))
-    alike = {
+                found.append((capability, name, shared_bytes(for_gpu(case, chip), capability)))
+    return found
+
+
+def machine_code() -> list[tuple[int, str]]:
+    """Compile the cases of WHOLE down to machine code; return those that have some."""
+    both = variants()
+    return [
+        (capability, name)
+        for capability, names in WHOLE.items()
+        for name in names
+        if compiled_for(for_gpu(both[name], GPUS[capability]), capability).asm["cubin"]
+    ]
+
+
+def bytes_on_each_alike() -> dict[str, list[int]]:
+    """Return shared memory of some of attention on each GPU without products of shared memory, by name."""
+    both = variants()
+    return {
         name: [shared_bytes(both[name].on_older_gpu(), capability) for capability in ALIKE]
         for name in ("decode_16", "prefill_16", "prefill_16_fp12", "shared_prefix", "shared_prefix_fp12")
     }
-    return {"attention": attention, "small": small, "whole": whole, "alike": alike}
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def variants() -> dict[str, Case]:
+    return plain_variants() | few_tokens_variants() | hopper_decode_variants()
+
+
+def alike_to(likeness: int) -> list[int]:
+    return [capability for capability in GPUS if ALIKE.get(capability, capability) == likeness]
+
+
+def compiled_apart(function: Callable[..., Any], *arguments: int) -> Any:
+    """Return what one of the functions above does outside the interpreter, each in a process of its own.
+
+    So several tests share what takes minutes in all.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     root = Path(__file__).parents[2]
     script = subprocess.run(
-        [sys.executable, __file__],
+        [sys.executable, __file__, function.__name__, *map(str, arguments)],
         check=True,
         stdout=subprocess.PIPE,
         cwd=root,
         env=environment | {"PYTHONPATH": str(root)},
     )
-    results: dict[str, Any] = json.loads(script.stdout)
-    return results
+    return json.loads(script.stdout)
 
 
-def test_attention_of_every_format_and_head_fits_each_gpu(found: dict[str, Any]) -> None:
-    assert {capability for capability, *_ in found["attention"]} == set(GPUS)
-    for capability, kind, shared in found["attention"]:
+@pytest.mark.parametrize("likeness", sorted({ALIKE.get(capability, capability) for capability in GPUS}))
+def test_attention_of_every_format_and_head_fits_each_gpu(likeness: int) -> None:
+    found = compiled_apart(attention_bytes, likeness)
+    assert {capability for capability, *_ in found} == set(alike_to(likeness))
+    for capability, kind, shared in found:
         assert shared <= GPUS[capability].shared_memory, (capability, kind)
 
 
-def test_all_others_fit_any_gpu(found: dict[str, Any]) -> None:
-    for capability, name, shared in found["small"]:
+def test_all_others_fit_any_gpu() -> None:
+    for capability, name, shared in compiled_apart(small_bytes):
         few = 48 * 1024 if "hopper" not in name else GPUS[capability].shared_memory
         assert shared <= few, (capability, name)
 
 
-def test_machine_code_is_made_for_each(found: dict[str, Any]) -> None:
-    assert {(capability, name) for capability, name, _ in found["whole"]} == {
-        (capability, name) for capability, names in WHOLE.items() for name in names
-    }
+def test_machine_code_is_made_for_each() -> None:
+    made = [(capability, name) for capability, names in WHOLE.items() for name in names]
+    assert compiled_apart(machine_code) == [list(each) for each in made]
 
 
-def test_gpus_without_products_of_shared_memory_allot_alike(found: dict[str, Any]) -> None:
+def test_gpus_without_products_of_shared_memory_allot_alike() -> None:
     """So what is compiled for one of them stands for all."""
-    for name, measured in found["alike"].items():
-        assert len(set(measured)) == 1, name
+    for name, measured in compiled_apart(bytes_on_each_alike).items():
+        assert len(measured) == len(ALIKE) and len(set(measured)) == 1, name
 
 
 if __name__ == "__main__":
-    print(json.dumps(all_compiled()))
+    print(json.dumps(globals()[sys.argv[1]](*map(int, sys.argv[2:]))))

@@ -9,10 +9,13 @@ import re
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from compiled import Case, compiled_for
+from early_reads import read_early
 
 SHARED_MEMORY_LIMIT = 227 * 1024  # bytes a program can have
 # Bytes a thread. Prefill is held to 128 registers so that two programs share a multiprocessor: what that
@@ -310,11 +313,12 @@ def plain_variants() -> dict[str, Case]:
     for name, (kernel, constants, options) in variants.items():
         kv = {"fp8": "*fp8e4nv", "fp12": "*u8"}.get(name.rsplit("_")[-1], "*bf16")
         types = pointers | {"kv": kv, "kv_ptr": kv, "scale_log2": "fp32", "eps": "fp32"}
+        planes = {"PLANES": name.endswith("fp12")} if "PLANES" in kernel.arg_names else {}
         types |= {"into": "*bf16", "kv_scales": "*fp16"} if name == "expand_fp12" else {}
         # Pointers and strides are multiples of 16, as the launcher finds them when serving.
         aligned = {name for name, kind in types.items() if kind[0] == "*"}
         aligned |= {name for name in kernel.arg_names if name.endswith("_stride")}
-        found[name] = Case(ASTSource, kernel, constants, types, aligned, options)
+        found[name] = Case(ASTSource, kernel, constants | planes, types, aligned, options)
     return found
 
 
@@ -375,9 +379,10 @@ def hopper_decode_variants() -> dict[str, Case]:
     variants = {name: constants | no_scales for name, constants in variants.items()} | rounded
     found = {}
     for name, constants in variants.items():
-        cache = {"kv": "*i16", "kv_scales": "*i32"} if name.endswith("fp12") else {}
+        planes = name.endswith("fp12")
+        cache = {"kv": "*i16", "kv_scales": "*i32"} if planes else {}
         found[f"hopper_decode{name}"] = Case(
-            GluonASTSource, hopper_decode._kernel, constants, types | cache,
+            GluonASTSource, hopper_decode._kernel, constants | {"PLANES": planes}, types | cache,
             (*pointers, "kv_scales", *strides), {"num_warps": 4},
         )  # fmt: skip
     return found
@@ -493,7 +498,7 @@ def hopper_matmul_variants() -> dict[str, Case]:
     return found
 
 
-def described(case: Case) -> dict[str, int]:
+def described(case: Case) -> dict[str, Any]:
     """Return what a kernel is once compiled. Places in the PTX are lines, and -1 stands for never."""
     result = compiled_for(case, 90)
     ptx = result.asm["ptx"]
@@ -507,6 +512,8 @@ def described(case: Case) -> dict[str, int]:
         "spills": spilled_bytes(ptx),
         "waits": first("griddepcontrol.wait"),
         "lets_go": first("griddepcontrol.launch_dependents"),
+        "module": case.kernel.fn.__module__,
+        "arguments_early": sorted(read_early(ptx, case)),
         "writes_early": writes_unwaited(lines),
         "reads_early": sum("ld.global" in line for line in lines[: first("griddepcontrol.wait")]),
         "copies_early": sum(
@@ -553,7 +560,7 @@ def spilled_bytes(ptx: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, int]]:
+def found() -> dict[str, dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     root = Path(__file__).parents[2]
     script = subprocess.run(
@@ -563,18 +570,18 @@ def found() -> dict[str, dict[str, int]]:
         cwd=root,
         env=environment | {"PYTHONPATH": str(root)},
     )
-    variants: dict[str, dict[str, int]] = json.loads(script.stdout)
+    variants: dict[str, dict[str, Any]] = json.loads(script.stdout)
     return variants
 
 
-def test_serving_variants_fit(found: dict[str, dict[str, int]]) -> None:
+def test_serving_variants_fit(found: dict[str, dict[str, Any]]) -> None:
     assert found.keys() == SPILLS_LIMIT.keys()
     for name, variant in found.items():
         assert variant["spills"] <= SPILLS_LIMIT[name], name
         assert variant["shared"] <= (LITTLE_SHARED_MEMORY if name in LITTLE else SHARED_MEMORY_LIMIT), name
 
 
-def test_kernels_wait_before_they_write(found: dict[str, dict[str, int]]) -> None:
+def test_kernels_wait_before_they_write(found: dict[str, dict[str, Any]]) -> None:
     """Those that are launched dependently; prefill and products of many tokens are not and need not."""
     for name, variant in found.items():
         launched_dependently = not any(kind in name for kind in ("prefill", "expand", "matmul"))
@@ -582,13 +589,23 @@ def test_kernels_wait_before_they_write(found: dict[str, dict[str, int]]) -> Non
         assert variant["writes_early"] == (name in WRITES_EARLY or not launched_dependently), name
 
 
-def test_kernels_read_no_results_before_they_wait(found: dict[str, dict[str, int]]) -> None:
+def test_kernels_read_no_results_before_they_wait(found: dict[str, dict[str, Any]]) -> None:
     assert {name: found[name]["reads_early"] for name in READS_EARLY} == READS_EARLY
     assert {name: found[name]["copies_early"] for name in COPIES_EARLY} == COPIES_EARLY
 
 
+def test_kernels_declare_the_arguments_that_they_read_before_they_wait(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    early: dict[str, set[str]] = {}
+    for variant in found.values():
+        early.setdefault(variant["module"], set()).update(variant["arguments_early"])
+    for module, arguments in early.items():
+        assert arguments == getattr(import_module(module), "READS_EARLY", set()), module
+
+
 def test_the_first_layer_begins_when_what_is_known_of_tokens_is_there(
-    found: dict[str, dict[str, int]],
+    found: dict[str, dict[str, Any]],
 ) -> None:
     embed = found["embed"]
     assert 0 <= embed["waits"] < embed["lets_go"]

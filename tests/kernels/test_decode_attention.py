@@ -12,6 +12,7 @@ from paged import (
     TOLERANCE,
     UNTOUCHED,
     Paged,
+    attention_layer,
     decode_exactly,
     fused_queries,
     make_paged,
@@ -20,11 +21,15 @@ from paged import (
 )
 from rounded import FP8, FP12, in_format
 
+from quire.kernels.attention.batch import DecodeBatch
 from quire.kernels.attention.cascade import PrefixWorkspace
-from quire.kernels.attention.decode import decode_attention
-from quire.kernels.attention.decode_reference import WORTH_A_PART, DecodeGather, decode_attention_reference
+from quire.kernels.attention.decode import DecodeMode, decode
+from quire.kernels.attention.decode_reference import decode_reference
+from quire.kernels.attention.gather import WORTH_A_PART, DecodeGather
 from quire.kernels.attention.hopper_decode.decode import TILE, hopper_decode
 from quire.kernels.attention.splits import RESIDENT, DecodeWorkspace, plan_division
+from quire.kernels.formats.kv_format import FP32, KVFormat
+from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import gpu_of
 
 # (q heads, kv heads, head dim, block size, window): groups of 1, 2, 4, 7 and 8, every block size
@@ -36,34 +41,43 @@ SHAPES = [
     (8, 1, 64, 16, 1),
     (4, 2, 64, 32, 20),
     (2, 1, 64, 16, 64),
+    (4, 2, 64, 1, 0),
+    (4, 1, 128, 2, 0),
+    (7, 1, 96, 4, 20),
+    (8, 1, 64, 8, 0),
 ]
 # Splits for each shape: as planned, one, fewer than tiles, as many, more.
-SPLITS = [[None, 1], [3], [8], [2, None], [1, 3], [8], [2]]
+SPLITS = [[None, 1], [3], [8], [2, None], [1, 3], [8], [2], [None, 2], [1], [3], [8]]
 
 
 def lengths_around(block_size: int) -> list[int]:
     return sorted({0, 1, block_size - 1, block_size, block_size + 1, 63, 64, 65, 130})
 
 
-def held_as(paged: Paged, held: torch.dtype | None) -> tuple[Paged, torch.Tensor | None]:
-    """The same, and its scales, in a rounded dtype, or with None as it is."""
-    return (paged, None) if held is None else in_format(paged, held)
+def held_as(paged: Paged, held: KVFormat | None) -> tuple[Paged, LayerCache]:
+    """The same, and its cache, in a rounded format, or with None as it is."""
+    return (paged, paged.cache()) if held is None else in_format(paged, held)
 
 
-def of_hopper(dtype: torch.dtype, held: torch.dtype | None, device: torch.device) -> bool:
+def of_hopper(dtype: torch.dtype, held: KVFormat | None, device: torch.device) -> bool:
     """Whether `quire.kernels.attention.hopper_decode.decode` takes such heads."""
     types = {torch.float16, torch.bfloat16} if held is None else {torch.bfloat16}
     return gpu_of(device).has_dependent_launch and dtype in types
 
 
 # A step's keys and values: what is ready before the kernel ahead, and what they are held as.
-READY_AND_HELD = [
-    (0, {}, None),
-    (0, {"known": True}, FP12),
-    (0, {"beside": True}, None),
-    (600, {}, FP12),
+MODES_AND_FORMATS = [
+    (0, DecodeMode.AFTER, None),
+    (0, DecodeMode.KNOWN, FP12),
+    (0, DecodeMode.BESIDE, None),
+    (600, DecodeMode.AFTER, FP12),
     *(
-        [(0, {}, FP12), (0, {"known": True}, None), (0, {"beside": True}, FP12), (600, {}, None)]
+        [
+            (0, DecodeMode.AFTER, FP12),
+            (0, DecodeMode.KNOWN, None),
+            (0, DecodeMode.BESIDE, FP12),
+            (600, DecodeMode.AFTER, None),
+        ]
         if HAS_GPU
         else []
     ),
@@ -101,10 +115,9 @@ def test_kernel(
     q = fused_queries(len(lengths) + BEYOND, heads, head_dim, dtype).to(device)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
     workspace = poisoned_workspace(len(lengths), heads, head_dim, device)
-    decode_attention(
-        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens,
-        any_order(len(lengths), device), head_dim**-0.5, window, workspace, splits,
-    )  # fmt: skip
+    batch = paged.decodes(any_order(len(lengths), device), workspace)
+    layer = attention_layer(heads, kv_heads, head_dim, window)
+    decode(q, out, batch, layer, paged.cache(), splits=splits)
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
 
 
@@ -120,13 +133,17 @@ LONG_SHAPES = [
 
 @pytest.mark.parametrize(("shape", "splits", "dtype"), with_dtypes(LONG_SHAPES))
 @pytest.mark.parametrize(
-    ("known", "held"), [(False, None), *([(True, None), (False, FP12), (True, FP12)] if HAS_GPU else [])]
+    ("mode", "held"),
+    [
+        (DecodeMode.AFTER, None),
+        *([(DecodeMode.KNOWN, None), (DecodeMode.AFTER, FP12), (DecodeMode.KNOWN, FP12)] if HAS_GPU else []),
+    ],
 )
 def test_long_contexts(
     shape: tuple[int, int, int, int, int],
     splits: int,
-    known: bool,
-    held: torch.dtype | None,
+    mode: DecodeMode,
+    held: KVFormat | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
@@ -134,15 +151,12 @@ def test_long_contexts(
     torch.manual_seed(0)
     lengths = [453, 384, 64, 700, 321] if device.type == "cuda" else [200, 64]
     exact = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
-    paged, kv_scales = held_as(exact, held)
+    paged, cache = held_as(exact, held)
     q = fused_queries(len(lengths) + BEYOND, heads, head_dim, dtype).to(device)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
     workspace = poisoned_workspace(len(lengths), heads, head_dim, device)
-    decode_attention(
-        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens,
-        any_order(len(lengths), device), head_dim**-0.5, window, workspace, splits, known=known,
-        kv_scales=kv_scales,
-    )  # fmt: skip
+    batch = paged.decodes(any_order(len(lengths), device), workspace)
+    decode(q, out, batch, attention_layer(heads, kv_heads, head_dim, window), cache, mode, splits)
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
 
 
@@ -161,10 +175,8 @@ def test_reference(
     paged = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
     q = fused_queries(len(lengths) + BEYOND, heads, head_dim, dtype).to(device)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
-    decode_attention_reference(
-        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens,
-        any_order(len(lengths), device), head_dim**-0.5, window,
-    )  # fmt: skip
+    batch = paged.decodes(any_order(len(lengths), device), DecodeGather())
+    decode_reference(q, out, batch, attention_layer(heads, kv_heads, head_dim, window), paged.cache())
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
 
 
@@ -186,34 +198,29 @@ def mixed_lengths(draw: st.DrawFn) -> list[int]:
     held=st.sampled_from([None, FP8, FP12]),
 )
 def test_the_references_rows_attend_as_they_would_alone(
-    lengths: list[list[int]], window: int, held: torch.dtype | None
+    lengths: list[list[int]], window: int, held: KVFormat | None
 ) -> None:
     """Two batches in turn by one gather, as in the layers of a step that wants its newest tokens alone."""
     torch.manual_seed(0)
     heads, kv_heads, head_dim, block_size = 4, 2, 64, 16
     gather = DecodeGather()
+    layer = attention_layer(heads, kv_heads, head_dim, window)
     batches = []
     for each in lengths:
         exact = make_paged(each, kv_heads, head_dim, block_size, torch.float32, torch.device("cpu"))
-        paged, kv_scales = held_as(exact, held)
+        paged, cache = held_as(exact, held)
         q = fused_queries(len(each) + BEYOND, heads, head_dim, torch.float32)
-        kv = paged.kv
         alone = torch.full(q.shape, UNTOUCHED)
         first = torch.zeros(1, dtype=torch.int32)
         for row in range(len(each)):
-            decode_attention_reference(
-                q[row : row + 1], alone[row : row + 1], kv, paged.block_tables, paged.rows[row : row + 1],
-                paged.context_lens[row : row + 1], first, head_dim**-0.5, window, kv_scales=kv_scales,
-            )  # fmt: skip
+            batch = paged.decodes(first, DecodeGather(), rows=slice(row, row + 1))
+            decode_reference(q[row : row + 1], alone[row : row + 1], batch, layer, cache)
         torch.testing.assert_close(alone.double(), expected(q, paged, window), atol=1e-5, rtol=0)
-        order = any_order(len(each), kv.device)
-        batches.append((q, kv, kv_scales, paged, order, alone))
-    for q, kv, kv_scales, paged, order, alone in [batches[0], *batches, batches[0]]:
+        order = any_order(len(each), q.device)
+        batches.append((q, cache, paged.decodes(order, gather), alone))
+    for q, cache, batch, alone in [batches[0], *batches, batches[0]]:
         out = torch.full(q.shape, UNTOUCHED)
-        decode_attention_reference(
-            q, out, kv, paged.block_tables, paged.rows, paged.context_lens, order, head_dim**-0.5, window,
-            gather, kv_scales=kv_scales,
-        )  # fmt: skip
+        decode_reference(q, out, batch, layer, cache)
         torch.testing.assert_close(out, alone, atol=1e-5, rtol=0)
 
 
@@ -240,29 +247,27 @@ def test_the_reference_pads_little_and_no_part_for_nothing(lengths: list[int], h
 
 
 @pytest.mark.parametrize(
-    ("window", "ready", "held", "dtype"),
-    with_dtypes(READY_AND_HELD),
+    ("window", "mode", "held", "dtype"),
+    with_dtypes(MODES_AND_FORMATS),
 )
 def test_long_rows_beside_short_ones(
     window: int,
-    ready: dict[str, bool],
-    held: torch.dtype | None,
+    mode: DecodeMode,
+    held: KVFormat | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
     """Hopper divides the long ones: the same workspace serves one layer after the other."""
     on_gpu = device.type == "cuda"
     lengths = [3, 1100, 0, 577, 64, 512, 513, 1, *[30] * 9] if on_gpu else [3, 140, 0]
-    paged, kv_scales = held_as(make_paged(lengths, 2, 64, 16, dtype, device), held)
+    paged, cache = held_as(make_paged(lengths, 2, 64, 16, dtype, device), held)
     q = fused_queries(len(lengths) + BEYOND, 4, 64, dtype).to(device)
     workspace = poisoned_workspace(len(lengths), 4, 64, device)
     order = paged.context_lens.argsort(descending=True).int()
     layers = [torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device) for _ in range(3 if on_gpu else 1)]
     for out in layers:
-        decode_attention(
-            q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, 0.125, window,
-            workspace, max_splits=1, kv_scales=kv_scales, **ready,
-        )  # fmt: skip
+        batch = paged.decodes(order, workspace)
+        decode(q, out, batch, attention_layer(4, 2, 64, window), cache, mode, splits=1)
     for out in layers:
         torch.testing.assert_close(
             out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0
@@ -273,16 +278,16 @@ def test_long_rows_beside_short_ones(
 
 @pytest.mark.parametrize(("kv_heads", "more", "left_splits"), [(2, 3, 3), (8, 1, 8)])
 @pytest.mark.parametrize(
-    ("window", "ready", "held", "dtype"),
-    with_dtypes(READY_AND_HELD),
+    ("window", "mode", "held", "dtype"),
+    with_dtypes(MODES_AND_FORMATS),
 )
 def test_a_few_rows_more_than_run_at_once(
     kv_heads: int,
     more: int,
     left_splits: int,
     window: int,
-    ready: dict[str, bool],
-    held: torch.dtype | None,
+    mode: DecodeMode,
+    held: KVFormat | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
@@ -291,15 +296,13 @@ def test_a_few_rows_more_than_run_at_once(
     undivided = RESIDENT * gpu_of(device).multiprocessors // kv_heads if on_gpu else 1
     lengths = [700 - i for i in range(undivided + more)] if on_gpu else [130, 129, 65]
     heads = 2 * kv_heads
-    paged, kv_scales = held_as(make_paged(lengths, kv_heads, 128, 16, dtype, device), held)
+    paged, cache = held_as(make_paged(lengths, kv_heads, 128, 16, dtype, device), held)
     q = fused_queries(len(lengths) + BEYOND, heads, 128, dtype).to(device)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
     workspace = poisoned_workspace(len(lengths), heads, 128, device)
     order = paged.context_lens.argsort(descending=True).int()
-    decode_attention(
-        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, 128**-0.5, window,
-        workspace, max_splits=1, kv_scales=kv_scales, **ready,
-    )  # fmt: skip
+    layer = attention_layer(heads, kv_heads, 128, window)
+    decode(q, out, paged.decodes(order, workspace), layer, cache, mode, splits=1)
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
     assert not workspace.arrivals.any()
     if of_hopper(dtype, held, device):
@@ -316,13 +319,13 @@ def test_a_few_rows_more_than_run_at_once(
 
 
 @pytest.mark.parametrize(
-    ("window", "ready", "held", "dtype"),
-    with_dtypes((min(window, 70), *rest) for window, *rest in READY_AND_HELD),
+    ("window", "mode", "held", "dtype"),
+    with_dtypes((min(window, 70), *rest) for window, *rest in MODES_AND_FORMATS),
 )
 def test_many_rows(
     window: int,
-    ready: dict[str, bool],
-    held: torch.dtype | None,
+    mode: DecodeMode,
+    held: KVFormat | None,
     dtype: torch.dtype,
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
@@ -330,32 +333,27 @@ def test_many_rows(
     """More than run at once, by one kernel; contexts end anywhere in a tile, past them the cache is NaN."""
     on_gpu = device.type == "cuda"
     lengths = [i * 37 % 150 for i in range(600 if on_gpu else 6)]
-    paged, kv_scales = held_as(make_paged(lengths, 2, 128, 16, dtype, device), held)
+    paged, cache = held_as(make_paged(lengths, 2, 128, 16, dtype, device), held)
     q = fused_queries(len(lengths) + BEYOND, 4, 128, dtype).to(device)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
     workspace = poisoned_workspace(len(lengths), 4, 128, device)
     called = Mock(side_effect=hopper_decode)
-    monkeypatch.setattr("quire.kernels.attention.decode.hopper_decode", called)
-    decode_attention(
-        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens,
-        any_order(len(lengths), device), 128**-0.5, window, workspace, 1, kv_scales=kv_scales,
-        **ready,
-    )  # fmt: skip
+    monkeypatch.setattr("quire.kernels.attention.hopper_decode.decode.hopper_decode", called)
+    batch = paged.decodes(any_order(len(lengths), device), workspace)
+    decode(q, out, batch, attention_layer(4, 2, 128, window), cache, mode, splits=1)
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
     assert workspace.lse.isnan().all()  # none of the rows was divided
     assert called.called == of_hopper(dtype, held, device)
 
 
-@pytest.mark.parametrize("attention", [decode_attention, decode_attention_reference])
+@pytest.mark.parametrize("attention", [decode, decode_reference])
 def test_a_batch_of_padding_writes_nothing(attention: Callable[..., None], device: torch.device) -> None:
     paged = make_paged([0, 0], 1, 64, 16, torch.float32, device)
     q = fused_queries(2, 2, 64, torch.float32).to(device)
     workspace = poisoned_workspace(2, 2, 64, device)
     out = torch.full(q.shape, UNTOUCHED, device=device)
     order = any_order(2, device)
-    attention(
-        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, order, 0.125, 0, workspace
-    )
+    attention(q, out, paged.decodes(order, workspace), attention_layer(2, 1, 64), paged.cache())
     assert torch.equal(out.cpu(), torch.full((2, 2, 64), UNTOUCHED))
 
 
@@ -369,10 +367,8 @@ def test_small_workspace_is_refused(device: torch.device) -> None:
         PrefixWorkspace.allocate(4, 2, 64, device),
     )
     with pytest.raises(ValueError, match="exceed the workspace"):
-        decode_attention(
-            q, torch.empty_like(q), paged.kv, paged.block_tables, paged.rows, paged.context_lens,
-            any_order(4, device), 0.125, 0, workspace, 2,
-        )  # fmt: skip
+        batch = paged.decodes(any_order(4, device), workspace)
+        decode(q, torch.empty_like(q), batch, attention_layer(2, 1, 64), paged.cache(), splits=2)
 
 
 @pytest.mark.parametrize(
@@ -389,11 +385,13 @@ def test_unfit_shapes_are_refused(
     integers = torch.zeros(1, dtype=torch.int32, device=device)
     workspace = DecodeWorkspace.allocate(1, 2, 64, device)
     with pytest.raises(ValueError, match=message):
-        decode_attention(
-            torch.zeros(q_shape, device=device), torch.zeros(q_shape, device=device),
-            torch.zeros(kv_shape, device=device), integers[None], integers, integers, integers,
-            0.125, 0, workspace,
-        )  # fmt: skip
+        decode(
+            torch.zeros(q_shape, device=device),
+            torch.zeros(q_shape, device=device),
+            DecodeBatch(integers[None], integers, integers, integers, workspace),
+            attention_layer(q_shape[1], kv_shape[2], q_shape[2]),
+            LayerCache(torch.zeros(kv_shape, device=device), FP32),
+        )
 
 
 def test_scattered_heads_are_refused(device: torch.device) -> None:
@@ -402,10 +400,8 @@ def test_scattered_heads_are_refused(device: torch.device) -> None:
     workspace = DecodeWorkspace.allocate(1, 2, 64, device)
     out = torch.zeros(q.shape, device=device)
     with pytest.raises(ValueError, match="contiguous within a token"):
-        decode_attention(
-            q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, any_order(1, device),
-            0.125, 0, workspace,
-        )  # fmt: skip
+        batch = paged.decodes(any_order(1, device), workspace)
+        decode(q, out, batch, attention_layer(2, 1, 64), paged.cache())
 
 
 def test_an_output_of_another_shape_is_refused(device: torch.device) -> None:
@@ -413,7 +409,5 @@ def test_an_output_of_another_shape_is_refused(device: torch.device) -> None:
     q = torch.zeros(1, 2, 64, device=device)
     workspace = DecodeWorkspace.allocate(1, 2, 64, device)
     with pytest.raises(ValueError, match="out must be contiguous"):
-        decode_attention(
-            q, q[:, :1], paged.kv, paged.block_tables, paged.rows, paged.context_lens, any_order(1, device),
-            0.125, 0, workspace,
-        )  # fmt: skip
+        batch = paged.decodes(any_order(1, device), workspace)
+        decode(q, q[:, :1], batch, attention_layer(2, 1, 64), paged.cache())

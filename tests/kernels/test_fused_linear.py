@@ -1,19 +1,28 @@
 """Fused linear layers of one token and of a few, against the unfused ones in fp64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
-
-from quire.kernels.linear.fused import (
+from gpus import GPUS
+from products import (
     add_linear,
     add_linear_reference,
-    most_fused_tokens,
     norm_linear,
     norm_linear_reference,
     norm_silu_linear,
     norm_silu_linear_reference,
 )
-from quire.kernels.linear.linear import wide_linear
+
+from quire.kernels.formats.cache_spec import CacheSpec
+from quire.kernels.gpu import NO_GPU
+from quire.kernels.linear.gemv import linear_of_one
+from quire.kernels.linear.linear import Matrix
+from quire.kernels.linear.operations import wide_linear
+from quire.kernels.linear.skinny import linear_of_few
+from quire.kernels.plan import most_fused_tokens
+from quire.kernels.shapes import LayerShape
 
 # (columns, outputs): one chunk, a ragged one, several, several and ragged; odd outputs
 SHAPES = [(64, 8), (100, 7), (3072, 5), (2500, 3)]
@@ -136,7 +145,8 @@ def test_what_is_not_of_few_is_refused(tokens, columns, outputs, device):
     with pytest.raises(
         ValueError, match=f"up to 16 tokens .* got {tokens} tokens, {columns} columns, {outputs} "
     ):
-        add_linear(torch.zeros(tokens, outputs, device=device), x.repeat(tokens, 1), weight, None)
+        residual = torch.zeros(tokens, outputs, device=device)
+        linear_of_few(residual, x.repeat(tokens, 1), weight, None, None, 0.0, gated=False, added=True)
 
 
 @pytest.mark.parametrize(
@@ -157,15 +167,34 @@ def test_wide_linear(tokens, columns, outputs, dtype, device):
     assert_near(wide_linear(x, weight), F.linear(x.double(), weight.double()), dtype)
 
 
-def test_widths_decide_what_is_fused():
-    assert most_fused_tokens(1024, (2048, 3072), 4096, torch.bfloat16) == 16
-    assert most_fused_tokens(4096, (4096, 14336), 6144, torch.bfloat16) == 1  # cuBLAS is quicker
-    assert most_fused_tokens(1024, (2048, 3000), 4096, torch.bfloat16) == 1
-    assert most_fused_tokens(1024, (512, 3072), (128 + 2) * 4, torch.bfloat16) == 1  # heads of 4, one of KV
-    assert most_fused_tokens(1024, (2048, 3072), 4096, torch.float16) == 1
+def layer_of(hidden: int, inner: tuple[int, int], qkv: int, dtype: torch.dtype, **changes) -> LayerShape:
+    attended, mlp = inner
+    shape = LayerShape(
+        dtype, 8, CacheSpec(8, 64), Matrix(qkv, hidden), Matrix(hidden, attended), Matrix(2 * mlp, hidden),
+        Matrix(hidden, mlp), gated=True,
+    )  # fmt: skip
+    return replace(shape, **changes)
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
+def test_widths_decide_what_is_fused(gpu):
+    def most(*widths, **changes) -> int:
+        return most_fused_tokens(gpu, layer_of(*widths, **changes))
+
+    assert most(1024, (2048, 3072), 4096, torch.bfloat16) == 16
+    assert most(4096, (4096, 14336), 6144, torch.bfloat16) == 1  # cuBLAS is quicker
+    assert most(1024, (2048, 3000), 4096, torch.bfloat16) == 1
+    assert most(1024, (512, 3072), (128 + 2) * 4, torch.bfloat16) == 1  # heads of 4, one of KV
+    assert most(1024, (2048, 3072), 4096, torch.float16) == 1
+    assert most(1024, (2048, 3072), 4096, torch.bfloat16, gated=False) == 0
+
+
+def test_nothing_is_fused_without_a_gpu():
+    assert most_fused_tokens(NO_GPU, layer_of(1024, (2048, 3072), 4096, torch.bfloat16)) == 0
 
 
 def test_a_transposed_weight_is_refused(device):
     x, _, weight, _ = draw(64, 64, torch.float32, device)
     with pytest.raises(ValueError, match="contiguous weight"):
-        add_linear(torch.zeros(1, 64, device=device), x, weight.T, None)
+        residual = torch.zeros(1, 64, device=device)
+        linear_of_one(residual, x, weight.T, None, None, 0.0, gated=False, added=True)

@@ -29,6 +29,7 @@ def test_the_device_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_has_what_its_capability_brings() -> None:
     features = {
+        "has_kernels": set(GPUS),
         "has_e4m3": {89, 90, 100, 120},
         "has_dependent_launch": {90, 100, 120},
         "has_warpgroup_products": {90},

@@ -8,9 +8,19 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from products import (
+    add_linear_norm,
+    add_linear_norm_reference,
+    linear,
+    linear_parts,
+    linear_reference,
+    product,
+    silu_linear,
+    silu_linear_reference,
+)
 
 from quire.kernels.linear import hopper_matmul
-from quire.kernels.linear.hopper_matmul import is_quick, launch_each, suits_hopper_matmul, takes
+from quire.kernels.linear.hopper_matmul import is_quick, launch_each, takes
 from quire.kernels.linear.hopper_stream import (
     CHUNK,
     ITEMSIZE,
@@ -20,16 +30,7 @@ from quire.kernels.linear.hopper_stream import (
     tiling,
     warps_of,
 )
-from quire.kernels.linear.linear import (
-    Linear,
-    add_linear_norm,
-    add_linear_norm_reference,
-    linear,
-    linear_parts,
-    linear_reference,
-    silu_linear,
-    silu_linear_reference,
-)
+from quire.kernels.linear.linear import Linear
 from quire.kernels.pointwise.activation import silu_mul
 from quire.kernels.pointwise.norm import rms_norm
 
@@ -137,17 +138,18 @@ def test_add_linear_norm(function, shape, biased, dtype, device):
 def test_many_tokens_results_are_as_if_unfused(dtype, device):
     """To the last bit, and whatever other tokens there are; where they are ours at all."""
     x, layer = draw((8448, 512, 1024) if device.type == "cuda" else (24, 64, 32), dtype, device, biased=False)
-    ours = suits_hopper_matmul(x, layer.weight, spared=0)
+    case = product(x, layer)
+    ours = hopper_matmul.supports(case.gpu, dtype, case.weight) and case.many(spared=0)
     tolerance = 0.0 if ours else TOLERANCE[dtype]
-    product = linear(x, layer)
-    residual = torch.randn(product.shape, device=device).to(dtype)
-    expected = residual + product
-    norm = torch.ones(product.shape[1], dtype=dtype, device=device)
+    added = linear(x, layer)
+    residual = torch.randn(added.shape, device=device).to(dtype)
+    expected = residual + added
+    norm = torch.ones(added.shape[1], dtype=dtype, device=device)
     normed, residual = add_linear_norm(residual, x, layer, norm, 1e-6)
     near = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
     near(residual, expected)
     near(normed, rms_norm(expected, norm, 1e-6))
-    near(silu_linear(x, layer), silu_mul(product))
+    near(silu_linear(x, layer), silu_mul(added))
     half = len(x) // 2
     for function in (linear, silu_linear):
         near(function(x[half:].contiguous(), layer), function(x, layer)[half:])

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from paged import TOLERANCE, attend_exactly, fused_queries, make_paged, with_dtypes
+from paged import TOLERANCE, attend_exactly, attention_layer, fused_queries, make_paged, with_dtypes
 
-from quire.kernels.attention.decode import decode_attention
-from quire.kernels.attention.prefill import prefill_attention
-from quire.kernels.attention.qk_norm_rope import NewHeads
+from quire.kernels.attention.cascade import SharedPrefixes
+from quire.kernels.attention.decode import DecodeMode, decode
+from quire.kernels.attention.prefill import prefill
 from quire.kernels.attention.splits import DecodeWorkspace
 
 DECODES = [1, 70, 33, 0, 129, 64, 453 if torch.cuda.is_available() else 65]  # contexts; 0 pads
@@ -29,14 +29,10 @@ def test_decodes_beside_chunks(heads, kv_heads, head_dim, dtype, device):
     order = torch.argsort(paged.context_lens[:decodes], descending=True).int()
     workspace = DecodeWorkspace.allocate(decodes, heads, head_dim, device)
     out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
-    prefill_attention(
-        q, out, paged.kv, paged.block_tables, paged.rows[decodes:], starts.int().to(device),
-        paged.context_lens[decodes:], 64, scale, 0,
-    )  # fmt: skip
-    decode_attention(
-        q, out, paged.kv, paged.block_tables, paged.rows[:decodes], paged.context_lens[:decodes], order,
-        scale, 0, workspace, beside=True,
-    )  # fmt: skip
+    layer, cache = attention_layer(heads, kv_heads, head_dim), paged.cache()
+    prefill(q, out, paged.prefills(starts.int().to(device), 64, slice(decodes, None)), layer, cache)
+    batch = paged.decodes(order, workspace, rows=slice(decodes))
+    decode(q, out, batch, layer, cache, DecodeMode.BESIDE)
     got = out + 0  # by a kernel that waits for the last one alone
     for x, part, keys, values in zip(
         q.split(queries), got.split(queries), paged.keys, paged.values, strict=True
@@ -51,9 +47,6 @@ def test_beside_is_for_plain_decodes_only(device):
     paged = make_paged([5], 1, 64, 16, torch.float32, device)
     q = fused_queries(1, 2, 64, torch.float32).to(device)
     workspace = DecodeWorkspace.allocate(1, 2, 64, device)
-    lists = (paged.block_tables, paged.rows, paged.context_lens, paged.rows)
+    batch = paged.decodes(paged.rows, workspace, SharedPrefixes(*[paged.rows] * 3))
     with pytest.raises(ValueError, match="beside a prefill"):
-        decode_attention(
-            q, torch.empty_like(q), paged.kv, *lists, 0.1, 0, workspace,
-            new=NewHeads(None, None, None, 0.0), beside=True,
-        )  # fmt: skip
+        decode(q, torch.empty_like(q), batch, attention_layer(2, 1, 64), paged.cache(), DecodeMode.BESIDE)

@@ -1,24 +1,27 @@
 """Attention straight from the projection: by one kernel and by the pair of them, against the references."""
 
+from unittest import mock
+
 import pytest
 import torch
-from paged import TOLERANCE, make_paged, share_prefixes, with_dtypes
+from paged import TOLERANCE, attention_layer, make_paged, share_prefixes, with_dtypes
+from products import gpu_here
 from rounded import FP8, FP12, in_format
 
+from quire.kernels.attention import attend
 from quire.kernels.attention import splits as decode_splits
+from quire.kernels.attention.batch import ForwardBatch
 from quire.kernels.attention.cascade import SharedPrefixes, rows_of_bundle
-from quire.kernels.attention.decode import decode_attention
-from quire.kernels.attention.qk_norm_rope import NewHeads
-from quire.kernels.attention.splits import DecodeWorkspace
-from quire.kernels.decode_layer import (
-    add_decoded,
-    add_decoded_reference,
-    decode_new_tokens,
-    decode_new_tokens_reference,
-)
-from quire.kernels.formats.kv_format import quantize, read_cache
+from quire.kernels.attention.decode import DecodeMode, decode
+from quire.kernels.attention.splits import DecodeWorkspace, SplitPartials
+from quire.kernels.formats.cache_spec import CacheSpec
+from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import gpu_of
-from quire.kernels.linear.split_output import MOST_TOKENS
+from quire.kernels.linear.linear import Linear, Matrix
+from quire.kernels.linear.operations import reference_add
+from quire.kernels.plan import ATTEND, PROJECT_OUT, Attending, Product, choose
+from quire.kernels.shapes import LayerShape
+from quire.kernels.tuning import H100
 
 EPS = 1e-6
 UNTOUCHED = 7.0
@@ -36,8 +39,52 @@ SHAPES = [
     (2, 1, 64, 16, 64, True, True),
     (15, 1, 128, 16, 0, True, True),
     (1, 1, 128, 32, 0, True, True),
+    (2, 2, 64, 1, 0, True, True),
+    (4, 1, 128, 4, 20, True, False),
 ]
-SPLITS = [[None, 1], [3, 16], [8], [2, None], [1, 3], [16], [2], [1], [2]]
+SPLITS = [[None, 1], [3, 16], [8], [2, None], [1, 3], [16], [2], [1], [2], [None], [3]]
+
+
+def attending(qkv, batch, layer, cache, outputs: int, *, fused: bool) -> Attending:
+    """The case of a layer whose output projection has so many outputs."""
+    attended, none = layer.num_heads * layer.head_dim, Matrix(1, 1)
+    kept = CacheSpec(layer.num_kv_heads, layer.head_dim, layer.window)
+    shape = LayerShape(
+        qkv.dtype, layer.num_heads, kept, none, Matrix(outputs, attended), none, none, gated=fused
+    )
+    step = batch.shape(cache.block_size)
+    return Attending(gpu_here(qkv.device), shape, cache.format, step, fused=fused)
+
+
+def decode_new_tokens(qkv, out, batch, layer, cache):
+    """Write K and V and attend as layers do whose norms are kernels of their own."""
+    case = attending(qkv, batch, layer, cache, 1, fused=False)
+    with mock.patch.object(attend, "room_for", lambda *_: out):
+        choose(ATTEND, case).run(qkv, batch, layer, cache)
+
+
+def decode_new_tokens_reference(qkv, out, batch, layer, cache):
+    with mock.patch.object(attend, "room_for", lambda *_: out):
+        attend.attend_reference(qkv, batch, layer, cache)
+
+
+def add_decoded(residual, output, qkv, batch, layer, cache):
+    """Attend and project as layers do whose norms and sums are part of the products' kernels."""
+    case = attending(qkv, batch, layer, cache, len(output.weight), fused=True)
+    # What merges splits is of Triton's lower level, which no interpreter runs.
+    table = ATTEND if qkv.is_cuda else ATTEND[1:]
+    zeros = qkv.new_zeros(len(qkv), layer.num_heads, layer.head_dim)
+    with mock.patch.object(attend, "room_for", lambda *_: zeros):
+        attended = choose(table, case).run(qkv, batch, layer, cache)
+    unmerged = isinstance(attended, SplitPartials)
+    product = Product(case.gpu, qkv.dtype, len(qkv), output.matrix, fused=True, unmerged=unmerged)
+    norm = torch.ones_like(residual[0])
+    choose(PROJECT_OUT, product).run(residual, attended, output, norm, EPS)
+
+
+def add_decoded_reference(residual, output, qkv, batch, layer, cache):
+    attended = attend.attend_reference(qkv, batch, layer, cache)
+    reference_add(residual, attended, output, torch.ones_like(residual[0]), EPS)
 
 
 class Step:
@@ -50,7 +97,7 @@ class Step:
         device: torch.device,
         longest: int = LONG,
     ) -> None:
-        q_heads, kv_heads, head_dim, block_size, self.window, rotated, normed = shape
+        q_heads, kv_heads, head_dim, block_size, window, rotated, normed = shape
         self.lengths = lengths = [1, 0, block_size, block_size + 1, 65, *LENGTHS[:-1], longest]
         torch.manual_seed(0)
         self.paged = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
@@ -70,33 +117,34 @@ class Step:
         self.positions = self.paged.context_lens.clamp(min=1) - 1
         rope = torch.rand(max(lengths), head_dim, device=device) * 2 - 1 if rotated else None
         q_norm, k_norm = torch.randn(2, head_dim).to(device, dtype) if normed else (None, None)
-        self.heads = NewHeads(rope, q_norm, k_norm, EPS)
+        self.layer = attention_layer(
+            q_heads, kv_heads, head_dim, window, rope=rope, q_norm=q_norm, k_norm=k_norm, eps=EPS
+        )
         self.order = torch.randperm(len(lengths)).int().to(device)
         self.workspace = DecodeWorkspace.allocate(len(lengths), q_heads, head_dim, device)
-        self.scale = head_dim**-0.5
 
     def attend(
-        self, splits: int | None, kv: torch.Tensor | None = None, kv_scales: torch.Tensor | None = None
+        self, splits: int | None, cache: LayerCache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """By the fused kernel -> (out, cache)."""
-        paged, out = self.paged, self.out.clone()
-        kv = paged.kv.clone() if kv is None else kv
-        q = self.qkv[:, : out[0].numel()].unflatten(1, out.shape[1:])
-        decode_attention(
-            q, out, kv, paged.block_tables, paged.rows, paged.context_lens, self.order, self.scale,
-            self.window, self.workspace, splits, kv_scales=kv_scales, new=self.heads,
-        )  # fmt: skip
-        return out, kv
+        out = self.out.clone()
+        cache = cache or self.paged.cache(self.paged.kv.clone())
+        q = self.layer.queries(self.qkv)
+        batch = self.paged.decodes(self.order, self.workspace)
+        decode(q, out, batch, self.layer, cache, DecodeMode.NEW, splits)
+        return out, cache.kv
 
-    def run(self, function, shared=None) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(
+        self, function, shared=None, cache: LayerCache | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """By `decode_new_tokens` or its reference, on copies -> (out, cache)."""
-        paged, out, kv = self.paged, self.out.clone(), self.paged.kv.clone()
+        out, cache = self.out.clone(), cache or self.paged.cache(self.paged.kv.clone())
         self.last_qkv = self.qkv.clone()
-        function(
-            self.last_qkv, out, kv, self.positions, self.slots, paged.block_tables, paged.rows,
-            paged.context_lens, self.order, self.heads, self.scale, self.window, self.workspace, shared, None,
-        )  # fmt: skip
-        return out, kv
+        batch = ForwardBatch(
+            self.positions, self.positions, self.slots, self.paged.decodes(self.order, self.workspace, shared)
+        )
+        function(self.last_qkv, out, batch, self.layer, cache)
+        return out, cache.kv
 
 
 def assert_alike(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
@@ -188,7 +236,7 @@ class Output:
     """Decodes of some lengths, and the projection of what they attend to, added to a residual."""
 
     def __init__(self, shape, dtype, device, *, biased: bool) -> None:
-        lengths, heads, kv_heads, head_dim, self.window, outputs = shape
+        lengths, heads, kv_heads, head_dim, window, outputs = shape
         if device.type == "cpu" or dtype == torch.float32:  # several tokens are for tensor cores
             lengths = lengths[:1]
         torch.manual_seed(0)
@@ -197,10 +245,9 @@ class Output:
         self.qkv = torch.randn(count, (heads + 2 * kv_heads) * head_dim).to(device, dtype)
         self.residual = torch.randn(count, outputs).to(device, dtype)
         columns = heads * head_dim
-        self.weight = (torch.randn(outputs, columns) * columns**-0.5).to(device, dtype)
-        self.bias = torch.randn(outputs).to(device, dtype) if biased else None
-        self.heads = NewHeads(None, None, None, EPS)
-        self.out_shape = (count, heads, head_dim)
+        weight = (torch.randn(outputs, columns) * columns**-0.5).to(device, dtype)
+        self.output = Linear(weight, torch.randn(outputs).to(device, dtype) if biased else None)
+        self.layer = attention_layer(heads, kv_heads, head_dim, window, eps=EPS)
         self.positions = self.paged.context_lens.clamp(min=1) - 1
         self.slots = torch.tensor(
             [
@@ -217,14 +264,15 @@ class Output:
     def run(self, function, rows: slice = slice(None)) -> torch.Tensor:
         """By `add_decoded` or its reference, of some rows -> residual."""
         paged, residual = self.paged, self.residual[rows].clone()
-        out = torch.zeros(self.out_shape, dtype=self.qkv.dtype, device=self.qkv.device)[rows]
         order = torch.arange(len(residual), dtype=torch.int32, device=residual.device)
-        function(
-            residual, self.weight, self.bias, self.qkv[rows].clone(), out, paged.kv.clone(),
-            self.positions[rows], self.slots[rows], paged.block_tables, paged.rows[rows],
-            paged.context_lens[rows], order, self.heads, self.out_shape[2] ** -0.5, self.window,
-            self.workspace, None, None,
-        )  # fmt: skip
+        batch = ForwardBatch(
+            self.positions[rows],
+            self.positions[rows],
+            self.slots[rows],
+            paged.decodes(order, self.workspace, rows=rows),
+        )
+        cache = paged.cache(paged.kv.clone())
+        function(residual, self.output, self.qkv[rows].clone(), batch, self.layer, cache)
         return residual
 
 
@@ -243,7 +291,7 @@ def test_add_decoded(shape, biased, dtype, device):
     there = step.paged.context_lens > 0  # nobody looks at the others
     assert_alike(got[there], expected[there], dtype)
     assert torch.isfinite(got).all()
-    if 1 < len(got) <= MOST_TOKENS:  # who merges for each token by itself gives it what it has alone
+    if 1 < len(got) <= H100.merging_tokens:  # who merges for each token by itself gives it what it has alone
         for row in range(len(got)):
             assert torch.equal(got[row : row + 1], step.run(add_decoded, slice(row, row + 1)))
 
@@ -271,23 +319,18 @@ def test_rows_that_share_prefixes(device, dtype):
     assert step.workspace.prefix.lse.isfinite().any()  # they were not attended to by each row for itself
 
 
-def read_newest(step: Step, kv: torch.Tensor, kv_scales: torch.Tensor) -> torch.Tensor:
+def read_newest(step: Step, cache: LayerCache) -> torch.Tensor:
     """What an fp12 cache holds in the blocks of the newest tokens."""
-    blocks = (step.slots[step.slots >= 0] // kv.shape[3])[:, None, None]
-    parts = torch.arange(2, device=kv.device)[:, None]
-    return read_cache(kv, kv_scales, (blocks, parts, torch.arange(kv.shape[2], device=kv.device)))
+    blocks = (step.slots[step.slots >= 0] // cache.block_size)[:, None, None]
+    parts = torch.arange(2, device=blocks.device)[:, None]
+    return cache.read((blocks, parts, torch.arange(cache.kv_heads, device=blocks.device)))
 
 
 def run_over_fp12(step: Step, function) -> tuple[torch.Tensor, torch.Tensor]:
     """By `decode_new_tokens` or its reference -> (out, what the cache holds in the newest tokens' blocks)."""
-    held, kv_scales = in_format(step.paged, FP12)
-    out, paged = step.out.clone(), step.paged
-    step.last_qkv = step.qkv.clone()
-    function(
-        step.last_qkv, out, held.kv, step.positions, step.slots, paged.block_tables, paged.rows,
-        paged.context_lens, step.order, step.heads, step.scale, step.window, step.workspace, None, kv_scales,
-    )  # fmt: skip
-    return out, read_newest(step, held.kv, kv_scales)
+    _, cache = in_format(step.paged, FP12)
+    out, _ = step.run(function, cache=cache)
+    return out, read_newest(step, cache)
 
 
 @pytest.mark.parametrize(
@@ -321,10 +364,10 @@ def test_over_an_fp12_cache(full_device, shape, dtype, device, monkeypatch):
 )
 def test_splits_over_an_fp12_cache(shape, splits, dtype, device):
     step = Step(shape, dtype, device)
-    held, kv_scales = in_format(step.paged, FP12)
-    out, _ = step.attend(splits, held.kv, kv_scales)
+    _, cache = in_format(step.paged, FP12)
+    out, _ = step.attend(splits, cache)
     expected = run_over_fp12(step, decode_new_tokens_reference)
-    for one, other in zip((out, read_newest(step, held.kv, kv_scales)), expected, strict=True):
+    for one, other in zip((out, read_newest(step, cache)), expected, strict=True):
         assert_alike(one, other, torch.bfloat16)
 
 
@@ -337,43 +380,35 @@ def test_an_fp12_cache_gets_what_rounding_gives_and_nothing_else(shape, splits, 
     step = Step(shape, dtype, device)
     _, kv_heads, head_dim, *_ = shape
     step.qkv[3, -1] = large
-    held, kv_scales = in_format(step.paged, FP12)
-    expected, expected_scales = held.kv.clone(), kv_scales.clone()
+    held, cache = in_format(step.paged, FP12)
+    assert cache.scales is not None
+    expected, expected_scales = held.kv.clone(), cache.scales.clone()
     newest = step.qkv.unflatten(1, (-1, head_dim))[:, -2 * kv_heads :].unflatten(1, (2, kv_heads))
-    planes, scales = quantize(newest, FP12)
+    planes, scales = FP12.quantize(newest)
     for token, slot in enumerate(step.slots.tolist()):
         if slot >= 0:
             block, offset = divmod(slot, held.kv.shape[3])
             expected[block, :, :, offset] = planes[token]
             expected_scales[block, :, offset] = scales[token].mT
-    out, _ = step.attend(splits, held.kv, kv_scales)
+    out, _ = step.attend(splits, cache)
     finite = [token for token in range(len(step.lengths)) if token != 3]
     wanted, _ = run_over_fp12(step, decode_new_tokens_reference)  # which attends to what it has written
     torch.testing.assert_close(out[finite], wanted[finite], atol=TOLERANCE[dtype], rtol=0)
     assert out[3, -shape[0] // kv_heads :].isnan().all()
     broken = expected_scales.isnan()
-    assert torch.equal(kv_scales.isnan(), broken) and broken.any()
-    torch.testing.assert_close(kv_scales, expected_scales, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(cache.scales.isnan(), broken) and broken.any()
+    torch.testing.assert_close(cache.scales, expected_scales, rtol=0, atol=0, equal_nan=True)
     whole = ~broken.permute(0, 3, 1, 2)
     assert torch.equal(held.kv[whole], expected[whole])
 
 
 def test_new_heads_are_refused_where_they_cannot_be_taken(device):
     step = Step(SHAPES[0], torch.float32, device)
-    paged, out = step.paged, step.out
-    q = step.qkv[:, : out[0].numel()].unflatten(1, out.shape[1:])
-    arguments = (
-        paged.block_tables,
-        paged.rows,
-        paged.context_lens,
-        step.order,
-        step.scale,
-        0,
-        step.workspace,
-    )
+    paged, out, q = step.paged, step.out, step.layer.queries(step.qkv)
+    batch = paged.decodes(step.order, step.workspace)
     with pytest.raises(ValueError, match="k and v beside q"):
-        decode_attention(q.contiguous(), out, paged.kv, *arguments, new=step.heads)
-    fp8 = torch.zeros(paged.kv.shape, device=device).to(FP8)
+        decode(q.contiguous(), out, batch, step.layer, paged.cache(), DecodeMode.NEW)
+    fp8 = torch.zeros(paged.kv.shape, device=device).to(FP8.dtype)
     scales = torch.zeros(*fp8[:, 0, ..., 0].shape, 2, dtype=torch.float16, device=device)
     with pytest.raises(ValueError, match="not for a cache in fp8"):
-        decode_attention(q, out, fp8, *arguments, kv_scales=scales, new=step.heads)
+        decode(q, out, batch, step.layer, LayerCache(fp8, FP8, scales), DecodeMode.NEW)

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paged import TOLERANCE, attend_exactly, fused_queries, make_paged, with_dtypes
+from paged import TOLERANCE, attend_exactly, attention_layer, fused_queries, make_paged, with_dtypes
 
 from quire.kernels.attention.hopper_prefill import prefill as hopper_prefill
-from quire.kernels.attention.prefill import prefill_attention, prefill_attention_reference
+from quire.kernels.attention.prefill import prefill, prefill_reference
 from quire.kernels.gpu import gpu_of
 
 # (query length, context length): whole prompts, chunks on top of a context, single tokens, an empty row
@@ -38,6 +38,10 @@ CASES = [
     (1, 1, 64, 64, 0, LONGER),
     (2, 1, 128, 16, 0, LONGER),
     (2, 1, 128, 128, 0, LONGER),
+    (2, 2, 64, 1, 0, SHORT),
+    (4, 1, 128, 2, 0, RAGGED),
+    (7, 1, 96, 4, 20, SHORT),
+    (8, 1, 64, 8, 0, RAGGED),
 ]
 UNTOUCHED = 7.0  # what `out` holds where nothing is to be written
 BESIDE = [(0, 3), (70, 0)]  # tokens before and after
@@ -53,7 +57,7 @@ PLACED = [
     ("heads", "kv_heads", "head_dim", "block_size", "window", "sequences", "decodes", "padding", "dtype"),
     with_dtypes(PLACED),
 )
-@pytest.mark.parametrize("attention", [prefill_attention, prefill_attention_reference])
+@pytest.mark.parametrize("attention", [prefill, prefill_reference])
 def test_matches_exact_attention(
     attention: Callable[..., None],
     heads: int,
@@ -102,7 +106,7 @@ def test_a_program_takes_several_turns(
     tokens = 70 + sum(queries for queries, _ in sequences) + 3
     all_turns = kv_heads * (tokens * heads // kv_heads // 128 + len(sequences))
     assert hopper_prefill.turns_of_a_program(all_turns, 1) == turns
-    assert_exact(prefill_attention, case, 70, 3, dtype, device)
+    assert_exact(prefill, case, 70, 3, dtype, device)
 
 
 def assert_exact(
@@ -121,10 +125,8 @@ def assert_exact(
     q = fused_queries(sum(sizes), heads, head_dim, dtype).to(device)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
     query_starts = torch.tensor(sizes[:-1]).cumsum(0).int().to(device)
-    attention(
-        q, out, paged.kv, paged.block_tables, paged.rows, query_starts, paged.context_lens,
-        max(query_lens), head_dim**-0.5, window,
-    )  # fmt: skip
+    layer = attention_layer(heads, kv_heads, head_dim, window)
+    attention(q, out, paged.prefills(query_starts, max(query_lens)), layer, paged.cache())
     before, *queries, after = q.split(sizes)
     parts = zip(queries, paged.keys, paged.values, strict=True)
     exact = [attend_exactly(x, k, v, head_dim**-0.5, window) for x, k, v in parts]
@@ -134,7 +136,7 @@ def assert_exact(
     )
 
 
-@pytest.mark.parametrize("attention", [prefill_attention, prefill_attention_reference])
+@pytest.mark.parametrize("attention", [prefill, prefill_reference])
 def test_padding_sequences_give_zeros(
     attention: Callable[..., None], dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -144,9 +146,7 @@ def test_padding_sequences_give_zeros(
     q = fused_queries(130, 2, 64, dtype).to(device)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
     query_starts = torch.tensor([4, 24, 130, 130, 130], dtype=torch.int32, device=device)
-    attention(
-        q, out, paged.kv, paged.block_tables, paged.rows, query_starts, paged.context_lens, 130, 0.125, 0
-    )
+    attention(q, out, paged.prefills(query_starts, 130), attention_layer(2, 1, 64), paged.cache())
     exact = attend_exactly(q[4:24], paged.keys[0], paged.values[0], 0.125, 0)
     torch.testing.assert_close(out[4:24].cpu().double(), exact, atol=TOLERANCE[dtype], rtol=0)
     assert torch.equal(out[:4].cpu(), torch.full((4, 2, 64), UNTOUCHED, dtype=dtype))
@@ -159,26 +159,22 @@ def test_a_chunked_prompt_equals_the_whole_prompt(device: torch.device) -> None:
     paged = make_paged([length], 1, 64, 16, torch.float32, device)
     q = fused_queries(length, 4, 64, torch.float32).to(device)
 
-    def prefill(begin: int, end: int) -> torch.Tensor:
+    def attended(begin: int, end: int) -> torch.Tensor:
         query_starts, context_lens = (
             torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, end - begin], [end])
         )
         out = torch.empty(end - begin, 4, 64, device=device)
-        prefill_attention(
-            q[begin:end], out, paged.kv, paged.block_tables, paged.rows, query_starts, context_lens,
-            end - begin, 0.125, 0,
-        )  # fmt: skip
+        batch = replace(paged.prefills(query_starts, end - begin), context_lens=context_lens)
+        prefill(q[begin:end], out, batch, attention_layer(4, 1, 64), paged.cache())
         return out
 
-    chunks = torch.cat([prefill(0, 7), prefill(7, 71), prefill(71, length)])
-    torch.testing.assert_close(chunks, prefill(0, length), atol=1e-6, rtol=0)
+    chunks = torch.cat([attended(0, 7), attended(7, 71), attended(71, length)])
+    torch.testing.assert_close(chunks, attended(0, length), atol=1e-6, rtol=0)
 
 
 def test_nothing_to_do(device: torch.device) -> None:
     paged = make_paged([5], 1, 64, 16, torch.float32, device)
     q = torch.zeros(0, 2, 64, device=device)
     query_starts = torch.zeros(2, dtype=torch.int32, device=device)
-    for attention in (prefill_attention, prefill_attention_reference):
-        attention(
-            q, q, paged.kv, paged.block_tables, paged.rows, query_starts, paged.context_lens, 0, 0.125, 0
-        )
+    for attention in (prefill, prefill_reference):
+        attention(q, q, paged.prefills(query_starts, 0), attention_layer(2, 1, 64), paged.cache())

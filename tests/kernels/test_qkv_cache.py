@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from paged import attention_layer
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from quire.kernels.attention.write_kv import qkv_to_cache, qkv_to_cache_reference
+from quire.kernels.attention.write_kv import write_kv, write_kv_reference
+from quire.kernels.formats.kv_format import UNSCALED
+from quire.kernels.formats.layer_cache import LayerCache
 
 BLOCKS, BLOCK_SIZE, MAX_POSITION, EPS = 5, 16, 100, 1e-6
 HEADS = [(16, 8), (14, 2), (3, 3), (4, 1)]  # 14 + 2 · 2 heads straddle the kernel's groups of heads
@@ -47,7 +50,10 @@ class Case:
         cache = self.cache.clone()
         q_norm, k_norm = self.norms if norm else (None, None)
         table = None if rope is None else rope.to(qkv.device)
-        function(qkv, self.positions, self.slots, cache[:, 1], self.q_heads, table, q_norm, k_norm, EPS)
+        layer = attention_layer(
+            self.q_heads, self.kv_heads, self.head_dim, rope=table, q_norm=q_norm, k_norm=k_norm, eps=EPS
+        )
+        function(qkv, self.positions, self.slots, layer, LayerCache(cache[:, 1], UNSCALED[cache.dtype]))
         return qkv, cache
 
 
@@ -58,14 +64,14 @@ def test_kernel_equals_reference(heads, head_dim, rope, norm, device, dtype):
     case = Case(heads, head_dim, dtype, device)
     table = rope_table(head_dim) if rope else None
     for result, expected in zip(
-        case.run(qkv_to_cache, table, norm), case.run(qkv_to_cache_reference, table, norm), strict=True
+        case.run(write_kv, table, norm), case.run(write_kv_reference, table, norm), strict=True
     ):
         # The norm may round an ulp apart, and a rotation may cancel most of what it is an ulp of.
         tolerance = max(1e-5, 4 * torch.finfo(dtype).eps)
         torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-@pytest.mark.parametrize("function", [qkv_to_cache, qkv_to_cache_reference])
+@pytest.mark.parametrize("function", [write_kv, write_kv_reference])
 @pytest.mark.parametrize("norm", [True, False])
 def test_equals_transformers_in_fp32(function, norm, device):
     case = Case((4, 2), 80, torch.float32, device)
@@ -89,7 +95,7 @@ def head_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return norm(x).detach()
 
 
-@pytest.mark.parametrize("function", [qkv_to_cache, qkv_to_cache_reference])
+@pytest.mark.parametrize("function", [write_kv, write_kv_reference])
 def test_only_q_and_the_named_slots_change(function, device, dtype):
     case = Case((4, 2), 64, dtype, device)
     qkv, cache = case.run(function, rope_table(64), True)
@@ -104,7 +110,7 @@ def test_only_q_and_the_named_slots_change(function, device, dtype):
     assert torch.equal(written, expected)
 
 
-@pytest.mark.parametrize("function", [qkv_to_cache, qkv_to_cache_reference])
+@pytest.mark.parametrize("function", [write_kv, write_kv_reference])
 def test_without_rope_and_norm_it_is_a_cache_write(function, device, dtype):
     case = Case((3, 3), 96, dtype, device)
     qkv, cache = case.run(function, None, False)
@@ -116,6 +122,7 @@ def test_without_rope_and_norm_it_is_a_cache_write(function, device, dtype):
 def test_wrong_shapes_are_refused(device):
     case = Case((4, 2), 64, torch.float32, device)
     with pytest.raises(ValueError, match="expected 9 heads of 64"):
-        qkv_to_cache(case.qkv, case.positions, case.slots, case.kv, 5, None, None, None, EPS)
+        cache = LayerCache(case.kv, UNSCALED[case.kv.dtype])
+        write_kv(case.qkv, case.positions, case.slots, attention_layer(5, 2, 64), cache)
     with pytest.raises(ValueError, match="given together"):
-        qkv_to_cache(case.qkv, case.positions, case.slots, case.kv, 4, None, case.norms[0], None, EPS)
+        attention_layer(4, 2, 64, q_norm=case.norms[0])

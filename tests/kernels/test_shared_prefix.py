@@ -1,11 +1,14 @@
 """Attention to prefixes that rows share: as exact as without, and as long as the tables say."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from paged import (
     NO_BLOCK,
     TOLERANCE,
     attend_exactly,
+    attention_layer,
     fused_queries,
     make_paged,
     share_prefixes,
@@ -20,7 +23,7 @@ from quire.kernels.attention.cascade import (
     rows_of_bundle,
     shared_lens,
 )
-from quire.kernels.attention.decode import decode_attention
+from quire.kernels.attention.decode import decode
 from quire.kernels.attention.splits import DecodeWorkspace
 
 QUANTUM, SHORTEST, MAX_SPANS = QUANTUM.value, SHORTEST.value, MAX_SPANS.value
@@ -40,7 +43,7 @@ def bundle_of(bundles: list[list[int]], batch: int, device: torch.device) -> tor
 
 
 # (q heads, kv heads, head dim, block size): groups of 1, 2, 4 and 7
-SHAPES = [(2, 2, 64, 16), (4, 2, 80, 32), (4, 1, 128, 64), (7, 1, 96, 128)]
+SHAPES = [(2, 2, 64, 16), (4, 2, 80, 32), (4, 1, 128, 64), (7, 1, 96, 128), (2, 2, 64, 1), (4, 1, 128, 4)]
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size", "dtype"), with_dtypes(SHAPES))
@@ -63,10 +66,8 @@ def test_rows_that_share_attend_to_the_same_as_alone(
     for scratch in (workspace.prefix.partials, workspace.prefix.lse):
         scratch.fill_(torch.nan)
     order = torch.randperm(len(lengths)).int().to(device)
-    decode_attention(
-        q, out, paged.kv, paged.block_tables, paged.rows, paged.context_lens, order,
-        head_dim**-0.5, 0, workspace, shared=shared,
-    )  # fmt: skip
+    batch = paged.decodes(order, workspace, shared)
+    decode(q, out, batch, attention_layer(heads, kv_heads, head_dim), paged.cache())
     for index, (keys, values) in enumerate(zip(paged.keys, paged.values, strict=True)):
         exact = torch.full(q[:1].shape, UNTOUCHED).double()
         if len(keys):
@@ -91,9 +92,8 @@ def test_what_was_shared_is_read_from_the_prefix_only(device: torch.device) -> N
     order = torch.arange(3, dtype=torch.int32, device=device)
     tables = paged.block_tables.clone()
     tables[paged.rows[2], :16] = NO_BLOCK  # whoever reads the prefix for row 2 alone reads nowhere
-    decode_attention(
-        q, out, paged.kv, tables, paged.rows, paged.context_lens, order, 0.125, 0, workspace, shared=shared
-    )
+    batch = replace(paged.decodes(order, workspace, shared), block_tables=tables)
+    decode(q, out, batch, attention_layer(2, 1, 64), paged.cache())
     assert [bool(row.isnan().all()) for row in out] == [True, False, True]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.formats.kv_format import ROUNDED, quantize
+from quire.kernels.formats.kv_format import SCALED
 from quire.loadtest.gpu_attention import HEAD_DIM, Case, all_cases, decode_case
 
 
@@ -26,10 +26,10 @@ def test_flops_are_those_of_the_keys_that_each_query_sees() -> None:
     assert case.flops == seen * 6 * 2 * 2 * HEAD_DIM
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", *ROUNDED])
+@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", *SCALED])
 def test_bytes_are_those_of_the_tensors_that_are_read(kv_cache_dtype: str) -> None:
     case = decode_case(3, 20, 2.0, heads=4)
     vectors = torch.zeros(3, 20, 2, case.num_kv_heads, HEAD_DIM, dtype=torch.bfloat16)
-    tensors = [vectors] if kv_cache_dtype == "bfloat16" else list(quantize(vectors, ROUNDED[kv_cache_dtype]))
+    tensors = [vectors] if kv_cache_dtype == "bfloat16" else SCALED[kv_cache_dtype].quantize(vectors)
     assert case.key_bytes(kv_cache_dtype) == sum(tensor.nbytes for tensor in tensors)
     assert case.flash_attention_3 == pytest.approx(vectors.nbytes / 2.0 / 1e6)

@@ -11,8 +11,9 @@ import torch
 from quire.engine.device.kv_cache import KVCache
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import load_model
-from quire.kernels.attention.decode_reference import DecodeGather
+from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.backend import torch_backend
+from quire.kernels.formats.kv_format import FP32
 from quire.loadtest.gpu_layer import BLOCK_SIZE, LONG_TAILED, LONGEST, contexts_of, decode_batch, layer_bytes
 
 CPU = torch.device("cpu")
@@ -28,11 +29,11 @@ def test_each_row_writes_its_newest_token_where_nobody_else_does(
     batch = decode_batch(contexts, BLOCK_SIZE, DecodeGather(), CPU)
     named = [
         block
-        for table, context in zip(batch.block_tables.tolist(), contexts, strict=True)
+        for table, context in zip(batch.decode.block_tables.tolist(), contexts, strict=True)
         for block in table[: -(-context // BLOCK_SIZE)]
     ]
     blocks = len(named)
-    cache = KVCache(config, blocks, BLOCK_SIZE, torch.float32, CPU, backend.copy_blocks)
+    cache = KVCache(config, blocks, BLOCK_SIZE, FP32, CPU, backend.copy_blocks)
     cache.blocks.zero_()
     with torch.inference_mode():
         hidden = model.forward(batch, cache.layers)

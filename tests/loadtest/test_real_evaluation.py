@@ -9,7 +9,6 @@ import torch
 
 from quire.engine.config import EngineConfig
 from quire.engine.device.runner import Limits
-from quire.kernels.backend import torch_backend
 from quire.loadtest.attention_variants import VARIANTS
 from quire.loadtest.client.lengths import LogNormal, Shape
 from quire.loadtest.evaluation.real import attention, case, evaluation, plan, steps, transfers, variants
@@ -149,14 +148,14 @@ def test_steps_do_the_work_that_their_features_say(small: None) -> None:
 
 
 def test_every_way_through_the_blocks_is_attention(small: None) -> None:
-    timed = measure_attention(torch_backend(), CPU, torch.float32, "some", batch=3, context=100)
+    timed = measure_attention(CPU, torch.float32, "some", batch=3, context=100)
     assert len(timed.microseconds) == len(timed.max_error) == 4
     assert max(timed.max_error.values()) < 1e-5
     for is_decode, length in ((True, 33), (False, 20)):
-        tried = measure_variants(torch_backend(), CPU, torch.float32, 2, length, is_decode=is_decode)
+        tried = measure_variants(CPU, torch.float32, 2, length, is_decode=is_decode)
         assert set(tried.called) == set(tried.max_error) == {*VARIANTS, "Quire's kernel"}
         assert max(tried.max_error.values()) < 1e-5
-        alone = measure_variants(torch_backend(), CPU, torch.float32, 1, length, is_decode=is_decode)
+        alone = measure_variants(CPU, torch.float32, 1, length, is_decode=is_decode)
         assert max(alone.max_error.values()) < 1e-5
-        halves = measure_variants(torch_backend(), CPU, torch.bfloat16, 2, length, is_decode=is_decode)
+        halves = measure_variants(CPU, torch.bfloat16, 2, length, is_decode=is_decode)
         assert max(halves.max_error.values()) < 0.05

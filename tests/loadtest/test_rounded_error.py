@@ -12,7 +12,7 @@ import transformers
 
 from quire.engine.config import EngineConfig, KVCacheDtype
 from quire.engine.startup import start_engine
-from quire.kernels.formats.kv_format import ROUNDED
+from quire.kernels.formats.kv_format import FP32, SCALED
 from quire.loadtest import rounded_cache
 from quire.loadtest.rounded_cache import compare, logits_of, measure_decode
 from quire.service.demo import MODEL_FOLDER
@@ -25,26 +25,26 @@ ERRORS = {"fp8_e4m3": (0.008, 0.06), "fp12_e4m7": (0.0008, 0.005)}
 def test_logits_are_transformers_in_float32_and_close_to_them_in_a_rounded_cache() -> None:
     config = EngineConfig(model=MODEL_FOLDER, device="cpu", dtype="float32", num_gpu_blocks_override=8)
     core, _ = start_engine(config)
-    own = logits_of(core, torch.float32, TOKENS)
+    own = logits_of(core, FP32, TOKENS)
     reference = transformers.AutoModelForCausalLM.from_pretrained(MODEL_FOLDER, dtype=torch.float32)
     with torch.inference_mode():
         expected = reference(torch.tensor([TOKENS])).logits[0]
     torch.testing.assert_close(own, expected, atol=1e-3, rtol=0)
-    for name, dtype in ROUNDED.items():
-        rounded = logits_of(core, dtype, TOKENS)
+    for name, held in SCALED.items():
+        rounded = logits_of(core, held, TOKENS)
         least, most = ERRORS[name]
         for half in (slice(0, 22), slice(22, None)):  # prefilled, decoded
             error = compare("demo", name, "float32", [rounded[half]], [own[half]])
             assert least < error.rms_error / error.logit_std < most, name
 
 
-@pytest.mark.parametrize("formats", [["fp12_e4m7"], list(ROUNDED)])
+@pytest.mark.parametrize("formats", [["fp12_e4m7"], list(SCALED)])
 def test_each_format_is_compared_to_bfloat16_and_to_float32(
     formats: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounded_cache, "QUESTIONS", rounded_cache.QUESTIONS[:1])
     monkeypatch.setattr(rounded_cache, "_apart", lambda function, *arguments: function(*arguments))
-    flags = [] if formats == list(ROUNDED) else ["--kv-cache-dtype", *formats]
+    flags = [] if formats == list(SCALED) else ["--kv-cache-dtype", *formats]
     file = tmp_path / "errors.json"
     monkeypatch.setattr(sys, "argv", ["rounded_cache", "--no-decode", *flags, "--json", str(file)])
     rounded_cache.main()

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engine.arrays import empty_int32
-from quire.engine.core import InFlight, Runner
-from quire.engine.schedule.plan import StepPlan, StepResult
+from quire.engine.schedule.plan import Runner, StepHandle, StepPlan, StepResult
 from quire.loadtest.client.arrivals import arrival_times
 from quire.loadtest.client.lengths import Fixed, LogNormal, Shape
 from quire.loadtest.client.sessions import Recipe, Session, Turn, draw_sessions, due_at
@@ -175,13 +174,13 @@ def test_records_come_back_from_their_file(tmp_path: Path) -> None:
         fit(records, "")
 
 
-class Device(Runner, InFlight):
+class Device(Runner, StepHandle):
     """Takes the next of the given times at each launch and each wait."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
-    def launch(self, plan: StepPlan) -> InFlight:
+    def launch(self, plan: StepPlan) -> StepHandle:
         return self
 
     def wait(self) -> StepResult:

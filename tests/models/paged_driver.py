@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from quire.engine.device.kv_cache import KVCache
-from quire.engine.models.batch import ForwardBatch, Newest, PrefillBatch
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import Model
+from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, Newest, PrefillBatch
+from quire.kernels.attention.gather import DecodeGather
+from quire.kernels.formats.kv_format import UNSCALED, KVFormat
 
 BLOCK_SIZE = 16
 Query = tuple[int, list[int]]  # a row and its tokens of this step
@@ -27,15 +29,15 @@ class PagedDriver:
         rows: int,
         max_len: int,
         seed: int = 0,
-        kv_dtype: torch.dtype | None = None,
+        held: KVFormat | None = None,
     ) -> None:
         self.model = model
         self.rows = rows
         blocks_per_row = -(-max_len // BLOCK_SIZE)
         num_blocks = rows * blocks_per_row + 1
-        dtype = kv_dtype or model.embedding.dtype
+        held = held or UNSCALED[model.embedding.dtype]
         copy_blocks = model.backend.copy_blocks
-        self.cache = KVCache(config, num_blocks, BLOCK_SIZE, dtype, model.embedding.device, copy_blocks)
+        self.cache = KVCache(config, num_blocks, BLOCK_SIZE, held, model.embedding.device, copy_blocks)
         self.cache.blocks.fill_(0xFF)  # NaN in every type, or with a scale of NaN
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))
         self.block_tables = torch.zeros(rows + 1, blocks_per_row, dtype=torch.int32)
@@ -60,9 +62,13 @@ class PagedDriver:
         context_lens = self._context_lens(queries)
         newest = Newest(
             tokens=_int32([len(ids) for _, ids in queries]).cumsum(0, dtype=torch.int32) - 1,
-            rows=_int32([row for row, _ in queries]),
-            context_lens=context_lens,
-            order=context_lens.argsort(descending=True).int(),
+            queries=DecodeBatch(
+                self.block_tables,
+                rows=_int32([row for row, _ in queries]),
+                context_lens=context_lens,
+                order=context_lens.argsort(descending=True).int(),
+                workspace=DecodeGather(),
+            ),
         )
         logits = self._logits(replace(batch, newest=newest))
         return {row: own for (row, _), own in zip(queries, logits, strict=True) if row < self.rows}
@@ -99,6 +105,7 @@ class PagedDriver:
         prefill = None
         if len(queries) > num_decodes:
             prefill = PrefillBatch(
+                self.block_tables,
                 rows=rows[num_decodes:],
                 query_starts=_int32([*starts[num_decodes:], len(tokens)]),
                 context_lens=context_lens[num_decodes:],
@@ -108,10 +115,13 @@ class PagedDriver:
             tokens=_int32(tokens),
             positions=_int32(positions),
             slots=torch.tensor(slots),
-            block_tables=self.block_tables,
-            decode_rows=rows[:num_decodes],
-            decode_context_lens=context_lens[:num_decodes],
-            decode_order=_int32(list(range(num_decodes))),
+            decode=DecodeBatch(
+                self.block_tables,
+                rows[:num_decodes],
+                context_lens[:num_decodes],
+                _int32(list(range(num_decodes))),
+                DecodeGather(),
+            ),
             prefill=prefill,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,17 @@ import torch
 import transformers
 
 from quire.engine.device.kv_cache import KVCache
-from quire.engine.models.batch import ForwardBatch
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.gpt2 import GPT2
 from quire.engine.models.loader import load_model
 from quire.engine.models.opt import OPT
 from quire.engine.models.weights import Weights
+from quire.kernels.attention import attend
+from quire.kernels.attention.batch import DecodeBatch, ForwardBatch
+from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.backend import torch_backend
+from quire.kernels.formats.kv_format import FP16
 from tests.models.paged_driver import PagedDriver
 from tests.models.tiny_models import MODELS
 
@@ -101,11 +103,16 @@ def test_in_bfloat16_no_farther_from_fp32_than_transformers(
 
 @pytest.mark.parametrize(("name", "kind"), [("qwen3", Decoder), ("opt-post-norm", OPT), ("gpt2", GPT2)])
 def test_a_decode_step_never_asks_the_device(
-    name: str, kind: type[Decoder | OPT | GPT2], model_folder: Callable[[str], Path]
+    name: str,
+    kind: type[Decoder | OPT | GPT2],
+    model_folder: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On the meta device there are no values, so any read of one would raise; kernels are stood in for."""
     config = ModelConfig.from_folder(model_folder(name))
-    backend = replace(torch_backend(), decode_new_tokens=lambda *arguments: None)
+    backend = torch_backend()
+    monkeypatch.setattr(attend, "write_kv_reference", lambda *arguments, **options: None)
+    monkeypatch.setattr(attend, "decode_reference", lambda *arguments: None)
     with torch.device("meta"):
         model = kind(config, backend, Weights(torch.device("meta"), torch.float16), 64)
         integers = torch.zeros(3, dtype=torch.int32)
@@ -113,13 +120,11 @@ def test_a_decode_step_never_asks_the_device(
             tokens=integers,
             positions=integers,
             slots=integers.long(),
-            block_tables=torch.zeros(4, 4, dtype=torch.int32),
-            decode_rows=integers,
-            decode_context_lens=integers,
-            decode_order=integers,
-            prefill=None,
+            decode=DecodeBatch(
+                torch.zeros(4, 4, dtype=torch.int32), integers, integers, integers, DecodeGather()
+            ),
         )
-        cache = KVCache(config, 9, 16, torch.float16, torch.device("meta"), backend.copy_blocks)
+        cache = KVCache(config, 9, 16, FP16, torch.device("meta"), backend.copy_blocks)
         hidden = model.forward(batch, cache.layers)
     assert hidden.shape == (3, config.hidden_size)
     assert model.logits(hidden).shape == (3, config.vocab_size)

@@ -14,8 +14,7 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.loader import Model, load_model
 from quire.kernels.backend import torch_backend
-from quire.kernels.formats.fp8 import DTYPE as FP8
-from quire.kernels.formats.fp12 import DTYPE as FP12
+from quire.kernels.formats.kv_format import FP8, FP12, FP32, KVFormat
 from tests.models.paged_driver import PagedDriver
 from tests.models.tiny_models import MODELS
 from tests.models.watched import Watched
@@ -60,23 +59,19 @@ def steps(seed: str, vocab_size: int, count: int) -> list[Step]:
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_dtype"),
+    ("name", "held"),
     [
-        *((name, torch.float32) for name in MODELS),
+        *((name, FP32) for name in MODELS),
         *((name, FP8) for name in ("qwen3", "mistral-window")),
         *((name, FP12) for name in ("llama3-sharded", "qwen2-late-window")),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_newest_tokens_get_what_they_get_among_all(
-    name: str, kv_dtype: torch.dtype, model_folder: Callable[[str], Path]
+    name: str, held: KVFormat, model_folder: Callable[[str], Path]
 ) -> None:
     model, config = load(model_folder(name))
-    if isinstance(model, Decoder):
-        model.most_fused = 25  # so that some steps go the way of few tokens
-    all_tokens, newest = (
-        PagedDriver(model, config, rows=ROWS, max_len=MAX_LEN, kv_dtype=kv_dtype) for _ in range(2)
-    )
+    all_tokens, newest = (PagedDriver(model, config, rows=ROWS, max_len=MAX_LEN, held=held) for _ in range(2))
     for step in steps(name, config.vocab_size, 16):
         expected, got = all_tokens.step(*step), newest.step_of_newest(*step)
         assert list(expected) == list(got)

@@ -28,6 +28,7 @@ async def test_while_loading(make_service: Callable[..., Service]) -> None:
         assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "not_ready", "5")
     for path in ("/ready", "/v1/models"):
         assert (await get(service.app, path)).status == 503
+    assert "quire_kv_blocks{state=free,tier=device}" not in await scrape(service)  # nobody knows yet how many
     service.engine.become_ready()
     assert (await get(service.app, "/ready")).status == 503  # no tokenizer yet
 
@@ -267,8 +268,9 @@ async def test_metrics_move(service: Service) -> None:
 
 
 async def test_metrics_of_a_server_that_is_idle_since_its_start(service: Service) -> None:
-    await get(service.app, "/ready")
+    """The first scrape has every family, though nobody has asked for `/ready` or anything else."""
     idle = await scrape(service)
+    assert {name.split("{")[0] for name in MOVED | STATED} <= {name.split("{")[0] for name in idle}
     for tier, capacity in (("device", 100), ("host", 64)):
         assert idle[f"quire_kv_blocks{{state=free,tier={tier}}}"] == capacity
         assert idle[f"quire_kv_blocks{{state=active,tier={tier}}}"] == 0

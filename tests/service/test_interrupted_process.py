@@ -32,7 +32,7 @@ PROGRAM = """
             llm.generate(["A block table is"] * 8, params)
         except KeyboardInterrupt:
             core = llm.core
-            check_scheduler(core.scheduler.queue)
+            check_scheduler(core.scheduler.state)
             assert not core.has_work and core.scheduler.blocks.pool.num_available == 400
             print("interrupted", flush=True)
         ((answer,),) = llm.generate("A block", SamplingParams(max_tokens=4, ignore_eos=True))

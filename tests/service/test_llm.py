@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quire.engine.config import EngineConfig, Progress
-from quire.engine.core import Runner
 from quire.engine.messages import SamplingParams
+from quire.engine.schedule.plan import Runner
 from quire.llm import LLM
 from quire.service.demo import MODEL_FOLDER
 from tests.engine.simulation import make_core

@@ -26,7 +26,7 @@ from quire.service.answer.choice import Choice
 from quire.service.demo import MODEL_FOLDER
 from quire.service.text.detokenizer import Detokenizer
 from quire.service.text.tokenizer import Tokenizer
-from tests.engine.oracle import OracleFlight, OracleRunner, expected_tokens
+from tests.engine.oracle import OracleHandle, OracleRunner, expected_tokens
 from tests.engine.poison import PoisonedRunner, poisoned
 from tests.engine.simulation import EOS, make_core
 from tests.service.test_detokenizer import KINDS, TOKENIZERS, ids
@@ -45,7 +45,7 @@ def request(i: int, max_tokens: int = 6, **params: Any) -> Request:
 
 
 def at_rest(core: EngineCore) -> bool:
-    check_scheduler(core.scheduler.queue)
+    check_scheduler(core.scheduler.state)
     return not core.has_work and core.scheduler.blocks.pool.num_available == BLOCKS
 
 
@@ -183,14 +183,14 @@ def test_a_stream_that_is_left_in_the_middle_of_a_step_waits_for_its_end() -> No
     """As a garbage collector does to it."""
     engine = offline_engine()
     stream = engine.stream(request(0, 40))
-    schedule = engine.core.isolation.schedule
+    schedule = engine.core.bisection.schedule
 
     def collects(now: float) -> Any:
         stream.close()
-        assert engine.core.scheduler.queue.waiting or engine.core.scheduler.queue.running
+        assert engine.core.scheduler.state.waiting or engine.core.scheduler.state.running
         return schedule(now)
 
-    engine.core.isolation.schedule = collects  # type: ignore[method-assign]
+    engine.core.bisection.schedule = collects  # type: ignore[method-assign]
     (answer,) = engine.answer([request(1)], engine.core.add_all)
     assert answer[0].token_ids == expected_tokens(request(1), 0, EOS)
     assert at_rest(engine.core)
@@ -330,7 +330,7 @@ def test_an_interrupted_answer_does_not_disturb_a_stream() -> None:
     assert at_rest(engine.core)
 
 
-class StuckFlight(OracleFlight):
+class StuckHandle(OracleHandle):
     """Takes long, and is interrupted as often as somebody asks for it."""
 
     def wait(self) -> StepResult:
@@ -344,9 +344,9 @@ class StuckFlight(OracleFlight):
 class StuckRunner(OracleRunner):
     interrupts = 0
 
-    def launch(self, plan: Any) -> OracleFlight:
-        flight = super().launch(plan)
-        return StuckFlight(self, flight.result, flight.arrive, flight.due)
+    def launch(self, plan: Any) -> OracleHandle:
+        handle = super().launch(plan)
+        return StuckHandle(self, handle.result, handle.arrive, handle.due)
 
 
 @pytest.mark.usefixtures("interrupts")
@@ -379,7 +379,7 @@ def test_an_engine_that_a_step_was_torn_of_says_so(monkeypatch: pytest.MonkeyPat
     def raises(now: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine.core.isolation, "schedule", raises)
+    monkeypatch.setattr(engine.core.bisection, "schedule", raises)
     with pytest.raises(KeyboardInterrupt):
         engine.answer([request(0)], engine.core.add_all)
     with pytest.raises(

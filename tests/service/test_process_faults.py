@@ -17,6 +17,7 @@ import uvloop
 from quire.engine.client import AsyncEngine
 from quire.engine.config import EngineConfig
 from quire.engine.messages import SamplingParams
+from quire.engine.process import CPU_NICENESS
 from quire.service.demo import MODEL_FOLDER
 from quire.service.http.descriptors import RESERVED
 from tests.service.processes import SECONDS, Server, serving
@@ -159,3 +160,17 @@ def test_commands_to_an_engine_that_has_just_gone_are_lost_quietly() -> None:
         await engine.stop()
 
     uvloop.run(abort_all())
+
+
+def test_an_engine_on_the_cpu_lets_the_event_loop_go_first() -> None:
+    async def niceness() -> int:
+        engine = AsyncEngine(EngineConfig(model=MODEL_FOLDER, device="cpu", num_gpu_blocks_override=64))
+        await engine.start()
+        async for _ in engine.watch_progress():
+            pass
+        assert engine._process is not None
+        found = os.getpriority(os.PRIO_PROCESS, engine._process.pid)
+        await engine.stop()
+        return found
+
+    assert uvloop.run(niceness()) == min(os.getpriority(os.PRIO_PROCESS, 0) + CPU_NICENESS, 19)

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from quire.kernels.attention.batch import AttentionLayer, DecodeBatch
 from quire.kernels.attention.hopper_decode.division import divide, part_of_program
 from quire.kernels.attention.hopper_decode.newest import store_planes
 from quire.kernels.attention.hopper_decode.parts import (
@@ -43,22 +44,43 @@ from quire.kernels.attention.hopper_decode.tiles import (
     find_keys,
 )
 from quire.kernels.attention.kv_tile import LOG2_E, LOWEST
-from quire.kernels.attention.qk_norm_rope import NewHeads
 from quire.kernels.attention.splits import FULL_DEVICE, DecodeWorkspace, Division, plan_division
-from quire.kernels.formats.fp12 import DTYPE as FP12
+from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.formats.kv_scales import words
+from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import Gpu, gpu_of
 
 TILE = 64  # keys
+LEAST_BLOCK = 16  # tokens: no smaller blocks were tried; the plain kernel takes those
 # A stage is filled again as soon as it has been read. Of 256 rows of 1,024 keys 2, 3, 4 stages bring 3.00,
 # 2.96, 2.89 TB/s on an H100.
 STAGES = 2
 BRINGS_UP_TO = 2 * FULL_DEVICE  # programs; with more of them it costs up to 1 %
 
 
+# Before kernels ahead have ended, see `kernels.launch`. Of the cache only what READY says; q only BESIDE a
+# prefill, which leaves it alone.
+READS_EARLY = frozenset(
+    [
+        "block_tables",
+        "rows",
+        "context_lens",
+        "order",
+        "bundle_of",
+        "shared_lens",
+        "rope",
+        "q_norm",
+        "k_norm",
+        "q",
+        "kv",
+        "kv_scales",
+    ]
+)
+
+
 @gluon.jit
 def _end_after_the_kernel_ahead() -> None:
-    """As in `attention.decode_kernel`."""
+    """Do the same as in `attention.decode_kernel`."""
     ends = gl.program_id(0) == gl.num_programs(0) - 1
     if ends & (gl.program_id(1) == gl.num_programs(1) - 1):
         gdc_wait()
@@ -75,10 +97,10 @@ def _kernel(
     head_stride: gl.tensor, kv_scales: gl.tensor, scale_block_stride: gl.tensor, scale_head_stride: gl.tensor,
     rope: gl.tensor, q_norm: gl.tensor, k_norm: gl.tensor, eps: gl.tensor,
     GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
-    STAGES: gl.constexpr, NEW: gl.constexpr, READY: gl.constexpr, BESIDE: gl.constexpr,
+    STAGES: gl.constexpr, PLANES: gl.constexpr, NEW: gl.constexpr, READY: gl.constexpr, BESIDE: gl.constexpr,
     MERGES: gl.constexpr, BRINGS: gl.constexpr,
 ) -> None:  # fmt: skip
-    """As `attention.decode_kernel`: one split of a row's context for one kv head.
+    """Attend as `attention.decode_kernel`: one split of a row's context for one kv head.
 
     MERGES: only some rows are split (see `divide`), and the last program of one to be done merges its parts:
     `arrivals`, by row and kv head, counts them, and is zero before and after. Otherwise all rows' results are
@@ -113,7 +135,6 @@ def _kernel(
     cached_len = last_key if NEW else context_len
     table = block_tables + gl.load(rows + index).to(gl.int64) * table_stride
     kv += kv_head * head_stride
-    PLANES: gl.constexpr = kv_scales is not None
     if PLANES:
         kv_scales += kv_head * scale_head_stride
 
@@ -133,11 +154,11 @@ def _kernel(
             if stage < old:
                 ask_for_tile(
                     kv, kv_scales, stages, stage, found[stage], begin + stage, cached_len, part_stride,
-                    TILES, KEYS, WIDTH, BLOCK_SIZE,
+                    TILES, KEYS, WIDTH, BLOCK_SIZE, PLANES,
                 )  # fmt: skip
             async_copy.commit_group()
     if BRINGS and filled > STAGES:
-        bring_tile(kv, table, begin + STAGES, last_key, strides, part_stride, BLOCK_SIZE, TILE, WIDTH)
+        bring_tile(kv, table, begin + STAGES, last_key, strides, part_stride, BLOCK_SIZE, TILE, WIDTH, PLANES)
 
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     ROW: gl.constexpr = gl.SliceLayout(2, SCORES)
@@ -174,7 +195,7 @@ def _kernel(
             if (READY == 0 or stage >= old) and stage < count:
                 ask_for_tile(
                     kv, kv_scales, stages, stage, found[stage], begin + stage, cached_len, part_stride,
-                    TILES, KEYS, WIDTH, BLOCK_SIZE,
+                    TILES, KEYS, WIDTH, BLOCK_SIZE, PLANES,
                 )  # fmt: skip
             async_copy.commit_group()
 
@@ -230,7 +251,7 @@ def _kernel(
         if step + STAGES < count:
             ask_for_tile(
                 kv, kv_scales, stages, now, ahead, begin + step + STAGES, cached_len, part_stride,
-                TILES, KEYS, WIDTH, BLOCK_SIZE,
+                TILES, KEYS, WIDTH, BLOCK_SIZE, PLANES,
             )  # fmt: skip
         async_copy.commit_group()
         ahead = find_keys(table, begin + step + 1 + STAGES, last_key, strides, TILES, BLOCK_SIZE, TILE, WIDTH)
@@ -275,65 +296,66 @@ def _kernel(
         _end_after_the_kernel_ahead()
 
 
-def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> bool:
-    """Whether `hopper_decode` takes `group` query heads of dtype for each kv head.
+def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int, block_size: int) -> bool:
+    """Tell whether `hopper_decode` takes `group` query heads of dtype for each kv head, and such blocks.
 
-    It wants dependent launches, 16-bit numbers, and heads of 64 or 128 in groups of fewer than 16.
-    """
-    return gpu.has_dependent_launch and dtype.itemsize == 2 and head_dim in (64, 128) and group < LANES.value
-
-
-def suits_hopper_decode(q: Tensor, kv: Tensor) -> bool:
-    """Whether `hopper_decode` takes q [T, Hq, D] and kv [blocks, 2, Hkv, block_size, elements].
-
-    Both are of one type, or q in bf16 and kv in fp12.
+    It wants dependent launches, 16-bit numbers, heads of 64 or 128 in groups of fewer than 16, and blocks of
+    16 or more.
     """
     return (
-        takes_heads(gpu_of(q.device), q.dtype, q.shape[2], q.shape[1] // kv.shape[2])
-        and (q.dtype == kv.dtype or (q.dtype == torch.bfloat16 and kv.dtype == FP12))
-        and kv.stride(3) == kv.shape[-1]
+        gpu.has_dependent_launch
+        and dtype.itemsize == 2
+        and head_dim in (64, 128)
+        and group < LANES.value
+        and block_size >= LEAST_BLOCK
     )
+
+
+def supports(
+    gpu: Gpu, dtype: torch.dtype, held: KVFormat, head_dim: int, group: int, block_size: int
+) -> bool:
+    """Tell whether `hopper_decode` takes such query heads, as `takes_heads`, and a cache.
+
+    Both are of one type, or the heads in bf16 and the cache of planes.
+    """
+    alike = held.dtype == dtype or (dtype == torch.bfloat16 and held.planes > 0)
+    return alike and takes_heads(gpu, dtype, head_dim, group, block_size)
 
 
 def hopper_decode(
     q: Tensor,
     out: Tensor,
-    kv: Tensor,
-    block_tables: Tensor,
-    rows: Tensor,
-    context_lens: Tensor,
-    order: Tensor,
-    scale: float,
-    window: int,
+    batch: DecodeBatch,
+    layer: AttentionLayer,
+    cache: LayerCache,
     workspace: DecodeWorkspace,
-    max_splits: int,
+    splits: int,
     prefixes: tuple[Tensor | None, ...],
-    new: NewHeads | None,
-    kv_scales: Tensor | None,
     ready: int,
+    *,
+    new: bool,
     beside: bool,
 ) -> None:
-    """`attention.decode.decode_attention` of what `suits_hopper_decode`.
+    """Do the same as `attention.decode.decode_splits` of what is supported.
 
     Several splits are not merged; with one, long rows may be divided all the same, but for such as share
-    `prefixes`: bundle_of, lens, and partials and lse of the workspace, or all None. `ready` is 1 with
-    `known`, 2 with `new` or `beside`, else 0: see READY.
+    `prefixes`: bundle_of, lens, and partials and lse of the workspace, or all None. See READY for `ready`.
     """
     num_q_heads, head_dim = q.shape[1:]
-    num_kv_heads, block_size = kv.shape[2:4]
-    heads = (None, None, None, 0.0) if new is None else (new.rope, new.q_norm, new.k_norm, new.eps)
-    if kv_scales is not None:
-        kv = kv.view(torch.int16)  # words of planes
-    batch, merges = rows.shape[0], max_splits == 1
-    division = Division(batch if max_splits > 1 else 0, max_splits, batch, 1)
+    num_kv_heads, block_size, planes = cache.kv_heads, cache.block_size, cache.format.planes > 0
+    heads = (layer.rope, layer.q_norm, layer.k_norm, layer.eps) if new else (None, None, None, 0.0)
+    kv = cache.kv.view(torch.int16) if planes else cache.kv  # words of planes
+    count, merges = batch.rows.shape[0], splits == 1
+    division = Division(count if splits > 1 else 0, splits, count, 1)
     if merges and prefixes[0] is None:
-        division = plan_division(batch, num_kv_heads, head_dim, gpu_of(q.device).multiprocessors, workspace)
-    _kernel[num_kv_heads, division.programs(batch)](
-        out, workspace.partials, workspace.lse, workspace.arrivals, q, kv, block_tables, rows, context_lens,
-        order, *prefixes, *division, division.most, scale * LOG2_E, window, q.stride(0),
-        block_tables.stride(0), *kv.stride()[:3], *words(kv_scales), *heads,
+        division = plan_division(count, num_kv_heads, head_dim, gpu_of(q.device).multiprocessors, workspace)
+    _kernel[num_kv_heads, division.programs(count)](
+        out, workspace.partials, workspace.lse, workspace.arrivals, q, kv, batch.block_tables, batch.rows,
+        batch.context_lens, batch.order, *prefixes, *division, division.most, layer.scale * LOG2_E,
+        layer.window, q.stride(0), batch.block_tables.stride(0), *kv.stride()[:3], *words(cache.scales),
+        *heads,
         GROUP=num_q_heads // num_kv_heads, BLOCK_SIZE=block_size, DIM=head_dim, TILE=TILE, STAGES=STAGES,
-        NEW=new is not None, READY=ready, BESIDE=beside, MERGES=merges,
-        BRINGS=batch * num_kv_heads <= BRINGS_UP_TO,
+        PLANES=planes, NEW=new, READY=ready, BESIDE=beside, MERGES=merges,
+        BRINGS=count * num_kv_heads <= BRINGS_UP_TO,
         num_warps=WARPS.value, launch_pdl=True,
     )  # fmt: skip

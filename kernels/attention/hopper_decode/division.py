@@ -18,7 +18,7 @@ def part_of_program(
     program: gl.tensor, long_rows: gl.tensor, long_splits: gl.tensor, undivided: gl.tensor,
     left_splits: gl.tensor,
 ) -> gl.tuple:  # fmt: skip
-    """The place of a program's row by falling length, its split, and how many the row has programs for.
+    """Return the place of a program's row by falling length, its split, and the programs that the row has.
 
     See `attention.splits.Division`. Rows come one after the other: long ones begin first, and those of
     their programs that only end are not the last to begin: until all have, the next kernel cannot.
@@ -40,7 +40,7 @@ def divide(
     context_lens: gl.tensor, place: gl.tensor, parts: gl.tensor, long_rows: gl.tensor,
     undivided: gl.tensor, TILE: gl.constexpr, MERGES: gl.constexpr,
 ) -> gl.tuple:  # fmt: skip
-    """A row's first visible key behind what it shares, its tile, tiles, tiles in a split, splits with work.
+    """Return a row's first visible key behind what it shares, its tile, tiles, those in a split, splits.
 
     `parts` is how many splits there are programs for.
     MERGES: only rows that are long are split, and those behind the first `undivided` of more than LONG_TILES,

@@ -11,7 +11,7 @@ from quire.kernels.formats.kv_scales import is_broken, packed
 
 @gluon.jit
 def _quantized(x: gl.tensor) -> gl.tuple:
-    """As `formats.fp12.quantized` of one vector [DIM]."""
+    """Round as `formats.fp12.quantized` one vector [DIM]."""
     broken = gl.max(is_broken(x, BEYOND_BITS), 0) > 0
     x = nearest_bf16(x)
     scale, inverse = scale_of(gl.max(gl.abs(x), 0))

@@ -46,7 +46,7 @@ def prefix_parts(
     partials: gl.tensor, lse: gl.tensor, shared_len: gl.tensor, heads: gl.tuple, dim: gl.tensor,
     DIM: gl.constexpr, LAYOUT: gl.constexpr,
 ) -> gl.tuple:  # fmt: skip
-    """What `attention.cascade` found for a row.
+    """Return what `attention.cascade` found for a row.
 
     heads: the row, its heads [LANES], which of these are some, and how many there are in all.
     """
@@ -66,7 +66,7 @@ def merged_parts(
     partials: gl.tensor, lse: gl.tensor, first: gl.tensor, heads: gl.tensor, splits: gl.tensor,
     in_group: gl.tensor, dim: gl.tensor, DIM: gl.constexpr, LAYOUT: gl.constexpr,
 ) -> gl.tensor:  # fmt: skip
-    """[LANES, DIM] of a row's heads, whose partial results are at `first` [LANES] and `heads` further each.
+    """Merge a row's heads [LANES, DIM], whose parts are at `first` [LANES] and `heads` further each.
 
     Other programs wrote them: they are read past the L1 cache, which may hold what was there before.
     """

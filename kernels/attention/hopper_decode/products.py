@@ -62,7 +62,7 @@ def scores_of(
     queries: gl.tuple, stages: gl.tuple, stage: gl.tensor, KEYS: gl.constexpr, SCORES: gl.constexpr,
     K: gl.constexpr, PLANES: gl.constexpr,
 ) -> gl.tensor:  # fmt: skip
-    """[WARPS, LANES, KEYS] of queries as `as_operands` gives them and the keys of a stage."""
+    """Return [WARPS, LANES, KEYS] of queries as `as_operands` gives them and the keys of a stage."""
     scores = gl.zeros([WARPS, LANES, KEYS], gl.float32, SCORES)
     if PLANES:
         a = stages[0].index(stage).permute((0, 2, 1)).load(K)
@@ -83,7 +83,7 @@ def scores_of(
 def values_of(
     stages: gl.tuple, stage: gl.tensor, SCORES: gl.constexpr, K: gl.constexpr, PLANES: gl.constexpr
 ) -> gl.tuple:
-    """The values of a stage in registers, for `with_values`: the stage may then be filled again."""
+    """Return the values of a stage in registers, for `with_values`: the stage may then be filled again."""
     if PLANES:
         a = stages[3].index(stage).load(K)
         b = stages[4].index(stage).load(K)
@@ -99,7 +99,7 @@ def with_values(
     sums: gl.tuple, decay: gl.tensor, weights: gl.tensor, values: gl.tuple, dtype: gl.constexpr,
     QUERIES: gl.constexpr, PLANES: gl.constexpr,
 ) -> gl.tuple:  # fmt: skip
-    """sums · decay [WARPS, LANES, 1] and the values of a tile, weighted [WARPS, LANES, KEYS]."""
+    """Add to sums · decay [WARPS, LANES, 1] a tile's values, weighted [WARPS, LANES, KEYS]."""
     if PLANES:
         a, b, rest, scale = values
         weighing = gl.convert_layout((weights * scale[:, None, :]).to(dtype), QUERIES)

@@ -54,13 +54,13 @@ def ask_for_tile(
     kv: gl.tensor, scales: gl.tensor, stages: gl.tuple, stage: gl.tensor, first: gl.tuple, tile: gl.tensor,
     cached_len: gl.tensor, part_stride: gl.tensor,
     TILES: gl.constexpr, KEYS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+    PLANES: gl.constexpr,
 ) -> None:  # fmt: skip
     """Have a tile copied to a stage of shared memory, each warp its own keys'.
 
     `first` is what `find_keys` gave for that `tile` of the context. Keys that the cache does not hold are
     zeros: what is in their place may be NaN, and costs time.
     """
-    PLANES: gl.constexpr = kv.dtype.element_ty == gl.int16
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, TILES)))
     key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, TILES)))
     dim = gl.arange(0, WIDTH, gl.SliceLayout(0, gl.SliceLayout(1, TILES)))
@@ -84,12 +84,13 @@ def ask_for_tile(
 def bring_tile(
     kv: gl.tensor, table: gl.tensor, tile: gl.tensor, last_key: gl.tensor, strides: gl.tuple,
     part_stride: gl.tensor, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, WIDTH: gl.constexpr,
+    PLANES: gl.constexpr,
 ) -> None:  # fmt: skip
     """Have K and V of a tile that the context fills brought to the L2 cache.
 
     There they miss nothing that a kernel ahead writes.
     """
-    PLANES: gl.constexpr = 3 if kv.dtype.element_ty == gl.int16 else 1
+    PIECES: gl.constexpr = 3 if PLANES else 1
     LINE: gl.constexpr = min(WIDTH, 64)  # in 16 bits
     LINES: gl.constexpr = gl.BlockedLayout(
         [1, 1, 1], [1, 32 * LINE // WIDTH, WIDTH // LINE], [WARPS, 1, 1], [2, 1, 0]
@@ -99,7 +100,7 @@ def bring_tile(
     line = gl.arange(0, WIDTH // LINE, gl.SliceLayout(0, gl.SliceLayout(1, LINES)))
     place = kv + (first[0][:, None, None] + (key * WIDTH)[None, :, None] + (line * LINE)[None, None, :])
     for part in gl.static_range(2):
-        for plane in gl.static_range(PLANES):
+        for plane in gl.static_range(PIECES):
             there = place + part * part_stride + plane * (BLOCK_SIZE * WIDTH)
             gl.inline_asm_elementwise(
                 "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [there.to(gl.int64)],

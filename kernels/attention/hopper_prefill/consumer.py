@@ -43,7 +43,7 @@ def _attend(
     scale_log2: gl.tensor, MASKED: gl.constexpr, SCORES: gl.constexpr, TILE: gl.constexpr,
     STAGES: gl.constexpr,
 ) -> gl.tuple:  # fmt: skip
-    """The scores of a step's tile of keys, while the weights of the step before are multiplied with V.
+    """Compute the scores of a tile of keys, while the weights of the step before are multiplied with V.
 
     Stages have been filled `filled` times before the first step.
     """
@@ -88,7 +88,7 @@ def consume(
     CONSUMER: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
     STAGES: gl.constexpr,
 ) -> None:  # fmt: skip
-    """Attention of ROWS // GROUP queries of each turn, for all heads of one kv head; last keys first."""
+    """Attend from ROWS // GROUP queries of each turn, for all heads of one kv head; last keys first."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, RESULT, 2)

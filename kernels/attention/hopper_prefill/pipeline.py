@@ -13,13 +13,13 @@ QUERIES = gl.constexpr(2)  # turns whose queries are in shared memory
 
 @gluon.jit
 def place_of(count: gl.tensor, PLACES: gl.constexpr) -> gl.tuple:
-    """Which of PLACES, a power of two, is seen to next after so many, and the phase of its barriers then."""
+    """Return which of PLACES, a power of two, comes next after so many, and its barriers' phase then."""
     return count & (PLACES - 1), (count & PLACES) // PLACES
 
 
 @gluon.jit
 def uniform(value: gl.tensor) -> gl.tensor:
-    """A scalar that all threads hold, so that the assembler sees they do, and computes with it once a warp.
+    """Return a scalar that all threads hold so that the assembler sees it, and computes with it once a warp.
 
     Places of barriers and tiles otherwise take 0.1 µs of each step.
     """

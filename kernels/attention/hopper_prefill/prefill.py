@@ -17,14 +17,17 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from quire.kernels.attention.batch import AttentionLayer, PrefillBatch
 from quire.kernels.attention.hopper_prefill.consumer import consume
 from quire.kernels.attention.hopper_prefill.pipeline import CONSUMERS, PANEL, QUERIES, ROWS
 from quire.kernels.attention.hopper_prefill.producer import produce
 from quire.kernels.attention.hopper_prefill.work_tiles import work_of
 from quire.kernels.attention.kv_tile import LOG2_E
+from quire.kernels.formats.kv_format import FP12, KVFormat
 from quire.kernels.gpu import Gpu, gpu_of
 
 MOST_STAGED = 256  # keys in shared memory at a time
+LEAST_BLOCK = 16  # tokens: a copy engine brings the keys of a block at once, in shared memory eight at a time
 # Turns of a program. On an H100 one, two, three bring 250, 302, 326 TFLOP/s at 32 × 512; 2 × 8192 are as
 # quick with one to three, and up to a tenth slower with four.
 MOST_TURNS = 3
@@ -111,15 +114,15 @@ def _kernel(
 
 
 def turns_of_a_program(turns: int, multiprocessors: int) -> int:
-    """As many as leave programs enough for each multiprocessor."""
+    """Return as many turns as leave programs enough for each multiprocessor."""
     return max(min(turns // (multiprocessors * LEAST_ROUNDS), MOST_TURNS), 1)
 
 
-def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> bool:
-    """Whether `hopper_prefill` takes `group` query heads of dtype for each kv head.
+def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int, block_size: int) -> bool:
+    """Tell whether `hopper_prefill` takes `group` query heads of dtype for each kv head, and such blocks.
 
-    It wants Hopper's instructions, 16-bit numbers, and heads of 64 or 128 in groups of a power of two up to
-    64.
+    It wants Hopper's instructions, 16-bit numbers, heads of 64 or 128 in groups of a power of two up to 64,
+    and blocks of 16 or more.
     """
     return (
         gpu.has_warpgroup_products
@@ -127,38 +130,36 @@ def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> bool
         and head_dim in (64, 128)
         and group & (group - 1) == 0
         and group <= ROWS.value
+        and block_size >= LEAST_BLOCK
     )
 
 
-def suits_hopper(q: torch.Tensor, kv: torch.Tensor, max_query_len: int) -> bool:
-    """Whether `hopper_prefill` takes q [T, Hq, D] and kv [blocks, 2, Hkv, block_size, D] and is worth it.
+def expands(gpu: Gpu, dtype: torch.dtype, held: KVFormat, head_dim: int, group: int, block_size: int) -> bool:
+    """Tell whether a cache is to be expanded for `hopper_prefill`: fp12, which is as exact as bf16."""
+    return held == FP12 and dtype == torch.bfloat16 and takes_heads(gpu, dtype, head_dim, group, block_size)
 
-    That is with more queries than the narrowest tile of `attention.prefill` holds.
-    """
-    group = q.shape[1] // kv.shape[2]
-    return (
-        q.dtype == kv.dtype
-        and takes_heads(gpu_of(q.device), q.dtype, q.shape[2], group)
-        and max_query_len * group > ROWS.value
-    )
+
+def supports(
+    gpu: Gpu, dtype: torch.dtype, held: KVFormat, head_dim: int, group: int, block_size: int
+) -> bool:
+    """Tell whether `hopper_prefill` takes such query heads, as `takes_heads`, and a cache, maybe expanded."""
+    alike = held.dtype == dtype or expands(gpu, dtype, held, head_dim, group, block_size)
+    return alike and takes_heads(gpu, dtype, head_dim, group, block_size)
+
+
+def prefers(longest_query: int, group: int) -> bool:
+    """Tell whether there are more queries than the narrowest tile of `attention.prefill` holds."""
+    return longest_query * group > ROWS.value
 
 
 def hopper_prefill(
-    q: torch.Tensor,
-    out: torch.Tensor,
-    kv: torch.Tensor,
-    block_tables: torch.Tensor,
-    rows: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lens: torch.Tensor,
-    max_query_len: int,
-    scale: float,
+    q: torch.Tensor, out: torch.Tensor, kv: torch.Tensor, batch: PrefillBatch, layer: AttentionLayer
 ) -> None:
-    """`attention.prefill.prefill_attention` without a window and scales, of what `suits_hopper`."""
+    """Do as `attention.prefill.prefill` without a window, of kv as numbers, of what is supported."""
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = kv.shape[2:4]
     group = num_q_heads // num_kv_heads
-    tile = 64 if max_query_len <= SHORT else 128
+    tile = 64 if batch.max_query_len <= SHORT else 128
     panel, rows_a_block = PANEL.value, kv.stride(0) // head_dim
     q_source = TensorDescriptor(
         q,
@@ -175,13 +176,13 @@ def hopper_prefill(
         [min(block_size, tile), panel],
         gl.NVMMASharedLayout(128, 16, rank=2),
     )
-    num_sequences = rows.shape[0]
+    num_sequences = batch.rows.shape[0]
     block_q = CONSUMERS.value * ROWS.value // group
     turns = num_tokens // block_q + num_sequences
     turns_each = turns_of_a_program(num_kv_heads * turns, gpu_of(q.device).multiprocessors)
     _kernel[num_kv_heads, triton.cdiv(turns, turns_each)](
-        out, q_source, kv_source, block_tables, rows, query_starts, context_lens, num_sequences, turns,
-        turns_each, num_kv_heads,
-        scale * LOG2_E, block_tables.stride(0), rows_a_block, kv.stride(1) // head_dim,
+        out, q_source, kv_source, batch.block_tables, batch.rows, batch.query_starts, batch.context_lens,
+        num_sequences, turns, turns_each, num_kv_heads,
+        layer.scale * LOG2_E, batch.block_tables.stride(0), rows_a_block, kv.stride(1) // head_dim,
         GROUP=group, BLOCK_SIZE=block_size, DIM=head_dim, TILE=tile, STAGES=MOST_STAGED // tile, num_warps=4,
     )  # fmt: skip

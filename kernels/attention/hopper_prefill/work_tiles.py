@@ -15,7 +15,7 @@ def _find_sequence(
     query_starts: gl.tensor, num_sequences: gl.tensor, tile: gl.tensor, BLOCK_Q: gl.constexpr,
     WARPS: gl.constexpr,
 ) -> gl.tuple:  # fmt: skip
-    """The sequence of a query tile, and the tile's number within it: as in `attention.prefill`."""
+    """Return the sequence of a query tile, and the tile's number within it: as in `attention.prefill`."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     begun = 0
     tile += gl.load(query_starts) // BLOCK_Q
@@ -31,7 +31,7 @@ def _tiles_of(
     query_len: gl.tensor, first_query: gl.tensor, context_len: gl.tensor, BLOCK_Q: gl.constexpr,
     TILE: gl.constexpr,
 ) -> gl.tensor:  # fmt: skip
-    """How many tiles of keys queries from `first_query` on see, one of padding; none if they do not exist."""
+    """Count the tiles of keys that queries from `first_query` on see: one of padding, none without any."""
     end = gl.minimum(context_len - query_len + first_query + BLOCK_Q, context_len)
     return gl.where(first_query < query_len, gl.maximum((end + TILE - 1) // TILE, 1), 0)
 
@@ -40,7 +40,7 @@ def _tiles_of(
 def work_of(
     turn: gl.tensor, plan: gl.tuple, BLOCK_Q: gl.constexpr, TILE: gl.constexpr, WARPS: gl.constexpr
 ) -> gl.tuple:
-    """A turn's row, its sequence's first token and count of queries, its own first query, context, key tiles.
+    """Return a turn's row, its sequence's first token and queries, its own first query, context, key tiles.
 
     `plan` is rows, query_starts, context_lens, the number of sequences and that of turns.
     """
@@ -60,7 +60,7 @@ def work_after(
     turn: gl.tensor, last_turn: gl.tensor, work: gl.tuple, plan: gl.tuple, BLOCK_Q: gl.constexpr,
     TILE: gl.constexpr, WARPS: gl.constexpr,
 ) -> gl.tuple:  # fmt: skip
-    """`work_of` the turn after one whose work is known: mostly the queries before it, and nothing is read."""
+    """Return `work_of` the turn after a known one: mostly the queries before it, and nothing is read."""
     row, query_start, query_len, first_query, context_len, num_tiles = work
     if first_query > 0:
         first_query -= BLOCK_Q

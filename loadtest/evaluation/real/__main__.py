@@ -7,13 +7,13 @@ takes about seven minutes, and what is worth most comes first. `make evaluation`
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
 
+from quire.loadtest.command import command_parser
 from quire.loadtest.evaluation.real.evaluation import PARTS, Evaluation
 from quire.loadtest.evaluation.real.results import Results
 from quire.loadtest.model_configs import write_model_folders
@@ -22,10 +22,8 @@ FOLDER = Path(__file__).parents[2] / "results" / "evaluation" / "real"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0, or 1 when a part failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Return 0, or 1 when a part failed."""
+    parser = command_parser(__doc__)
     parser.add_argument("--model", help="a model folder, whose weights are not read; Llama-8B if left out")
     parser.add_argument("--output", type=Path, default=FOLDER, help="where the results go")
     parser.add_argument("--seconds", type=float, default=600.0, help="begin nothing that would take longer")

@@ -1,4 +1,4 @@
-"""How far off the simulator is, where a real engine did the same."""
+"""Tell how far off the simulator is, where a real engine did the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUANTITIES: dict[str, Callable[[Outcome], float]] = {
 
 
 def accuracy(results: RealResults) -> Figure:
-    """Of the simulator: its costs, and how far off its predictions are."""
+    """Show the simulator's costs, and how far off its predictions are."""
     rows: list[list[Cell]] = []
     for kind, with_beams in (("without beams", False), ("with beams", True)):
         runs = [run for run in results.runs if bool(run.case.beam_width) == with_beams]

@@ -11,10 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.attention.decode_reference import DecodeGather
+from quire.kernels.attention.batch import AttentionLayer, DecodeBatch
+from quire.kernels.attention.decode import decode
+from quire.kernels.attention.decode_reference import decode_reference
+from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace
-from quire.kernels.backend import Backend
-from quire.loadtest.evaluation.real.timing import device_seconds
+from quire.kernels.formats.kv_format import UNSCALED
+from quire.kernels.formats.layer_cache import LayerCache
+from quire.loadtest.device_time import device_seconds
 
 BATCHES = (8, 32)
 CONTEXTS = (64, 128, 256, 512, 1024)
@@ -46,7 +50,6 @@ class _Set:
 
 
 def measure_attention(
-    backend: Backend,
     device: torch.device,
     dtype: torch.dtype,
     heads: str,
@@ -63,7 +66,7 @@ def measure_attention(
     workspace = (
         DecodeWorkspace.allocate(batch, num_q, HEAD_DIM, device) if device.type == "cuda" else DecodeGather()
     )
-    paged = partial(_paged, backend, workspace)
+    paged = partial(_paged, workspace)
     ways: dict[str, list[Callable[[], Tensor]]] = {
         "blocks of 16": [paged(one, 16, scattered=True) for one in sets],
         "blocks of 128": [paged(one, 128, scattered=True) for one in sets],
@@ -81,7 +84,6 @@ def measure_attention(
 
 
 def _paged(
-    backend: Backend,
     workspace: DecodeWorkspace | DecodeGather,
     one: _Set,
     block_size: int,
@@ -101,8 +103,13 @@ def _paged(
     rows = torch.arange(batch, dtype=torch.int32, device=device)
     lens = torch.full((batch,), context, dtype=torch.int32, device=device)
 
+    decodes = DecodeBatch(tables, rows, lens, rows, workspace)
+    layer = AttentionLayer(one.q.shape[1], heads, dim, dim**-0.5)
+    cache = LayerCache(blocks, UNSCALED[blocks.dtype])
+    attend = decode if one.q.is_cuda else decode_reference
+
     def call() -> Tensor:
-        backend.decode_attention(one.q, one.out, blocks, tables, rows, lens, rows, dim**-0.5, 0, workspace)
+        attend(one.q, one.out, decodes, layer, cache)
         return one.out
 
     return call

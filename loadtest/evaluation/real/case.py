@@ -79,7 +79,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaseRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs.jsonl holds."""
+    """One line of runs.jsonl."""
 
     case: Case
     outcome: Outcome
@@ -92,7 +92,7 @@ class Server(Protocol):
 
 
 def sessions_of(case: Case) -> list[Session]:
-    """The same for every system, as far as their rates and counts are."""
+    """Return the sessions of a case: the same for every system, as far as their rates and counts are."""
     times = arrival_times(case.count, case.rate, 1.0, case.seed)
     if case.workload == "chatbot":
         return due_at(conversations(case.count, case.seed), times)

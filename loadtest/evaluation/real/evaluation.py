@@ -11,7 +11,6 @@ from contextlib import contextmanager
 import torch
 
 from quire.engine.config import EngineConfig
-from quire.kernels.backend import Backend, torch_backend, triton_backend
 from quire.loadtest.attention_variants import DECODES, PREFILLS
 from quire.loadtest.evaluation.real import attention, plan, transfers
 from quire.loadtest.evaluation.real.case import Case, CaseRun, Outcome, Workload, measure
@@ -122,7 +121,7 @@ class Evaluation:
         )
 
     def _open_loops(self, server: RealServer, kinds: Sequence[Kind], shares: Sequence[float]) -> None:
-        """Fig. 12."""
+        """Run what Fig. 12 shows."""
         for share in shares:
             for workload in plan.ARRIVALS:
                 for kind in kinds:
@@ -132,21 +131,19 @@ class Evaluation:
     # -- kernels --------------------------------------------------------------------------------------
 
     def _attention(self) -> None:
-        """Fig. 18a."""
+        """Run what Fig. 18a shows."""
         if not self._has_time(KERNEL_SECONDS, "attention kernels"):
             return
         for heads in attention.HEADS:
             for batch in attention.BATCHES:
                 for context in attention.CONTEXTS:
-                    timed = attention.measure_attention(
-                        self._backend, self._device, self._dtype, heads, batch, context
-                    )
+                    timed = attention.measure_attention(self._device, self._dtype, heads, batch, context)
                     self._results.add("attention", timed)
             self._say(f"attention kernels, heads of {heads}: {timed.microseconds}")
             self._clean_up()
 
     def _transfers(self, server: RealServer) -> None:
-        """Fig. 19a."""
+        """Run what Fig. 19a shows."""
         if not self._has_time(KERNEL_SECONDS, "transfers"):
             return
         for timed in transfers.measure_transfers(server.runner):
@@ -155,14 +152,14 @@ class Evaluation:
         self._clean_up()
 
     def _variants(self) -> None:
-        """The tutorials' tables."""
+        """Run what the tutorials' tables show."""
         for is_decode, sizes in ((True, DECODES), (False, PREFILLS)):
             for batch, length in sizes:
                 name = f"attention variants, {batch} × {length}"
                 if self._has_time(KERNEL_SECONDS / 4, name):
                     with self._guard(name):
                         timed = measure_variants(
-                            self._backend, self._device, self._dtype, batch, length, is_decode=is_decode
+                            self._device, self._dtype, batch, length, is_decode=is_decode
                         )
                         self._results.add("variants", timed)
                         self._say(f"attention variants: {timed}")
@@ -172,10 +169,6 @@ class Evaluation:
     @property
     def _is_cuda(self) -> bool:
         return self._device.type == "cuda"
-
-    @property
-    def _backend(self) -> Backend:
-        return triton_backend() if self._is_cuda else torch_backend()
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -196,7 +189,7 @@ class Evaluation:
             self.failed.append(name)
 
     def _has_time(self, seconds: float, name: str) -> bool:
-        """Whether something of about so many seconds can be done; if not, its name is kept."""
+        """Say whether something of about so many seconds can be done; if not, keep its name."""
         if time.monotonic() + seconds <= self._end:
             return True
         self.left_out.append(name)

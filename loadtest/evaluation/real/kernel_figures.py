@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.loadtest.evaluation.block_size import PAPER_BEST
+from quire.loadtest.evaluation.block_size import LAYOUTS, PAPER_BEST, PAPER_SWAP, cheaper_from
 from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
 from quire.loadtest.evaluation.real.prediction import RealResults
 from quire.loadtest.evaluation.real.rate_figures import OVERLOAD, PLAIN, real_figure
 from quire.loadtest.evaluation.setting import ratio
 
 PAPER_OVERHEAD = "20–26"  # per cent above FasterTransformer; section 7.1
-PAPER_SWAP = "recompute for small blocks, swap for large ones, alike from 16 to 64"  # section 7.3
 ENOUGH = 0.9  # of the best rate
 
 
@@ -130,19 +129,18 @@ def fig18b(results: RealResults) -> Figure:
 def fig19(results: RealResults) -> Figure:
     times = results.transfers
     sizes = [float(timed.block_size) for timed in times]
-    ways = {
-        "one copy a block (Quire)": [timed.whole_blocks for timed in times],
-        "one copy a layer, K and V apart (paper)": [timed.layer_by_layer for timed in times],
-        "recompute": [timed.recompute for timed in times],
-    }
+    columns = (
+        [timed.whole_blocks for timed in times],
+        [timed.layer_by_layer for timed in times],
+        [timed.recompute for timed in times],
+    )
+    ways = dict(zip((*LAYOUTS, "recompute"), columns, strict=True))
     rows: list[list[Cell]] = [list(row) for row in zip(sizes, *ways.values(), strict=True)]
     tokens = times[0].tokens if times else 0
     title = f"(a) {tokens} tokens out and in again, or prefilled once more: milliseconds"
     moved = Table(title=title, header=["block size", *ways], rows=rows)
     cheaper: list[list[Cell]] = [
-        [way, _cheaper_from(sizes, milliseconds, ways["recompute"]), PAPER_SWAP]
-        for way, milliseconds in list(ways.items())[:2]
-        if times
+        [way, cheaper_from(sizes, ways[way], ways["recompute"]), PAPER_SWAP] for way in LAYOUTS if times
     ]
     meet = Table(
         title="Where they meet",
@@ -221,13 +219,3 @@ def tutorials(results: RealResults) -> Figure:
 
 def _unique(values: Iterable[Cell]) -> list[Cell]:
     return list(dict.fromkeys(values))
-
-
-def _cheaper_from(sizes: list[float], ours: list[float], other: list[float]) -> Cell:
-    """The smallest size from which on `ours` is less than `other`."""
-    cheaper: Cell = "none"
-    for size, one, two in reversed(list(zip(sizes, ours, other, strict=True))):
-        if one >= two:
-            break
-        cheaper = size
-    return cheaper

@@ -1,4 +1,4 @@
-"""Which cases are run, in the order of what they are worth, should the time not be enough for all."""
+"""List the cases to run, in the order of what they are worth, should the time not be enough for all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LARGER_BLOCKS = (64, 32, 128)
 
 
 def overload(workload: Workload, kind: Kind = "paged", *, block_size: int = 16, n: int = 1) -> Case:
-    """More requests than any system keeps up with."""
+    """Return a case with more requests than any system keeps up with."""
     rate, until = OVERLOADS[workload]
     return Case(
         workload=workload,
@@ -50,7 +50,7 @@ def overload(workload: Workload, kind: Kind = "paged", *, block_size: int = 16, 
 
 
 def open_loop(overloaded: Case, outcome: Outcome, share: float) -> Case:
-    """A rate that is so much of what the system sustained when it was overloaded."""
+    """Return a case at a `share` of the rate that the system sustained when it was overloaded."""
     arrivals, until = ARRIVALS[overloaded.workload]
     rate = share * outcome.sustained
     return msgspec.structs.replace(
@@ -65,7 +65,7 @@ def with_beams(case: Case, width: int) -> Case:
 
 
 def warm_ups(block_size: int) -> Iterator[Case]:
-    """A second of each kind of request, so that what is compiled late is compiled before time counts."""
+    """Yield a second of each kind of request, so that what compiles late does so before time counts."""
     for case in (overload("Alpaca", block_size=block_size), overload("Alpaca", block_size=block_size, n=2)):
         yield msgspec.structs.replace(case, count=min(case.count, 24), until=1.0)
     beams = with_beams(overload("Alpaca", block_size=block_size), 2)
@@ -73,14 +73,14 @@ def warm_ups(block_size: int) -> Iterator[Case]:
 
 
 def overloads() -> Iterator[Case]:
-    """Fig. 2 and 13, and where the rates of Fig. 12 lie."""
+    """Yield the cases of Fig. 2 and 13, and those that say where the rates of Fig. 12 lie."""
     for workload in ARRIVALS:
         for kind in KINDS:
             yield overload(workload, kind)
 
 
 def further_cases() -> Iterator[Case]:
-    """Fig. 14 to 17 and 19b."""
+    """Yield the cases of Fig. 14 to 17 and 19b."""
     for width in WIDTHS:
         yield overload("Alpaca", n=width)
         yield with_beams(overload("Alpaca"), width)
@@ -99,14 +99,14 @@ def further_cases() -> Iterator[Case]:
 
 
 def preemptions(block_size: int) -> Iterator[Case]:
-    """Fig. 19b: requests that yield go to host memory, or are computed again."""
+    """Yield cases of Fig. 19b: requests that yield go to host memory, or are computed again."""
     case = overload("ShareGPT", block_size=block_size)
     for mode in ("swap", "recompute"):
         yield msgspec.structs.replace(case, host_slots=HOST_SLOTS, preemption=mode)
 
 
 def block_size_cases(block_size: int) -> Iterator[Case]:
-    """Fig. 18b, and 19b where blocks are of another size than the two that matter most."""
+    """Yield cases of Fig. 18b, and of 19b where blocks are of another size than the two that matter most."""
     yield overload("ShareGPT", block_size=block_size)
     yield overload("Alpaca", block_size=block_size)
     if block_size == LARGER_BLOCKS[0]:

@@ -1,4 +1,4 @@
-"""What was measured on a real engine, and what the simulator says of the same cases by costs fitted to it."""
+"""Pair what was measured on a real engine with what the simulator says of it by costs fitted to it."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class RealResults:
     where: dict[str, dict[str, str]]  # by the name of a file: commit, date and command of its lines
 
     def describe(self) -> str:
-        """In words, with the error of the costs."""
+        """Tell in words where they come from, with the error of the costs."""
         return f"real runs on {self.device}; simulated: {self.costs[min(self.costs)].describe()}"
 
     def find(self, **fields: object) -> list[Compared]:
-        """The runs whose cases have these values."""
+        """Return the runs whose cases have these values."""
         return [
             run
             for run in self.runs

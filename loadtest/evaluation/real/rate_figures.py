@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from quire.loadtest.analysis.knee import rate_at
-from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
+from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table, bars
 from quire.loadtest.evaluation.memory_waste import PAPER as PAPER_SHARES
 from quire.loadtest.evaluation.memory_waste import PARTS
 from quire.loadtest.evaluation.real.case import Outcome
@@ -33,17 +33,9 @@ def fig2(results: RealResults) -> Figure:
     ]
     header = ["system", *PARTS.values(), "simulated: token states", "paper: token states"]
     title = "Per cent of the KV memory, mean over the time in which somebody waits for memory"
-    chart = Chart(
-        kind="stacked",
-        title="KV memory under load, Llama-8B",
-        x="",
-        y="per cent",
-        names=[NAMES[kind] for kind in runs],
-        lines=[
-            Line(label, [], [run.real.shares[part] for run in runs.values()]) for part, label in PARTS.items()
-        ],
-        top=100,
-    )
+    shares = {label: [run.real.shares[part] for run in runs.values()] for part, label in PARTS.items()}
+    names = [NAMES[kind] for kind in runs]
+    chart = bars("KV memory under load, Llama-8B", "per cent", names, shares, stacked=True)
     slots = results.runs[0].case.slots
     notes = [
         f"{slots} slots, as many as the paper had beside OPT-13B; ShareGPT-like lengths. Each run begins "
@@ -60,46 +52,17 @@ def fig12(results: RealResults) -> Figure:
         runs = _overloads(results, workload)
         if "paged" not in runs:
             continue
-        rows = [
-            [
-                NAMES[kind],
-                run.real.sustained,
-                run.simulated.sustained,
-                ratio(runs["paged"].real.sustained, run.real.sustained),
-                ratio(runs["paged"].simulated.sustained, run.simulated.sustained),
-                PAPER_RATIOS[workload].get(kind),
-            ]
-            for kind, run in runs.items()
-        ]
-        header = [
-            "system",
-            "sustained, requests/s",
-            "simulated",
-            "Quire ÷ it",
-            "simulated",
-            "paper: vLLM ÷ it",
-        ]
-        tables.append(Table(title=f"{workload}: under overload", header=header, rows=rows))
+        sustained = {kind: (run.real.sustained, run.simulated.sustained) for kind, run in runs.items()}
+        title = f"{workload}: under overload"
+        tables.append(_ratios(title, "sustained, requests/s", sustained, PAPER_RATIOS[workload]))
         curves = {kind: _curve(results, workload, kind) for kind in KINDS}
         curves = {kind: each for kind, each in curves.items() if each and curves["paged"]}
         limits = {
             kind: (_rate(each, lambda run: run.real), _rate(each, lambda run: run.simulated))
             for kind, each in curves.items()
         }
-        rows = [
-            [
-                NAMES[kind],
-                real,
-                simulated,
-                ratio(limits["paged"][0], real),
-                ratio(limits["paged"][1], simulated),
-                PAPER_RATIOS[workload].get(kind),
-            ]
-            for kind, (real, simulated) in limits.items()
-        ]
         title = f"{workload}: rate at {LATENCY_LIMIT * 1e3:g} ms per token"
-        header = ["system", "requests/s", *header[2:]]
-        tables.append(Table(title=title, header=header, rows=rows))
+        tables.append(_ratios(title, "requests/s", limits, PAPER_RATIOS[workload]))
         charts += [_latency_chart(f"Llama-8B, {workload}", curves)] if curves else []
     notes = [
         OVERLOAD,
@@ -127,23 +90,31 @@ def fig13(results: RealResults) -> Figure:
         title = f"{workload}: mean number of requests under way, overloaded"
         header = ["system", "real", "simulated", "paper"]
         tables.append(Table(title=title, header=header, rows=rows))
-        charts.append(
-            Chart(
-                kind="bars",
-                title=f"Batched requests, {workload}",
-                x="",
-                y="requests",
-                names=[NAMES[kind] for kind in runs],
-                lines=[
-                    Line("real", [], [run.real.mean_requests for run in runs.values()]),
-                    Line("simulated", [], [run.simulated.mean_requests for run in runs.values()]),
-                    Line("paper", [], [paper[kind] for kind in runs]),
-                ],
-            )
-        )
+        values = {
+            "real": [run.real.mean_requests for run in runs.values()],
+            "simulated": [run.simulated.mean_requests for run in runs.values()],
+            "paper": [paper[kind] for kind in runs],
+        }
+        names = [NAMES[kind] for kind in runs]
+        charts.append(bars(f"Batched requests, {workload}", "requests", names, values))
     return real_figure(
         results, "fig13", "Requests under way at once, on a real engine", tables, charts, notes
     )
+
+
+def _ratios(
+    title: str,
+    rate: str,
+    rates: Mapping[Kind, tuple[float | None, float | None]],
+    paper: Mapping[Kind, Cell],
+) -> Table:
+    """Compare rates, real and simulated, with Quire's."""
+    rows: list[list[Cell]] = []
+    for kind, each in rates.items():
+        ours = [ratio(quire, other) for quire, other in zip(rates["paged"], each, strict=True)]
+        rows.append([NAMES[kind], *each, *ours, paper.get(kind)])
+    header = ["system", rate, "simulated", "Quire ÷ it", "simulated", "paper: vLLM ÷ it"]
+    return Table(title=title, header=header, rows=rows)
 
 
 def _overloads(results: RealResults, workload: str) -> dict[Kind, Compared]:
@@ -153,7 +124,7 @@ def _overloads(results: RealResults, workload: str) -> dict[Kind, Compared]:
 
 
 def _curve(results: RealResults, workload: str, kind: Kind) -> list[Compared]:
-    """Open loops, by rate."""
+    """Return open loops, by rate."""
     runs = [run for run in results.find(**PLAIN, workload=workload, kind=kind) if run.case.share is not None]
     return sorted(runs, key=lambda run: run.case.rate)
 
@@ -182,7 +153,7 @@ def _latency_chart(title: str, curves: dict[Kind, list[Compared]]) -> Chart:
 def real_figure(
     results: RealResults, name: str, title: str, tables: list[Table], charts: list[Chart], notes: list[str]
 ) -> Figure:
-    """Without the tables that nothing was measured for."""
+    """Return a figure without the tables that nothing was measured for."""
     return Figure(
         name=f"{name}-real",
         title=title,

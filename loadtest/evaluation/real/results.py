@@ -38,7 +38,7 @@ class Results:
         self._write(name, [Measured(data=data, **self._where)])
 
     def add_steps(self, block_size: int, records: Sequence[StepRecord]) -> None:
-        """To a file that `--costs` reads: steps-16.jsonl."""
+        """Add steps to a file that `--costs` reads: steps-16.jsonl."""
         self._write(f"steps-{block_size}", records)
 
     def _write(self, name: str, lines: Sequence[msgspec.Struct]) -> None:
@@ -49,7 +49,7 @@ class Results:
 
 
 def read_measured(path: Path, kind: type[Measured[Data]]) -> list[Measured[Data]]:
-    """Empty where there is no such file. Raises ValueError that names the file."""
+    """Read a file; nothing where there is none. Raise ValueError that names the file."""
     if not path.exists():
         return []
     decoder = msgspec.json.Decoder(kind)

@@ -49,7 +49,7 @@ class RealServer:
         self.records: list[StepRecord] = []  # some of the steps of the last run
 
     def run(self, sessions: list[Session], system: System, until: float) -> Run:
-        """Prompts are folded into the vocabulary. Raises ValueError where `system` needs more room."""
+        """Serve sessions, prompts folded into the vocabulary. Raise ValueError where one needs more room."""
         self._check(system)
         clock = WallClock()
         runner = RecordingRunner(self.runner)
@@ -77,7 +77,7 @@ class RealServer:
 
 
 def _fold(session: Session, vocab_size: int) -> Session:
-    """Which ids they are changes no amount of work."""
+    """Take token ids that the vocabulary has: which they are changes no amount of work."""
     (turn,) = session.turns
     prompt = [int(token) % vocab_size for token in turn.prompt]
     return Session(turns=[msgspec.structs.replace(turn, prompt=prompt)], at=session.at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quire.loadtest.evaluation.chatbot import PAPER_RATIO as PAPER_CHATBOT_RATIO
-from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
+from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Table, bars
 from quire.loadtest.evaluation.real.prediction import RealResults
 from quire.loadtest.evaluation.real.rate_figures import OVERLOAD, PLAIN, real_figure
 from quire.loadtest.evaluation.setting import ratio
@@ -88,7 +88,7 @@ def fig17(results: RealResults) -> Figure:
 def _against_oracle(
     results: RealResults, wanted: Mapping[str, tuple[Mapping[str, object], float | None]]
 ) -> list[list[Cell]]:
-    """Rows of RATIO_HEADER, for those wanted that both systems have run."""
+    """Return rows of RATIO_HEADER, for those wanted that both systems have run."""
     rows: list[list[Cell]] = []
     for name, (fields, paper) in wanted.items():
         found = {run.case.kind: run for run in results.find(**fields)}
@@ -107,11 +107,10 @@ def _ratio_chart(title: str, rows: Sequence[Sequence[Cell]]) -> list[Chart]:
 
 
 def _bars(title: str, y: str, rows: Sequence[Sequence[Cell]], columns: Sequence[int]) -> list[Chart]:
-    """Real, simulated and paper, of the rows that have all three; none: no chart."""
+    """Chart real, simulated and paper of the rows that have all three; no chart if there are none."""
     full = [row for row in rows if all(isinstance(row[column], float) for column in columns)]
-    lines = [
-        Line(label, [], [value for row in full if isinstance(value := row[column], float)])
+    values = {
+        label: [value for row in full if isinstance(value := row[column], float)]
         for label, column in zip(("real", "simulated", "paper"), columns, strict=True)
-    ]
-    names = [str(row[0]) for row in full]
-    return [Chart(kind="bars", title=title, x="", y=y, names=names, lines=lines)] if full else []
+    }
+    return [bars(title, y, [str(row[0]) for row in full], values)] if full else []

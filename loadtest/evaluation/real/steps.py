@@ -10,10 +10,9 @@ import msgspec
 import numpy as np
 
 from quire.engine.arrays import Int32, empty_int32
-from quire.engine.core import InFlight
 from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import SamplingParams
-from quire.engine.schedule.plan import RowStart, StepPlan
+from quire.engine.schedule.plan import RowStart, StepHandle, StepPlan
 from quire.loadtest.simulator.recording import RecordingRunner
 from quire.loadtest.simulator.step_costs import StepRecord
 
@@ -28,7 +27,7 @@ Work = list[tuple[int, int]]
 
 
 def works() -> Iterator[Work]:
-    """What the steps of the grid compute."""
+    """Yield what the steps of the grid compute."""
     yield from ([(1, context)] * batch for batch, context in product(BATCHES, CONTEXTS))
     yield from ([(length, length)] * count for count, length in PREFILLS)
     yield from ([extend] for extend in EXTENDS)
@@ -58,17 +57,17 @@ def record_steps(runner: ModelRunner) -> list[StepRecord]:
 
 def _time(runner: ModelRunner, plan: StepPlan) -> list[StepRecord]:
     recorder = RecordingRunner(runner)
-    flights: deque[InFlight] = deque()
+    handles: deque[StepHandle] = deque()
     for _ in range(REPEATS + 1):
-        flights.append(recorder.launch(plan))
-        if len(flights) > 1:
-            flights.popleft().wait()
-    flights.popleft().wait()
+        handles.append(recorder.launch(plan))
+        if len(handles) > 1:
+            handles.popleft().wait()
+    handles.popleft().wait()
     return recorder.records[1:]  # nothing ran while the first was launched
 
 
 def table_plan(rows: int, blocks: int) -> StepPlan:
-    """Computes nothing: so many rows begin, with so many blocks each that are theirs alone."""
+    """Plan a step that computes nothing: so many rows begin, each with so many blocks that are its alone."""
     empty = empty_int32()
     params = SamplingParams(temperature=1.0)
     return StepPlan(
@@ -85,7 +84,7 @@ def table_plan(rows: int, blocks: int) -> StepPlan:
 
 
 def step_plan(work: Work) -> StepPlan:
-    """One token is sampled from the end of each row."""
+    """Plan a step that samples one token from the end of each row."""
     queries, contexts = (np.array(column, np.int32) for column in zip(*work, strict=True))
     num_decodes = int((queries == 1).sum())
     return msgspec.structs.replace(

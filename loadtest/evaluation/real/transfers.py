@@ -8,8 +8,8 @@ import torch
 
 from quire.engine.device.kv_cache import KVCache
 from quire.engine.device.runner import ModelRunner
+from quire.loadtest.device_time import host_seconds
 from quire.loadtest.evaluation.real.steps import step_plan, table_plan
-from quire.loadtest.evaluation.real.timing import host_seconds
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOKENS = 1024
@@ -45,11 +45,11 @@ def measure_transfers(runner: ModelRunner) -> list[TransferTime]:
 
 
 def _swap_seconds(runner: ModelRunner, size: int, tokens: int) -> tuple[float, float]:
-    """Through the engine's own cache, and piece by piece."""
+    """Time a swap through the engine's own cache, and one piece by piece."""
     config, device = runner.model.config, runner.device
     count = -(-tokens // size)
-    dtype = runner.cache.layers[0].kv.dtype
-    cache = KVCache(config, count, size, dtype, device, runner.backend.copy_blocks)
+    held = runner.cache.layers[0].format
+    cache = KVCache(config, count, size, held, device, runner.backend.copy_blocks)
     cache.add_host_tier(count)
     assert cache.host is not None
     # Keys and values of each layer by themselves are so many pieces, one after the other.

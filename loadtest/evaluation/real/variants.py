@@ -9,11 +9,16 @@ import msgspec
 import torch
 from torch import Tensor
 
-from quire.kernels.attention.decode_reference import DecodeGather
+from quire.kernels.attention.batch import AttentionLayer, DecodeBatch, PrefillBatch
+from quire.kernels.attention.decode import decode
+from quire.kernels.attention.decode_reference import decode_reference
+from quire.kernels.attention.gather import DecodeGather
+from quire.kernels.attention.prefill import prefill, prefill_reference
 from quire.kernels.attention.splits import DecodeWorkspace
-from quire.kernels.backend import Backend
+from quire.kernels.formats.kv_format import UNSCALED
+from quire.kernels.formats.layer_cache import LayerCache
 from quire.loadtest.attention_variants import VARIANTS, Case, contiguous, make_case, time_in_turn
-from quire.loadtest.evaluation.real.timing import device_seconds
+from quire.loadtest.device_time import device_seconds
 
 HEADS, HEAD_DIM, BLOCK_SIZE = 16, 128, 16
 ROUNDS = 3
@@ -35,56 +40,52 @@ class VariantTimes(msgspec.Struct, frozen=True, kw_only=True):
 class OurKernel:
     """Quire's kernel on a case's blocks, in the layout of its cache."""
 
-    backend: Backend
     q: Tensor  # [tokens, heads, D]
     out: Tensor
-    kv: Tensor  # [blocks, 2, heads, block size, D]
-    tables: Tensor
-    rows: Tensor
-    context_lens: Tensor
-    query_starts: Tensor
-    queries: int
-    workspace: DecodeWorkspace | DecodeGather
+    layer: AttentionLayer
+    cache: LayerCache
+    decodes: DecodeBatch
+    prefills: PrefillBatch
 
     @classmethod
-    def of(cls, case: Case, backend: Backend) -> OurKernel:
+    def of(cls, case: Case) -> OurKernel:
         batch, heads, queries, dim = case.q.shape
         device = case.q.device
         q = case.q.transpose(1, 2).reshape(batch * queries, heads, dim).contiguous()
         rows = torch.arange(batch, dtype=torch.int32, device=device)
+        kv = torch.stack([case.key_blocks, case.value_blocks], 1)
+        tables = case.tables.int()
+        context_lens = torch.full((batch,), case.length, dtype=torch.int32, device=device)
+        query_starts = torch.arange(batch + 1, dtype=torch.int32, device=device) * queries
+        workspace = DecodeWorkspace.allocate(batch, heads, dim, device) if q.is_cuda else DecodeGather()
         return cls(
-            backend,
             q,
             torch.empty_like(q),
-            torch.stack([case.key_blocks, case.value_blocks], 1),
-            case.tables.int(),
-            rows,
-            torch.full((batch,), case.length, dtype=torch.int32, device=device),
-            torch.arange(batch + 1, dtype=torch.int32, device=device) * queries,
-            queries,
-            DecodeWorkspace.allocate(batch, heads, dim, device) if q.is_cuda else DecodeGather(),
+            AttentionLayer(heads, kv.shape[2], dim, dim**-0.5),
+            LayerCache(kv, UNSCALED[kv.dtype]),
+            DecodeBatch(tables, rows, context_lens, rows, workspace),
+            PrefillBatch(tables, rows, query_starts, context_lens, queries),
         )
 
     def __call__(self) -> Tensor:
-        """[batch, heads, queries, D]"""
-        common = (self.q, self.out, self.kv, self.tables, self.rows)
-        scale = self.q.shape[-1] ** -0.5
-        if self.queries == 1:
-            self.backend.decode_attention(*common, self.context_lens, self.rows, scale, 0, self.workspace)
+        """Return [batch, heads, queries, D]."""
+        queries = self.prefills.max_query_len
+        if queries == 1:
+            attend = decode if self.q.is_cuda else decode_reference
+            attend(self.q, self.out, self.decodes, self.layer, self.cache)
         else:
-            self.backend.prefill_attention(
-                *common, self.query_starts, self.context_lens, self.queries, scale, 0
-            )
-        return self.out.unflatten(0, (-1, self.queries)).transpose(1, 2)
+            fill = prefill if self.q.is_cuda else prefill_reference
+            fill(self.q, self.out, self.prefills, self.layer, self.cache)
+        return self.out.unflatten(0, (-1, queries)).transpose(1, 2)
 
 
 def measure_variants(
-    backend: Backend, device: torch.device, dtype: torch.dtype, batch: int, length: int, *, is_decode: bool
+    device: torch.device, dtype: torch.dtype, batch: int, length: int, *, is_decode: bool
 ) -> VariantTimes:
     queries = 1 if is_decode else length
     exact_case = make_case(batch, length, queries, HEADS, HEAD_DIM, BLOCK_SIZE, seed=0)
     case = exact_case.to(device, dtype)
-    kernel = OurKernel.of(case, backend)
+    kernel = OurKernel.of(case)
     ways: dict[str, Callable[[Case], Tensor]] = {**VARIANTS, "Quire's kernel": lambda _: kernel()}
     exact = contiguous(case.to(device, torch.float64))
     on_device = {

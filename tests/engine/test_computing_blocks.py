@@ -11,6 +11,7 @@ from quire.engine.hashing import Digest, Prefix
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.schedule.draft import StepDraft
 from quire.engine.schedule.invariants import check_scheduler
+from quire.engine.schedule.lifecycle import start
 from quire.engine.schedule.plan import NOT_FINITE, StepPlan, StepResult
 from quire.engine.sequences.sequence import SequenceGroup
 from tests.engine.oracle import OracleRunner, expected_tokens
@@ -48,7 +49,7 @@ def finish(core: EngineCore) -> dict[int, list[Output]]:
             return got
         for output in core.step():
             got.setdefault(output.request_id, []).append(output)
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
     raise AssertionError("requests go on without an end")
 
 
@@ -57,7 +58,7 @@ def tokens_of(outputs: list[Output]) -> list[int]:
 
 
 def findable(core: EngineCore, prompt: list[int], salt: str = "") -> int:
-    """How many blocks of `prompt` a new request would find."""
+    """Return how many blocks of `prompt` a new request would find."""
     group = SequenceGroup(Request(99, prompt, SamplingParams(), cache_salt=salt), as_int32(prompt), 99, ())
     return len(core.scheduler.blocks.match(group.sequences[0]))
 
@@ -69,16 +70,16 @@ def test_who_arrives_with_others_shares_what_the_first_one_computes(together: bo
     core = make(asked if together else asked[:1])
     plan = core.scheduler.schedule()
     assert plan is not None
-    flights = [core.runner.launch(plan)]
+    handles = [core.runner.launch(plan)]
     if not together:
         for request in asked[1:]:
             core.add(request)
         later = core.scheduler.schedule()
         assert later is not None
-        flights.append(core.runner.launch(later))
+        handles.append(core.runner.launch(later))
     got: dict[int, list[Output]] = {}
-    for flight in flights:
-        for output in core.scheduler.commit(flight.wait()):
+    for handle in handles:
+        for output in core.scheduler.commit(handle.wait()):
             got.setdefault(output.request_id, []).append(output)
     for request_id, outputs in finish(core).items():
         got.setdefault(request_id, []).extend(outputs)
@@ -119,13 +120,13 @@ def test_who_leaves_takes_back_only_what_nobody_shares(followers: int) -> None:
     core = make(asked)
     plan = core.scheduler.schedule()
     assert plan is not None
-    flight = core.runner.launch(plan)
+    handle = core.runner.launch(plan)
     core.abort(0)
-    check_scheduler(core.scheduler.queue)
+    check_scheduler(core.scheduler.state)
     assert findable(core, PREFIX) == (2 if followers else 0)
     assert len(core.scheduler.blocks.cache) == 0
-    outputs = list(core.scheduler.commit(flight.wait()))
-    assert len(core.scheduler.blocks.cache.promised) == 0
+    outputs = list(core.scheduler.commit(handle.wait()))
+    assert len(core.scheduler.blocks.cache.computing) == 0
     assert findable(core, asked[-1].prompt) == len(core.scheduler.blocks.cache) == (2 if followers else 0)
     got = finish(core)
     for request in asked[1:]:
@@ -172,25 +173,25 @@ def test_only_who_fails_fails_and_nothing_of_it_is_cached(n: int) -> None:
         assert findable(core, culprit.prompt) == len(core.scheduler.blocks.cache)
         plan = core.scheduler.schedule()
         assert plan is not None
-        rows = [sequence.row for sequence in core.scheduler.queue.running[0].live]
+        rows = [sequence.row for sequence in core.scheduler.state.running[0].live]
         for output in core.scheduler.commit(sick(plan, core.runner.launch(plan).wait(), rows)):
             got.setdefault(output.request_id, []).append(output)
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
     assert [output.finish_reason for output in got.pop(0)] == ["error"] * n
     assert findable(core, culprit.prompt) == 0
-    assert core.scheduler.queue.running, "somebody shares blocks of it"
+    assert core.scheduler.state.running, "somebody shares blocks of it"
     for request_id, outputs in finish(core).items():
         got.setdefault(request_id, []).extend(outputs)
     assert [tokens_of(got[request.id]) for request in others] == [expected_tokens(r, 0) for r in others]
     assert findable(core, culprit.prompt) == 0
 
 
-def test_who_takes_over_what_another_promised_answers_for_it() -> None:
+def test_who_takes_over_what_another_was_computing_answers_for_it() -> None:
     core = make(requests(2))
     plan = core.scheduler.schedule()
     assert plan is not None
     core.abort(0)
-    (heir,) = core.scheduler.queue.running[0].live
+    (heir,) = core.scheduler.state.running[0].live
     core.scheduler.commit(sick(plan, core.runner.launch(plan).wait(), [heir.row]))
     assert findable(core, PREFIX) == 0
     assert not finish(core)
@@ -201,14 +202,15 @@ def test_a_group_that_shares_what_this_step_writes_is_not_swapped_out() -> None:
     asked = requests(2)
     core = make(asked)
     scheduler = core.scheduler
-    scheduler.yielding._policy = type(scheduler.yielding._policy)(mode="swap")
+    scheduler.preemption._policy = type(scheduler.preemption._policy)(mode="swap")
     draft = StepDraft(budget=len(PREFIX) + TAIL)
-    first = scheduler.queue.start(draft)
+    first, second = scheduler.state.waiting
+    start(scheduler.state, first, draft)
     first.prefill_queue = list(first.sequences)
     scheduler._schedule_prefill(draft, first)
-    second = scheduler.queue.start(draft)
+    start(scheduler.state, second, draft)
     (sequence,) = second.sequences
     scheduler._attach(sequence, scheduler._find(sequence))
     assert len(sequence.table) == 2
-    scheduler.yielding.preempt_newest(draft, first.sequences[0])
-    assert not second.swapped and scheduler.yielding.recomputes == 1
+    scheduler.preemption.preempt_newest(draft, first.sequences[0])
+    assert not second.swapped and scheduler.preemption.recomputes == 1

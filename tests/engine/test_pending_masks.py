@@ -34,14 +34,14 @@ def test_tokens_are_the_same_however_long_masks_take(monkeypatch: pytest.MonkeyP
     def impatient(*arguments: Any, **settings: Any) -> EngineCore:
         core = make_core(*arguments, **settings)
         core.mask_wait = 0.0
-        take = core.scheduler.queue.masking.take
+        take = core.scheduler.state.pending_masks.take
 
-        def watched(seconds: float | None) -> Any:
+        def recorded(seconds: float | None) -> Any:
             taken = take(seconds)
-            found_late.append(len(core.scheduler.queue.masking) > 0)
+            found_late.append(len(core.scheduler.state.pending_masks) > 0)
             return taken
 
-        monkeypatch.setattr(core.scheduler.queue.masking, "take", watched)
+        monkeypatch.setattr(core.scheduler.state.pending_masks, "take", recorded)
         return core
 
     monkeypatch.setattr(simulation, "make_core", impatient)
@@ -79,7 +79,7 @@ def test_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
             got.setdefault((output.request_id, output.index), []).extend(output.tokens)
             if output.finish_reason is not None:
                 ended.append(output.request_id)
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
         if ended == [1] and not may_end.is_set():
             assert [len(got[0, index]) for index in range(3)] == [1, 1, 1]
             may_end.set()

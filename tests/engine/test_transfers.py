@@ -18,8 +18,9 @@ from quire.engine.device.kv_cache import KVCache, bytes_per_block, touched
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.config import ModelConfig
 from quire.engine.schedule.invariants import check_scheduler
+from quire.kernels.formats.kv_format import UNSCALED
 from quire.kernels.pointwise.block_copy import copy_blocks_reference
-from tests.engine.oracle import OracleFlight, OracleRunner, expected_tokens
+from tests.engine.oracle import OracleHandle, OracleRunner, expected_tokens
 from tests.engine.simulation import make_core
 
 BLOCK_SIZE = 4
@@ -43,38 +44,38 @@ def test_others_go_on_while_a_transfer_takes_its_time(monkeypatch: pytest.Monkey
     waited: list[int] = []  # tokens that had come by then
     got: dict[int, list[int]] = {request.id: [] for request in requests}
 
-    def has_moved(flight: OracleFlight, *, wait: bool = False) -> bool:
+    def has_moved(handle: OracleHandle, *, wait: bool = False) -> bool:
         if wait:
-            assert not core._launched, "a transfer was waited for beside a step"
+            assert not core.scheduler.state.in_flight, "a transfer was waited for beside a step"
             waited.append(sum(map(len, got.values())))
-            flight.arrive()
+            handle.arrive()
         return wait
 
-    monkeypatch.setattr(OracleFlight, "has_moved", has_moved)
+    monkeypatch.setattr(OracleHandle, "has_moved", has_moved)
     under_way = 0  # steps that gave tokens while a transfer was under way
     while core.has_work:
-        moving = core.scheduler.num_deliveries > 0
+        moving = len(core.scheduler.state.transfers) > 0
         outputs = list(core.step())
         under_way += moving and bool(outputs)
         for output in outputs:
             got[output.request_id] += output.tokens
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
     assert all(got[request.id] == expected_tokens(request, 0) for request in requests)
-    assert core.scheduler.yielding.swaps > 0 and waited and under_way > 10
+    assert core.scheduler.preemption.swaps > 0 and waited and under_way > 10
     assert core.scheduler.blocks.pool.num_free == 18
 
 
 def test_a_client_that_leaves_during_a_long_transfer_leaks_nothing() -> None:
     core, requests = pressed_core()
-    while not core.scheduler.num_deliveries:
+    while not len(core.scheduler.state.transfers):
         core.step()
     assert core.scheduler.blocks.pool.num_in_transfer > 0
     for request in requests:
         core.abort(request.id)
-    check_scheduler(core.scheduler.queue)
+    check_scheduler(core.scheduler.state)
     while core.has_work:
         assert not list(core.step())
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
     blocks = core.scheduler.blocks
     assert [blocks.pool.num_free, blocks.host.pool.num_free] == [18, 18]
 
@@ -104,11 +105,11 @@ def test_host_memory_is_touched_by_all_processors(monkeypatch: pytest.MonkeyPatc
 
 def test_blocks_that_follow_each_other_are_copied_together(model_folder: Callable[[str], Path]) -> None:
     config = ModelConfig.from_folder(model_folder("qwen3"))
-    cache = KVCache(config, 40, 4, torch.float32, torch.device("cpu"), copy_blocks_reference)
+    cache = KVCache(config, 40, 4, UNSCALED[torch.float32], torch.device("cpu"), copy_blocks_reference)
     cache.add_host_tier(40)
     assert cache.host is not None
     rng = random.Random(5)
-    width = bytes_per_block(config, 4, torch.float32)
+    width = bytes_per_block(config, 4, UNSCALED[torch.float32])
     for count in (0, 1, 2, 7, 20):
         starts = rng.sample(range(0, 40, 2), count)
         pairs = [
@@ -135,7 +136,7 @@ def test_blocks_that_follow_each_other_are_copied_together(model_folder: Callabl
 def test_host_blocks_are_pinned_while_the_cache_is_there(model_folder: Callable[[str], Path]) -> None:
     config = ModelConfig.from_folder(model_folder("qwen3"))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    cache = KVCache(config, 5, 16, torch.float32, device, copy_blocks_reference)
+    cache = KVCache(config, 5, 16, UNSCALED[torch.float32], device, copy_blocks_reference)
     cache.add_host_tier(3)
     host = cache.host
     assert host is not None and len(host) == 3

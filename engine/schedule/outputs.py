@@ -1,16 +1,17 @@
-"""From the arrays a step gives back to the log-probabilities that requests asked for."""
+"""From what a step gives back to outputs: log-probabilities, and what a request's first output tells."""
 
 from __future__ import annotations
 
 from quire.engine.arrays import Logprobs
-from quire.engine.messages import TokenLogprob
+from quire.engine.messages import Output, TokenLogprob
 from quire.engine.schedule.draft import WantedPromptLogprobs
 from quire.engine.schedule.plan import StepResult
-from quire.engine.sequences.sequence import Sequence
+from quire.engine.schedule.state import SchedulerState
+from quire.engine.sequences.sequence import NO_ROW, Sequence, SequenceGroup
 
 
 def token_logprobs(tokens: list[int], logprobs: Logprobs, ks: list[int]) -> list[TokenLogprob]:
-    """One TokenLogprob per row of `logprobs`, with the ks[i] best candidates each."""
+    """Return one TokenLogprob per row of `logprobs`, with the ks[i] best candidates each."""
     chosen, rank = logprobs.chosen.tolist(), logprobs.rank.tolist()
     top_tokens, top_logprobs = logprobs.top_tokens.tolist(), logprobs.top_logprobs.tolist()
     return [
@@ -20,7 +21,7 @@ def token_logprobs(tokens: list[int], logprobs: Logprobs, ks: list[int]) -> list
 
 
 def sampled_logprobs(samples: list[Sequence], result: StepResult) -> dict[int, TokenLogprob]:
-    """Log-probabilities of sampled tokens, by index into the samples; empty when nobody asked."""
+    """Return log-probabilities of sampled tokens by index into the samples; empty when nobody asked."""
     if result.logprobs is None or all(sample.group.beams is not None for sample in samples):
         return {}
     indices = result.logprob_samples.tolist()
@@ -35,3 +36,17 @@ def collect_prompt_logprobs(wanted: WantedPromptLogprobs, got: Logprobs) -> None
     assert collected is not None and len(collected) == wanted.first_target
     k = wanted.group.request.params.prompt_logprobs or 0
     collected.extend(token_logprobs(wanted.targets, got, [k] * len(wanted.targets)))
+
+
+def describe_first(state: SchedulerState, group: SequenceGroup, output: Output) -> None:
+    """Say in a request's first output how its prompt was served."""
+    if not group.first_output_due:
+        return
+    group.first_output_due = False
+    for sequence in group.live:
+        if sequence.row != NO_ROW:
+            state.rows.note_special(sequence)
+    output.prompt_logprobs = group.prompt_logprobs
+    output.queue_seconds = group.queue_seconds
+    output.cached_tokens = group.cached_tokens
+    output.cached_host_tokens = group.cached_host_tokens

@@ -16,15 +16,18 @@ from torch import Tensor
 
 from quire.engine import startup
 from quire.engine.config import EngineConfig, KVCacheDtype
-from quire.engine.device.kv_cache import KVCache, bytes_per_block, expanded_dtype
+from quire.engine.device.kv_cache import KVCache, bytes_per_block, expanded_dtype, named_format
 from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import load_model
-from quire.kernels.attention.prefill import prefill_attention_reference
-from quire.kernels.attention.write_kv import qkv_to_cache_reference
-from quire.kernels.backend import Backend, torch_backend
-from quire.kernels.formats.kv_format import ROUNDED, name_of, quantize, read_cache
+from quire.kernels.attention import attend
+from quire.kernels.attention.batch import AttentionLayer
+from quire.kernels.attention.prefill import prefill_reference
+from quire.kernels.attention.write_kv import write_kv_reference
+from quire.kernels.backend import torch_backend
+from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP32, SCALED, KVFormat
+from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import NO_GPU
 from tests.engine.test_equality_matrix import CELLS, KINDS, ON_GPU, requests, run, start, tokens_of
 from tests.kernels.gpus import GPUS
@@ -42,7 +45,7 @@ def config_of(folder: Path) -> ModelConfig:
 
 
 def test_flags_and_formats_are_named_alike() -> None:
-    assert get_args(KVCacheDtype) == ("auto", "model", *ROUNDED)
+    assert get_args(KVCacheDtype) == ("auto", "model", *SCALED)
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
@@ -50,9 +53,9 @@ def test_twelve_bits_are_three_quarters_of_sixteen(
     head_dim: int, model_folder: Callable[[str], Path]
 ) -> None:
     config = replace(config_of(model_folder("qwen3")), head_dim=head_dim)
-    own = bytes_per_block(config, 16, torch.bfloat16)
+    own = bytes_per_block(config, 16, BF16)
     vectors = own // (2 * head_dim)
-    assert bytes_per_block(config, 16, ROUNDED["fp12_e4m7"]) == own * 3 // 4 + vectors * 2
+    assert bytes_per_block(config, 16, FP12) == own * 3 // 4 + vectors * 2
 
 
 @pytest.mark.parametrize("name", ["llama3-sharded", "qwen2-late-window"])
@@ -65,11 +68,12 @@ def test_a_step_with_prompts_leaves_its_own_tokens_as_numbers(
     model, _ = load_model(folder, config, torch_backend(), device="cpu", dtype=dtype, max_model_len=64)
     driver = PagedDriver(model, config, rows=3, max_len=64)
     blocks, copy_blocks = len(driver.cache.blocks), model.backend.copy_blocks
-    driver.cache = KVCache(config, blocks, 16, ROUNDED["fp12_e4m7"], device, copy_blocks, dtype)
+    driver.cache = KVCache(config, blocks, 16, FP12, device, copy_blocks, dtype)
     last_whole = max(layer for layer, window in enumerate(config.windows) if not window)
-    kv, kv_scales, expanded = driver.cache.layers[last_whole]
+    layer = driver.cache.layers[last_whole]
+    expanded = layer.expanded
     assert expanded is not None
-    everything = torch.arange(blocks)[:, None, None], torch.arange(2)[:, None], torch.arange(kv.shape[2])
+    everything = torch.arange(blocks)[:, None, None], torch.arange(2)[:, None], torch.arange(layer.kv_heads)
     driver.step({}, {0: [5] * 20, 1: [6] * 3})
     for decodes, chunks in (({0: 7}, {1: [8] * 18, 2: [9] * 5}), ({0: 7, 1: 8}, {})):
         expanded.fill_(torch.nan)
@@ -79,7 +83,7 @@ def test_a_step_with_prompts_leaves_its_own_tokens_as_numbers(
         for row, (begin, end) in enumerate(zip(before, driver.lengths, strict=True)):
             slots = torch.arange(begin, end)
             own[driver.block_tables[row].long()[slots // 16], slots % 16] = len(chunks) > 0
-        held, numbers = (x.movedim(3, 1) for x in (read_cache(kv, kv_scales, everything), expanded))
+        held, numbers = (x.movedim(3, 1) for x in (layer.read(everything), expanded))
         assert torch.equal(numbers[own], held[own]) and held[own].isfinite().all()
         assert numbers[~own].isnan().all()
 
@@ -88,48 +92,48 @@ def test_a_step_with_prompts_leaves_its_own_tokens_as_numbers(
 def test_a_block_takes_its_vectors_bytes(cache: str, name: str, model_folder: Callable[[str], Path]) -> None:
     config = config_of(model_folder(name))
     vectors = 2 * 2 * config.num_kv_heads * 16
-    assert bytes_per_block(config, 16, torch.bfloat16) == vectors * config.head_dim * 2
-    assert bytes_per_block(config, 16, ROUNDED[cache]) == vectors * VECTOR_BYTES[cache]
+    assert bytes_per_block(config, 16, BF16) == vectors * config.head_dim * 2
+    assert bytes_per_block(config, 16, SCALED[cache]) == vectors * VECTOR_BYTES[cache]
     settings = {"model": str(model_folder(name)), "device": "cpu", "num_gpu_blocks_override": 20}
-    own = "bfloat16", torch.bfloat16
-    for given, named, dtype in ((cache, cache, ROUNDED[cache]), ("auto", *own), ("model", *own)):
+    own = "bfloat16", BF16
+    for given, named, held in ((cache, cache, SCALED[cache]), ("auto", *own), ("model", *own)):
         _, info = startup.start_engine(
             EngineConfig(**settings, dtype="bfloat16", kv_cache_dtype=given, swap_space=1e-4)
         )
         assert (info.dtype, info.kv_cache_dtype) == ("bfloat16", named)
-        assert info.bytes_per_block == bytes_per_block(config, 16, dtype)
+        assert info.bytes_per_block == bytes_per_block(config, 16, held)
         assert info.num_host_blocks == min(int(1e-4 * 2**30) // info.bytes_per_block, 20)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *ROUNDED.values()], ids=name_of)
+@pytest.mark.parametrize("format", [FP32, *SCALED.values()], ids=lambda format: format.name)
 def test_copies_and_swaps_move_everything_a_block_holds(
-    dtype: torch.dtype, model_folder: Callable[[str], Path]
+    format: KVFormat, model_folder: Callable[[str], Path]
 ) -> None:
     config = config_of(model_folder("qwen3-bias"))  # kv heads of 64
-    cache = KVCache(config, 6, 16, dtype, torch.device("cpu"), torch_backend().copy_blocks)
+    cache = KVCache(config, 6, 16, format, torch.device("cpu"), torch_backend().copy_blocks)
     cache.add_host_tier(2)
     shape = 6, 2, config.num_kv_heads, 16, config.head_dim
 
     def held() -> list[Tensor]:
         """What is read of each layer, of that shape."""
         index = torch.arange(6)[:, None, None], torch.arange(2)[:, None], torch.arange(config.num_kv_heads)
-        return [read_cache(kv, scales, index) for kv, scales, _ in cache.layers]
+        return [layer.read(index) for layer in cache.layers]
 
     written = torch.randn(config.num_layers, *shape, generator=torch.Generator().manual_seed(0))
-    for (kv, scales, _), values in zip(cache.layers, written, strict=True):
-        if scales is None:
-            kv.copy_(values)
+    for layer, values in zip(cache.layers, written, strict=True):
+        if layer.scales is None:
+            layer.kv.copy_(values)
         else:
-            vectors, drawn = quantize(values, dtype)
-            kv.view(torch.uint8).copy_(vectors.view(torch.uint8))
-            scales.copy_(drawn.permute(0, 2, 3, 1))
+            vectors, drawn = format.quantize(values)
+            layer.kv.view(torch.uint8).copy_(vectors.view(torch.uint8))
+            layer.scales.copy_(drawn.permute(0, 2, 3, 1))
     before = held()
     torch.testing.assert_close(torch.stack(before), written, atol=0.01, rtol=0.07)
     cache.copy(torch.tensor([[0, 3]], dtype=torch.int32))
     cache.swap(np.array([[1, 0]], np.int32), np.zeros((0, 2), np.int32))
     cache.swap(np.zeros((0, 2), np.int32), np.array([[0, 4]], np.int32))
-    for layer, old in zip(held(), before, strict=True):
-        assert torch.equal(layer, old[[0, 1, 2, 0, 1, 5]])
+    for now, old in zip(held(), before, strict=True):
+        assert torch.equal(now, old[[0, 1, 2, 0, 1, 5]])
 
 
 def share_alike(ours: list[int], theirs: list[int]) -> float:
@@ -159,31 +163,36 @@ def test_every_cell_gives_the_same_tokens(
         if cell == "prefix hit":
             answers = run(core, asked)
             assert any(outputs[0].cached_tokens for outputs in answers.values())
-        yielding = core.scheduler.yielding
-        assert (yielding.recomputes > 0, yielding.swaps > 0) == (cell == "recompute", cell == "swap")
+        preemption = core.scheduler.preemption
+        assert (preemption.recomputes > 0, preemption.swaps > 0) == (cell == "recompute", cell == "swap")
         alike = [share_alike(tokens_of(answers[key]), tokens_of(alone[key])) for key in alone]
         # On a GPU last bits depend on the batch, and where they decide how a number rounds, so do tokens.
         assert sum(alike) >= len(alike) / 2 if ON_GPU else all(share == 1 for share in alike), cell
 
 
-def rounding_backend() -> Backend:
-    """A cache in float32 holds of keys and values what bfloat16 does, after a step with prefills."""
+def write_rounded(
+    qkv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    layer: AttentionLayer,
+    cache: LayerCache,
+    **options: bool,
+) -> None:
+    """Have a cache in float32 hold of keys and values what bfloat16 does."""
+    write_kv_reference(qkv, positions, slots, layer, cache, **options)
+    cache.kv.copy_(cache.kv.bfloat16())
 
-    def rounded_to_cache(qkv: Tensor, positions: Tensor, slots: Tensor, kv: Tensor, *others: Any) -> None:
-        qkv_to_cache_reference(qkv, positions, slots, kv, *others)
-        kv.copy_(kv.bfloat16())
 
-    return replace(torch_backend(), qkv_to_cache=rounded_to_cache)
-
-
-def prefilled(folder: Path, backend: Backend, kv_dtype: torch.dtype) -> Tensor:
+def prefilled(folder: Path, held: KVFormat) -> Tensor:
     """Logits [180, V] of three prompts of a model in float32."""
     config = config_of(folder)
-    model, _ = load_model(folder, config, backend, device="cpu", dtype=torch.float32, max_model_len=100)
+    model, _ = load_model(
+        folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=100
+    )
     prompts = [[(17 * i + j) % config.vocab_size for i in range(60)] for j in range(3)]
     return torch.cat(
         [
-            PagedDriver(model, config, rows=1, max_len=64, kv_dtype=kv_dtype).step({}, {0: prompt})[0]
+            PagedDriver(model, config, rows=1, max_len=64, held=held).step({}, {0: prompt})[0]
             for prompt in prompts
         ]
     )
@@ -198,8 +207,8 @@ def error(logits: Tensor, exact: Tensor) -> float:
 def test_logits_are_close_to_those_of_a_full_precision_cache(
     name: str, model_folder: Callable[[str], Path]
 ) -> None:
-    folder, backend = model_folder(name), torch_backend()
-    exact, rounded = (prefilled(folder, backend, dtype) for dtype in (torch.float32, ROUNDED["fp8_e4m3"]))
+    folder = model_folder(name)
+    exact, rounded = (prefilled(folder, held) for held in (FP32, FP8))
     assert 1e-3 < error(rounded, exact) < 0.15
 
 
@@ -207,14 +216,15 @@ def test_logits_are_close_to_those_of_a_full_precision_cache(
     "name", ["llama3-sharded", "qwen2-late-window", "qwen3-bias", "opt", "opt-post-norm"]
 )
 def test_logits_of_twelve_bits_are_those_of_a_bfloat16_cache(
-    name: str, model_folder: Callable[[str], Path]
+    name: str, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for what is below 2^-14 of a vector's largest, and the few numbers of later layers that it makes
     round the other way.
     """
-    folder, backend = model_folder(name), torch_backend()
-    exact, fp8, fp12 = (prefilled(folder, backend, dtype) for dtype in (torch.float32, *ROUNDED.values()))
-    bf16 = prefilled(folder, rounding_backend(), torch.float32)
+    folder = model_folder(name)
+    exact, fp8, fp12 = (prefilled(folder, held) for held in (FP32, FP8, FP12))
+    monkeypatch.setattr(attend, "write_kv_reference", write_rounded)
+    bf16 = prefilled(folder, FP32)
     assert error(fp12, bf16) < 1e-4
     assert error(fp12, exact) == pytest.approx(error(bf16, exact), rel=1e-2)
     assert error(fp12, exact) < error(fp8, exact) / 8
@@ -222,16 +232,18 @@ def test_logits_of_twelve_bits_are_those_of_a_bfloat16_cache(
 
 def test_hopper_expands_what_its_prefill_attention_takes(model_folder: Callable[[str], Path]) -> None:
     config, hopper = config_of(model_folder("llama3-sharded")), GPUS[90]
-    fp8, fp12, bf16 = *ROUNDED.values(), torch.bfloat16
+    bf16 = torch.bfloat16
     half_windowed = replace(config, windows=(0, 20))
     for taken in (config, half_windowed):
-        assert expanded_dtype(taken, fp12, bf16, hopper) == bf16
-    for kv_dtype, dtype in ((fp8, bf16), (bf16, bf16), (fp12, torch.float16)):
-        assert expanded_dtype(config, kv_dtype, dtype, hopper) is None
+        assert expanded_dtype(taken, FP12, bf16, hopper) == bf16
+    for held, dtype in ((FP8, bf16), (BF16, bf16), (FP12, torch.float16)):
+        assert expanded_dtype(config, held, dtype, hopper) is None
     for changes in ({"windows": (20, 20)}, {"head_dim": 256}, {"num_heads": 3, "num_kv_heads": 1}):
-        assert expanded_dtype(replace(config, **changes), fp12, bf16, hopper) is None
+        assert expanded_dtype(replace(config, **changes), FP12, bf16, hopper) is None
     for other in (NO_GPU, GPUS[80], GPUS[100]):
-        assert expanded_dtype(config, fp12, bf16, other) is None
+        assert expanded_dtype(config, FP12, bf16, other) is None
+    for block_size, expected in ((8, None), (16, bf16)):
+        assert expanded_dtype(config, FP12, bf16, hopper, block_size) == expected
 
 
 def test_what_is_expanded_has_room_that_counts_and_reaches_every_layer(
@@ -244,14 +256,12 @@ def test_what_is_expanded_has_room_that_counts_and_reaches_every_layer(
         return 30
 
     def spied_prefill(*arguments: Any) -> None:
-        given.append(arguments[-1])
-        prefill_attention_reference(*arguments)
+        given.append(arguments[-1].expanded)
+        prefill_reference(*arguments)
 
     monkeypatch.setattr(startup, "_measure_blocks", spied_blocks)
     monkeypatch.setattr(startup, "expanded_dtype", lambda *_: torch.bfloat16)
-    monkeypatch.setattr(
-        startup, "torch_backend", lambda: replace(torch_backend(), prefill_attention=spied_prefill)
-    )
+    monkeypatch.setattr(attend, "prefill_reference", spied_prefill)
     core, info = startup.start_engine(
         EngineConfig(model=str(folder), device="cpu", kv_cache_dtype="fp12_e4m7", swap_space=0)
     )
@@ -278,7 +288,7 @@ def test_a_nan_among_keys_and_values_becomes_one_in_later_logits(
     bad = 5
     with torch.inference_mode():
         model.embedding[bad] = torch.nan
-    driver = PagedDriver(model, config, rows=2, max_len=64, kv_dtype=ROUNDED[cache])
+    driver = PagedDriver(model, config, rows=2, max_len=64, held=SCALED[cache])
     driver.step({}, {0: [7, bad, 8], 1: [7, 9, 8]})
     later = driver.step({0: 10}, {1: [10, 11]}) | driver.step({}, {0: [11, 12]})
     assert later[0].isnan().all()
@@ -329,12 +339,12 @@ def test_a_gpu_without_e4m3_is_refused_by_name(model_folder: Callable[[str], Pat
     in_fp8, in_fp12 = (EngineConfig(model="any", kv_cache_dtype=cache) for cache in ("fp8_e4m3", "fp12_e4m7"))
     older = r"^--kv-cache-dtype: fp8_e4m3 needs .* 8\.9 .* A100 is older; "
     with pytest.raises(ValueError, match=older + "give fp12_e4m7, or leave it out$"):
-        startup._kv_dtype(in_fp8, model, torch.bfloat16, gpu)
+        named_format(in_fp8.kv_cache_dtype, model, torch.bfloat16, gpu)
     model_of_96 = config_of(model_folder("qwen3"))
     for neither in (in_fp8, in_fp12):
         with pytest.raises(ValueError, match=r"; leave it out$"):
-            startup._kv_dtype(neither, model_of_96, torch.bfloat16, gpu)
-    assert startup._kv_dtype(in_fp12, model, torch.bfloat16, gpu) == ROUNDED["fp12_e4m7"]
+            named_format(neither.kv_cache_dtype, model_of_96, torch.bfloat16, gpu)
+    assert named_format(in_fp12.kv_cache_dtype, model, torch.bfloat16, gpu) == FP12
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral-window", "llama-tied-linear"])  # of 96, 80 and 48

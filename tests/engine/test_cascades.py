@@ -1,4 +1,4 @@
-"""Bundles of rows that share prefixes, against what their tables say."""
+"""Cascades of rows that share prefixes, against what their tables say."""
 
 from collections import defaultdict
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.engine.arrays import Int32
-from quire.engine.schedule.cascade import FEWEST_ROWS, SMALLEST_BUNDLE, PrefixBundles
+from quire.engine.schedule.cascade import FEWEST_ROWS, SMALLEST_CASCADE, Cascades
 from quire.kernels.attention.cascade import SHORTEST
 
 WIDTH = 6
@@ -20,9 +20,9 @@ def int32(values: list[int]) -> Int32:
 
 
 @given(data=st.data(), block_size=st.sampled_from([16, 64, 128]))
-def test_bundles_are_the_long_rows_that_name_one_block(data: st.DataObject, block_size: int) -> None:
+def test_cascades_are_the_long_rows_that_name_one_block(data: st.DataObject, block_size: int) -> None:
     column = SHORTEST.value // block_size - 1
-    bundles = PrefixBundles(ROWS, block_size, WIDTH)
+    cascades = Cascades(ROWS, block_size, WIDTH)
     named = np.zeros(ROWS, np.int32)
     for _ in range(3):
         entry = st.tuples(st.sampled_from([column, column + 1]), st.integers(1, 4))
@@ -33,8 +33,8 @@ def test_bundles_are_the_long_rows_that_name_one_block(data: st.DataObject, bloc
             if where == column:
                 named[row] = block
         columns, blocks = zip(*changes.values(), strict=True) if changes else ((), ())
-        bundles.note(int32(list(changes)), int32(list(columns)), int32(list(blocks)))
-        members, bundle_of = bundles.of(int32(list(batch)), int32(list(batch.values())))
+        cascades.note(int32(list(changes)), int32(list(columns)), int32(list(blocks)))
+        members, cascade_of = cascades.find(int32(list(batch)), int32(list(batch.values())))
 
         alike = defaultdict(list)
         for index, (row, context) in enumerate(batch.items()):
@@ -44,14 +44,14 @@ def test_bundles_are_the_long_rows_that_name_one_block(data: st.DataObject, bloc
             tuple(rank[first : first + WIDTH])
             for rank in alike.values()
             for first in range(0, len(rank), WIDTH)
-            if len(rank) - first >= SMALLEST_BUNDLE
+            if len(rank) - first >= SMALLEST_CASCADE
         }
         if sum(map(len, expected)) < FEWEST_ROWS:
             expected = set()
-        found = [tuple(i for i in bundle if i >= 0) for bundle in members.reshape(-1, WIDTH).tolist()]
+        found = [tuple(i for i in cascade if i >= 0) for cascade in members.reshape(-1, WIDTH).tolist()]
         assert set(found) == expected
         assert len(found) == len(expected)
-        assert len(bundle_of) == (len(batch) if expected else 0)
-        for index, bundle in enumerate(bundle_of.tolist()):
-            assert (bundle >= 0) == any(index in some for some in found)
-            assert bundle < 0 or index in found[bundle]
+        assert len(cascade_of) == (len(batch) if expected else 0)
+        for index, cascade in enumerate(cascade_of.tolist()):
+            assert (cascade >= 0) == any(index in some for some in found)
+            assert cascade < 0 or index in found[cascade]

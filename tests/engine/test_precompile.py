@@ -1,4 +1,4 @@
-"""A rehearsal against the warm-up that it is for."""
+"""Precompiling, against the warm-up that it is for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,17 @@ from torch import Tensor
 from quire.engine.config import EngineConfig
 from quire.engine.device.runner import Limits, ModelRunner
 from quire.engine.dummy_steps import largest_step
+from quire.engine.models import decoder, gpt2, opt
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import Model, build_model
-from quire.engine.precompile import rehearse
+from quire.engine.precompile import precompile
 from quire.engine.startup import start_engine
 from quire.kernels.backend import Backend, torch_backend, triton_backend
 from quire.kernels.compiling import compiling_beside
+from quire.kernels.formats.kv_format import FP32, UNSCALED
 from quire.kernels.linear.linear import Linear
+from quire.kernels.linear.operations import Hidden
+from quire.kernels.plan import Chosen, LayerOps, plan_attention, plan_layer
 from tests.models.tiny_models import MODELS
 
 LIMITS = Limits(max_num_seqs=12, max_num_batched_tokens=48, max_model_len=64)
@@ -36,22 +40,41 @@ def described(value: Any) -> Any:
         return tuple(value.shape), value.dtype
     if isinstance(value, Linear):
         return described(value.weight), described(value.bias)
+    if isinstance(value, Hidden):
+        return described(value.residual), described(value.normed)
+    if is_dataclass(value) and not isinstance(value, type):
+        return tuple(described(getattr(value, field.name)) for field in fields(value))
     return value if isinstance(value, int | float | bool | None) else type(value)
 
 
-def watched(calls: set[Any]) -> Backend:
-    """Torch's backend, which notes what is asked of it."""
+def watch(calls: set[Any], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which notes what is asked of it."""
 
-    def watch(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*arguments: Any, **options: Any) -> Any:
-            calls.add((name, *map(described, (*arguments, *options.values()))))
-            return function(*arguments, **options)
+    def called(*arguments: Any, **options: Any) -> Any:
+        calls.add((name, *map(described, (*arguments, *options.values()))))
+        return function(*arguments, **options)
 
-        return called
+    return called
 
+
+def watched(calls: set[Any], monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """Torch's backend, which with the layers' operations notes what is asked of it."""
+
+    def watched_attention(*arguments: Any) -> Chosen[Any]:
+        chosen = plan_attention(*arguments)
+        return replace(chosen, run=watch(calls, "attend", chosen.run))
+
+    def watched_layer(*arguments: Any) -> LayerOps:
+        ops = plan_layer(*arguments)
+        chosen = {field.name: getattr(ops, field.name) for field in fields(ops)}
+        return LayerOps(**{name: replace(op, run=watch(calls, name, op.run)) for name, op in chosen.items()})
+
+    monkeypatch.setattr(decoder, "plan_layer", watched_layer)
+    for module in (opt, gpt2):
+        monkeypatch.setattr(module, "plan_attention", watched_attention)
     backend = torch_backend()
-    names = [field.name for field in fields(backend) if field.name != "name"]
-    return replace(backend, **{name: watch(name, getattr(backend, name)) for name in names})
+    names = [field.name for field in fields(backend)]
+    return replace(backend, **{name: watch(calls, name, getattr(backend, name)) for name in names})
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -61,10 +84,10 @@ def test_it_asks_for_all_that_the_step_sizes_take(
     folder = model_folder(name)
     config = ModelConfig.from_folder(folder)
     device, dtype = torch.device("cpu"), torch.float32
-    rehearsed: set[Any] = set()
-    rehearse(config, watched(rehearsed), LIMITS, 16, dtype, device, dtype)
+    precompiled: set[Any] = set()
+    precompile(config, watched(precompiled, monkeypatch), LIMITS, 16, UNSCALED[dtype], device, dtype)
     taken: set[Any] = set()
-    monkeypatch.setattr("quire.engine.startup.torch_backend", lambda: watched(taken))
+    monkeypatch.setattr("quire.engine.startup.torch_backend", lambda: watched(taken, monkeypatch))
     core, _ = start_engine(
         EngineConfig(
             model=str(folder),
@@ -80,7 +103,7 @@ def test_it_asks_for_all_that_the_step_sizes_take(
     taken.clear()
     core.runner.warm_up()
     assert taken
-    assert rehearsed >= taken
+    assert precompiled >= taken
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -92,7 +115,7 @@ def test_a_start_compiles_nothing_after_it(
     monkeypatch.setattr(
         triton.knobs.runtime, "jit_post_compile_hook", lambda **told: events.append("compiled")
     )
-    for module in [module for name, module in sys.modules.items() if name.startswith("kernels.")]:
+    for module in [module for name, module in sys.modules.items() if name.startswith("quire.kernels.")]:
         for kernel in vars(module).values():
             if isinstance(kernel, triton.runtime.JITFunction):
                 kernel.device_caches.clear()
@@ -131,7 +154,7 @@ def test_its_model_is_gone_afterwards(
     )
     try:
         with compiling_beside(lambda done, total: None):
-            rehearse(config, backend, LIMITS, 16, torch.float32, device, torch.float32)
+            precompile(config, backend, LIMITS, 16, FP32, device, torch.float32)
         assert [model() for model in models] == [None]
     finally:
         gc.enable()

@@ -1,7 +1,7 @@
-"""What the scheduler promises when memory is short: no thrashing, no leak, a line about each victim.
+"""The guarantees of the scheduler when memory is short: no thrashing, no leak, a line about each victim.
 
-That the newest group yields, the oldest never, that nothing new comes in while a group is swapped out and
-that everyone ends within a bound is watched in every run of the simulation.
+That the newest group is preempted, the oldest never, that nothing new comes in while a group is swapped out
+and that everyone ends within a bound is asserted in every run of the simulation.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ def run(core: EngineCore) -> dict[tuple[int, int], list[int]]:
     while core.has_work:
         for output in core.step():
             got.setdefault((output.request_id, output.index), []).extend(output.tokens)
-    check_scheduler(core.scheduler.queue)
+    check_scheduler(core.scheduler.state)
     return got
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("uneven", [False, True])
 def test_preemptions_do_not_grow_with_the_output(mode: PreemptionMode, uneven: bool) -> None:
-    """N groups that hardly fit yield N times at first at most, and once more each time one comes back.
+    """N groups that hardly fit are preempted N times at first at most, once more each time one comes back.
 
     A group comes back only when all its blocks and one for each running sequence are there. Running groups
-    only take blocks, and one that yields to another leaves less than it needs itself: so after one has
-    yielded, nobody comes back until a group has ended. N ends bring back N groups where each leaves room for
+    only take blocks, and one preempted for another leaves less than it needs itself: so after one has
+    been, nobody comes back until a group has ended. N ends bring back N groups where each leaves room for
     one: 2 N preemptions, whatever the length. Were they let in with room for less, there would be one for
     each block that the others generate.
     """
@@ -68,13 +68,13 @@ def test_preemptions_do_not_grow_with_the_output(mode: PreemptionMode, uneven: b
         lengths = [rng.randint(max_tokens // 2, max_tokens) if uneven else max_tokens for _ in range(groups)]
         core, _ = pressed_core(lengths, 0.7, mode)
         run(core)
-        preemptions = core.scheduler.yielding.recomputes + core.scheduler.yielding.swaps
+        preemptions = core.scheduler.preemption.recomputes + core.scheduler.preemption.swaps
         assert 0 < preemptions <= 2 * groups
 
 
 def under_way(core: EngineCore) -> list[int]:
     scheduler = core.scheduler
-    return [g.request.id for g in [*scheduler.queue.running, *scheduler.queue.waiting] if g.transferring]
+    return [g.request.id for g in [*scheduler.state.running, *scheduler.state.waiting] if g.transferring]
 
 
 LEAVING = [10 + 3 * (i % 4) for i in range(12)]
@@ -101,7 +101,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_swap_leaks_nothing(everyone: bo
         leaving = set(range(len(LEAVING)) if everyone else under_way(core))
         for request_id in leaving:
             core.abort(request_id)
-        check_scheduler(core.scheduler.queue)
+        check_scheduler(core.scheduler.state)
         pools = [core.scheduler.blocks.pool, core.scheduler.blocks.host.pool]
         if everyone:
             core.step()
@@ -122,11 +122,11 @@ def test_a_group_that_this_step_writes_for_is_not_swapped_out() -> None:
     core, _ = pressed_core([8, 8], 2.0, "swap")
     for _ in range(3):
         core.step()
-    older, newer = core.scheduler.queue.running
+    older, newer = core.scheduler.state.running
     (sequence,) = newer.live
     draft = StepDraft(prefills=[Prefill(sequence, 0, 4, [], sequence.row)])
-    core.scheduler.yielding.preempt_newest(draft, older.live[0])
-    assert not newer.swapped and core.scheduler.yielding.recomputes == 1
+    core.scheduler.preemption.preempt_newest(draft, older.live[0])
+    assert not newer.swapped and core.scheduler.preemption.recomputes == 1
 
 
 def test_nothing_is_published_before_its_step_is_committed() -> None:

@@ -1,0 +1,182 @@
+"""The products of a decoder layer, each with the norm before it or the sum after it, by every kernel.
+
+There are three operations, and `kernels.plan` picks a function for each. Project in: RMSNorm and a product,
+(hidden, norm [K], eps, layer) -> [T, N]. Gate: the same by a fused gate and up projection, a weight [2I, K],
+then silu(gate) · up -> [T, I]. Project out: (residual [T, N], x [T, K], layer, norm [N], eps) -> hidden: the
+product is added to the residual in place, and some have the norm that follows at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from quire.kernels.attention.splits import SplitPartials
+from quire.kernels.linear.gemv import linear_of_one
+from quire.kernels.linear.hopper_matmul import hopper_matmul, hopper_matmul_add, hopper_matmul_silu
+from quire.kernels.linear.hopper_stream import (
+    Tiling,
+    hopper_linear,
+    hopper_linear_parts,
+    hopper_silu_linear,
+    suits_hopper_linear,
+    tiling,
+)
+from quire.kernels.linear.linear import Linear
+from quire.kernels.linear.split_output import add_split_output
+from quire.kernels.pointwise.activation import silu_mul, silu_mul_reference
+from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+
+
+class Hidden(NamedTuple):
+    """Hidden states between operations: the residual [T, H], and its RMSNorm if that is at hand."""
+
+    residual: Tensor
+    normed: Tensor | None = None
+
+
+ProjectIn: TypeAlias = Callable[[Hidden, Tensor, float, Linear], Tensor]
+ProjectOut: TypeAlias = Callable[[Tensor, "Tensor | SplitPartials", Linear, Tensor, float], Hidden]
+FusedProduct: TypeAlias = Callable[..., None]  # `linear_of_few` or `linear_of_one`
+
+
+# -- by one kernel of few tokens, which reads the residual and writes it -----------------------------------
+# The normalised numbers are not rounded in between, or only before they are scaled. So few tokens are bound
+# by reading the weights, and between kernels nobody reads: so a layer is few kernels.
+
+
+def fused_linear(hidden: Hidden, norm: Tensor, eps: float, layer: Linear, by: FusedProduct) -> Tensor:
+    x, weight = hidden.residual, layer.weight
+    out = torch.empty(len(x), weight.shape[0], dtype=x.dtype, device=x.device)
+    by(out, x, weight, layer.bias, norm, eps, gated=False, added=False)
+    return out
+
+
+def fused_gate(hidden: Hidden, norm: Tensor, eps: float, layer: Linear, by: FusedProduct) -> Tensor:
+    x, weight = hidden.residual, layer.weight
+    out = torch.empty(len(x), weight.shape[0] // 2, dtype=x.dtype, device=x.device)
+    by(out, x, weight, layer.bias, norm, eps, gated=True, added=False)
+    return out
+
+
+def fused_add(
+    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float, by: FusedProduct
+) -> Hidden:
+    by(residual, whole(x), layer.weight, layer.bias, None, 0.0, gated=False, added=True)
+    return Hidden(residual)
+
+
+def merging_add(
+    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float
+) -> Hidden:
+    """Merge what split attention left on the way in."""
+    assert isinstance(x, SplitPartials)
+    add_split_output(residual, layer.weight, layer.bias, x)
+    return Hidden(residual)
+
+
+# -- by Hopper's kernel that asks for weights ahead ---------------------------------------------------------
+
+
+def streamed_linear(hidden: Hidden, norm: Tensor, eps: float, layer: Linear, tiles: Tiling) -> Tensor:
+    return hopper_linear(_normed(hidden, norm, eps), layer.weight, layer.bias, tiles)
+
+
+def streamed_gate(hidden: Hidden, norm: Tensor, eps: float, layer: Linear, tiles: Tiling) -> Tensor:
+    return hopper_silu_linear(_normed(hidden, norm, eps), layer.weight, tiles)
+
+
+def streamed_add(
+    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float, tiles: Tiling
+) -> Hidden:
+    """Leave parts of long sums to the norm, which adds them up together with the residual."""
+    parts = hopper_linear_parts(whole(x), layer.weight, tiles)
+    return _after_norm(*add_rms_norm(parts, residual, norm, eps))
+
+
+# -- by Hopper's kernel of many tokens ----------------------------------------------------------------------
+
+
+def matmul_linear(hidden: Hidden, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+    return hopper_matmul(_normed(hidden, norm, eps), layer.weight)
+
+
+def matmul_gate(hidden: Hidden, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+    return hopper_matmul_silu(_normed(hidden, norm, eps), layer.weight)
+
+
+def matmul_add(
+    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float
+) -> Hidden:
+    if not residual.is_contiguous():
+        return library_add(residual, x, layer, norm, eps)
+    hopper_matmul_add(residual, whole(x), layer.weight)
+    return Hidden(residual, rms_norm(residual, norm, eps))
+
+
+# -- by cuBLAS ----------------------------------------------------------------------------------------------
+
+
+def library_linear(hidden: Hidden, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+    return layer(_normed(hidden, norm, eps))
+
+
+def library_gate(hidden: Hidden, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+    return silu_mul(layer(_normed(hidden, norm, eps)))
+
+
+def library_add(
+    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float
+) -> Hidden:
+    return _after_norm(*add_rms_norm(layer(whole(x)), residual, norm, eps))
+
+
+# -- by plain torch: the references -------------------------------------------------------------------------
+
+
+def reference_linear(hidden: Hidden, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+    x = hidden.normed
+    return layer(rms_norm_reference(hidden.residual, norm, eps) if x is None else x)
+
+
+def reference_gate(hidden: Hidden, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+    return silu_mul_reference(reference_linear(hidden, norm, eps, layer))
+
+
+def reference_add(
+    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float
+) -> Hidden:
+    assert isinstance(x, Tensor)
+    return _after_norm(*add_rms_norm_reference(layer(x), residual, norm, eps))
+
+
+# -- the output head ----------------------------------------------------------------------------------------
+
+
+def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply x [T, K] by weight [N, K] -> [T, N], for an N as wide as a vocabulary."""
+    if len(x) != 1:
+        if suits_hopper_linear(x, weight):
+            tiles = tiling(len(x), *weight.shape, gated=False, divided=False)
+            if tiles is not None:
+                return hopper_linear(x, weight, None, tiles)
+        return torch.nn.functional.linear(x, weight)
+    out = torch.empty(len(x), weight.shape[0], dtype=x.dtype, device=x.device)
+    linear_of_one(out, x, weight, None, None, 0.0, gated=False, added=False)
+    return out
+
+
+def _normed(hidden: Hidden, norm: Tensor, eps: float) -> Tensor:
+    return rms_norm(hidden.residual, norm, eps) if hidden.normed is None else hidden.normed
+
+
+def _after_norm(normed: Tensor, residual: Tensor) -> Hidden:
+    return Hidden(residual, normed)
+
+
+def whole(x: Tensor | SplitPartials) -> Tensor:
+    """Merge the splits of attention, if it left any."""
+    return x if isinstance(x, Tensor) else x.merged()

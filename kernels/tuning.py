@@ -1,0 +1,25 @@
+"""Sizes up to which kernels are quicker, measured on a card: what `kernels.plan` prefers by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The defaults are an H100's.
+
+    fused_columns: of a layer's input, up to which few tokens are quicker by `linear.skinny`, whose programs
+    all read all of it, than by cuBLAS. skinny_weights_of_one: elements of a weight, up to which even one
+    token is quicker there than by `linear.gemv`. merging_tokens and merging_weights: tokens, and elements of
+    the output projection's weight, up to which that merges split attention itself; beyond, it has so many
+    programs that they read as much of splits as of weights.
+    """
+
+    fused_columns: int = 2048
+    skinny_weights_of_one: int = 1 << 23
+    merging_tokens: int = 2
+    merging_weights: int = 1 << 23
+
+
+H100 = Tuning()

@@ -1,0 +1,47 @@
+"""Read a measuring command's flags, and write what it measured beside where and when."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.loadtest.provenance import Provenance, module_name
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def command_parser(text: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help is a module's own docstring, line by line."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {module_name()}",
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def parse_for_cuda(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Return the flags of a command that measures a GPU. Exit with a usage error if there is none."""
+    import torch
+
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("no CUDA device was found; run this on a machine with one")
+    return arguments
+
+
+def write_json(path: Path, device: str, figures: Mapping[str, object]) -> None:
+    """Write one JSON object: the device, where the figures come from, and the figures."""
+    found = {"device": device, **asdict(Provenance.here()), **figures}
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def append_json(path: Path, result: DataclassInstance) -> None:
+    """Append one JSON object, a line, to a file that may not be there yet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(result)) + "\n")

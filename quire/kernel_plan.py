@@ -1,0 +1,114 @@
+"""`quire doctor --plan`: the kernels that compute a model's layers on a GPU, which need not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from enum import Enum
+from typing import Any
+
+import torch
+
+from quire.engine.config import EngineConfig
+from quire.engine.device.kv_cache import named_format
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.hub import resolve_model
+from quire.engine.models.layers import layer_shape
+from quire.kernels.formats.kv_format import KVFormat
+from quire.kernels.gpu import KNOWN, Gpu, gpu_of
+from quire.kernels.linear.hopper_stream import Tiling
+from quire.kernels.plan import Chosen, plan_attention, plan_layer
+from quire.kernels.shapes import LayerShape, StepShape
+
+ROWS = (1, 2, 8, 16, 32, 64, 256)  # of steps of decodes
+CHUNKS = ((1, 16), (1, 512), (4, 2048), (16, 8192))  # and tokens in all, of steps with chunks of prompts
+
+
+def print_plan(config: EngineConfig, gpu_name: str | None) -> None:
+    """Print what each operation is computed by, a step after the other; of this machine without a name."""
+    device = torch.device("cuda" if torch.cuda.is_available() and config.device != "cpu" else "cpu")
+    gpu = gpu_of(device) if gpu_name is None else KNOWN[gpu_name]
+    model = ModelConfig.from_folder(resolve_model(config.model, lambda done, total: None))
+    name = config.dtype
+    if name == "auto":
+        name = model.dtype if gpu.has_kernels else "float32"
+    dtype: torch.dtype = getattr(torch, name)
+    held = named_format(config.kv_cache_dtype, model, dtype, gpu)
+    print(f"{config.model} on {gpu.name}, in {name}, KV cache in {held.name}")
+    for line in plan_lines(model, dtype, held, gpu, config):
+        print(line)
+
+
+def plan_lines(
+    model: ModelConfig, dtype: torch.dtype, held: KVFormat, gpu: Gpu, config: EngineConfig
+) -> Iterator[str]:
+    """Yield a header for each step, and a line for each operation of each kind of layer."""
+    shapes = [layer_shape(model, layer, dtype) for layer in range(model.num_layers)]
+    kinds = list(dict.fromkeys(shapes))
+    for title, step in steps(config, config.max_model_len or model.max_position_embeddings):
+        yield f"\n{title}"
+        for layer in kinds:
+            if len(kinds) > 1:
+                yield f" layers of {layer.cache.window or 'all'} keys"
+            for operation, name in operations(gpu, layer, held, step):
+                yield f"  {operation:<12} {name}"
+        if step.chunks is not None:
+            last = replace(step, newest=step.decodes + step.chunks)
+            yield " the last layer, past its keys and values of newest tokens only"
+            for operation, name in operations(gpu, shapes[-1], held, last):
+                yield f"  {operation:<12} {name}"
+
+
+def steps(config: EngineConfig, longest: int) -> Iterator[tuple[str, StepShape]]:
+    """Yield steps of decodes, of rows that share prefixes, and with chunks of prompts."""
+    size = config.block_size
+    room = -(-longest // size) * size
+
+    def decodes(rows: int, *, shared: bool = False) -> StepShape:
+        return StepShape(rows, rows, None, 0, None, shared, size, room)
+
+    rows = [count for count in ROWS if count <= config.max_num_seqs]
+    for count in rows:
+        yield f"{count} decodes" if count > 1 else "1 decode", decodes(count)
+    yield f"{rows[-1]} decodes that share prefixes", decodes(rows[-1], shared=True)
+    for chunks, tokens in CHUNKS:
+        yield (
+            f"{tokens} prompt tokens, {chunks} rows",
+            StepShape(tokens, 0, chunks, tokens // chunks, None, False, size, room),
+        )
+    chunks, tokens = CHUNKS[1]
+    yield (
+        f"{rows[-1]} decodes and {tokens} prompt tokens",
+        StepShape(rows[-1] + tokens, rows[-1], chunks, tokens, None, False, size, room),
+    )
+
+
+def operations(gpu: Gpu, layer: LayerShape, held: KVFormat, step: StepShape) -> list[tuple[str, str]]:
+    """Return each operation's name, and its recipe's with what that was made with."""
+    if not layer.gated:
+        return [
+            ("attend", described(plan_attention(gpu, layer, held, step))),
+            ("the others", "torch, a product, a norm and an activation at a time"),
+        ]
+    ops = plan_layer(gpu, layer, held, step)
+    return [
+        ("project in", described(ops.project_in)),
+        ("attend", described(ops.attend)),
+        ("project out", described(ops.project_out)),
+        ("gate", described(ops.gate)),
+        ("down", described(ops.down)),
+    ]
+
+
+def described(chosen: Chosen[Any]) -> str:
+    """Return a recipe's name, and the kernels, splits or tiles that it was made with."""
+    made: dict[str, Any] = getattr(chosen.run, "keywords", {})
+    words = []
+    for name, value in made.items():
+        if isinstance(value, Enum):
+            words.append(f"{name.removesuffix('_by')}: {value.value}")
+        elif isinstance(value, Tiling):
+            words.append(", ".join(f"{key} {count}" for key, count in asdict(value).items()))
+        elif isinstance(value, int):
+            words.append(f"{name}: {value}")
+    return f"{chosen.name} ({'; '.join(words)})" if words else chosen.name

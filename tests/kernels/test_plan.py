@@ -1,0 +1,183 @@
+"""Which kernels are chosen on six GPUs, none of which needs to be there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpus import GPUS
+
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.decoder import Decoder
+from quire.engine.models.layers import layer_shape
+from quire.engine.models.loader import build_model
+from quire.engine.models.weights import Weights
+from quire.kernels.attention.decode import DecodeKernel
+from quire.kernels.attention.prefill import PrefillKernel
+from quire.kernels.backend import torch_backend
+from quire.kernels.formats.cache_spec import CacheSpec
+from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP16, FP32, KVFormat
+from quire.kernels.gpu import NO_GPU, Gpu
+from quire.kernels.linear.linear import Matrix
+from quire.kernels.linear.skinny import linear_of_few
+from quire.kernels.plan import ATTEND, GATE, PROJECT_IN, PROJECT_OUT, UNMERGED, LayerOps, plan_layer
+from quire.kernels.shapes import LayerShape, StepShape
+from tests.models.tiny_models import MODELS
+
+
+def gated(hidden: int, heads: int, kv_heads: int, inner: int, **changes: Any) -> LayerShape:
+    """A layer with heads of 128 in bf16."""
+    shape = LayerShape(
+        torch.bfloat16, heads, CacheSpec(kv_heads, 128), Matrix((heads + 2 * kv_heads) * 128, hidden),
+        Matrix(hidden, heads * 128), Matrix(2 * inner, hidden), Matrix(hidden, inner), gated=True,
+    )  # fmt: skip
+    return replace(shape, **changes)
+
+
+QWEN3 = gated(1024, 16, 8, 3072)  # Qwen3-0.6B
+LLAMA = gated(4096, 32, 8, 14336)  # Llama-3.1-8B
+
+
+def decodes(rows: int, *, shared: bool = False) -> StepShape:
+    return StepShape(rows, rows, None, 0, None, shared, 16, 4096)
+
+
+def mixed(tokens: int, rows: int = 0, chunks: int = 1, newest: int | None = None) -> StepShape:
+    return StepShape(tokens, rows, chunks, tokens - rows, newest, False, 16, 4096)
+
+
+def names(ops: LayerOps) -> list[str]:
+    return [ops.project_in.name, ops.attend.name, ops.project_out.name, ops.gate.name, ops.down.name]
+
+
+def made(ops: LayerOps) -> dict[str, Any]:
+    keywords: dict[str, Any] = getattr(ops.attend.run, "keywords", {})
+    return keywords
+
+
+each_gpu = pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
+hopper = GPUS[90]
+
+
+@each_gpu
+def test_one_token_is_five_kernels_of_which_the_output_projection_merges(gpu: Gpu) -> None:
+    ops = plan_layer(gpu, QWEN3, BF16, decodes(1))
+    assert names(ops) == [
+        "norm and skinny product (linear.skinny)",
+        UNMERGED,
+        "merging product and sum (linear.split_output)",
+        "norm, skinny product and silu (linear.skinny)",
+        "skinny product and sum (linear.skinny)",
+    ]
+    assert made(ops) == {"decode_by": DecodeKernel.SMALL, "splits": 32}
+
+
+@each_gpu
+def test_one_token_of_a_wide_layer_is_multiplied_by_vectors(gpu: Gpu) -> None:
+    ops = plan_layer(gpu, LLAMA, BF16, decodes(1))
+    assert names(ops) == [
+        "norm and product of one token (linear.gemv)",
+        "K, V and attention in one kernel in many splits, merged",
+        "product of one token and sum (linear.gemv)",
+        "norm, product of one token and silu (linear.gemv)",
+        "product of one token and sum (linear.gemv)",
+    ]
+
+
+@each_gpu
+def test_few_tokens_are_fused_in_narrow_layers_only(gpu: Gpu) -> None:
+    for tokens in (2, 16):
+        narrow, wide = (plan_layer(gpu, layer, BF16, decodes(tokens)) for layer in (QWEN3, LLAMA))
+        assert narrow.project_in.name == "norm and skinny product (linear.skinny)"
+        assert narrow.project_in.run.keywords["by"] is linear_of_few  # type: ignore[attr-defined]
+        assert "skinny" not in " ".join(names(wide)) and "gemv" not in " ".join(names(wide))
+    assert "skinny" not in " ".join(names(plan_layer(gpu, QWEN3, BF16, decodes(17))))
+
+
+@each_gpu
+def test_products_of_many_tokens_are_ours_on_hopper(gpu: Gpu) -> None:
+    few, many = plan_layer(gpu, LLAMA, BF16, decodes(64)), plan_layer(gpu, LLAMA, BF16, mixed(8448))
+    if gpu is hopper:
+        assert "hopper_stream" in few.project_in.name and "hopper_stream" in few.down.name
+        assert all("hopper_matmul" in op.name for op in (many.project_in, many.gate, many.down))
+    else:
+        assert [few.project_in.name, few.gate.name, few.down.name] == [
+            "cuBLAS", "cuBLAS, then silu", "cuBLAS, then sum and norm"
+        ]  # fmt: skip
+        assert few.down.name == many.down.name
+
+
+@each_gpu
+@pytest.mark.parametrize("held", [BF16, FP12, FP8], ids=lambda held: held.name)
+def test_who_decodes(gpu: Gpu, held: KVFormat) -> None:
+    by = made(plan_layer(gpu, LLAMA, held, decodes(256)))["decode_by"]
+    assert by is (DecodeKernel.HOPPER if gpu.has_dependent_launch and held is not FP8 else DecodeKernel.SPLIT)
+    rows_at_once = plan_layer(gpu, LLAMA, held, decodes(32)).attend.name
+    assert ("in one kernel" in rows_at_once) == held.written_by_decode
+    assert "in one kernel" not in plan_layer(gpu, LLAMA, held, decodes(64)).attend.name
+    assert "in one kernel" not in plan_layer(gpu, LLAMA, held, decodes(32, shared=True)).attend.name
+
+
+@each_gpu
+@pytest.mark.parametrize("held", [BF16, FP12, FP8], ids=lambda held: held.name)
+def test_who_attends_from_chunks(gpu: Gpu, held: KVFormat) -> None:
+    def prefill_by(layer: LayerShape, step: StepShape) -> PrefillKernel:
+        by: PrefillKernel = made(plan_layer(gpu, layer, held, step))["prefill_by"]
+        return by
+
+    ours = gpu is hopper and held is not FP8
+    assert prefill_by(LLAMA, mixed(512)) is (PrefillKernel.HOPPER if ours else PrefillKernel.TRITON)
+    assert prefill_by(LLAMA, mixed(16)) is PrefillKernel.TRITON  # no more queries than one narrow tile
+    windowed = replace(LLAMA, cache=CacheSpec(8, 128, window=1024))
+    assert prefill_by(windowed, mixed(512)) is PrefillKernel.TRITON
+
+
+@each_gpu
+def test_the_last_layer_computes_newest_tokens_only(gpu: Gpu) -> None:
+    ops = plan_layer(gpu, QWEN3, BF16, mixed(512, rows=2, newest=3))
+    assert ops.attend.name == "K and V, then attention of newest tokens"
+    # Three tokens, of a step of too many to be fused.
+    assert "skinny" not in " ".join(names(ops))
+    assert ops.project_in == plan_layer(gpu, QWEN3, BF16, mixed(512, rows=2)).project_in or gpu is hopper
+
+
+@pytest.mark.parametrize("held", [FP32, FP16, BF16, FP8, FP12], ids=lambda held: held.name)
+@pytest.mark.parametrize("step", [decodes(1), decodes(40), mixed(300, newest=2)], ids=str)
+def test_torch_computes_everything_without_a_gpu(held: KVFormat, step: StepShape) -> None:
+    assert {name.split(",")[0] for name in names(plan_layer(NO_GPU, QWEN3, held, step))} == {"torch"}
+
+
+def test_the_last_recipe_of_each_table_takes_anything() -> None:
+    for table in (PROJECT_IN, ATTEND, PROJECT_OUT, GATE):
+        last: Any = table[-1]
+        assert last.name == "torch" and last.supports(None) and last.prefers(None)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_has_the_layers_that_the_choice_is_told_of(
+    name: str, model_folder: Callable[[str], Path]
+) -> None:
+    config = ModelConfig.from_folder(model_folder(name))
+    model = build_model(config, torch_backend(), Weights(torch.device("meta"), torch.bfloat16), 16)
+    for number, layer in enumerate(model.layers):
+        shape = layer_shape(config, number, torch.bfloat16)
+        into = layer.gate_up if isinstance(model, Decoder) else layer.up  # type: ignore[union-attr]
+        matrices = [layer.qkv.matrix, layer.output.matrix, into.matrix, layer.down.matrix]
+        assert matrices == [shape.qkv, shape.output, shape.up, shape.down]
+        assert shape.gated == isinstance(model, Decoder)
+        assert shape.cache.window == layer.attention.window
+
+
+def test_a_choice_is_made_once() -> None:
+    """And is quick the next time: a step without a graph asks for it, for each kind of layer."""
+    first = plan_layer(hopper, LLAMA, BF16, mixed(777))
+    assert plan_layer(hopper, replace(LLAMA), BF16, mixed(777)) is first
+    begin = time.perf_counter()
+    for _ in range(100):
+        plan_layer(hopper, LLAMA, BF16, mixed(777))
+    assert (time.perf_counter() - begin) / 100 < 1e-3

@@ -1,0 +1,43 @@
+"""`quire doctor --plan` prints which kernels compute a layer, on GPUs that need not be there."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.cli import GPU_NAMES, main
+from quire.kernels.gpu import KNOWN
+from quire.service.demo import MODEL_FOLDER
+
+
+def printed(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", MODEL_FOLDER, "--plan", *flags])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_flag_names_the_gpus_that_are_described() -> None:
+    assert tuple(KNOWN) == GPU_NAMES
+
+
+@pytest.mark.parametrize("gpu", GPU_NAMES)
+def test_it_names_a_recipe_for_each_operation_of_each_step(
+    capsys: pytest.CaptureFixture[str], gpu: str
+) -> None:
+    text = printed(capsys, "--gpu", gpu, "--dtype", "bfloat16")
+    assert f" on {gpu}, in bfloat16, KV cache in " in text.splitlines()[0]
+    steps = text.split("\n\n")[1:]
+    assert steps[0].startswith("1 decode\n")
+    for step in steps:
+        named = [line[2:14].strip() for line in step.splitlines() if line.startswith("  ")]
+        assert named in (
+            ["project in", "attend", "project out", "gate", "down"],
+            2 * ["project in", "attend", "project out", "gate", "down"],
+        )
+    assert "torch" not in text
+    assert ("attention.hopper_decode" in text) == (gpu in ("H100", "B200", "RTX 5090"))
+
+
+def test_a_gpu_is_for_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="--gpu goes with --plan"):
+        main(["doctor", MODEL_FOLDER, "--gpu", "H100"])
