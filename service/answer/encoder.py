@@ -15,7 +15,7 @@ from quire.service.answer.choice import Choice, LogprobEntry
 from quire.service.answer.generation import Generation
 from quire.service.answer.replies import Usage, UsageInStream
 from quire.service.errors import ApiError
-from quire.service.http.framing import SSE, Framing
+from quire.service.http.framing import Framing
 
 DONE = b"[DONE]"
 
@@ -80,10 +80,10 @@ class ChunkEncoder:
         style: ChunkStyle,
         generation: Generation,
         identity: Identity,
+        framing: Framing,
         *,
         usage: UsageInStream,
         logprobs: bool,
-        framing: Framing = SSE,
     ) -> None:
         self._style = style
         self._generation = generation

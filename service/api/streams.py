@@ -1,42 +1,33 @@
-"""How an answer leaves: at once, or as a stream, which can be picked up at GET /v1/streams/{id}."""
+"""Answers over HTTP: whole, or as a stream, which can be picked up at GET /v1/streams/{id}."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.service.answer.encoder import EventEncoder
-from quire.service.answer.generation import Generation
 from quire.service.answer.resumption.response import RecordedResponse
 from quire.service.answer.resumption.ring import EventId
 from quire.service.answer.stream import GenerationResponse
+from quire.service.api.answers import Answer
 from quire.service.errors import ApiError, bad_value
+from quire.service.http.framing import SSE
 from quire.service.state import ServerState
 
 
-def answer(
-    state: ServerState,
-    request: Request,
-    generation: Generation,
-    *,
-    reply: Callable[[], msgspec.Struct],
-    events: EventEncoder | None,
-) -> Response:
-    """Streams `events`, or without them sends `reply()` at the end; an X-Stream-Id makes a stream resumable.
+def answer(state: ServerState, request: Request, own: Answer, *, streamed: bool) -> Response:
+    """Return the response that streams it, or sends it whole. An X-Stream-Id makes a stream resumable.
 
     Takes over the generation. Raises ApiError if the header cannot be obeyed.
     """
     headers = dict(reversed(request.scope["headers"]))  # of doubled ones the first
     stream_id = headers.get(b"x-stream-id")
+    generation, events = own.generation, own.encoder(SSE) if streamed else None
     try:
         if b"last-event-id" in headers:
             raise bad_value("last-event-id", "Last-Event-ID belongs to GET /v1/streams/{id}")
         if stream_id is None:
             return GenerationResponse(
-                state.config, state.generations, state.pool, generation, reply=reply, events=events
+                state.config, state.generations, state.pool, generation, reply=own.reply, events=events
             )
         if events is None:
             raise bad_value("x-stream-id", "X-Stream-Id may only be given with stream: true")
@@ -50,7 +41,7 @@ def answer(
 
 
 async def pick_up(state: ServerState, request: Request) -> Response:
-    """From the event after Last-Event-ID on, or from the beginning."""
+    """Answer with the stream from the event after Last-Event-ID on, or from the beginning."""
     if request.method != "GET":
         raise ApiError(405, "a stream can be read with GET only", allow="GET")
     recording = state.recordings.find(request.state.tenant, request.path_params["stream_id"])

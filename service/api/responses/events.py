@@ -11,7 +11,7 @@ from quire.service.api.responses.replies import ItemStatus, Status
 from quire.service.api.responses.response import ModelResponse
 from quire.service.api.responses.writer import Event, EventWriter
 from quire.service.errors import ApiError
-from quire.service.http.framing import SSE
+from quire.service.http.framing import Framing
 from quire.service.text.tools.calls import Part
 
 
@@ -99,7 +99,8 @@ def error_event(error: ApiError, **names: str | None) -> Event:
 class ResponseEncoder:
     """The EventEncoder of a response's stream."""
 
-    def __init__(self, response: ModelResponse) -> None:
+    def __init__(self, response: ModelResponse, framing: Framing) -> None:
+        self._framing = framing
         self._events = ResponseEvents(response)
         self._due = self._events.start()  # it goes out with the first chunk
 
@@ -114,4 +115,4 @@ class ResponseEncoder:
 
     def _messages(self, events: list[Event]) -> list[bytes]:
         due, self._due = self._due, []
-        return [SSE.message(event.data, event.type) for event in (*due, *events)]
+        return [self._framing.message(event.data, event.type) for event in (*due, *events)]
