@@ -38,6 +38,7 @@ class Limits:
     """Times are seconds; those of /health and of event loops are a server's own."""
 
     health_p99: float = 0.05
+    stalls: int = 0  # of each server's event loop
     growth: float = 0.02  # of a process's memory over the second half
     preempted: float = 0.1  # at least, of all requests
     left: float = 0.02  # at least, of all clients
@@ -234,7 +235,9 @@ def _ms(seconds: float) -> str:
     return "none" if math.isnan(seconds) else f"{1e3 * seconds:.1f} ms"
 
 
-def check_stalls(stalls: Mapping[tuple[str, int], Sequence[Stalls]], machine: Machine) -> list[Check]:
+def check_stalls(
+    stalls: Mapping[tuple[str, int], Sequence[Stalls]], machine: Machine, limits: Limits
+) -> list[Check]:
     """Check that no loop stalled but where it waited for a core, or the control stalled as long."""
     every, own = Counter[str](), Counter[str]()
     for (name, _), rows in stalls.items():
@@ -245,7 +248,14 @@ def check_stalls(stalls: Mapping[tuple[str, int], Sequence[Stalls]], machine: Ma
                 own[name] += row.count
     late = str(sum(one.seconds > STALL_SECONDS for one in machine.control))
     return [
-        Check(f"stalls of {name} > 100 ms", "0", str(own[name]), not own[name], str(every[name]), late)
+        Check(
+            f"stalls of {name} > 100 ms",
+            f"≤ {limits.stalls}",
+            str(own[name]),
+            own[name] <= limits.stalls,
+            str(every[name]),
+            late,
+        )
         for name in sorted({name for name, _ in stalls})
     ]
 

@@ -30,7 +30,7 @@ def judge(seen: Seen, limits: Limits) -> list[Check]:
         checks.check_late_ends(seen.outcomes, seen.accidents.restarts, limits.end),
         checks.check_answers(seen.outcomes, seen.alone, seen.again),
         *checks.check_health(seen.health, machine, limits),
-        *checks.check_stalls(samples.stalls, machine),
+        *checks.check_stalls(samples.stalls, machine, limits),
         checks.check_hostile(harms.made, harms.stood, harms.harms),
         Check("processes that did not do as told", "0", "; ".join(failures) or "0", not failures),
         checks.check_share("preemptions per request", preemptions, ended, limits.preempted),

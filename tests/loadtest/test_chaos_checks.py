@@ -129,24 +129,24 @@ def test_raw_and_control_times_stand_beside_own_ones() -> None:
     assert (p99.found, p99.raw, p99.control) == ("none, of 0 of 100", "400.0 ms", "30.0 ms")
     _, p99 = checks.check_health(health(0.03), QUIET, Limits())
     assert (p99.found, p99.raw, p99.control) == ("30.0 ms, of 100 of 100", "30.0 ms", "1.0 ms")
-    (stalls,) = checks.check_stalls({("router", 1): [Stalls(1.0, 2.0, 2, 0.25)]}, BUSY)
+    (stalls,) = checks.check_stalls({("router", 1): [Stalls(1.0, 2.0, 2, 0.25)]}, BUSY, Limits())
     assert (stalls.found, stalls.raw, stalls.control) == ("2", "2", "0")
 
 
 def test_stalls_are_found_unless_there_was_no_core() -> None:
     rows = {("router", 1): [Stalls(0.0, 1.0, 0, 0.0), Stalls(1.0, 2.0, 1, 0.25)]}
-    assert not all(check.passed for check in checks.check_stalls(rows, QUIET))
+    assert not all(check.passed for check in checks.check_stalls(rows, QUIET, Limits()))
     without_core = Machine([], {("router", 1): [(0.0, 0.0), (1.0, 0.0), (2.0, 0.3)]})
-    assert all(check.passed for check in checks.check_stalls(rows, without_core))
+    assert all(check.passed for check in checks.check_stalls(rows, without_core, Limits()))
     with_a_core = Machine([], {("router", 1): [(0.0, 0.0), (1.0, 0.0), (2.0, 0.2)]})
-    assert not all(check.passed for check in checks.check_stalls(rows, with_a_core))
+    assert not all(check.passed for check in checks.check_stalls(rows, with_a_core, Limits()))
 
 
 def test_a_stall_is_excused_by_a_control_that_stalled_as_long_then() -> None:
     rows = {("router", 1): [Stalls(1.0, 2.0, 1, 0.25)]}
     for begin, seconds, excused in ((1.2, 0.3, True), (1.2, 0.2, False), (3.0, 0.3, False)):
         machine = Machine([Asked(0.5, 0.001, 200), Asked(begin, seconds, 200)], {})
-        assert all(check.passed for check in checks.check_stalls(rows, machine)) == excused
+        assert all(check.passed for check in checks.check_stalls(rows, machine, Limits())) == excused
 
 
 def test_whatever_is_left_is_a_leak() -> None:
