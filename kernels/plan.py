@@ -122,7 +122,7 @@ class Attending:
 
     @property
     def small_splits(self) -> int:
-        """How many splits of a row fill the device with programs of little shared memory."""
+        """Return how many splits of a row fill the device with programs of little shared memory."""
         cache, step = self.layer.cache, self.step
         tile = tile_keys(triton.next_power_of_2(cache.head_dim), self.layer.dtype.itemsize)
         return plan_small_splits(step.decodes, cache.heads, triton.cdiv(step.longest_context, tile))
