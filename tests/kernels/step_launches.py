@@ -19,7 +19,7 @@ from gpus import GPUS
 from launches import META, on_gpu
 from torch import Tensor
 
-from quire.engine.device.kv_cache import KVCache, expanded_dtype
+from quire.engine.device.kv_cache import KVCache, dequantized_dtype
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import build_model
 from quire.engine.models.rope_config import RopeConfig
@@ -168,7 +168,7 @@ def launches(
         with on_gpu(gpu) as found:
             cache = KVCache(
                 config, 8, block_size, held, META, lambda blocks, pairs: None,
-                expanded_dtype(config, held, dtype, gpu),
+                dequantized_dtype(config, held, dtype, gpu),
             )  # fmt: skip
             built = build_model(config, triton_backend(), Weights(META, dtype), 40960)
             workspace = DecodeWorkspace.allocate(MOST_ROWS + 1, config.num_heads, config.head_dim, META)
