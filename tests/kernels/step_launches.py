@@ -25,7 +25,7 @@ from quire.engine.models.loader import build_model
 from quire.engine.models.rope_config import RopeConfig
 from quire.engine.models.weights import Weights
 from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, Newest, PrefillBatch
-from quire.kernels.attention.cascade import SharedPrefixes, rows_of_bundle, shared_lens
+from quire.kernels.attention.cascade import SharedPrefixes, rows_of_cascade, shared_lens
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.backend import triton_backend
 from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP16, FP32, KVFormat
@@ -141,7 +141,7 @@ def batch_of(step: Step, config: ModelConfig, block_size: int, workspace: Decode
     rows, context_lens = words(step.decodes), words(step.decodes)
     shared = prefill = newest = None
     if step.sharing:
-        width = rows_of_bundle(config.num_heads // config.num_kv_heads)
+        width = rows_of_cascade(config.num_heads // config.num_kv_heads)
         members = words(step.decodes // 4, width)
         lens = shared_lens(members, rows, context_lens, tables, block_size)
         shared = SharedPrefixes(members, words(step.decodes), lens)

@@ -168,7 +168,7 @@ def plain_variants() -> dict[str, Case]:
     from quire.kernels.sampling import thresholds
 
     dependent = {"DEPENDENT": True}
-    alone = dict.fromkeys(("bundle_of", "shared_lens", "prefix_partials", "prefix_lse"))
+    alone = dict.fromkeys(("cascade_of", "shared_lens", "prefix_partials", "prefix_lse"))
     shape = {"GROUP": 4, "HEAD_DIM": 128, "DIM": 128, "TILE": 64}
     four_warps = {"num_warps": 4, "num_stages": 4}
     prefill_16 = shape | {"BLOCK_M": 128, "BLOCK_SIZE": 16}
@@ -290,7 +290,7 @@ def plain_variants() -> dict[str, Case]:
     pointers = {"q": "*bf16", "out": "*bf16", "partials": "*fp32", "lse": "*fp32"}
     pointers |= dict.fromkeys(("x", "weight", "norm"), "*bf16")
     pointers |= dict.fromkeys(
-        ("block_tables", "rows", "query_starts", "context_lens", "order", "bundle_of"), "*i32"
+        ("block_tables", "rows", "query_starts", "context_lens", "order", "cascade_of"), "*i32"
     )
     pointers |= dict.fromkeys(("members", "lens", "shared_lens"), "*i32")
     pointers |= dict.fromkeys(("prefix_partials", "prefix_lse"), "*fp32")
@@ -352,7 +352,7 @@ def hopper_decode_variants() -> dict[str, Case]:
     pointers = dict.fromkeys(("out", "q", "kv", "q_norm", "k_norm"), "*bf16")
     pointers |= dict.fromkeys(("partials", "lse", "rope", "prefix_partials", "prefix_lse"), "*fp32")
     pointers |= dict.fromkeys(("arrivals", "block_tables", "rows", "context_lens", "order"), "*i32")
-    pointers |= dict.fromkeys(("bundle_of", "shared_lens"), "*i32")
+    pointers |= dict.fromkeys(("cascade_of", "shared_lens"), "*i32")
     types = pointers | {"scale_log2": "fp32", "eps": "fp32"}
     strides = [name for name in hopper_decode._kernel.arg_names if name.endswith("_stride")]
     no_scales: dict[str, object] = {"kv_scales": None}
@@ -360,7 +360,7 @@ def hopper_decode_variants() -> dict[str, Case]:
     both = {"GROUP": 4, "DIM": 128, "TILE": hopper_decode.TILE, "STAGES": hopper_decode.STAGES}
     both |= {"BLOCK_SIZE": 16, "NEW": False, "BESIDE": False, "MERGES": True, "BRINGS": True}
     shared = both | heads | {"READY": 1, "BRINGS": False}
-    both |= dict.fromkeys(("bundle_of", "shared_lens", "prefix_partials", "prefix_lse"))
+    both |= dict.fromkeys(("cascade_of", "shared_lens", "prefix_partials", "prefix_lse"))
     variants = {
         "": both | heads | {"READY": 0, "BRINGS": False},
         "_known": both | heads | {"READY": 1},

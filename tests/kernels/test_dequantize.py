@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from paged import TOLERANCE, attend_exactly, attention_layer, fused_queries, make_paged, share_prefixes
-from rounded import FP12, empty_vectors, in_format
+from quantized import FP12, empty_vectors, in_format
 
 from quire.kernels.attention.batch import PrefillBatch
 from quire.kernels.attention.dequantize import dequantize

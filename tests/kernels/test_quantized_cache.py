@@ -17,10 +17,10 @@ from paged import (
     poisoned_workspace,
     share_prefixes,
 )
-from rounded import FP8, FP12, POISON, dequantized, empty_vectors, in_format
-from test_shared_prefix import bundle_of, members_of
+from quantized import FP8, FP12, POISON, dequantized, empty_vectors, in_format
+from test_shared_prefix import cascade_of, members_of
 
-from quire.kernels.attention.cascade import SharedPrefixes, rows_of_bundle, shared_lens
+from quire.kernels.attention.cascade import SharedPrefixes, rows_of_cascade, shared_lens
 from quire.kernels.attention.decode import decode
 from quire.kernels.attention.decode_reference import decode_reference
 from quire.kernels.attention.gather import DecodeGather
@@ -253,9 +253,9 @@ def test_rows_that_share_a_prefix_attend_to_the_same_as_alone(
     exact = make_paged(lengths, 1, head_dim, 32, dtype, device)
     share_prefixes(exact, [[1, 0, 3]], [256])
     paged, cache = in_format(exact, held)
-    members = members_of([[1, 0, 3]], rows_of_bundle(2), device)
+    members = members_of([[1, 0, 3]], rows_of_cascade(2), device)
     lens = shared_lens(members, paged.rows, paged.context_lens, paged.block_tables, 32)
-    shared = SharedPrefixes(members, bundle_of([[1, 0, 3]], 4, device), lens)
+    shared = SharedPrefixes(members, cascade_of([[1, 0, 3]], 4, device), lens)
     q = fused_queries(4, 2, head_dim, dtype).to(device)
     out = torch.empty(q.shape, dtype=dtype, device=device)
     order, workspace = torch.randperm(4).int().to(device), poisoned_workspace(4, *q.shape[1:], device)
