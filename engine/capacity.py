@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quire.engine.errors import FieldError
 from quire.engine.messages import Request
 
 if TYPE_CHECKING:
@@ -23,38 +24,43 @@ class Capacity:
     vocab_size: int
 
     def check(self, request: Request) -> Int32:
-        """Return the prompt [N]. Raise ValueError, with the numbers, when the request could never run."""
+        """Return the prompt [N]. Raise FieldError, with the numbers, when the request could never run."""
         params, prompt = request.params, len(request.prompt)
         if prompt == 0:
-            raise ValueError("the prompt is empty; it needs at least one token")
+            raise FieldError("prompt", "the prompt is empty; it needs at least one token")
         tokens = self._tokens("prompt", request.prompt)
         self._tokens("stop_token_ids", params.stop_token_ids)
         self._tokens("logit_bias", params.logit_bias)
         for name, k in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
             if k is not None and k > self.vocab_size:
-                raise ValueError(f"{name} is {k}, but the vocabulary has {self.vocab_size} tokens")
+                raise FieldError(name, f"{name} is {k}, but the vocabulary has {self.vocab_size} tokens")
         name = "the beam width" if params.beam_width else "n"
         if params.num_sequences > self.max_num_seqs:
-            raise ValueError(
+            raise FieldError(
+                "n",
                 f"{name} is {params.num_sequences}, but at most {self.max_num_seqs} sequences run at "
-                "once (--max-num-seqs)"
+                "once (--max-num-seqs)",
             )
         if prompt + params.max_tokens > self.max_model_len:
-            raise ValueError(
+            raise FieldError(
+                "prompt",
                 f"the prompt has {prompt} tokens and max_tokens is {params.max_tokens}: together "
-                f"{prompt + params.max_tokens}, more than the {self.max_model_len} of --max-model-len"
+                f"{prompt + params.max_tokens}, more than the {self.max_model_len} of --max-model-len",
+                "context_length_exceeded",
             )
         needed = self._blocks_needed(prompt, params.max_tokens, params.num_sequences)
         if needed > self.num_blocks:
-            raise ValueError(
+            raise FieldError(
+                "prompt",
                 f"the request needs up to {needed} KV blocks ({prompt} prompt tokens and "
                 f"{params.num_sequences} × {params.max_tokens} new ones, {self.block_size} to a block), but "
-                f"there are only {self.num_blocks}"
+                f"there are only {self.num_blocks}",
+                "context_length_exceeded",
             )
         return tokens
 
     def _tokens(self, name: str, ids: Collection[int]) -> Int32:
-        """Return the ids [N]. Raise ValueError, which names one, where some are none of the vocabulary's."""
+        """Return the ids [N]. Raise FieldError, which names one, where some are none of the vocabulary's."""
         from quire.engine.arrays import as_int32  # with it numpy, which a server's port does not wait for
 
         try:
@@ -64,7 +70,8 @@ class Capacity:
             known = False
         if not known:
             wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
-            raise ValueError(f"{name} has token id {wrong}; the vocabulary has 0 to {self.vocab_size - 1}")
+            message = f"{name} has token id {wrong}; the vocabulary has 0 to {self.vocab_size - 1}"
+            raise FieldError(name, message)
         return tokens
 
     def room(self, prompt: int, n: int) -> int:

@@ -14,6 +14,7 @@ import msgspec
 
 from quire.engine.capacity import Capacity
 from quire.engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
+from quire.engine.errors import EngineDeadError
 from quire.engine.frames import (
     LENGTH,
     Command,
@@ -31,10 +32,6 @@ from quire.engine.messages import Abort, Drain, FinishReason, Output, Request, S
 TURN_SECONDS = 0.005  # for which frames are read before what they brought is told, and others have their turn
 EXIT_CODE_SECONDS = 0.5  # for which streams wait to be told with which code it has ended
 EXIT_SECONDS = 5.0  # how long the engine process may take to end before it is killed
-
-
-class EngineDeadError(RuntimeError):
-    """The engine is not running (any more)."""
 
 
 class RequestStream:
@@ -159,7 +156,7 @@ class AsyncEngine:
         self._pump_task = asyncio.create_task(self._pump(reader), name="quire-engine-pump")
 
     def add(self, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> RequestStream:
-        """Queue a request. Raises ValueError when it could never run, EngineDeadError when none is served."""
+        """Queue a request. Raise FieldError when it could never run, EngineDeadError when none is served."""
         if self.state != "ready" or self.info is None:
             raise EngineDeadError(self.error or "the engine is still loading")
         request = Request(self._next_id, prompt, params, time.monotonic(), cache_salt)

@@ -10,7 +10,7 @@ from quire.engine.capacity import Capacity
 from quire.engine.urls import check_http_url, check_redis_url
 
 PreemptionMode = Literal["auto", "swap", "recompute"]
-BLOCK_SIZES = (16, 32, 64, 128)
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 KVCacheDtype = Literal[
     "auto", "model", "fp8_e4m3", "fp12_e4m7"
 ]  # rounded: `quire.kernels.formats.kv_format.SCALED`

@@ -13,6 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from quire.engine.errors import FieldError
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
@@ -26,7 +28,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Processing order: logit bias, penalties, temperature, min-p, top-k, top-p. Temperature 0 is greedy.
     Logprobs are of the raw logits. Without a `seed` each Request that is made with these params draws its
-    own. Raises ValueError, or TypeError for a value of another type, that names the field.
+    own. Raises FieldError, or TypeError for a value of another type.
     """
 
     n: int = 1
@@ -66,29 +68,37 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for token in self.stop_token_ids:
             _STOP_TOKEN.check(token)
         if self.early_stopping.__class__ is str and self.early_stopping != "never":
-            raise ValueError(f"early_stopping must be True, False or 'never', got {self.early_stopping!r}")
+            raise FieldError(
+                "early_stopping",
+                f"early_stopping must be True, False or 'never', got {self.early_stopping!r}",
+            )
         if self.top_p == 0:
-            raise ValueError("top_p must be greater than 0, got 0")
+            raise FieldError("top_p", "top_p must be greater than 0, got 0")
         if self.beam_width:
             self._check_beams()
         if self.grammar and self.ignore_eos:
-            raise ValueError("ignore_eos may not be given with a grammar: its end is an eos token")
+            raise FieldError(
+                "ignore_eos", "ignore_eos may not be given with a grammar: its end is an eos token"
+            )
         if self.min_tokens > self.max_tokens:
-            raise ValueError(
-                f"min_tokens must not exceed max_tokens ({self.max_tokens}), got {self.min_tokens}"
+            raise FieldError(
+                "min_tokens",
+                f"min_tokens must not exceed max_tokens ({self.max_tokens}), got {self.min_tokens}",
             )
 
     def _check_bias(self) -> None:
         for token, bias in self.logit_bias.items():
             _BIASED_TOKEN.check(token)
-            _Rule(f"logit_bias of token {token}", None, _REAL, "a number", _BIASES).check(bias)
+            _Rule("logit_bias", None, _REAL, "a number", _BIASES, f" of token {token}").check(bias)
 
     def _check_beams(self) -> None:
         if self.n > self.beam_width:
-            raise ValueError(f"n must not exceed the beam width ({self.beam_width}), got {self.n}")
+            raise FieldError("n", f"n must not exceed the beam width ({self.beam_width}), got {self.n}")
         for name, neutral in _NOT_WITH_BEAMS:
             if getattr(self, name) != neutral:
-                raise ValueError(f"{name} must be {neutral!r} with beam search, got {getattr(self, name)}")
+                raise FieldError(
+                    name, f"{name} must be {neutral!r} with beam search, got {getattr(self, name)}"
+                )
 
 
 _NOT_WITH_BEAMS: tuple[tuple[str, object], ...] = (
@@ -113,14 +123,16 @@ class _Rule(NamedTuple):
     kinds: tuple[type, ...]
     expected: str
     bounds: tuple[float, float] | None = None
+    part: str = ""  # of the field, as messages name it
 
     def check(self, value: Any) -> None:
-        name, _, kinds, expected, bounds = self
+        name, _, kinds, expected, bounds, part = self
         kind = value.__class__
         if kind not in kinds and (kind is bool or not isinstance(value, kinds)):  # True is no number
-            raise TypeError(f"{name} must be {expected}, got {value!r}")
+            raise TypeError(f"{name}{part} must be {expected}, got {value!r}")
         if bounds is not None and not bounds[0] <= value <= bounds[1]:  # also false for NaN
-            raise ValueError(f"{name} must be between {bounds[0]} and {bounds[1]}, got {value}")
+            message = f"{name}{part} must be between {bounds[0]} and {bounds[1]}, got {value}"
+            raise FieldError(name, message)
 
 
 _INTEGER = (int, Integral)  # numpy's, too

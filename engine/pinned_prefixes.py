@@ -10,32 +10,31 @@ PINNED_SHARE = 0.5  # of the device's blocks, at most; the others are for reques
 
 
 def pin_prefixes(core: EngineCore, prefixes: list[list[int]]) -> int:
-    """Pin the full blocks of `prefixes` in an engine without requests; how many blocks that makes.
+    """Pin the blocks of `prefixes` in an engine without requests; return how many blocks that makes.
+
+    The last block of each is kept partly filled; who goes on from it gets a copy (section 4.4).
 
     Raises ValueError, with the numbers, for a prefix that cannot be pinned or when they are too many blocks.
     """
     blocks = core.scheduler.blocks
     size, num_blocks = blocks.block_size, blocks.pool.num_blocks
     for number, tokens in enumerate(prefixes, 1):
-        if len(tokens) < size:
-            raise ValueError(
-                f"prefix {number} of --pin-prefix has {len(tokens)} tokens; whole blocks are pinned, so it "
-                f"needs at least {size} (--block-size)"
-            )
-    wanted = {prefix for tokens in prefixes for prefix in blocks.open_to_all(tokens)}
+        if not tokens:
+            raise ValueError(f"prefix {number} of --pin-prefix has no tokens: there is nothing to pin")
+    full = {prefix for tokens in prefixes for prefix in blocks.open_to_all(tokens)}
+    wanted = len(full) + blocks.tails.num_wanted
     budget = int(num_blocks * PINNED_SHARE)
-    if len(wanted) > budget:
+    if wanted > budget:
         raise ValueError(
-            f"--pin-prefix needs {len(wanted)} KV blocks of {size} tokens, but at most {budget} of the "
+            f"--pin-prefix needs {wanted} KV blocks of {size} tokens, but at most {budget} of the "
             f"{num_blocks} there are can be pinned ({PINNED_SHARE:.0%}): pin less, or give the KV cache "
             "more memory"
         )
     for number, tokens in enumerate(prefixes, 1):
-        whole = tokens[: len(tokens) // size * size]
-        core.add(Request(-1, whole, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)))
+        core.add(Request(-1, tokens, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)))
         while core.has_work:
             for output in core.step():
                 if output.error is not None:
                     raise ValueError(f"prefix {number} of --pin-prefix cannot be computed: {output.error}")
-        pin(core.scheduler.state, whole)
+        pin(core.scheduler.state, tokens)
     return blocks.pool.num_pinned

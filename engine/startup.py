@@ -136,7 +136,7 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # one core is the API process's
     dtype = _dtype(config, model_config, device)
-    kv_format = named_format(config.kv_cache_dtype, model_config, dtype, gpu)
+    kv_format = named_format(config.kv_cache_dtype, model_config, dtype, gpu, config.block_size)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     backend = triton_backend() if device.type == "cuda" else torch_backend()
     max_num_batched_tokens = config.max_num_batched_tokens or max(
@@ -160,8 +160,13 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
             seed=config.seed or 0,
             on_progress=report.phase("weights", "B"),
         )
+<<<<<<< HEAD
     dequantized = dequantized_dtype(model_config, kv_format, dtype, gpu)
     held = (config.block_size, kv_format, device, backend.copy_blocks, dequantized)
+=======
+    expanded = expanded_dtype(model_config, kv_format, dtype, gpu, config.block_size)
+    held = (config.block_size, kv_format, device, backend.copy_blocks, expanded)
+>>>>>>> int
     runner = ModelRunner(model, backend, KVCache(model_config, 1, *held), limits, device)
 
     memory = report.phase("memory", "blocks")

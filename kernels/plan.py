@@ -106,13 +106,17 @@ class Attending:
     @property
     def decode_by(self) -> DecodeKernel:
         layer, cache = self.layer, self.layer.cache
-        takes = hopper_decode.supports(self.gpu, layer.dtype, self.format, cache.head_dim, layer.group)
+        takes = hopper_decode.supports(
+            self.gpu, layer.dtype, self.format, cache.head_dim, layer.group, self.step.block_size
+        )
         return DecodeKernel.HOPPER if takes else DecodeKernel.SPLIT
 
     @property
     def prefill_by(self) -> PrefillKernel:
         layer, cache = self.layer, self.layer.cache
-        takes = hopper_prefill.supports(self.gpu, layer.dtype, self.format, cache.head_dim, layer.group)
+        takes = hopper_prefill.supports(
+            self.gpu, layer.dtype, self.format, cache.head_dim, layer.group, self.step.block_size
+        )
         quick = not cache.window and hopper_prefill.prefers(self.step.longest_query, layer.group)
         return PrefillKernel.HOPPER if takes and quick else PrefillKernel.TRITON
 

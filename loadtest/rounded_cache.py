@@ -167,8 +167,7 @@ def sequences_of(llm: LLM, load_format: LoadFormat) -> list[list[int]]:
 
 
 def measure_errors(model: str, load_format: LoadFormat, device: str, formats: list[str]) -> list[Error]:
-    """Measure each of `formats` in SCALED against bfloat16; with a checkpoint's weights, all against float32
-    too.
+    """Measure each of `formats` in SCALED against bfloat16; with a checkpoint's weights, all against fp32.
 
     Raise ValueError where a format does not suit the model's head dim.
     """

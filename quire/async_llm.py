@@ -10,8 +10,9 @@ import msgspec
 
 from quire.arguments import ChatPrompt, Prompt, check_names, stop_strings
 from quire.completion import Completion, Followed
-from quire.engine.client import AsyncEngine, EngineDeadError, RequestStream
+from quire.engine.client import AsyncEngine, RequestStream
 from quire.engine.config import EngineConfig
+from quire.engine.errors import EngineDeadError
 from quire.engine.messages import Output, SamplingParams
 from quire.engine.models.hub import resolve_model
 from quire.offline_engine import RequestFailed

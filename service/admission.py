@@ -7,9 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError, bad_value
+from quire.service.metrics.counts import Metrics
+from quire.service.watchdog import Watchdog
 
 _UNKNOWN_RETRY_SECONDS = 10
 _LATE_STARTS = 64  # the rate of late is that of so many
@@ -85,3 +88,12 @@ class WaitingLine:
             return _UNKNOWN_RETRY_SECONDS
         rate = (len(self._starts) - 1) / max(self._clock() - self._starts[0], 1e-3)
         return min(60, max(1, math.ceil(self.prompts / 2 / rate)))
+
+
+@dataclass(frozen=True)
+class Admission:
+    """By whom a request is counted, queued and watched while the engine works on it."""
+
+    metrics: Metrics
+    waiting: WaitingLine
+    watchdog: Watchdog

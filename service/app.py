@@ -9,7 +9,6 @@ from starlette.responses import Response
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.service.answer.resumption.endpoint import pick_up
 from quire.service.api.chat import chat_completions
 from quire.service.api.completions import completions
 from quire.service.api.health import health, metrics, ready, startup
@@ -17,6 +16,7 @@ from quire.service.api.models import detokenize, get_model, list_models, tokeniz
 from quire.service.api.openapi import describe
 from quire.service.api.responses.endpoint import responses
 from quire.service.api.responses.socket import ResponsesSocket
+from quire.service.api.streams import pick_up
 from quire.service.errors import ApiError
 from quire.service.http.codec import JsonResponse
 from quire.service.http.cors import with_cors

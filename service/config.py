@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.service.http.cors import ANY, clean_origin
 from quire.service.keys import clean_key
+from quire.service.origins import ANY, clean_origin
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.engine.errors import FieldError
+
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -68,10 +70,6 @@ class ApiError(Exception):
     def body(self) -> bytes:
         return msgspec.json.encode(ErrorReply(self.detail))
 
-    def event(self) -> bytes:
-        """As the last event of a stream."""
-        return b"data: " + self.body() + b"\n\n"
-
 
 class TemplateError(ValueError):
     """A chat template refused the messages, or failed on them."""
@@ -79,6 +77,10 @@ class TemplateError(ValueError):
 
 def bad_value(param: str | None, message: str, code: str | None = "invalid_value") -> ApiError:
     return ApiError(400, message, param=param, code=code)
+
+
+def refused(error: FieldError) -> ApiError:
+    return bad_value(error.field, str(error), error.code)
 
 
 def not_ready(message: str, retry_after: int = 1) -> ApiError:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from quire.engine.config import EngineInfo
-from quire.service.admission import WaitingLine
+from quire.service.admission import Admission, WaitingLine
 from quire.service.answer.conversations import ConversationMemory
 from quire.service.answer.resumption.recordings import Recordings
 from quire.service.config import ServiceConfig
@@ -95,6 +95,10 @@ class ServerState:
         raise ApiError(
             404, f"the model {name!r} is not served here, but {served}", param="model", code="model_not_found"
         )
+
+    @property
+    def admission(self) -> Admission:
+        return Admission(self.metrics, self.waiting, self.watchdog)
 
     def admit(self, prompts: int, tokens: int = 0) -> None:
         """Raises ApiError 429 if the queue has no room for so many more."""

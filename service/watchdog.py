@@ -6,13 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quire.service.engine_client import Engine
 from quire.service.errors import ApiError
-
-if TYPE_CHECKING:
-    from quire.service.answer.generation import Generation
 
 log = logging.getLogger("quire.service")
 
@@ -22,6 +19,10 @@ DEFAULT_TIMEOUT = 10.0
 _LOOK_SECONDS = 0.1
 _PAUSE_SECONDS = 1.0  # between two looks: this process, too, was stopped, and cannot tell what the engine did
 _RETRY_SECONDS = 5
+
+
+class Watched(Protocol):
+    def fail(self, error: ApiError) -> None: ...
 
 
 class Watchdog:
@@ -36,7 +37,7 @@ class Watchdog:
         self._stall: str | None = None  # said to clients
         self._last_look = float("inf")
         self._lenient_until = float("-inf")
-        self.generations: set[Generation] = set()  # that the engine works on
+        self.generations: set[Watched] = set()  # that the engine works on
 
     def check(self) -> None:
         """Raises ApiError 503 while the engine is stalled."""

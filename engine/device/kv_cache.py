@@ -29,20 +29,32 @@ def bytes_per_block(config: ModelConfig, block_size: int, held: KVFormat) -> int
     return sum(2 * spec.heads * block_size * held.vector_bytes(spec.head_dim) for spec in config.cache_specs)
 
 
+<<<<<<< HEAD
 def dequantized_dtype(
     config: ModelConfig, held: KVFormat, dtype: torch.dtype, gpu: Gpu
 ) -> torch.dtype | None:
     """Return the dtype that prefill attention of a model in dtype has a cache dequantized to, if it has.
+=======
+def expanded_dtype(
+    config: ModelConfig, held: KVFormat, dtype: torch.dtype, gpu: Gpu, block_size: int = 16
+) -> torch.dtype | None:
+    """Return the dtype that prefill attention of a model in dtype has a cache expanded to, if it has.
+>>>>>>> int
 
-    That is worth its memory where `quire.kernels.attention.hopper_prefill.prefill` takes the heads, and fp12
-    is as exact as bf16.
+    That is worth its memory where `quire.kernels.attention.hopper_prefill.prefill` takes heads and blocks,
+    and fp12 is as exact as bf16.
     """
     group, full = config.num_heads // config.num_kv_heads, not all(config.windows)
+<<<<<<< HEAD
     dequantizes = full and hopper_prefill.dequantizes(gpu, dtype, held, config.head_dim, group)
     return dtype if dequantizes else None
+=======
+    expands = full and hopper_prefill.expands(gpu, dtype, held, config.head_dim, group, block_size)
+    return dtype if expands else None
+>>>>>>> int
 
 
-def automatic_format(config: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> KVFormat:
+def automatic_format(config: ModelConfig, dtype: torch.dtype, gpu: Gpu, block_size: int = 16) -> KVFormat:
     """Return the format that `--kv-cache-dtype auto` has keys and values of a model in dtype held in.
 
     That is fp12 where Hopper's prefill attention takes what it is dequantized to (see `dequantized_dtype`)
@@ -50,21 +62,29 @@ def automatic_format(config: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> KVFor
     itself. Nor is it of use in models of so few layers that with one of them dequantized they take as much
     memory.
     """
+<<<<<<< HEAD
     dequantized = dequantized_dtype(config, FP12, dtype, gpu)
     group = config.num_heads // config.num_kv_heads
     if dequantized is None or not hopper_decode.takes_heads(gpu, dtype, config.head_dim, group):
+=======
+    expanded = expanded_dtype(config, FP12, dtype, gpu, block_size)
+    group = config.num_heads // config.num_kv_heads
+    if expanded is None or not hopper_decode.takes_heads(gpu, dtype, config.head_dim, group, block_size):
+>>>>>>> int
         return UNSCALED[dtype]
     taken = bytes_per_block(config, 1, FP12) + dequantized_bytes_per_block(config, 1, dequantized)
     return FP12 if taken < bytes_per_block(config, 1, UNSCALED[dtype]) else UNSCALED[dtype]
 
 
-def named_format(name: str, model: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> KVFormat:
+def named_format(
+    name: str, model: ModelConfig, dtype: torch.dtype, gpu: Gpu, block_size: int = 16
+) -> KVFormat:
     """Return the format that `--kv-cache-dtype` names for a model in dtype.
 
     Raises ValueError where it does not suit the device or the model.
     """
     if name == "auto":
-        return automatic_format(model, dtype, gpu)
+        return automatic_format(model, dtype, gpu, block_size)
     if name == "model":
         return UNSCALED[dtype]
     unsuited = {other: _why_unsuited(held, model, gpu) for other, held in SCALED.items()}

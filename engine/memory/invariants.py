@@ -48,7 +48,8 @@ def check_memory(
     assert not any(map(blocks.pool.is_held, written)), "a copy writes what a transfer or a copy reads"
     for table in tables[share]:
         assert len(set(table)) == len(table), f"a table names a block twice: {table}"
-    assert len(blocks.cache) == blocks.pool.num_kept
+    assert len(blocks.cache) + len(blocks.tails) == blocks.pool.num_kept
+    assert not any(block in blocks.cache for block in blocks.tails.blocks()), "a tail has a digest"
     check_host_tier(blocks.host, sequences, moves, share)
     for sequence in sequences[share]:
         known = [prefix.content for prefix in sequence.prefixes]

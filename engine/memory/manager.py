@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain, zip_longest
 
+from quire.engine.arrays import as_int32
 from quire.engine.hashing import BlockHasher, Prefix, Prefixes
 from quire.engine.memory.host_tier import HostTier
 from quire.engine.memory.moves import Moves
+from quire.engine.memory.pinned_tails import PinnedTails
 from quire.engine.memory.pool import BlockPool, OutOfBlocks
 from quire.engine.memory.prefix_cache import Found, Match, PrefixCache
 from quire.engine.sequences.rows import Index, Rows
@@ -38,6 +41,7 @@ class BlockManager:
         self.cache = PrefixCache(num_blocks)
         self.pool = BlockPool(num_blocks, self.cache.forget)
         self.block_size = block_size
+        self.tails = PinnedTails()
         self.host = HostTier(num_host_blocks, self.pool, self.cache)
         self.moves = Moves()
         self.copies_on_write = 0  # since start
@@ -144,7 +148,7 @@ class BlockManager:
     def is_writable(self, sequence: Sequence, position: int) -> bool:
         """Return whether the block of `position` is this table's alone and not findable by others."""
         block = sequence.table[position // self.block_size]
-        return self.pool.count(block) == 1 and block not in self.cache
+        return self.pool.count(block) == 1 and block not in self.tails and block not in self.cache
 
     def copy_on_write(self, sequence: Sequence, position: int) -> None:
         """Give `sequence` its own copy of the block of `position`. OutOfBlocks: nothing has changed."""
@@ -203,6 +207,15 @@ class BlockManager:
             match = self._matches[sequence] = Match(prefixes, self.cache, self.host.cache)
         return match.renew()
 
+    def with_tail(self, sequence: Sequence, found: Found) -> Found:
+        """Return `found`, and a pinned block that begins with what comes next, all but the last token."""
+        if not len(self.tails) or found.host:
+            return found
+        num_blocks = len(found.device)
+        before = sequence.prefixes[num_blocks - 1] if num_blocks else None
+        rest = sequence.tokens[num_blocks * self.block_size : -1]
+        return replace(found, tail=self.tails.find(before, rest))
+
     def is_computing(self, found: Found) -> bool:
         """Return whether the last block of `found` may be one that is not written yet."""
         return bool(found.device) and not found.host and found.device[-1] in self.cache.computing
@@ -223,6 +236,9 @@ class BlockManager:
         sequence.num_found = min(sequence.num_found, sequence.published)
         for block in found.host:
             sequence.table.append(self.host.bring(block, self.moves))
+        if found.tail is not None:
+            self.pool.share(found.tail.block)
+            sequence.table.append(found.tail.block)
         self._matches.pop(sequence, None)
         self._tell(sequence)
 
@@ -273,6 +289,17 @@ class BlockManager:
                     self.moves.entries[sequence.row, logical] = found
                 logical += 1
             sequence.published = logical
+            if self.tails.num_wanted:
+                self._keep_tail(sequence)
+
+    def _keep_tail(self, sequence: Sequence) -> None:
+        """Keep the last block of `sequence` if it holds the tail that was asked for, and nothing else."""
+        full = sequence.num_tokens // self.block_size
+        if len(sequence.table) > full and self._rows.context.item(sequence.row) == sequence.num_tokens:
+            before = self._extend(sequence, full)[full - 1] if full else None
+            block = sequence.table[full]
+            if self.tails.keep(before, sequence.tokens[full * self.block_size :], block):
+                self.pool.keep(block)
 
     def forget(self, sequence: Sequence) -> None:
         """Have nobody find what `sequence` has computed: it is worth nothing.
@@ -284,13 +311,17 @@ class BlockManager:
             _discard(self.host.cache, self.host.pool, prefix)
 
     def open_to_all(self, tokens: list[int]) -> list[Prefix]:
-        """Let all tenants find the full blocks at the beginning of `tokens` once they are computed.
+        """Let all tenants find the blocks of `tokens` once they are computed; return the full ones' prefixes.
 
-        Raises ValueError without a prefix cache.
+        What is left of the tokens is found behind these. Raises ValueError without a prefix cache.
         """
         if self._prefixes is None:
             raise ValueError("--pin-prefix needs the prefix cache: leave out --no-enable-prefix-caching")
-        return self._prefixes.make_public(tokens)
+        prefixes = self._prefixes.make_public(tokens)
+        rest = as_int32(tokens[len(prefixes) * self.block_size :])
+        if len(rest):
+            self.tails.want(prefixes[-1] if prefixes else None, rest)
+        return prefixes
 
     def _extend(self, sequence: Sequence, num_blocks: int) -> list[Prefix]:
         """Return the prefixes of `sequence`, its first `num_blocks` at least; none without a prefix cache."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.hashing import Digest, Prefix
+from quire.engine.memory.pinned_tails import Tail
 
 
 class PrefixCache:
@@ -93,13 +94,21 @@ class PrefixCache:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Blocks that hold a sequence's first tokens: on the device, and after those in host memory."""
+    """Blocks that hold a sequence's first tokens: on the device, and after those in host memory.
+
+    They are full, but for `tail`, which comes after them.
+    """
 
     device: Sequence[int]
     host: Sequence[int]
+    tail: Tail | None = None
 
     def __len__(self) -> int:
         return len(self.device) + len(self.host)
+
+    def num_tokens(self, block_size: int) -> int:
+        """Return how many tokens need not be computed."""
+        return len(self) * block_size + (0 if self.tail is None else self.tail.num_tokens)
 
     def first(self, count: int) -> Found:
         return Found(self.device[:count], self.host[: max(0, count - len(self.device))])

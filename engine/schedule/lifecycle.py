@@ -112,10 +112,12 @@ def expect_write(state: SchedulerState, sequence: Sequence) -> None:
 
 
 def pin(state: SchedulerState, tokens: list[int]) -> None:
-    """Never evict the full blocks of `tokens`, which are open to all and cached."""
+    """Never evict the blocks of `tokens`, which are open to all and cached."""
     for prefix in state.blocks.open_to_all(tokens):
         block = state.blocks.cache.find(prefix)
         assert block is not None, "a prefix is pinned before it was computed"
+        state.blocks.pool.pin(block)
+    for block in state.blocks.tails.blocks():
         state.blocks.pool.pin(block)
     others = state.blocks.pool.num_blocks - state.blocks.pool.num_pinned
     state.capacity = replace(state.capacity, num_blocks=others)

@@ -281,7 +281,8 @@ class Scheduler:
         if group.queue_seconds is None:
             group.queue_seconds = now - group.request.arrival
             group.cached_tokens = min(int(self.rows.context[first.row]), group.num_prompt - 1)
-            on_device = len(found.device) * self.blocks.block_size
+            block_size = self.blocks.block_size
+            on_device = found.num_tokens(block_size) - len(found.host) * block_size
             group.cached_host_tokens = max(0, group.cached_tokens - on_device)
         group.prefill_queue = list(group.in_cache) if group.forked else group.live[:1]
         self._schedule_prefill(draft, group)
@@ -312,7 +313,7 @@ class Scheduler:
             found = found.first(len(found) - 1)
         if group.prompt_logprobs is not None and group.prompt_logprobs_asked < group.num_prompt:
             return found.first((group.prompt_logprobs_asked - 1) // self.blocks.block_size)
-        return found
+        return self.blocks.with_tail(sequence, found)
 
     def _find_start(self, sequence: Sequence) -> None:
         """Begin a later sequence of a group: it shares the prompt of the first one, and may find more."""
@@ -328,7 +329,7 @@ class Scheduler:
 
     def _attach(self, sequence: Sequence, found: Found) -> None:
         self.blocks.attach(sequence, found)
-        self.rows.context[sequence.row] = len(found) * self.blocks.block_size
+        self.rows.context[sequence.row] = found.num_tokens(self.blocks.block_size)
 
     # -- how many blocks a group is going to need -----------------------------------------------------
 

@@ -143,7 +143,8 @@ def decode_splits(
     lanes = max(16, triton.next_power_of_2(group))
     gpu = gpu_of(q.device)
     if by is None:
-        takes = hopper.supports(gpu, q.dtype, held, head_dim, group) and kv.stride(3) == kv.shape[-1]
+        takes = hopper.supports(gpu, q.dtype, held, head_dim, group, block_size)
+        takes = takes and kv.stride(3) == kv.shape[-1]
         by = DecodeKernel.HOPPER if takes else DecodeKernel.SPLIT
     tiles = decode_tiles(gpu, lanes, dim, q.dtype, held)
     tile = hopper.TILE if by is DecodeKernel.HOPPER else tiles.keys

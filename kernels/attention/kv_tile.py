@@ -14,6 +14,7 @@ from quire.kernels.formats.layer_cache import LayerCache
 # Start of a running maximum: finite, so that "nothing seen yet" minus itself is 0 and not NaN.
 LOWEST = tl.constexpr(-1.0e30)
 LOG2_E = 1.4426950408889634
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # a tile has keys of several blocks, or is a part of one
 
 
 def tile_keys(dim: int, itemsize: int) -> int:
@@ -162,8 +163,8 @@ def check_attention_inputs(q: torch.Tensor, out: torch.Tensor, cache: LayerCache
             f"q has {heads} heads of dim {dim} and the cache {kv_heads} heads of dim {kv_dim}; the dims must "
             "agree and be at most 256, and each kv head must serve the same 1 to 64 query heads"
         )
-    if block_size not in {16, 32, 64, 128}:
-        raise ValueError(f"block size {block_size} is not supported; use 16, 32, 64 or 128")
+    if block_size not in BLOCK_SIZES:
+        raise ValueError(f"block size {block_size} is not supported; use one of {BLOCK_SIZES}")
     if out.shape != q.shape or not out.is_contiguous():
         raise ValueError(f"out must be contiguous and of q's shape {tuple(q.shape)}, is {tuple(out.shape)}")
     if q.stride()[1:] != (dim, 1) or kv.stride(-1) != 1:

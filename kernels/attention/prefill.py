@@ -183,7 +183,9 @@ def prefill(
     group = num_q_heads // num_kv_heads
     numbers = cache.kv if cache.dequantized is None else cache.dequantized
     if by is None:
-        takes = numbers.dtype == q.dtype and hopper.takes_heads(gpu_of(q.device), q.dtype, head_dim, group)
+        takes = numbers.dtype == q.dtype and hopper.takes_heads(
+            gpu_of(q.device), q.dtype, head_dim, group, block_size
+        )
         quick = not layer.window and hopper.prefers(batch.max_query_len, group)
         by = PrefillKernel.HOPPER if takes and quick else PrefillKernel.TRITON
     if by is PrefillKernel.HOPPER:

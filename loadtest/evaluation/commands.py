@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from quire.loadtest.evaluation.admission import admission
 from quire.loadtest.evaluation.block_size import fig18b, fig19
 from quire.loadtest.evaluation.chatbot import fig17
 from quire.loadtest.evaluation.figure import Figure, MadeFigure, markdown_table
@@ -23,7 +24,8 @@ from quire.loadtest.provenance import Provenance
 from quire.loadtest.simulator.step_costs import fit, read_records
 
 SIMULATED: dict[str, Callable[[Setting], Figure]] = {
-    figure.__name__: figure for figure in (fig2, fig12, fig13, fig14, fig15, fig16, fig17, fig18b, fig19)
+    figure.__name__: figure
+    for figure in (fig2, fig12, fig13, fig14, fig15, fig16, fig17, fig18b, fig19, admission)
 }
 REAL: dict[str, Callable[[RealResults], Figure]] = {
     f"{figure.__name__}-real": figure

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.service.config import ServiceConfig
 from quire.service.http.connection import ClientGone, Connection
+from quire.service.http.eager import start_eagerly
 from quire.service.http.protocol import bounded_protocol
 
 CHUNK = {
@@ -52,12 +53,12 @@ class ConnectionResponse(Response):
                 connection.keep_alive()
                 for _ in range(self._tokens or 1):
                     await asyncio.sleep(0)
-                    rest = connection.write_now(EVENT)
+                    rest = start_eagerly(connection.write(EVENT))
                     if rest is not None:
                         await rest
                 if not self._tokens:
                     await asyncio.Event().wait()
-                await connection.finish(DONE)
+                await connection.write(DONE, last=True)
         except ClientGone:
             self._ended.append(time.monotonic())
 

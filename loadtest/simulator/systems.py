@@ -11,6 +11,7 @@ from quire.engine.hashing import BlockHasher
 from quire.engine.schedule.preemption import PreemptionPolicy
 from quire.engine.schedule.scheduler import WATERMARK, Scheduler
 from quire.loadtest.simulator.baselines import Memory, RequestLevel, Reserved, Unreserved
+from quire.loadtest.simulator.paper_admission import PaperAdmission
 from quire.loadtest.simulator.virtual_runner import VOCAB
 
 Kind = Literal["paged", "max", "pow2", "oracle", "request-level"]
@@ -36,6 +37,8 @@ class System:
     prefix_caching: bool = False
     host_slots: int = 0
     preemption: PreemptionMode = "recompute"
+    # New requests come in once all that were preempted are back, or, as in the paper, have completed.
+    admission: Literal["back", "completed"] = "back"
 
     @property
     def name(self) -> str:
@@ -65,7 +68,8 @@ class System:
             max_model_len=self.max_model_len,
             vocab_size=vocab_size,
         )
-        return Scheduler(
+        rule = PaperAdmission if self.admission == "completed" else Scheduler
+        return rule(
             capacity,
             self.max_num_batched_tokens,
             hasher=BlockHasher(self.block_size, seed=0) if paged and self.prefix_caching else None,

@@ -39,6 +39,25 @@ class _VirtualHandle(StepHandle):
         return self._result
 
 
+class CostedRunner(Runner):
+    """A real device that computes all steps, on a virtual clock: time is what its plans should cost."""
+
+    def __init__(self, runner: Runner, costs: StepCosts, clock: VirtualClock) -> None:
+        self.busy_seconds = 0.0
+        self.context = 0  # tokens in the cache, row by row, once the step launched last is done
+        self._runner = runner
+        self._costs = costs
+        self._clock = clock
+        self._free_at = 0.0
+
+    def launch(self, plan: StepPlan) -> StepHandle:
+        seconds = self._costs.of(plan)
+        self._free_at = max(self._free_at, self._clock.now) + seconds
+        self.busy_seconds += seconds
+        self.context = int(plan.context_lens.sum())
+        return _VirtualHandle(self._clock, self._free_at, self._runner.launch(plan).wait())
+
+
 class VirtualRunner(Runner):
     """Runs plans one after another. What it gives depends on request, sample and position only.
 

@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from quire.service.answer.choice import Choice, LogprobEntry
 from quire.service.answer.generation import Generation
-from quire.service.answer.replies import Usage
-from quire.service.api.requests.sampling import UsageInStream
+from quire.service.answer.replies import Usage, UsageInStream
 from quire.service.errors import ApiError
+from quire.service.http.framing import Framing
 
-DONE = b"data: [DONE]\n\n"
+DONE = b"[DONE]"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -30,6 +30,22 @@ def json_string(text: str) -> bytes:
 @lru_cache(maxsize=1 << 16)
 def _short_string(text: str) -> bytes:
     return _encode(text)
+
+
+class EventEncoder(Protocol):
+    """The events of a stream, each framed as a message."""
+
+    def chunk(self, choice: Choice) -> list[bytes]:
+        """Return what has come for `choice` and is not yet sent; nothing if none of it can be shown."""
+        ...
+
+    def end(self) -> list[bytes]:
+        """Return what follows when every choice has finished."""
+        ...
+
+    def failure(self, error: ApiError) -> list[bytes]:
+        """Return what ends a stream that has begun and cannot go on."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -64,6 +80,7 @@ class ChunkEncoder:
         style: ChunkStyle,
         generation: Generation,
         identity: Identity,
+        framing: Framing,
         *,
         usage: UsageInStream,
         logprobs: bool,
@@ -77,18 +94,18 @@ class ChunkEncoder:
         head = _encode(
             {"object": style.object, "id": identity.id, "created": identity.created, "model": identity.model}
         )[:-1]
-        self._head = b"data: " + head + b',"choices":['
-        self._tail = b"]}\n\n" if usage == "nowhere" else b'],"usage":null}\n\n'
+        self._framing = framing
+        self._head = framing.before + head + b',"choices":['
+        self._tail = (b"]}" if usage == "nowhere" else b'],"usage":null}') + framing.after
         self._plain_tail = style.after + b',"logprobs":null,"finish_reason":null}' + self._tail
         self._before: dict[int, bytes] = {}  # by choice, from its first chunk on
         self._groups = {choice.index: group for group in generation.groups for choice in group.choices}
 
-    def chunk(self, choice: Choice) -> bytes:
-        """What has come for `choice` and is not yet sent; empty if nothing can be shown."""
+    def chunk(self, choice: Choice) -> list[bytes]:
         finish = choice.finish_reason
         extras = self._extras
         if not choice.texts and not choice.parts and finish is None and not (extras and choice.tokens):
-            return b""
+            return []
         before = self._before.get(choice.index)
         first = before is None
         if before is None:
@@ -101,7 +118,7 @@ class ChunkEncoder:
             if calls:
                 text = (text if said else b"null") + b',"tool_calls":' + _encode(calls)
         if finish is None and not extras:
-            return before + text + self._plain_tail
+            return [before + text + self._plain_tail]
         parts = [before, text, self._style.after, b',"logprobs":']
         entries = choice.take_logprobs()
         parts.append(_encode(self._style.logprobs(self._generation, entries)) if self._logprobs else b"null")
@@ -115,8 +132,9 @@ class ChunkEncoder:
             parts += [b',"token_ids":', _encode(tokens)]
             if first:
                 parts += [b',"prompt_token_ids":', _encode(self._groups[choice.index].prompt.tokens)]
-        parts += [b"}", _tail_with(self._usage_of(choice)) if self._usage == "each chunk" else self._tail]
-        return b"".join(parts)
+        parts.append(b"}")
+        parts.append(self._tail_with(self._usage_of(choice)) if self._usage == "each chunk" else self._tail)
+        return [b"".join(parts)]
 
     def _usage_of(self, choice: Choice) -> Usage:
         """So far. That of all choices would take longer the more there are, for each of their chunks."""
@@ -128,14 +146,14 @@ class ChunkEncoder:
         self._before[index] = start + self._style.before
         return start + self._style.first
 
-    def end(self) -> bytes:
+    def end(self) -> list[bytes]:
+        done = self._framing.message(DONE)
         if self._usage == "nowhere":
-            return DONE
-        return self._head + _tail_with(self._generation.usage()) + DONE
+            return [done]
+        return [self._head + self._tail_with(self._generation.usage()), done]
 
-    def failure(self, error: ApiError) -> bytes:
-        return error.event()
+    def failure(self, error: ApiError) -> list[bytes]:
+        return [self._framing.message(error.body())]
 
-
-def _tail_with(usage: Usage) -> bytes:
-    return b'],"usage":' + _encode(usage) + b"}\n\n"
+    def _tail_with(self, usage: Usage) -> bytes:
+        return b'],"usage":' + _encode(usage) + b"}" + self._framing.after

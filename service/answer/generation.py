@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quire.engine.errors import EngineDeadError, FieldError
 from quire.engine.messages import FinishReason, Output, SamplingParams, TokenLogprob
+from quire.service.admission import Admission
 from quire.service.answer.choice import Choice, LogprobEntry
 from quire.service.answer.replies import Usage
 from quire.service.engine_client import Engine, RequestStream
-from quire.service.errors import ApiError, bad_value, not_ready
-from quire.service.state import ServerState
+from quire.service.errors import ApiError, not_ready, refused
 from quire.service.text.tools.use import ToolUse
 
 if TYPE_CHECKING:
@@ -56,15 +57,15 @@ class Group:
 
 
 class Generation:
-    """Feeds on the engine's outputs: `advance` (or `listen` and `take`) until `finished`; always `close`.
+    """One request's outputs as they come, from the engine to its choices: `complete` it, and always `close`.
 
-    Raises ApiError from the constructor if a prompt can never fit, and from `advance` if the engine
-    failed, or `fail` was called. Choice `i` is sample `i % n` of prompt `i // n`.
+    Raises ApiError from the constructor if a prompt can never fit. Choice `i` is sample `i % n` of prompt
+    `i // n`.
     """
 
     def __init__(
         self,
-        state: ServerState,
+        admission: Admission,
         engine: Engine,
         tokenizer: Tokenizer,
         prompts: list[Prompt],
@@ -72,8 +73,8 @@ class Generation:
         options: Options,
         cache_salt: str,
     ) -> None:
-        self._state = state
-        self._metrics = state.metrics
+        self._admission = admission
+        self._metrics = admission.metrics
         self.tokenizer = tokenizer
         self.options = options
         self._arrival = time.perf_counter()
@@ -82,24 +83,23 @@ class Generation:
         self._listener: Callable[[], None] | None = None
         self._failed: ApiError | None = None
         self._end_reason: FinishReason = "abort"  # of prompts that are unfinished when it is closed
-        self._arrived = asyncio.Event()
-        self.backlog = 0  # bytes, about, that have come since its user last set this to 0
+        self.backlog = 0  # bytes, about, that have come since their reader last set this to 0
         self.unfinished = len(prompts)
-        state.admit(len(prompts), sum(len(prompt.tokens) for prompt in prompts))
+        admission.waiting.check(len(prompts), sum(len(prompt.tokens) for prompt in prompts))
         try:
             for prompt, sampling in zip(prompts, params, strict=True):
                 self._add(engine, prompt, sampling, cache_salt)
         except BaseException:
             self.close()
             raise
-        state.watchdog.generations.add(self)
+        admission.watchdog.generations.add(self)
 
     def _add(self, engine: Engine, prompt: Prompt, params: SamplingParams, cache_salt: str) -> None:
         try:
             stream = engine.add(prompt.tokens, params, cache_salt)
-        except ValueError as error:
-            raise bad_value("prompt", str(error), "context_length_exceeded") from None
-        except RuntimeError as error:  # EngineDeadError
+        except FieldError as error:
+            raise refused(error) from None
+        except EngineDeadError as error:
             raise not_ready(f"the engine died: {error}") from None
         options, first = self.options, len(self._groups) * params.n
         context = prompt.tokens if options.continues else []
@@ -119,7 +119,7 @@ class Generation:
             for i in range(params.n)
         ]
         self._groups[stream.request_id] = Group(prompt, stream, choices, params.n)
-        self._state.waiting.enter(len(prompt.tokens))
+        self._admission.waiting.enter(len(prompt.tokens))
         stream.listen(self._arrive)
 
     @property
@@ -139,47 +139,42 @@ class Generation:
     def finished(self) -> bool:
         return self.unfinished == 0
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Instead of `advance`: `listener`, which must not raise, is called when there is what to `take`."""
-        self._listener = listener
-        if self._inbox or self._failed is not None:
-            listener()
+    async def complete(self, tell: Callable[[list[Choice]], None] | None = None) -> None:
+        """Take in outputs as they come, until all have, and give `tell` the choices that they were for.
 
-    async def advance(self) -> list[Choice]:
-        """Waits for outputs and takes them in. Returns the choices that they were for."""
-        await self._arrived.wait()
-        return self.take()
-
-    async def complete(self) -> None:
-        """Waits until it has finished; what comes before is taken in, and wakes nobody. Raises as `take`."""
+        That is done where they arrive, so it wakes no task. Raises ApiError if the engine fails, or `fail` is
+        called, and whatever `tell` raises.
+        """
         end = asyncio.get_running_loop().create_future()
 
         def take_in() -> None:
             if end.done():
                 return
             try:
-                self.take()
+                choices = self._take()
+                if tell is not None:
+                    tell(choices)
                 if self.finished:
                     end.set_result(None)
             except Exception as error:
                 end.set_exception(error)
 
-        self.listen(take_in)
+        self._listener = take_in
+        if self._inbox or self._failed is not None:
+            take_in()
         try:
             await end
         finally:
             self._listener = None
 
-    def take(self) -> list[Choice]:
-        """Takes in the outputs that have come. Returns the choices that they were for."""
-        self._arrived.clear()
+    def _take(self) -> list[Choice]:
         if self._failed is not None:
             raise self._failed
         outputs, self._inbox = self._inbox, []
         return self._take_in(outputs)
 
     def fail(self, error: ApiError) -> None:
-        """What is unfinished is aborted, and whoever takes outputs gets `error`."""
+        """Abort what is unfinished, and have `complete` raise `error`."""
         if self.finished or self._failed is not None:
             return
         self._failed = error
@@ -195,8 +190,6 @@ class Generation:
     def _wake(self) -> None:
         if self._listener is not None:
             self._listener()
-        else:
-            self._arrived.set()
 
     def _take_in(self, outputs: list[Output]) -> list[Choice]:
         now = time.perf_counter()
@@ -244,7 +237,7 @@ class Generation:
             choice.last_time = now
             if group.prompt.text is not None:
                 choice.echo(group.prompt.text, self._echo_entries(group))
-        self._state.waiting.start(len(group.prompt.tokens))
+        self._admission.waiting.start(len(group.prompt.tokens))
         metrics = self._metrics
         metrics.prompt_tokens += len(group.prompt.tokens)
         metrics.cached_tokens += output.cached_tokens
@@ -274,8 +267,8 @@ class Generation:
         self._metrics.request_latency.observe(now - self._arrival)
 
     def close(self) -> None:
-        """Aborts what is unfinished. Idempotent."""
-        self._state.watchdog.generations.discard(self)
+        """Abort what is unfinished. Idempotent."""
+        self._admission.watchdog.generations.discard(self)
         for group in self._groups.values():
             if group.unfinished:
                 group.stream.abort()
@@ -283,7 +276,7 @@ class Generation:
                 group.unfinished = 0
             if not group.started:
                 group.started = True
-                self._state.waiting.leave(len(group.prompt.tokens))
+                self._admission.waiting.leave(len(group.prompt.tokens))
 
     def returned(self) -> list[tuple[Group, Choice]]:
         """The choices that the client gets, by index, when all have finished."""

@@ -6,6 +6,10 @@ from typing import Literal
 
 import msgspec
 
+from quire.service.text.tools.calls import ReplyToolCall
+
+UsageInStream = Literal["nowhere", "end", "each chunk"]
+
 
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
@@ -73,17 +77,6 @@ class _Choice(msgspec.Struct, kw_only=True):
 class CompletionChoice(_Choice, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None = None
-
-
-class ReplyFunction(msgspec.Struct, kw_only=True):
-    name: str
-    arguments: str
-
-
-class ReplyToolCall(msgspec.Struct, kw_only=True):
-    id: str
-    type: Literal["function"] = "function"
-    function: ReplyFunction
 
 
 class ReplyMessage(msgspec.Struct):

@@ -4,72 +4,79 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.service.answer.choice import Choice
+from quire.service.answer.encoder import EventEncoder
 from quire.service.answer.generation import Generation
-from quire.service.answer.resumption.endpoint import RecordedResponse
-from quire.service.errors import ApiError, bad_value
-from quire.service.http.codec import JsonResponse, error_response
+from quire.service.answer.outbox import connection_outbox
+from quire.service.config import ServiceConfig
+from quire.service.errors import ApiError
+from quire.service.http.cancellation import Interruptible
+from quire.service.http.codec import JsonResponse
 from quire.service.http.connection import ClientGone, Connection
 from quire.service.http.gate import note_failure
-from quire.service.state import ServerState
 
 log = logging.getLogger("quire.service")
 
 INLINE_LOGPROBS = 1024  # so many are made into a reply in the time of a trip to another thread, or a few
 
 
-class EventEncoder(Protocol):
-    """The events of a stream, as bytes."""
+class AnswerEvents:
+    """The messages of one generation: a Source. They are made when they are taken: what waits is merged."""
 
-    def chunk(self, choice: Choice) -> bytes:
-        """What has come for `choice` and is not yet sent; empty if nothing can be shown."""
-        ...
+    def __init__(self, generation: Generation, encoder: EventEncoder) -> None:
+        self._generation = generation
+        self._encoder = encoder
+        self._choices: dict[int, Choice] = {}  # that have something new
 
-    def end(self) -> bytes:
-        """What follows when every choice has finished."""
-        ...
+    @property
+    def ended(self) -> bool:
+        return self._generation.finished
 
-    def failure(self, error: ApiError) -> bytes:
-        """The last event of a stream that has begun and cannot go on."""
-        ...
+    @property
+    def backlog(self) -> int:
+        return self._generation.backlog
+
+    def add(self, choices: list[Choice]) -> None:
+        self._choices.update({choice.index: choice for choice in choices})
+
+    def take(self) -> list[bytes]:
+        choices, self._choices = self._choices, {}
+        self._generation.backlog = 0
+        messages = [message for choice in choices.values() for message in self._encoder.chunk(choice)]
+        return [*messages, *self._encoder.end()] if self.ended else messages
 
 
-def answer(
-    state: ServerState,
-    request: Request,
-    generation: Generation,
-    *,
-    reply: Callable[[], msgspec.Struct],
-    events: EventEncoder | None,
-) -> Response:
-    """Streams `events`, or without them sends `reply()` at the end; an X-Stream-Id makes a stream resumable.
+async def stream(generation: Generation, encoder: EventEncoder, tell: Callable[[AnswerEvents], None]) -> None:
+    """Have `tell` called whenever there are events to take, until the last. Raises as the generation does."""
+    events = AnswerEvents(generation, encoder)
 
-    Takes over the generation. Raises ApiError if the header cannot be obeyed.
-    """
-    headers = dict(reversed(request.scope["headers"]))  # of doubled ones the first
-    stream_id = headers.get(b"x-stream-id")
+    def add(choices: list[Choice]) -> None:
+        events.add(choices)
+        tell(events)
+
+    await generation.complete(add)
+
+
+async def failure_of(work: Interruptible, steps: Awaitable[None]) -> ApiError | None:
+    """Do the `steps` of `work`. Return how it failed, if there is a client to tell."""
     try:
-        if b"last-event-id" in headers:
-            raise bad_value("last-event-id", "Last-Event-ID belongs to GET /v1/streams/{id}")
-        if stream_id is None:
-            return GenerationResponse(state, generation, reply=reply, events=events)
-        if events is None:
-            raise bad_value("x-stream-id", "X-Stream-Id may only be given with stream: true")
-        recording = state.recordings.start(
-            request.state.tenant, stream_id.decode("latin-1"), generation, events
-        )
-    except ApiError:
-        generation.close()
-        raise
-    return RecordedResponse(state.config, recording)
+        async with work:
+            await steps
+    except ClientGone as gone:
+        log.info("request aborted: %s", gone)
+    except ApiError as error:
+        return error
+    except Exception:
+        log.exception("a request failed")
+        return ApiError(500, "internal error", code="internal_error")
+    return None
 
 
 class GenerationResponse(Response):
@@ -80,121 +87,53 @@ class GenerationResponse(Response):
 
     def __init__(
         self,
-        state: ServerState,
+        config: ServiceConfig,
+        working: set[Interruptible],
+        pool: Executor,
         generation: Generation,
         *,
         reply: Callable[[], msgspec.Struct],
         events: EventEncoder | None,
     ) -> None:
-        self._state = state
+        """It is in `working` for as long as a drain should wait for it; large replies are made in `pool`."""
+        self._config = config
+        self._working = working
+        self._pool = pool
         self._generation = generation
         self._reply = reply
         self._events = events
+        self._made: JsonResponse | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = Connection(scope, send, self._state.config)
-        self._state.generations.add(connection)
-        error = None
+        connection = Connection(scope, send, self._config)
+        self._working.add(connection)
         try:
-            async with connection:
-                if self._events is not None:
-                    await _Stream(self._generation, self._events, self._state).run(connection)
-                    return
-                await self._generation.complete()
-                reply = await self._make_reply()
-        except ClientGone as gone:
-            log.info("request aborted: %s", gone)
-            return
-        except ApiError as failure:
-            error = failure
-        except Exception:
-            log.exception("a request failed")
-            error = ApiError(500, "internal error", code="internal_error")
+            steps = self._make_reply() if self._events is None else self._stream(connection, self._events)
+            error = await failure_of(connection, steps)
         finally:
             self._generation.close()
-            self._state.generations.discard(connection)
-        if error is None:
-            await reply(scope, receive, send)
-            return
-        note_failure(scope, error, self._generation.engine_requests)
-        if connection.started and self._events is not None:
-            await connection.finish_late(self._events.failure(error))
-        else:
-            await error_response(error)(scope, receive, send)
+            self._working.discard(connection)
+        if error is not None:
+            note_failure(scope, error, self._generation.engine_requests)
+            last = self._events.failure(error) if self._events is not None and connection.started else []
+            await connection.fail(error, b"".join(last))
+        elif self._made is not None:
+            await self._made(scope, receive, send)
 
-    async def _make_reply(self) -> JsonResponse:
-        """In another thread, so that streams go on, if it may take long."""
-        if self._generation.options.num_logprobs <= INLINE_LOGPROBS:
-            return JsonResponse(self._reply())
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._state.pool, lambda: JsonResponse(self._reply()))
-
-
-class _Stream:
-    """Chunks as the outputs come, each made and written right where its token arrives: that wakes no task.
-
-    Only a write that the client holds up is waited for. What comes meanwhile is merged, up to a limit.
-    """
-
-    def __init__(self, generation: Generation, events: EventEncoder, state: ServerState) -> None:
-        self._generation = generation
-        self._events = events
-        self._limit = state.config.max_backlog_bytes
-        self._pending: dict[int, Choice] = {}  # choices that have something to send
-        self._write: Coroutine[Any, Any, None] | None = None  # the one that is held up
-        self._ended = False  # the last one has begun
-        self._failure: Exception | None = None
-        self._wake = asyncio.Event()  # there is something to wait for, to raise or to finish
-
-    async def run(self, connection: Connection) -> None:
-        self._connection = connection
+    async def _stream(self, connection: Connection, encoder: EventEncoder) -> None:
         connection.keep_alive()
-        self._generation.listen(self._arrive)
+        outbox = connection_outbox(connection, self._config.max_backlog_bytes)
         try:
-            while not self._ended or self._write is not None or self._failure is not None:
-                await self._wake.wait()
-                self._wake.clear()
-                await self._catch_up()
+            await stream(self._generation, encoder, outbox.put)
+            await outbox.flush()
         finally:
-            self._generation.listen(_ignore)
-            if self._write is not None:
-                self._write.close()
+            outbox.close()
 
-    def _arrive(self) -> None:
-        if self._connection.interrupted:  # the reason is this stream's end
+    async def _make_reply(self) -> None:
+        """In another thread, so that streams go on, if it may take long."""
+        await self._generation.complete()
+        if self._generation.options.num_logprobs <= INLINE_LOGPROBS:
+            self._made = JsonResponse(self._reply())
             return
-        try:
-            choices = self._generation.take()
-            if self._write is None:
-                self._send(choices)
-            else:
-                self._pending.update({choice.index: choice for choice in choices})
-                if self._generation.backlog > self._limit:
-                    self._connection.interrupt(ClientGone(f"more than {self._limit} bytes are left unread"))
-        except Exception as error:
-            self._failure = error
-        if self._failure is not None or self._write is not None or self._generation.finished:
-            self._wake.set()
-
-    def _send(self, choices: Iterable[Choice]) -> None:
-        data = b"".join([self._events.chunk(choice) for choice in choices])
-        if self._generation.finished:
-            self._ended = True
-            self._write = self._connection.finish_now(data + self._events.end())
-        elif data:
-            self._generation.backlog = 0
-            self._write = self._connection.write_now(data)
-
-    async def _catch_up(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        while self._write is not None:
-            await self._write
-            self._write = None
-            if not self._ended:
-                pending, self._pending = self._pending, {}
-                self._send(pending.values())
-
-
-def _ignore() -> None:
-    """What comes after the end of a stream."""
+        loop = asyncio.get_running_loop()
+        self._made = await loop.run_in_executor(self._pool, lambda: JsonResponse(self._reply()))

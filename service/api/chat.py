@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET, json
-from starlette.requests import Request
+from msgspec import json
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from quire.service.answer.choice import Choice, LogprobEntry
 from quire.service.answer.encoder import ChunkEncoder, ChunkStyle, Identity
 from quire.service.answer.generation import Generation, Options, Prompt
-from quire.service.answer.logprobs import MIN_LOGPROB, prompt_logprobs
+from quire.service.answer.logprobs import MIN_LOGPROB
 from quire.service.answer.replies import (
     ChatChoice,
     ChatLogprobs,
@@ -20,7 +20,7 @@ from quire.service.answer.replies import (
     TokenLogprobs,
     TopLogprob,
 )
-from quire.service.answer.stream import answer
+from quire.service.api.answers import Answer, reply_choices
 from quire.service.api.logprob_budget import LogprobBudget
 from quire.service.api.request_params import (
     cache_salt,
@@ -30,8 +30,10 @@ from quire.service.api.request_params import (
     token_budget,
 )
 from quire.service.api.requests.chat import ChatRequest
+from quire.service.api.streams import answer
 from quire.service.errors import bad_value
 from quire.service.http.codec import decode
+from quire.service.http.framing import Framing
 from quire.service.state import ServerState
 from quire.service.text.rendering import render
 from quire.service.text.tools.calls import whole_calls
@@ -101,8 +103,14 @@ def _message(choice: Choice) -> ReplyMessage:
 
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
-    engine, tokenizer, info = state.serving()
+    state.serving()
     body = await decode(request, _decoder)
+    return answer(state, request, await begin(state, request, body), streamed=bool(body.stream))
+
+
+async def begin(state: ServerState, connection: HTTPConnection, body: ChatRequest) -> Answer:
+    """Hand the request to the engine. Raises ApiError."""
+    engine, tokenizer, info = state.serving()
     model = state.check_model(body.model)
     check_sampling(body, info)
     state.admit(1)
@@ -130,30 +138,23 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
         num_logprobs=carried.total(len(tokens), budget),
         tools=tools,
     )
-    salt = cache_salt(request, body.cache_salt)
-    generation = Generation(state, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt)
+    salt = cache_salt(connection, body.cache_salt)
+    generation = Generation(
+        state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt
+    )
     identity = Identity.new("chatcmpl", model)
-    chunks = None
-    if body.stream:
-        chunks = ChunkEncoder(
-            STYLE, generation, identity, usage=body.usage_in_stream, logprobs=bool(body.logprobs)
-        )
+    logprobs, usage = bool(body.logprobs), body.usage_in_stream
 
     def reply() -> ChatReply:
-        of_prompt = prompt_logprobs(generation) if body.prompt_logprobs is not None else {}
         choices = [
             ChatChoice(
-                index=index,
                 message=_message(choice),
-                logprobs=logprobs_of(generation, choice.logprobs) if body.logprobs else None,
-                finish_reason=choice.finish_reason,
-                stop_reason=choice.stop_reason,
-                cumulative_logprob=UNSET if choice.cumulative_logprob is None else choice.cumulative_logprob,
-                token_ids=choice.tokens if body.return_token_ids else UNSET,
-                prompt_token_ids=tokens if body.return_token_ids else UNSET,
-                prompt_logprobs=of_prompt.get(group.stream.request_id, UNSET),
+                logprobs=logprobs_of(generation, choice.logprobs) if logprobs else None,
+                **fields,
             )
-            for index, (group, choice) in enumerate(generation.returned())
+            for _, choice, fields in reply_choices(
+                generation, with_prompt_logprobs=body.prompt_logprobs is not None
+            )
         ]
         return ChatReply(
             id=identity.id,
@@ -163,4 +164,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
             usage=generation.usage(),
         )
 
-    return answer(state, request, generation, reply=reply, events=chunks)
+    def encoder(framing: Framing) -> ChunkEncoder:
+        return ChunkEncoder(STYLE, generation, identity, framing, usage=usage, logprobs=logprobs)
+
+    return Answer(generation, reply, encoder)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from msgspec import UNSET, json, structs
-from starlette.requests import Request
+from msgspec import json, structs
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from quire.service.answer.choice import Choice, LogprobEntry
 from quire.service.answer.encoder import ChunkEncoder, ChunkStyle, Identity
 from quire.service.answer.generation import Generation, Options, Prompt
-from quire.service.answer.logprobs import MIN_LOGPROB, prompt_logprobs
+from quire.service.answer.logprobs import MIN_LOGPROB
 from quire.service.answer.replies import CompletionChoice, CompletionLogprobs, CompletionReply
-from quire.service.answer.stream import answer
+from quire.service.api.answers import Answer, reply_choices
 from quire.service.api.logprob_budget import LogprobBudget
 from quire.service.api.request_params import (
     cache_salt,
@@ -22,8 +22,10 @@ from quire.service.api.request_params import (
     token_budget,
 )
 from quire.service.api.requests.completions import CompletionRequest
+from quire.service.api.streams import answer
 from quire.service.errors import bad_value
 from quire.service.http.codec import decode
+from quire.service.http.framing import Framing
 from quire.service.state import ServerState
 
 DEFAULT_MAX_TOKENS = 16
@@ -99,8 +101,14 @@ async def _read_prompts(state: ServerState, body: CompletionRequest) -> list[Pro
 
 
 async def completions(state: ServerState, request: Request) -> Response:
-    engine, tokenizer, info = state.serving()
+    state.serving()
     body = await decode(request, _decoder)
+    return answer(state, request, await begin(state, request, body), streamed=bool(body.stream))
+
+
+async def begin(state: ServerState, connection: HTTPConnection, body: CompletionRequest) -> Answer:
+    """Hand the request to the engine. Raises ApiError."""
+    engine, tokenizer, info = state.serving()
     model = state.check_model(body.model)
     check_sampling(body, info)
     state.admit(len(body.prompts))
@@ -129,31 +137,24 @@ async def completions(state: ServerState, request: Request) -> Response:
         best=body.ranked,
         num_logprobs=carried.total(num_tokens, most),
     )
-    salt = cache_salt(request, body.cache_salt)
-    generation = Generation(state, engine, tokenizer, prompts, params, options, salt)
+    salt = cache_salt(connection, body.cache_salt)
+    generation = Generation(state.admission, engine, tokenizer, prompts, params, options, salt)
     identity = Identity.new("cmpl", model)
-    chunks = None
-    if body.stream:
-        chunks = ChunkEncoder(STYLE, generation, identity, usage=body.usage_in_stream, logprobs=logprobs)
+    usage = body.usage_in_stream
 
     def reply() -> CompletionReply:
-        of_prompt = prompt_logprobs(generation) if body.prompt_logprobs is not None else {}
         of_echo = echoed_logprobs(generation)
         choices = [
             CompletionChoice(
-                index=index,
                 text=choice.take_text(),
                 logprobs=_of_choice(generation, choice, of_echo.get(group.stream.request_id))
                 if logprobs
                 else None,
-                finish_reason=choice.finish_reason,
-                stop_reason=choice.stop_reason,
-                cumulative_logprob=UNSET if choice.cumulative_logprob is None else choice.cumulative_logprob,
-                token_ids=choice.tokens if body.return_token_ids else UNSET,
-                prompt_token_ids=group.prompt.tokens if body.return_token_ids else UNSET,
-                prompt_logprobs=of_prompt.get(group.stream.request_id, UNSET),
+                **fields,
             )
-            for index, (group, choice) in enumerate(generation.returned())
+            for group, choice, fields in reply_choices(
+                generation, with_prompt_logprobs=body.prompt_logprobs is not None
+            )
         ]
         return CompletionReply(
             id=identity.id,
@@ -163,4 +164,7 @@ async def completions(state: ServerState, request: Request) -> Response:
             usage=generation.usage(),
         )
 
-    return answer(state, request, generation, reply=reply, events=chunks)
+    def encoder(framing: Framing) -> ChunkEncoder:
+        return ChunkEncoder(STYLE, generation, identity, framing, usage=usage, logprobs=logprobs)
+
+    return Answer(generation, reply, encoder)

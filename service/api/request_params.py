@@ -8,9 +8,10 @@ from typing import Protocol
 from starlette.requests import HTTPConnection
 
 from quire.engine.config import EngineInfo
+from quire.engine.errors import FieldError
 from quire.engine.messages import SamplingParams
 from quire.service.api.requests.sampling import SamplingFields
-from quire.service.errors import ApiError, bad_value, no_room
+from quire.service.errors import bad_value, no_room, refused
 from quire.service.state import ServerState
 from quire.service.text.structured import Form
 
@@ -97,11 +98,11 @@ def token_budget(
 
 
 async def checked_grammar(state: ServerState, form_of: Callable[[], Form | None]) -> str:
-    """The grammar that the text must follow, if any. Raises ApiError 400 that names the field."""
+    """Return the grammar that the text must follow, empty if none. Raises ApiError 400."""
     try:
         form = form_of()
-    except ValueError as error:
-        raise named(error) from None
+    except FieldError as error:
+        raise refused(error) from None
     if form is None:
         return ""
     _, tokenizer, info = state.serving()
@@ -112,13 +113,8 @@ async def checked_grammar(state: ServerState, form_of: Callable[[], Form | None]
 def sampling_params(
     body: SamplingFields, max_tokens: int, logprobs: int | None, grammar: str
 ) -> SamplingParams:
-    """Raises ApiError 400 that names the field."""
+    """Return what the engine is asked. Raises ApiError 400."""
     try:
         return body.sampling_params(max_tokens, logprobs, grammar)
-    except ValueError as error:
-        raise named(error) from None
-
-
-def named(error: ValueError) -> ApiError:
-    """The engine's refusals begin with the field's name."""
-    return bad_value(str(error).split(" ", 1)[0].rstrip(":"), str(error))
+    except FieldError as error:
+        raise refused(error) from None

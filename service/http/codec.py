@@ -9,7 +9,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.service.errors import ApiError, bad_value
+from quire.engine.errors import FieldError
+from quire.service.errors import ApiError, bad_value, refused
 from quire.service.http.alternatives import alternatives
 from quire.service.json_fields import MAX_PROMPT_TOKENS
 
@@ -49,7 +50,7 @@ def parse(data: bytes | str, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decode_body(data, decoder)
     except msgspec.ValidationError as error:
-        raise _bad_field(str(error), decoder.type) from None
+        raise _bad_field(error, decoder.type) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise bad_value(None, f"this is not valid JSON: {error}", "invalid_json") from None
 
@@ -75,8 +76,9 @@ def _without_nulls(data: bytes | str) -> bytes:
     return msgspec.json.encode(body)
 
 
-def _bad_field(message: str, kind: object) -> ApiError:
-    """msgspec says `... - at `$.a[0].b``; name the field there, or what is unknown or missing in it."""
+def _bad_field(error: msgspec.ValidationError, kind: object) -> ApiError:
+    """Name the field at fault, or what is unknown or missing in it: msgspec says `... - at `$.a[0].b``."""
+    message = str(error)
     found = _PATH.search(message)
     path = found.group(1) if found else ""
     named = _NAMED.search(message)
@@ -90,5 +92,5 @@ def _bad_field(message: str, kind: object) -> ApiError:
         allowed = alternatives(kind, path) if message.startswith("Invalid") else []
         hint = f"; strings allowed here: {', '.join(map(repr, allowed))}" if allowed else ""
         return bad_value(path, f"{path}: {message}{hint}")
-    first = message.split(" ", 1)[0]  # our own checks begin with the field's name, msgspec's with a capital
-    return bad_value(first if first.islower() else None, message)
+    own = error.__cause__  # a check of ours
+    return refused(own) if isinstance(own, FieldError) else bad_value(None, message)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Self
 
-from starlette.types import Scope, Send
+from starlette.types import Message, Scope, Send
 
 from quire.service.config import ServiceConfig
+from quire.service.errors import ApiError
 from quire.service.http.cancellation import Interruptible
-from quire.service.http.eager import start_eagerly
+from quire.service.http.codec import error_response
 
 SSE_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -27,7 +28,7 @@ class ClientGone(Exception):
 
 
 class Connection(Interruptible):
-    """Use with `async with`, in the task that answers.
+    """One exchange. Use with `async with`, in the task that answers.
 
     When the client leaves, or `interrupt` is called, the block is left by cancellation, which this turns into
     ClientGone or the given error. An own response instead of sse-starlette's: that one runs a generator and
@@ -40,6 +41,7 @@ class Connection(Interruptible):
         super().__init__()
         self._abort: Callable[[], None] = scope["state"]["abort"]
         self._gone: asyncio.Future[None] = scope["state"]["gone"]
+        self._scope = scope
         self._send = send
         self._config = config
         self._tick_seconds = min(_TICK, config.keep_alive / 2)
@@ -51,15 +53,14 @@ class Connection(Interruptible):
         self.started = False  # the headers are out
         self._finished = False  # and all of the body
 
-    async def __aenter__(self) -> Connection:
-        self.begin()
+    async def __aenter__(self) -> Self:
         self._gone.add_done_callback(self._leave)
-        return self
+        return await super().__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        reason = self.end(error)
+        reason = self._end_work(error)
         self._gone.remove_done_callback(self._leave)
         if self._timer is not None:
             self._timer.cancel()
@@ -79,12 +80,12 @@ class Connection(Interruptible):
         self.interrupt(ClientGone("the client closed the connection"))
 
     def interrupt(self, reason: Exception) -> None:
-        """Of a body that is out nothing: the task is about to end in order."""
+        """End the exchange, unless its body is out: then the task is about to end in order."""
         if not self._finished:
             super().interrupt(reason)
 
     def keep_alive(self) -> None:
-        """From now on this is a stream: comments go out when it is idle."""
+        """Make this a stream: from now on comments go out when it is idle."""
         self._timer = self._loop.call_later(self._tick_seconds, self._tick)
 
     def _tick(self) -> None:
@@ -92,32 +93,17 @@ class Connection(Interruptible):
             self._comment = self._loop.create_task(self._write_comment())
         self._timer = self._loop.call_later(self._tick_seconds, self._tick)
 
-    def write_now(self, data: bytes) -> Coroutine[Any, Any, None] | None:
-        """As `write`, without a task; what a slow client leaves of it is to be awaited."""
-        return start_eagerly(self.write(data))
-
-    def finish_now(self, data: bytes) -> Coroutine[Any, Any, None] | None:
-        """As `finish`, without a task; what a slow client leaves of it is to be awaited."""
-        return start_eagerly(self.finish(data))
-
-    async def write(self, data: bytes) -> None:
-        """A piece of the event stream; the headers go first."""
-        await self._write(data, more=True)
-
-    async def finish(self, data: bytes = b"") -> None:
-        """The last piece."""
-        await self._write(data, more=False)
-        self._finished = True
-
-    async def _write(self, data: bytes, *, more: bool) -> None:
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Write a piece of the event stream, or the last one; the headers go first."""
         if self._comment is not None:
             await self._comment
             self._comment = None
         self._sending, self._last_write = True, self._loop.time()
         if not self.started:
             await self._start()
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
         self._sending = False
+        self._finished = last
 
     async def _start(self) -> None:
         await self._send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
@@ -130,10 +116,20 @@ class Connection(Interruptible):
         await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
         self._sending = False
 
-    async def finish_late(self, data: bytes) -> None:
-        """The one event that ends a failed stream, outside the block. The client has little time for it."""
+    async def fail(self, error: ApiError, last: bytes) -> None:
+        """Tell the client of `error`, outside the block: by the piece `last` if the stream has begun.
+
+        The client has little time for that piece.
+        """
+        if not self.started:
+            await error_response(error)(self._scope, _no_body, self._send)
+            return
         try:
             async with asyncio.timeout(self._config.terminal_timeout):
-                await self._send({"type": "http.response.body", "body": data, "more_body": False})
+                await self._send({"type": "http.response.body", "body": last, "more_body": False})
         except TimeoutError:
             await self._abort_transport()
+
+
+async def _no_body() -> Message:
+    raise AssertionError("an error's answer asks for no body")

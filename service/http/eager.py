@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Coroutine, Generator
 from functools import partial
 from typing import Any
 
 
-def start_eagerly(coroutine: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | None:
-    """Run `coroutine` up to its first wait. None: it has ended; else its rest, which is to be awaited.
+def start_eagerly(coroutine: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
+    """Run `coroutine` up to its first wait. Return its rest, which is to be awaited, or None if it has ended.
 
     What an eager task of Python 3.12 does, but that no task is made of what need not wait.
     """
@@ -17,11 +17,7 @@ def start_eagerly(coroutine: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, N
         awaited = coroutine.send(None)
     except StopIteration:
         return None
-    return _finish(coroutine, awaited)
-
-
-async def _finish(coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
-    await _rest(coroutine, awaited)
+    return _rest(coroutine, awaited)
 
 
 @types.coroutine

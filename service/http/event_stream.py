@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError, not_ready
 from quire.service.http.cancellation import Stoppable
+from quire.service.http.framing import SSE
 
 
 class EventStream(EventSourceResponse):
@@ -82,10 +83,10 @@ class EventStream(EventSourceResponse):
                     event.cancel()
                 if event.result() is None:
                     return
-                yield b"data: " + msgspec.json.encode(event.result()) + b"\n\n"
+                yield SSE.message(msgspec.json.encode(event.result()))
         except ApiError as error:
             if not self._started:
                 raise
-            yield error.event()
+            yield SSE.message(error.body())
         finally:
             stopped.cancel()

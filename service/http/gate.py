@@ -16,8 +16,8 @@ from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError
 from quire.service.http.body import Bodies, Body, too_large
 from quire.service.http.codec import error_response
-from quire.service.http.cors import is_allowed
 from quire.service.keys import Key, KeyRing
+from quire.service.origins import is_allowed
 
 log = logging.getLogger("quire.service.request")
 

@@ -9,11 +9,9 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.service.state import ServerState
-
 PAGE = Path(__file__).parents[1] / "page"
 
-Serve = Callable[[ServerState, Request], Awaitable[Response]]
+Serve = Callable[[object, Request], Awaitable[Response]]
 
 _HEADERS = {
     "content-security-policy": (
@@ -41,7 +39,7 @@ def _serve(file: Path) -> Serve:
     content = file.read_bytes()
     kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
 
-    async def serve(state: ServerState, request: Request) -> Response:
+    async def serve(state: object, request: Request) -> Response:
         return Response(content, headers=_HEADERS, media_type=kind)
 
     return serve

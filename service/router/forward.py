@@ -14,8 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from quire.engine.hashing import Digest
 from quire.service.errors import ApiError, not_ready
-from quire.service.http.codec import error_response
 from quire.service.http.connection import ClientGone, Connection
+from quire.service.http.framing import SSE
 from quire.service.router.events import whole_events
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.held import Share, read_body
@@ -89,10 +89,7 @@ class _Exchange:
             log.info("request aborted: %s", gone)
         except ApiError as error:
             self._state.metrics.failures["during" if connection.started else "before"] += 1
-            if connection.started:
-                await connection.finish_late(error.event())
-            else:
-                reply = error_response(error)
+            await connection.fail(error, SSE.message(error.body()))
         finally:
             self._state.generations.discard(connection)
         if reply is not None:
@@ -223,7 +220,7 @@ class _Exchange:
             await connection.write(events)
             self._drop_body()
             self._compare(placement, events)
-        await connection.finish()
+        await connection.write(b"", last=True)
 
     async def _whole(self, answer: aiohttp.ClientResponse) -> bytes:
         """Raises ApiError 429 if it is too much beside all others."""

@@ -102,7 +102,7 @@ class _Passage(Interruptible):
         self._state.streams.add(self)
         code, ends = GOING_AWAY, []
         try:
-            with self.working():
+            async with self:
                 code = await self._pass()
         except ApiError as reason:
             ends = self._responses.fail(reason)

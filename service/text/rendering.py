@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quire.service.api.requests.chat import TemplateArguments
+import msgspec
+
 from quire.service.errors import TemplateError, bad_value
 from quire.service.text.template_renderer import TemplateRenderer
 
@@ -12,6 +13,12 @@ if TYPE_CHECKING:
     from quire.service.text.tokenizer import Tokenizer
 
 TemplateMessage = dict[str, Any]  # role, content and so on, in plain types, as templates expect it
+
+
+class TemplateArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The template variables that a client may set."""
+
+    enable_thinking: bool | None = None
 
 
 async def render(

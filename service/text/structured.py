@@ -8,6 +8,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from quire.engine.errors import FieldError
+
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 64
 
@@ -81,7 +83,7 @@ class Form(NamedTuple):
 
 
 def json_form(field: str, asked: ResponseFormat | FlatFormat | None) -> Form | None:
-    """Raises ValueError that names `field`."""
+    """Return what the text must be. Raises FieldError."""
     if asked is None or isinstance(asked, TextFormat):
         return None
     schema: dict[str, Any] = {"type": "object"}
@@ -92,7 +94,7 @@ def json_form(field: str, asked: ResponseFormat | FlatFormat | None) -> Form | N
     try:
         return Form(field, json_grammar(schema))
     except ValueError as error:
-        raise ValueError(f"{field}: {error}") from None
+        raise FieldError(field, f"{field}: {error}") from None
 
 
 def json_grammar(schema: dict[str, Any]) -> str:

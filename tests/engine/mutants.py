@@ -132,6 +132,25 @@ MUTANTS = [
         "self.pool.count(block) == 1 and",
         "self.pool.count(block) <= 2 and",
     ),
+    Mutant("a pinned tail is written", "memory.manager", " and block not in self.tails and", " and"),
+    Mutant(
+        "a prompt that ends in a pinned tail has no token left to compute",
+        "memory.manager",
+        "sequence.tokens[num_blocks * self.block_size : -1]",
+        "sequence.tokens[num_blocks * self.block_size :]",
+    ),
+    Mutant(
+        "a pinned tail is shared by those whose tokens differ",
+        "memory.pinned_tails",
+        "int(differs[0]) if len(differs) else most",
+        "most",
+    ),
+    Mutant(
+        "a pinned tail stands for its tokens after any others",
+        "memory.pinned_tails",
+        "self._after.get(before, ())",
+        "[tail for tails in self._after.values() for tail in tails]",
+    ),
     Mutant("a findable block is written", "memory.manager", " and block not in self.cache\n", "\n"),
     Mutant(
         "the source of a copy is not held",

@@ -54,9 +54,11 @@ class CheckedScheduler(Scheduler):
     """A scheduler whose guarantees are asserted in each step."""
 
     computing_hits = 0
+    tail_hits = 0
 
     def _attach(self, sequence: Sequence, found: Found) -> None:
         self.computing_hits += sum(not self.blocks.pool.is_kept(block) for block in found.device)
+        self.tail_hits += found.tail is not None
         super()._attach(sequence, found)
 
     def _find(self, sequence: Sequence) -> Found:
@@ -267,7 +269,7 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
     )
     scheduler = core.scheduler
     if caching and seed % 5 == 3 and num_blocks * block_size >= 16:
-        pin_prefixes(core, [COMMON[:8]])
+        pin_prefixes(core, [COMMON[: 8 if seed % 2 else 5]])  # whole blocks, or one that is not full
     coming = [random_request(rng, i, rng.choice([4, 12, 24]), max_num_seqs) for i in range(12)]
     coming.reverse()
     alive: dict[int, Request] = {}
@@ -315,5 +317,6 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
     done["pinned"] = scheduler.blocks.pool.num_pinned
     assert isinstance(scheduler, CheckedScheduler)
     done["computing"] = scheduler.computing_hits
+    done["tails"] = scheduler.tail_hits
     done["evictions"] = scheduler.blocks.pool.evictions
     return done

@@ -23,11 +23,11 @@ from tests.kernels.gpus import GPUS
 BF16 = torch.bfloat16
 
 
-def held_by(model: ModelConfig, dtype: torch.dtype, gpu: Gpu) -> KVFormat:
+def held_by(model: ModelConfig, dtype: torch.dtype, gpu: Gpu, block_size: int = 16) -> KVFormat:
     """What auto has keys and values held as, after a look at `model`."""
     auto, own = EngineConfig(model="any"), EngineConfig(model="any", kv_cache_dtype="model")
-    assert named_format(own.kv_cache_dtype, model, dtype, gpu) == UNSCALED[dtype]
-    return named_format(auto.kv_cache_dtype, model, dtype, gpu)
+    assert named_format(own.kv_cache_dtype, model, dtype, gpu, block_size) == UNSCALED[dtype]
+    return named_format(auto.kv_cache_dtype, model, dtype, gpu, block_size)
 
 
 @pytest.fixture
@@ -63,6 +63,13 @@ def test_on_hopper_bfloat16_is_held_in_fp12(model: ModelConfig, changes: dict[st
 )
 def test_models_that_it_does_not_suit_keep_their_type(model: ModelConfig, changes: dict[str, Any]) -> None:
     assert held_by(replace(model, **changes), BF16, GPUS[90]) == UNSCALED[BF16]
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4, 8])
+def test_blocks_that_hoppers_kernels_do_not_take_keep_the_models_type(
+    model: ModelConfig, block_size: int
+) -> None:
+    assert held_by(model, BF16, GPUS[90], block_size) == UNSCALED[BF16]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

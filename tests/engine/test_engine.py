@@ -13,9 +13,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from quire.engine.client import AsyncEngine, EngineDeadError
+from quire.engine.client import AsyncEngine
 from quire.engine.config import EngineConfig, StepStats
 from quire.engine.core import EngineCore
+from quire.engine.errors import EngineDeadError
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.startup import start_engine

@@ -70,7 +70,7 @@ def mutated(mutant: Mutant) -> Iterator[None]:
 
 
 def examples() -> None:
-    for file in ("test_prefix_sharing", "test_block_manager"):
+    for file in ("test_prefix_sharing", "test_block_manager", "test_pinned_tails"):
         module = importlib.import_module(f"tests.engine.{file}")
         for name, test in vars(module).items():
             if name.startswith("test_"):

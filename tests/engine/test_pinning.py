@@ -6,10 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import LlamaForCausalLM
 
 from quire.engine.config import EngineConfig
 from quire.engine.core import EngineCore
+from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.pinned_prefixes import pin_prefixes
 from quire.engine.schedule.invariants import check_scheduler
@@ -17,7 +19,7 @@ from quire.engine.startup import start_engine
 
 SIZE = 16
 RNG = random.Random(4)
-SYSTEM = [RNG.randrange(2, 199) for _ in range(3 * SIZE + 5)]  # three whole blocks
+SYSTEM = [RNG.randrange(2, 199) for _ in range(3 * SIZE + 5)]  # three whole blocks, and five tokens of one
 LONGER = SYSTEM[: 2 * SIZE] + [RNG.randrange(2, 199) for _ in range(2 * SIZE)]  # shares two of its four
 
 
@@ -58,7 +60,7 @@ def prompts() -> list[list[int]]:
     return [SYSTEM + tail, LONGER + tail, SYSTEM[: 3 * SIZE], SYSTEM[:SIZE] + tail, tail]
 
 
-FOUND = [3 * SIZE, 4 * SIZE, 3 * SIZE - 1, SIZE, 0]  # of a prompt found whole the last token is computed
+FOUND = [3 * SIZE + 5, 4 * SIZE, 3 * SIZE - 1, SIZE, 0]  # of a prompt found whole the last token is computed
 
 
 @pytest.mark.parametrize("swap_space", [0, 1])
@@ -67,8 +69,8 @@ def test_every_tenant_finds_them_whatever_came_in_between(
 ) -> None:
     expected = [tokens for tokens, _ in run(make_core(llama[0], 64), prompts(), "")]
     core = make_core(llama[0], 20, swap_space=swap_space)
-    assert pin_prefixes(core, [SYSTEM, LONGER, SYSTEM]) == 5
-    assert (core.stats.active_blocks, core.stats.cached_blocks, core.stats.free_blocks) == (0, 5, 15)
+    assert pin_prefixes(core, [SYSTEM, LONGER, SYSTEM]) == 6
+    assert (core.stats.active_blocks, core.stats.cached_blocks, core.stats.free_blocks) == (0, 6, 14)
     rng = random.Random(6)
     for tenant in ("one", "two", ""):
         for i, prompt in enumerate(prompts()):  # one by one: what others of the tenant compute is found too
@@ -92,19 +94,95 @@ def test_no_request_is_let_in_that_needs_their_blocks(llama: tuple[Path, LlamaFo
     core = make_core(llama[0], 10)
     pin_prefixes(core, [SYSTEM])
     params = SamplingParams(max_tokens=1)
-    with pytest.raises(ValueError, match=r"up to 8 KV blocks.* there are only 7"):
-        core.add(Request(0, [5] * (7 * SIZE + 1), params))
-    core.add(Request(0, [5] * (7 * SIZE), params))
+    with pytest.raises(ValueError, match=r"up to 7 KV blocks.* there are only 6"):
+        core.add(Request(0, [5] * (6 * SIZE + 1), params))
+    core.add(Request(0, [5] * (6 * SIZE), params))
 
 
-def test_too_many_too_short_or_no_cache_are_refused_with_the_numbers(
+def test_too_many_empty_ones_or_no_cache_are_refused_with_the_numbers(
     llama: tuple[Path, LlamaForCausalLM],
 ) -> None:
     core = make_core(llama[0], 9)
-    with pytest.raises(ValueError, match="needs 5 KV blocks of 16 tokens, but at most 4 of the 9"):
+    with pytest.raises(ValueError, match="needs 6 KV blocks of 16 tokens, but at most 4 of the 9"):
         pin_prefixes(core, [SYSTEM, LONGER])
-    with pytest.raises(ValueError, match=r"prefix 2 of --pin-prefix has 15 tokens.*at least 16"):
-        pin_prefixes(core, [SYSTEM, [5] * 15])
+    with pytest.raises(ValueError, match=r"prefix 2 of --pin-prefix has no tokens"):
+        pin_prefixes(core, [SYSTEM, []])
     assert not core.has_work and core.stats.cached_blocks == 0
     with pytest.raises(ValueError, match="--no-enable-prefix-caching"):
         pin_prefixes(make_core(llama[0], 9, enable_prefix_caching=False), [SYSTEM])
+
+
+def test_the_last_block_is_shared_as_far_as_it_agrees_and_never_written(
+    llama: tuple[Path, LlamaForCausalLM],
+) -> None:
+    """Nobody changes it: whoever goes on behind it, or leaves it midway, writes to a copy."""
+    rng = random.Random(7)
+    alone = make_core(llama[0], 64)
+    core = make_core(llama[0], 64)
+    pin_prefixes(core, [SYSTEM])
+    (block,) = core.scheduler.blocks.tails.blocks()
+    runner = core.runner
+    assert isinstance(runner, ModelRunner)
+    content = runner.cache.blocks[block].clone()
+    for common in (5, 5, 3, 1, 0):
+        prompt = SYSTEM[: 3 * SIZE + common] + [(SYSTEM[3 * SIZE] + 1) % 199] * (not common)
+        prompt += [rng.randrange(2, 199) for _ in range(3)] if common else []
+        before = core.scheduler.blocks.copies_on_write
+        ((tokens, cached),) = run(core, [prompt], f"{common} {len(prompt)}")
+        assert tokens == run(alone, [prompt], "")[0][0]
+        assert cached >= 3 * SIZE + common and (cached == 3 * SIZE + common or common < 5)
+        assert core.scheduler.blocks.copies_on_write == before + (cached > 3 * SIZE)
+        assert torch.equal(runner.cache.blocks[block, :], content)
+    assert core.scheduler.blocks.pool.is_pinned(block)
+
+
+def test_a_prompt_that_ends_in_it_computes_its_last_token(llama: tuple[Path, LlamaForCausalLM]) -> None:
+    core = make_core(llama[0], 64)
+    expected = [tokens for tokens, _ in run(core, [SYSTEM, SYSTEM[:-2], SYSTEM[: 3 * SIZE + 1]], "")]
+    core = make_core(llama[0], 64)
+    pin_prefixes(core, [SYSTEM])
+    for prompt, tokens in zip((SYSTEM, SYSTEM[:-2], SYSTEM[: 3 * SIZE + 1]), expected, strict=True):
+        assert run(core, [prompt], "") == [(tokens, len(prompt) - 1)]
+
+
+def test_a_prefix_of_less_than_a_block_is_shared_by_all_tenants(llama: tuple[Path, LlamaForCausalLM]) -> None:
+    short = SYSTEM[: SIZE - 1]
+    prompt = [*short, 7, 8, 9]
+    expected = run(make_core(llama[0], 64), [prompt], "")[0][0]
+    core = make_core(llama[0], 20)
+    assert pin_prefixes(core, [short]) == 1
+    for tenant in ("one", "two", ""):
+        flood = [[(17 * i + 5 * j) % 197 + 2 for j in range(4 * SIZE)] for i in range(8)]
+        run(core, flood, "flood")
+        assert run(core, [prompt], tenant) == [(expected, SIZE - 1)]
+
+
+@pytest.mark.parametrize(
+    "params", [{"n": 2, "temperature": 1.0}, {"beam_width": 2, "n": 2, "temperature": 0.0}]
+)
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_samples_and_beams_go_on_from_it_whatever_becomes_of_them(
+    llama: tuple[Path, LlamaForCausalLM], params: dict[str, object], mode: str
+) -> None:
+    """Forked behind it, preempted and back: the tokens are those of an engine without pinned prefixes."""
+
+    def answers(core: EngineCore) -> dict[tuple[int, int], list[int]]:
+        for i in range(4):
+            settings = SamplingParams(max_tokens=40, ignore_eos=True, seed=i, **params)
+            core.add(Request(i, [*SYSTEM, 20 + i, 30 + i], settings))
+        got: dict[tuple[int, int], list[int]] = {}
+        while core.has_work:
+            for output in core.step():
+                got.setdefault((output.request_id, output.index), []).extend(output.tokens)
+            check_scheduler(core.scheduler.state)
+        return got
+
+    expected = answers(make_core(llama[0], 64, enable_prefix_caching=False, swap_space=0))
+    core = make_core(llama[0], 13, preemption_mode=mode, swap_space=1)  # nine beside what is pinned
+    pin_prefixes(core, [SYSTEM])
+    assert answers(core) == expected
+    stats = core.stats
+    assert (stats.preemptions_recompute > 0, stats.preemptions_swap > 0) == (
+        mode == "recompute",
+        mode == "swap",
+    )

@@ -18,6 +18,7 @@ from quire.engine.device.kv_cache import KVCache, bytes_per_block, touched
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.config import ModelConfig
 from quire.engine.schedule.invariants import check_scheduler
+from quire.kernels.formats.kv_format import UNSCALED
 from quire.kernels.pointwise.block_copy import copy_blocks_reference
 from tests.engine.oracle import OracleHandle, OracleRunner, expected_tokens
 from tests.engine.simulation import make_core
@@ -104,11 +105,11 @@ def test_host_memory_is_touched_by_all_processors(monkeypatch: pytest.MonkeyPatc
 
 def test_blocks_that_follow_each_other_are_copied_together(model_folder: Callable[[str], Path]) -> None:
     config = ModelConfig.from_folder(model_folder("qwen3"))
-    cache = KVCache(config, 40, 4, torch.float32, torch.device("cpu"), copy_blocks_reference)
+    cache = KVCache(config, 40, 4, UNSCALED[torch.float32], torch.device("cpu"), copy_blocks_reference)
     cache.add_host_tier(40)
     assert cache.host is not None
     rng = random.Random(5)
-    width = bytes_per_block(config, 4, torch.float32)
+    width = bytes_per_block(config, 4, UNSCALED[torch.float32])
     for count in (0, 1, 2, 7, 20):
         starts = rng.sample(range(0, 40, 2), count)
         pairs = [
@@ -135,7 +136,7 @@ def test_blocks_that_follow_each_other_are_copied_together(model_folder: Callabl
 def test_host_blocks_are_pinned_while_the_cache_is_there(model_folder: Callable[[str], Path]) -> None:
     config = ModelConfig.from_folder(model_folder("qwen3"))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    cache = KVCache(config, 5, 16, torch.float32, device, copy_blocks_reference)
+    cache = KVCache(config, 5, 16, UNSCALED[torch.float32], device, copy_blocks_reference)
     cache.add_host_tier(3)
     host = cache.host
     assert host is not None and len(host) == 3

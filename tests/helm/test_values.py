@@ -62,6 +62,14 @@ def test_defaults_and_schema_name_the_same_values() -> None:
     jsonschema.validate(DEFAULTS, SCHEMA)
 
 
+def test_every_value_of_the_engine_has_a_comment() -> None:
+    """On its line, or above it."""
+    text = (CHART / "values.yaml").read_text(encoding="utf-8")
+    lines = text.split("\nengine:\n")[1].split("\n\n")[0].splitlines()
+    for above, line in zip(["", *lines], lines, strict=False):
+        assert "#" in line or above.lstrip().startswith("#"), line
+
+
 def test_choices_are_those_of_the_flags() -> None:
     hints = get_type_hints(EngineConfig)
     settings = {"device": "device", "dtype": "dtype", "kv_cache_dtype": "kvCacheDtype"}

@@ -39,8 +39,10 @@ SHAPES = [
     (2, 1, 64, 16, 64, True, True),
     (15, 1, 128, 16, 0, True, True),
     (1, 1, 128, 32, 0, True, True),
+    (2, 2, 64, 1, 0, True, True),
+    (4, 1, 128, 4, 20, True, False),
 ]
-SPLITS = [[None, 1], [3, 16], [8], [2, None], [1, 3], [16], [2], [1], [2]]
+SPLITS = [[None, 1], [3, 16], [8], [2, None], [1, 3], [16], [2], [1], [2], [None], [3]]
 
 
 def attending(qkv, batch, layer, cache, outputs: int, *, fused: bool) -> Attending:

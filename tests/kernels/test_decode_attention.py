@@ -41,9 +41,13 @@ SHAPES = [
     (8, 1, 64, 16, 1),
     (4, 2, 64, 32, 20),
     (2, 1, 64, 16, 64),
+    (4, 2, 64, 1, 0),
+    (4, 1, 128, 2, 0),
+    (7, 1, 96, 4, 20),
+    (8, 1, 64, 8, 0),
 ]
 # Splits for each shape: as planned, one, fewer than tiles, as many, more.
-SPLITS = [[None, 1], [3], [8], [2, None], [1, 3], [8], [2]]
+SPLITS = [[None, 1], [3], [8], [2, None], [1, 3], [8], [2], [None, 2], [1], [3], [8]]
 
 
 def lengths_around(block_size: int) -> list[int]:
@@ -334,7 +338,7 @@ def test_many_rows(
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
     workspace = poisoned_workspace(len(lengths), 4, 128, device)
     called = Mock(side_effect=hopper_decode)
-    monkeypatch.setattr("quire.kernels.attention.decode.hopper_decode", called)
+    monkeypatch.setattr("quire.kernels.attention.hopper_decode.decode.hopper_decode", called)
     batch = paged.decodes(any_order(len(lengths), device), workspace)
     decode(q, out, batch, attention_layer(4, 2, 128, window), cache, mode, splits=1)
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)

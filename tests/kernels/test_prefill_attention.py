@@ -38,6 +38,10 @@ CASES = [
     (1, 1, 64, 64, 0, LONGER),
     (2, 1, 128, 16, 0, LONGER),
     (2, 1, 128, 128, 0, LONGER),
+    (2, 2, 64, 1, 0, SHORT),
+    (4, 1, 128, 2, 0, RAGGED),
+    (7, 1, 96, 4, 20, SHORT),
+    (8, 1, 64, 8, 0, RAGGED),
 ]
 UNTOUCHED = 7.0  # what `out` holds where nothing is to be written
 BESIDE = [(0, 3), (70, 0)]  # tokens before and after

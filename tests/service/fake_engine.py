@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from quire.engine.client import EngineDeadError
 from quire.engine.config import EngineInfo, Progress, RegistryReport, StepStats
+from quire.engine.errors import EngineDeadError
 from quire.engine.messages import FinishReason, Output, Request, SamplingParams, TokenLogprob
 from quire.service.text.tokenizer import Tokenizer
 

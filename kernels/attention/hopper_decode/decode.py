@@ -51,6 +51,7 @@ from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import Gpu, gpu_of
 
 TILE = 64  # keys
+LEAST_BLOCK = 16  # tokens: no smaller blocks were tried; the plain kernel takes those
 # A stage is filled again as soon as it has been read. Of 256 rows of 1,024 keys 2, 3, 4 stages bring 3.00,
 # 2.96, 2.89 TB/s on an H100.
 STAGES = 2
@@ -295,21 +296,30 @@ def _kernel(
         _end_after_the_kernel_ahead()
 
 
-def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> bool:
-    """Tell whether `hopper_decode` takes `group` query heads of dtype for each kv head.
+def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int, block_size: int) -> bool:
+    """Tell whether `hopper_decode` takes `group` query heads of dtype for each kv head, and such blocks.
 
-    It wants dependent launches, 16-bit numbers, and heads of 64 or 128 in groups of fewer than 16.
+    It wants dependent launches, 16-bit numbers, heads of 64 or 128 in groups of fewer than 16, and blocks of
+    16 or more.
     """
-    return gpu.has_dependent_launch and dtype.itemsize == 2 and head_dim in (64, 128) and group < LANES.value
+    return (
+        gpu.has_dependent_launch
+        and dtype.itemsize == 2
+        and head_dim in (64, 128)
+        and group < LANES.value
+        and block_size >= LEAST_BLOCK
+    )
 
 
-def supports(gpu: Gpu, dtype: torch.dtype, held: KVFormat, head_dim: int, group: int) -> bool:
+def supports(
+    gpu: Gpu, dtype: torch.dtype, held: KVFormat, head_dim: int, group: int, block_size: int
+) -> bool:
     """Tell whether `hopper_decode` takes such query heads, as `takes_heads`, and a cache.
 
     Both are of one type, or the heads in bf16 and the cache of planes.
     """
     alike = held.dtype == dtype or (dtype == torch.bfloat16 and held.planes > 0)
-    return alike and takes_heads(gpu, dtype, head_dim, group)
+    return alike and takes_heads(gpu, dtype, head_dim, group, block_size)
 
 
 def hopper_decode(

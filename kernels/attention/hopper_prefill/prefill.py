@@ -27,6 +27,7 @@ from quire.kernels.formats.kv_format import FP12, KVFormat
 from quire.kernels.gpu import Gpu, gpu_of
 
 MOST_STAGED = 256  # keys in shared memory at a time
+LEAST_BLOCK = 16  # tokens: a copy engine brings the keys of a block at once, in shared memory eight at a time
 # Turns of a program. On an H100 one, two, three bring 250, 302, 326 TFLOP/s at 32 × 512; 2 × 8192 are as
 # quick with one to three, and up to a tenth slower with four.
 MOST_TURNS = 3
@@ -117,11 +118,11 @@ def turns_of_a_program(turns: int, multiprocessors: int) -> int:
     return max(min(turns // (multiprocessors * LEAST_ROUNDS), MOST_TURNS), 1)
 
 
-def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> bool:
-    """Tell whether `hopper_prefill` takes `group` query heads of dtype for each kv head.
+def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int, block_size: int) -> bool:
+    """Tell whether `hopper_prefill` takes `group` query heads of dtype for each kv head, and such blocks.
 
-    It wants Hopper's instructions, 16-bit numbers, and heads of 64 or 128 in groups of a power of two up to
-    64.
+    It wants Hopper's instructions, 16-bit numbers, heads of 64 or 128 in groups of a power of two up to 64,
+    and blocks of 16 or more.
     """
     return (
         gpu.has_warpgroup_products
@@ -129,9 +130,11 @@ def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int) -> bool
         and head_dim in (64, 128)
         and group & (group - 1) == 0
         and group <= ROWS.value
+        and block_size >= LEAST_BLOCK
     )
 
 
+<<<<<<< HEAD
 def dequantizes(gpu: Gpu, dtype: torch.dtype, held: KVFormat, head_dim: int, group: int) -> bool:
     """Tell whether a cache is to be dequantized for `hopper_prefill`: fp12, which is as exact as bf16."""
     return held == FP12 and dtype == torch.bfloat16 and takes_heads(gpu, dtype, head_dim, group)
@@ -141,6 +144,19 @@ def supports(gpu: Gpu, dtype: torch.dtype, held: KVFormat, head_dim: int, group:
     """Tell whether `hopper_prefill` takes such heads, as `takes_heads`, and a cache, maybe dequantized."""
     alike = held.dtype == dtype or dequantizes(gpu, dtype, held, head_dim, group)
     return alike and takes_heads(gpu, dtype, head_dim, group)
+=======
+def expands(gpu: Gpu, dtype: torch.dtype, held: KVFormat, head_dim: int, group: int, block_size: int) -> bool:
+    """Tell whether a cache is to be expanded for `hopper_prefill`: fp12, which is as exact as bf16."""
+    return held == FP12 and dtype == torch.bfloat16 and takes_heads(gpu, dtype, head_dim, group, block_size)
+
+
+def supports(
+    gpu: Gpu, dtype: torch.dtype, held: KVFormat, head_dim: int, group: int, block_size: int
+) -> bool:
+    """Tell whether `hopper_prefill` takes such query heads, as `takes_heads`, and a cache, maybe expanded."""
+    alike = held.dtype == dtype or expands(gpu, dtype, held, head_dim, group, block_size)
+    return alike and takes_heads(gpu, dtype, head_dim, group, block_size)
+>>>>>>> int
 
 
 def prefers(longest_query: int, group: int) -> bool:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from quire.service.answer.encoder import EventEncoder
+from quire.service.answer.generation import Generation
+from quire.service.answer.outbox import connection_outbox
 from quire.service.answer.resumption.ring import EventRing
+from quire.service.answer.stream import AnswerEvents, failure_of, stream
 from quire.service.errors import ApiError
 from quire.service.http.cancellation import Interruptible
 from quire.service.http.connection import ClientGone, Connection
-
-if TYPE_CHECKING:
-    from quire.service.answer.generation import Generation
-    from quire.service.answer.stream import EventEncoder
-
-log = logging.getLogger("quire.service")
 
 
 class Recording(Interruptible):
@@ -40,13 +36,13 @@ class Recording(Interruptible):
         self._on_end = on_end
         self._on_over = on_over
         self._loop = asyncio.get_running_loop()
-        self._news = asyncio.Event()
-        self._reader: Connection | None = None
+        self._done = asyncio.Event()  # `run` has ended
+        self._reader: _Reader | None = None
         self._timer = self._loop.call_later(patience, self._give_up)
-        self._error: ApiError | None = None  # before the first event, so that it can be a status
+        self.early_error: ApiError | None = None  # before the first event, so that it can be a status
         self.failure: tuple[ApiError, list[int]] | None = None  # with the numbers of the engine's requests
         self.ring = EventRing(max_bytes)
-        self.ended = False
+        self.ended = False  # its last event is there
         self.over = False
 
     @property
@@ -55,39 +51,48 @@ class Recording(Interruptible):
 
     async def run(self, generation: Generation, encoder: EventEncoder) -> None:
         """Closes the generation. An interruption is the reason why it fails."""
+
+        def record(messages: list[bytes], last: bool) -> None:
+            tokens = sum(choice.num_tokens for choice in generation.choices)
+            for message in messages:
+                self.ring.add(tokens, message)
+            if last:
+                self.ended = True
+            self._tell_reader()
+
+        def take(events: AnswerEvents) -> None:
+            last = events.ended
+            record(events.take(), last)
+
         self._working.add(self)
         try:
-            with self.working():
-                while not generation.finished:
-                    for choice in await generation.advance():
-                        self._add(encoder.chunk(choice), generation)
-            self._add(encoder.end(), generation)
-        except ClientGone as gone:
-            log.info("request aborted: %s", gone)
-        except ApiError as error:
-            self._fail(error, encoder, generation)
-        except Exception:
-            log.exception("a request failed")
-            self._fail(ApiError(500, "internal error", code="internal_error"), encoder, generation)
+            error = await failure_of(self, stream(generation, encoder, take))
+            if error is not None:
+                self.failure = (error, generation.engine_requests)
+                if self.ring.end == 0:
+                    self.early_error = error
+                record(encoder.failure(error), last=True)
+            elif not self.ended:  # nobody came back for it
+                record([], last=True)
         finally:
             generation.close()
-        self.ended = True
-        self._news.set()
+        self._done.set()
         if self._reader is None:
             self._working.discard(self)
         self._on_end(self)
 
-    def _add(self, data: bytes, generation: Generation) -> None:
-        tokens = sum(choice.num_tokens for choice in generation.choices)
-        for event in data.split(b"\n\n")[:-1]:
-            self.ring.add(tokens, event + b"\n\n")
-        self._news.set()
+    def interrupt(self, reason: Exception) -> None:
+        """End it with `reason`, unless its last event is there."""
+        if not self.ended:
+            super().interrupt(reason)
 
-    def _fail(self, error: ApiError, encoder: EventEncoder, generation: Generation) -> None:
-        self.failure = (error, generation.engine_requests)
-        if self.ring.end == 0:
-            self._error = error
-        self._add(encoder.failure(error), generation)
+    def _tell_reader(self) -> None:
+        reader = self._reader
+        if reader is not None:
+            try:
+                reader.tell()
+            except Exception as error:
+                reader.connection.interrupt(error)
 
     def _give_up(self) -> None:
         self.over = True
@@ -95,44 +100,63 @@ class Recording(Interruptible):
         self._on_over(self)
 
     async def read(self, connection: Connection, number: int) -> None:
-        """Writes the events from `number` on. Whoever read before is told to leave.
+        """Write the events from `number` on. Whoever read before is told to leave.
 
         Raises ApiError if the stream is over, or if it failed before its first event, so that a client that
         has been sent nothing yet can get a status.
         """
-        self._attach(connection)
+        connection.keep_alive()
+        reader = _Reader(self, connection, number)
+        self._attach(reader)
         try:
-            while True:
-                events = self.ring.since(number)
-                if events is None:
-                    raise ClientGone("the client left more unread than is kept of its stream")
-                if self._error is not None and not connection.started:
-                    raise self._error
-                if events:
-                    number += len(events)
-                    await connection.write(b"".join(events))
-                elif self.ended:
-                    break
-                else:
-                    self._news.clear()
-                    await self._news.wait()
-            await connection.finish()
+            reader.tell()
+            await self._done.wait()
+            await reader.outbox.flush()
         finally:
-            self._detach(connection)
+            reader.outbox.close()
+            self._detach(reader)
 
-    def _attach(self, connection: Connection) -> None:
+    def _attach(self, reader: _Reader) -> None:
         if self.over:
             raise ApiError(404, "the stream has just been forgotten", code="stream_not_found")
         self._timer.cancel()
         if self._reader is not None:
             taken = ApiError(409, "this stream is read by another connection now", code="stream_taken_over")
-            self._reader.interrupt(taken)
-        self._reader = connection
+            self._reader.connection.interrupt(taken)
+        self._reader = reader
 
-    def _detach(self, connection: Connection) -> None:
-        if self._reader is not connection:
+    def _detach(self, reader: _Reader) -> None:
+        if self._reader is not reader:
             return
         self._reader = None
         self._timer = self._loop.call_later(self._patience, self._give_up)
         if self.ended:
             self._working.discard(self)
+
+
+class _Reader:
+    """The events of a recording from `number` on, for one connection: a Source."""
+
+    backlog = 0  # what it has not been sent yet is in the ring, which has a limit
+
+    def __init__(self, recording: Recording, connection: Connection, number: int) -> None:
+        self._recording = recording
+        self._number = number
+        self.connection = connection
+        self.outbox = connection_outbox(connection, 0)
+
+    @property
+    def ended(self) -> bool:
+        return self._recording.ended
+
+    def tell(self) -> None:
+        self.outbox.put(self)
+
+    def take(self) -> list[bytes]:
+        events = self._recording.ring.since(self._number)
+        if events is None:
+            raise ClientGone("the client left more unread than is kept of its stream")
+        if self._recording.early_error is not None and not self.connection.started:
+            raise self._recording.early_error
+        self._number += len(events)
+        return events

@@ -6,18 +6,15 @@ import asyncio
 import re
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
 
+from quire.service.answer.encoder import EventEncoder
+from quire.service.answer.generation import Generation
 from quire.service.answer.resumption.recording import Recording
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError, bad_value
 from quire.service.http.cancellation import Interruptible
 from quire.service.keys import KeyRing
 from quire.service.shares import Shares
-
-if TYPE_CHECKING:
-    from quire.service.answer.generation import Generation
-    from quire.service.answer.stream import EventEncoder
 
 STREAM_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _OWN_BYTES = 4096  # of a recording, beside its events

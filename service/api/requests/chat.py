@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from quire.engine.errors import FieldError
 from quire.service.api.requests.sampling import SamplingFields
 from quire.service.json_fields import LogprobCount, Text
+from quire.service.text.rendering import TemplateArguments
 from quire.service.text.structured import Form, ResponseFormat, TextFormat, json_form
 from quire.service.text.tools.protocol import (
     CallId,
@@ -36,11 +38,13 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.tool_calls is not None and self.role != "assistant":
-            raise ValueError(f"tool_calls belongs to the role 'assistant', not to {self.role!r}")
+            raise FieldError(
+                "tool_calls", f"tool_calls belongs to the role 'assistant', not to {self.role!r}"
+            )
         if (self.tool_call_id is None) == (self.role == "tool"):
-            raise ValueError("tool_call_id belongs to the role 'tool', which needs it")
+            raise FieldError("tool_call_id", "tool_call_id belongs to the role 'tool', which needs it")
         if self.content is None and self.tool_calls is None:
-            raise ValueError("content may be left out only with tool_calls")
+            raise FieldError("content", "content may be left out only with tool_calls")
 
     def as_template_message(self) -> dict[str, Any]:
         """Plain types, as templates expect; a developer speaks as the system."""
@@ -53,12 +57,6 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         return message
-
-
-class TemplateArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The template variables that a client may set."""
-
-    enable_thinking: bool | None = None
 
 
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=4096)]
@@ -79,12 +77,12 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.store:
-            raise ValueError("store must be false: completions are not kept here")
+            raise FieldError("store", "store must be false: completions are not kept here")
         self._check_calls()
         functions = None if self.tools is None else [tool.function for tool in self.tools]
         check_tools(functions, self.tool_choice, self.parallel_tool_calls)
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs may only be given with logprobs: true")
+            raise FieldError("top_logprobs", "top_logprobs may only be given with logprobs: true")
 
     def _check_calls(self) -> None:
         """What a tool says must answer a call."""
@@ -92,9 +90,8 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         for at, message in enumerate(self.messages):
             known |= {call.id for call in message.tool_calls or ()}
             if message.tool_call_id is not None and message.tool_call_id not in known:
-                raise ValueError(
-                    f"messages[{at}].tool_call_id is {message.tool_call_id!r}, which no call before it has"
-                )
+                name = f"messages[{at}].tool_call_id"
+                raise FieldError(name, f"{name} is {message.tool_call_id!r}, which no call before it has")
 
     @property
     def offered_functions(self) -> list[Function]:

@@ -6,6 +6,7 @@ from typing import Annotated, cast
 
 from msgspec import Meta
 
+from quire.engine.errors import FieldError
 from quire.service.api.requests.sampling import SamplingFields
 from quire.service.json_fields import MAX_PROMPT_TOKENS, LogprobCount, Text, TokenId, TokenIds
 
@@ -24,9 +25,13 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
         if isinstance(self.prompt, str):
             return
         if len(set(map(type, self.prompt))) > 1:
-            raise ValueError("prompt must hold only strings, only token ids, or only lists of token ids")
+            raise FieldError(
+                "prompt", "prompt must hold only strings, only token ids, or only lists of token ids"
+            )
         if not isinstance(self.prompt[0], int) and len(self.prompt) > MAX_PROMPTS:
-            raise ValueError(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(self.prompt)}")
+            raise FieldError(
+                "prompt", f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(self.prompt)}"
+            )
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from quire.engine.errors import FieldError
 from quire.engine.messages import MAX_SEQUENCES, MIN_REPETITION_PENALTY, SamplingParams
+from quire.service.answer.replies import UsageInStream
 from quire.service.json_fields import MAX_TOKENS, LogprobCount, ModelName, TokenId
 from quire.service.text.structured import (
     MAX_SCHEMA_BYTES,
@@ -67,8 +69,6 @@ _SAME_NAME = (
     "prompt_logprobs",
 )
 
-UsageInStream = Literal["nowhere", "end", "each chunk"]
-
 _GUIDED = ("guided_json", "guided_regex", "guided_choice")
 
 
@@ -82,7 +82,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.continuous_usage_stats and not self.include_usage:
-            raise ValueError("continuous_usage_stats needs include_usage: true")
+            raise FieldError("continuous_usage_stats", "continuous_usage_stats needs include_usage: true")
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -130,31 +130,35 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options may only be given with stream: true")
+            raise FieldError("stream_options", "stream_options may only be given with stream: true")
         if self.prompt_logprobs is not None and self.stream:
-            raise ValueError("prompt_logprobs may not be asked for with stream: true")
+            raise FieldError("prompt_logprobs", "prompt_logprobs may not be asked for with stream: true")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
-            raise ValueError("max_completion_tokens and max_tokens differ: give one of them")
+            raise FieldError(
+                "max_completion_tokens", "max_completion_tokens and max_tokens differ: give one of them"
+            )
         if self.best_of is not None and self.best_of < (self.n or 1):
-            raise ValueError(f"best_of must be at least n ({self.n or 1}), got {self.best_of}")
+            raise FieldError("best_of", f"best_of must be at least n ({self.n or 1}), got {self.best_of}")
         self._check_form()
         if self.use_beam_search:
             self._check_beams()
             return
         if self.best_of is not None and self.stream:
-            raise ValueError("best_of may not be given with stream: true, unless use_beam_search is")
+            raise FieldError(
+                "best_of", "best_of may not be given with stream: true, unless use_beam_search is"
+            )
         for name in ("length_penalty", "early_stopping"):
             if getattr(self, name) is not None:
-                raise ValueError(f"{name} needs use_beam_search")
+                raise FieldError(name, f"{name} needs use_beam_search")
 
     def _check_form(self) -> None:
         given = self.form_fields
         if len(given) > 1:
-            raise ValueError(f"{given[1]} may not be given together with {given[0]}")
+            raise FieldError(given[1], f"{given[1]} may not be given together with {given[0]}")
         for name in ("use_beam_search", "ignore_eos"):
             if given and getattr(self, name):
-                raise ValueError(f"{name} may not be given together with {given[0]}")
+                raise FieldError(name, f"{name} may not be given together with {given[0]}")
 
     @property
     def form_fields(self) -> list[str]:
@@ -162,7 +166,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return [name for name in _GUIDED if getattr(self, name) is not None]
 
     def form(self) -> Form | None:
-        """What the text must be. Raises ValueError that names the field."""
+        """Return what the text must be. Raises FieldError."""
         if self.guided_regex is not None:
             return Form("guided_regex", regex_grammar(self.guided_regex))
         if self.guided_choice is not None:
@@ -175,14 +179,16 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 schema = msgspec.json.decode(schema, type=dict[str, Any])
             return Form("guided_json", json_grammar(schema))
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"guided_json is no schema that can be followed: {error}") from None
+            raise FieldError(
+                "guided_json", f"guided_json is no schema that can be followed: {error}"
+            ) from None
 
     def _check_beams(self) -> None:
         """What the engine's own check of beam search cannot see, or would name as it is not named here."""
         if self.stop:
-            raise ValueError("stop may not be given with use_beam_search; stop_token_ids may")
+            raise FieldError("stop", "stop may not be given with use_beam_search; stop_token_ids may")
         if self.token_limit == 0:
-            raise ValueError("max_tokens must be at least 1 with use_beam_search, got 0")
+            raise FieldError("max_tokens", "max_tokens must be at least 1 with use_beam_search, got 0")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -218,12 +224,12 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return "each chunk" if options.continuous_usage_stats else "end"
 
     def sampling_params(self, max_tokens: int, logprobs: int | None, grammar: str = "") -> SamplingParams:
-        """For the engine, with a seed drawn if none was given. Raises ValueError that names the field."""
+        """Return what the engine is asked, with a seed drawn if none was given. Raises FieldError."""
         given = {name: getattr(self, name) for name in _SAME_NAME if getattr(self, name) is not None}
         given.setdefault("seed", secrets.randbits(63))
         if self.use_beam_search:
             if logprobs is not None:
-                raise ValueError("logprobs may not be asked for with use_beam_search")
+                raise FieldError("logprobs", "logprobs may not be asked for with use_beam_search")
             given.setdefault("temperature", 0.0)
             given["beam_width"] = self.best_of or self.n or 1
             for name in ("length_penalty", "early_stopping"):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.service.api.requests.chat import Messages, TemplateArguments
+from quire.engine.errors import FieldError
+from quire.service.api.requests.chat import Messages
 from quire.service.json_fields import ModelName, Text, TokenIds
+from quire.service.text.rendering import TemplateArguments
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -21,11 +23,11 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("prompt or messages must be given, and not both")
+            raise FieldError("prompt", "prompt or messages must be given, and not both")
         if self.prompt is not None:
             for name in ("add_generation_prompt", "chat_template_kwargs"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"{name} belongs to messages, not to a prompt")
+                    raise FieldError(name, f"{name} belongs to messages, not to a prompt")
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

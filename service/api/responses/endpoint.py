@@ -6,13 +6,15 @@ from msgspec import json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.service.answer.stream import answer
-from quire.service.api.responses.events import ResponseEvents, SseEvents
+from quire.service.api.answers import Answer
+from quire.service.api.responses.events import ResponseEncoder, ResponseEvents
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import ResponseReply
 from quire.service.api.responses.response import begin
+from quire.service.api.streams import answer
 from quire.service.errors import bad_value
 from quire.service.http.codec import decode
+from quire.service.http.framing import Framing
 from quire.service.state import ServerState
 
 _decoder = json.Decoder(ResponseRequest)
@@ -33,5 +35,8 @@ async def responses(state: ServerState, request: Request) -> Response:
         ResponseEvents(response).finish()  # which builds the output
         return response.snapshot(response.final_status)
 
-    events = SseEvents(response) if body.stream else None
-    return answer(state, request, response.generation, reply=reply, events=events)
+    def encoder(framing: Framing) -> ResponseEncoder:
+        return ResponseEncoder(response, framing)
+
+    own = Answer(response.generation, reply, encoder)
+    return answer(state, request, own, streamed=bool(body.stream))

@@ -11,6 +11,7 @@ from quire.service.api.responses.replies import ItemStatus, Status
 from quire.service.api.responses.response import ModelResponse
 from quire.service.api.responses.writer import Event, EventWriter
 from quire.service.errors import ApiError
+from quire.service.http.framing import Framing
 from quire.service.text.tools.calls import Part
 
 
@@ -95,22 +96,23 @@ def error_event(error: ApiError, **names: str | None) -> Event:
     )
 
 
-class SseEvents:
+class ResponseEncoder:
     """The EventEncoder of a response's stream."""
 
-    def __init__(self, response: ModelResponse) -> None:
+    def __init__(self, response: ModelResponse, framing: Framing) -> None:
+        self._framing = framing
         self._events = ResponseEvents(response)
         self._due = self._events.start()  # it goes out with the first chunk
 
-    def chunk(self, choice: Choice) -> bytes:
-        return self._sse(self._events.update())
+    def chunk(self, choice: Choice) -> list[bytes]:
+        return self._messages(self._events.update())
 
-    def end(self) -> bytes:
-        return self._sse(self._events.finish())
+    def end(self) -> list[bytes]:
+        return self._messages(self._events.finish())
 
-    def failure(self, error: ApiError) -> bytes:
-        return self._sse(self._events.failed(error))
+    def failure(self, error: ApiError) -> list[bytes]:
+        return self._messages(self._events.failed(error))
 
-    def _sse(self, events: list[Event]) -> bytes:
+    def _messages(self, events: list[Event]) -> list[bytes]:
         due, self._due = self._due, []
-        return b"".join([event.sse() for event in (*due, *events)])
+        return [self._framing.message(event.data, event.type) for event in (*due, *events)]

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from quire.engine.errors import FieldError
 from quire.engine.messages import SamplingParams
 from quire.service.json_fields import MAX_TOKENS, ModelName, Text
 from quire.service.text.structured import FlatFormat, Form, TextFormat, json_form
@@ -73,7 +74,7 @@ class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             own = field in _FIELDS[self.type]
             if (getattr(self, field) is not None) != own:
                 word = "needs" if own else "has no"
-                raise ValueError(f"an item of the type {self.type!r} {word} {field}")
+                raise FieldError(field, f"an item of the type {self.type!r} {word} {field}")
         if self.type == "function_call":
             self.as_call()  # which looks at the arguments
         if isinstance(self._said, list):
@@ -81,7 +82,7 @@ class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             wrong = next((part.type for part in self._said if part.type != kind), None)
             if wrong is not None:
                 of = f"the role {self.role!r}" if self.role else f"the type {self.type!r}"
-                raise ValueError(f"content of {of} must be {kind}, got {wrong}")
+                raise FieldError("content", f"content of {of} must be {kind}, got {wrong}")
 
     @property
     def _said(self) -> Content:
@@ -94,7 +95,7 @@ class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return said if isinstance(said, str) else "\n".join(part.text for part in said)
 
     def as_call(self) -> ToolCall:
-        """Raises ValueError if the arguments are no JSON object."""
+        """Raises FieldError if the arguments are no JSON object."""
         function = CalledFunction(name=self.name or "", arguments=self.arguments or "")
         return ToolCall(id=self.call_id or "", function=function)
 
@@ -129,14 +130,14 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.store:
-            raise ValueError("store must be false: responses are not kept here")
+            raise FieldError("store", "store must be false: responses are not kept here")
         check_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
         given = ["tools"] * bool(self.offered_functions)
         given += ["text.format"] * (not isinstance(self.text_format, TextFormat))
         if len(given) > 1:
-            raise ValueError(f"{given[1]} may not be given together with {given[0]}")
+            raise FieldError(given[1], f"{given[1]} may not be given together with {given[0]}")
         if self.ignore_eos and given:
-            raise ValueError(f"ignore_eos may not be given together with {given[0]}")
+            raise FieldError("ignore_eos", f"ignore_eos may not be given together with {given[0]}")
 
     @property
     def offered_functions(self) -> list[Function]:
@@ -164,7 +165,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return (self.text.format if self.text is not None else None) or TextFormat()
 
     def form(self) -> Form | None:
-        """What the text must be. Raises ValueError that names the field."""
+        """Return what the text must be. Raises FieldError."""
         return json_form("text.format", self.text_format)
 
     def sampling_params(self, max_tokens: int, grammar: str = "") -> SamplingParams:
@@ -189,7 +190,7 @@ class ResponseCreate(
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.stream is False:
-            raise ValueError("stream may not be false on a WebSocket: responses come as events")
+            raise FieldError("stream", "stream may not be false on a WebSocket: responses come as events")
 
 
 class ResponseCancel(

@@ -126,5 +126,7 @@ async def begin(
     params = body.sampling_params(token_budget(body, tokens, "input", info, None), grammar)
     options = Options(stops=(), skip_special_tokens=True, continues=False, tools=tools)
     salt = cache_salt(connection, None)
-    generation = Generation(state, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt)
+    generation = Generation(
+        state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt
+    )
     return ModelResponse(body, model, generation, said)

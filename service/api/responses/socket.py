@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 
 import msgspec
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
 from quire.service.answer.conversations import Conversations
+from quire.service.answer.outbox import Outbox
 from quire.service.api.responses.events import error_event
 from quire.service.api.responses.protocol import ClientEvent, ResponseCancel, ResponseCreate
 from quire.service.api.responses.socket_response import Cancelled, SocketResponse
@@ -19,6 +19,7 @@ from quire.service.errors import ApiError, bad_value
 from quire.service.http.cancellation import Interruptible
 from quire.service.http.codec import parse
 from quire.service.http.connection import ClientGone
+from quire.service.http.eager import start_eagerly
 from quire.service.state import ServerState
 
 log = logging.getLogger("quire.service")
@@ -29,19 +30,20 @@ GOING_AWAY = 1001
 _decoder = msgspec.json.Decoder(ClientEvent)
 
 
-@dataclass(eq=False)
 class _Refusal:
     """Goes out as the events of a response do."""
 
-    event: Event
     ended = True
+
+    def __init__(self, event: Event) -> None:
+        self._data = event.data
 
     @property
     def backlog(self) -> int:
-        return len(self.event.data)
+        return len(self._data)
 
-    def take(self) -> list[Event]:
-        return [self.event]
+    def take(self) -> list[bytes]:
+        return [self._data]
 
 
 class ResponsesSocket:
@@ -58,7 +60,7 @@ class ResponsesSocket:
 
 
 class _Session(Interruptible):
-    """One task reads, one writes, and each response has one of its own."""
+    """One task reads, and each response has one of its own. Their events leave by one outbox."""
 
     def __init__(self, state: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__()
@@ -70,17 +72,19 @@ class _Session(Interruptible):
             state.config.max_conversation_bytes, state.conversations, scope["state"]["tenant"]
         )
         self._responses: dict[SocketResponse, asyncio.Task[None]] = {}  # the oldest first
-        self._outbox: dict[SocketResponse | _Refusal, None] = {}  # whose events are to be sent, in order
-        self._news = asyncio.Event()
+        self._outbox: Outbox[SocketResponse | _Refusal] = Outbox(
+            self._write, super().interrupt, state.config.max_backlog_bytes
+        )
         self._leaving = False
+        self._left = asyncio.Event()  # there is nothing more to wait for
 
     async def run(self) -> None:
         """Until either side closes. Then nothing of it runs any more."""
         self._state.streams.add(self)
         loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(self._read()), loop.create_task(self._write())]
+        tasks = [loop.create_task(self._read()), loop.create_task(self._leave())]
         try:
-            with self.working():
+            async with self:
                 ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in ended:
                     task.result()
@@ -89,6 +93,7 @@ class _Session(Interruptible):
             self._scope["state"]["abort"]()
         finally:
             self._state.streams.discard(self)
+            self._outbox.close()
             tasks += self._responses.values()
             for task in tasks:
                 task.cancel()
@@ -102,7 +107,16 @@ class _Session(Interruptible):
             super().interrupt(reason)
         else:
             self._leaving = True
-            self._news.set()
+            self._look_round()
+
+    def _look_round(self) -> None:
+        if self._leaving and not self._responses:
+            self._left.set()
+
+    async def _leave(self) -> None:
+        await self._left.wait()
+        await self._outbox.flush()
+        await self._say({"type": "websocket.close", "code": GOING_AWAY})
 
     async def _read(self) -> None:
         while (message := await self._receive())["type"] == "websocket.receive":
@@ -153,36 +167,37 @@ class _Session(Interruptible):
         self._queue(_Refusal(error_event(error, **names)))
 
     def _queue(self, item: SocketResponse | _Refusal) -> None:
-        """A client that does not read is cut when too much waits for it."""
-        self._outbox[item] = None
-        self._news.set()
-        limit = self._state.config.max_backlog_bytes
-        if sum(waiting.backlog for waiting in self._outbox) > limit:
-            self.interrupt(ClientGone(f"the client left more than {limit} bytes unread"))
+        try:
+            self._outbox.put(item)
+        except Exception as error:
+            super().interrupt(error)
 
-    async def _write(self) -> None:
-        while not self._leaving or self._responses:
-            await self._news.wait()
-            self._news.clear()
-            while self._outbox:
-                item = next(iter(self._outbox))
-                del self._outbox[item]
-                await self._write_events(item)
-        await self._say({"type": "websocket.close", "code": GOING_AWAY})
-
-    async def _write_events(self, item: SocketResponse | _Refusal) -> None:
+    async def _write(self, item: SocketResponse | _Refusal) -> None:
         ended = item.ended  # now: later there may be more events
-        for event in item.take():
-            await self._say({"type": "websocket.send", "text": event.data.decode()})
+        for data in item.take():
+            await self._say({"type": "websocket.send", "text": data.decode()})
         if ended and isinstance(item, SocketResponse):
             del self._responses[item]
             self._state.generations.discard(item)
+            self._look_round()
 
     async def _say(self, message: Message) -> None:
+        """Send, without waiting if the client reads; one that stopped reading is cut."""
         try:
-            async with asyncio.timeout(self._state.config.send_timeout):
-                await self._send(message)
-        except TimeoutError:
-            raise ClientGone("the client stopped reading") from None
+            rest = start_eagerly(_sent(self._send, message))
+            if rest is not None:
+                timer = asyncio.get_running_loop().call_later(
+                    self._state.config.send_timeout,
+                    super().interrupt,
+                    ClientGone("the client stopped reading"),
+                )
+                try:
+                    await rest
+                finally:
+                    timer.cancel()
         except OSError:
             raise ClientGone("the client closed it") from None
+
+
+async def _sent(send: Send, message: Message) -> None:
+    await send(message)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from starlette.requests import HTTPConnection
 
 from quire.service.answer.conversations import Conversations
+from quire.service.answer.stream import failure_of
 from quire.service.api.responses.events import ResponseEvents, error_event
 from quire.service.api.responses.protocol import ResponseCreate
 from quire.service.api.responses.response import ModelResponse, begin
@@ -20,8 +21,11 @@ from quire.service.state import ServerState
 log = logging.getLogger("quire.service")
 
 
-class Cancelled(Exception):
+class Cancelled(ApiError):
     """The client wants no more of a response."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "the client cancelled it")
 
 
 class SocketResponse(Interruptible):
@@ -58,56 +62,46 @@ class SocketResponse(Interruptible):
 
     @property
     def backlog(self) -> int:
-        """Bytes, about, that have come and were not taken."""
         return 0 if self._response is None else self._response.generation.backlog
 
     async def run(self, before: Sequence[asyncio.Task[None]]) -> None:
-        """Waits for `before`. Interrupt it with Cancelled or an ApiError."""
+        """Wait for `before`, then generate. Interrupt it with Cancelled or another ApiError."""
         self._state.generations.add(self)
         try:
-            with self.working():
-                if before:
-                    await asyncio.wait(before)
-                await self._generate()
-            self._end(lambda events: events.finish())
-        except Cancelled:
-            self._end(lambda events: events.cancelled())
-        except ApiError as error:
-            self._fail(error)
-        except Exception:
-            log.exception("a response failed")
-            self._fail(ApiError(500, "internal error", code="internal_error"))
+            error = await failure_of(self, self._generate(before))
+            if isinstance(error, Cancelled) and self._events is not None:
+                self._end(self._events.cancelled())
+            elif error is not None:
+                self._fail(error)
         finally:
             if self._response is not None:
                 self._response.generation.close()
+        self.ended = True
         self._on_news(self)
 
-    async def _generate(self) -> None:
+    async def _generate(self, before: Sequence[asyncio.Task[None]]) -> None:
+        if before:
+            await asyncio.wait(before)
         previous = self._body.previous_response_id
         history = [] if previous is None else self._conversations.find(previous)
         self._response = await begin(self._state, self._connection, self._body, history)
         self._events = ResponseEvents(self._response, self.stream_id)
         self._due = self._events.start()
         self._on_news(self)
-        generation = self._response.generation
-        while not generation.finished:
-            await generation.advance()
-            self._on_news(self)
+        await self._response.generation.complete(lambda _: self._on_news(self))
+        self._end(self._events.finish())
 
-    def _end(self, last: Callable[[ResponseEvents], list[Event]]) -> None:
+    def _end(self, last: list[Event]) -> None:
         """In order: others may go on from here."""
-        assert self._response is not None and self._events is not None
-        self._due += last(self._events)
+        assert self._response is not None
+        self._due += last
         self._conversations.keep(self._response.id, self._response.conversation())
-        self.ended = True
 
     def _fail(self, error: ApiError) -> None:
-        failed = (
-            self._events.failed(error) if self._events else [error_event(error, stream_id=self.stream_id)]
-        )
-        self._due += failed
-        self.ended = True
-        if self._response is not None:
+        if self._response is None or self._events is None:
+            self._due.append(error_event(error, stream_id=self.stream_id))
+        else:
+            self._due += self._events.failed(error)
             self._log_failure(self._response, error)
 
     def _log_failure(self, response: ModelResponse, error: ApiError) -> None:
@@ -123,9 +117,9 @@ class SocketResponse(Interruptible):
             },
         )
 
-    def take(self) -> list[Event]:
+    def take(self) -> list[bytes]:
         due, self._due = self._due, []
         if self._response is not None and self._events is not None:
             self._response.generation.backlog = 0
             due += self._events.update()
-        return due
+        return [event.data for event in due]

@@ -14,9 +14,6 @@ class Event(NamedTuple):
     type: str
     data: bytes  # JSON
 
-    def sse(self) -> bytes:
-        return b"event: " + self.type.encode() + b"\ndata: " + self.data + b"\n\n"
-
 
 class EventWriter:
     def __init__(self, names: dict[str, str]) -> None:

@@ -8,7 +8,6 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.service.answer.replies import ReplyFunction, ReplyToolCall
 from quire.service.text.tools.parser import CallArguments, CallStart, Piece
 
 
@@ -82,6 +81,17 @@ class AnswerParts:
         parts = self.take()
         text = "".join(part for part in parts if isinstance(part, str))
         return text, [part for part in parts if not isinstance(part, str)]
+
+
+class ReplyFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str
+
+
+class ReplyToolCall(msgspec.Struct, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: ReplyFunction
 
 
 def whole_calls(deltas: list[CallDelta]) -> list[ReplyToolCall]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from quire.engine.errors import FieldError
 from quire.service.text.structured import MAX_SCHEMA_BYTES, Schema, check_size
 
 MAX_TOOLS = 128
@@ -101,7 +102,7 @@ class CalledFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         try:
             msgspec.json.decode(self.arguments, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
-            raise ValueError(f"arguments must be a JSON object: {error}") from None
+            raise FieldError("arguments", f"arguments must be a JSON object: {error}") from None
 
 
 class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -128,27 +129,29 @@ def chosen_name(choice: ToolChoice | FlatToolChoice | None) -> str | None:
 def check_tools(
     functions: Sequence[Function] | None, choice: ToolChoice | FlatToolChoice | None, parallel: bool | None
 ) -> None:
-    """Whether they go together. Raises ValueError that names the field."""
+    """Check that they go together. Raises FieldError."""
     if functions is None:
         for field, value in (("tool_choice", choice), ("parallel_tool_calls", parallel)):
             if value not in (None, "none"):
-                raise ValueError(f"{field} may only be given with tools")
+                raise FieldError(field, f"{field} may only be given with tools")
         return
     names = [function.name for function in functions]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"tools has two functions named {twice!r}")
+        raise FieldError("tools", f"tools has two functions named {twice!r}")
     for function in functions:
         schema = function.schema
         if schema.get("type") != "object":
-            raise ValueError(
+            raise FieldError(
+                "tools",
                 f"tools must have parameters of type object, and those of {function.name!r} are of "
-                f"{schema.get('type')!r}"
+                f"{schema.get('type')!r}",
             )
         try:
             check_size(schema)
         except ValueError as error:
-            raise ValueError(f"tools has too large parameters in {function.name!r}: {error}") from None
+            message = f"tools has too large parameters in {function.name!r}: {error}"
+            raise FieldError("tools", message) from None
     chosen = chosen_name(choice)
     if chosen is not None and chosen not in names:
-        raise ValueError(f"tool_choice names {chosen!r}, which is none of the tools")
+        raise FieldError("tool_choice", f"tool_choice names {chosen!r}, which is none of the tools")

@@ -1,0 +1,52 @@
+"""Answers over HTTP: whole, or as a stream, which can be picked up at GET /v1/streams/{id}."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.service.answer.resumption.response import RecordedResponse
+from quire.service.answer.resumption.ring import EventId
+from quire.service.answer.stream import GenerationResponse
+from quire.service.api.answers import Answer
+from quire.service.errors import ApiError, bad_value
+from quire.service.http.framing import SSE
+from quire.service.state import ServerState
+
+
+def answer(state: ServerState, request: Request, own: Answer, *, streamed: bool) -> Response:
+    """Return the response that streams it, or sends it whole. An X-Stream-Id makes a stream resumable.
+
+    Takes over the generation. Raises ApiError if the header cannot be obeyed.
+    """
+    headers = dict(reversed(request.scope["headers"]))  # of doubled ones the first
+    stream_id = headers.get(b"x-stream-id")
+    generation, events = own.generation, own.encoder(SSE) if streamed else None
+    try:
+        if b"last-event-id" in headers:
+            raise bad_value("last-event-id", "Last-Event-ID belongs to GET /v1/streams/{id}")
+        if stream_id is None:
+            return GenerationResponse(
+                state.config, state.generations, state.pool, generation, reply=own.reply, events=events
+            )
+        if events is None:
+            raise bad_value("x-stream-id", "X-Stream-Id may only be given with stream: true")
+        recording = state.recordings.start(
+            request.state.tenant, stream_id.decode("latin-1"), generation, events
+        )
+    except ApiError:
+        generation.close()
+        raise
+    return RecordedResponse(state.config, recording)
+
+
+async def pick_up(state: ServerState, request: Request) -> Response:
+    """Answer with the stream from the event after Last-Event-ID on, or from the beginning."""
+    if request.method != "GET":
+        raise ApiError(405, "a stream can be read with GET only", allow="GET")
+    recording = state.recordings.find(request.state.tenant, request.path_params["stream_id"])
+    last = request.headers.get("last-event-id")
+    number = recording.ring.number_after(None if last is None else EventId.parse(last))
+    if recording.ended and number == recording.ring.end:
+        return Response(status_code=204)  # by which a browser's EventSource knows that it has all
+    return RecordedResponse(state.config, recording, number)
