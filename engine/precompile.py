@@ -35,13 +35,8 @@ def precompile(
     windows = (*dict.fromkeys(config.windows), config.windows[-1])
     config = replace(config, num_layers=len(windows), windows=windows)
     model = build_model(config, backend, Weights(device, dtype), limits.max_model_len)
-<<<<<<< HEAD
-    dequantized = dequantized_dtype(config, kv_format, dtype, gpu_of(device))
+    dequantized = dequantized_dtype(config, kv_format, dtype, gpu_of(device), block_size)
     cache = KVCache(config, 1, block_size, kv_format, device, backend.copy_blocks, dequantized)
-=======
-    expanded = expanded_dtype(config, kv_format, dtype, gpu_of(device), block_size)
-    cache = KVCache(config, 1, block_size, kv_format, device, backend.copy_blocks, expanded)
->>>>>>> int
     runner = ModelRunner(model, backend, cache, limits, device)
     with only_compiled():
         runner.warm_up()

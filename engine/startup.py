@@ -160,13 +160,8 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
             seed=config.seed or 0,
             on_progress=report.phase("weights", "B"),
         )
-<<<<<<< HEAD
-    dequantized = dequantized_dtype(model_config, kv_format, dtype, gpu)
+    dequantized = dequantized_dtype(model_config, kv_format, dtype, gpu, config.block_size)
     held = (config.block_size, kv_format, device, backend.copy_blocks, dequantized)
-=======
-    expanded = expanded_dtype(model_config, kv_format, dtype, gpu, config.block_size)
-    held = (config.block_size, kv_format, device, backend.copy_blocks, expanded)
->>>>>>> int
     runner = ModelRunner(model, backend, KVCache(model_config, 1, *held), limits, device)
 
     memory = report.phase("memory", "blocks")

@@ -29,29 +29,17 @@ def bytes_per_block(config: ModelConfig, block_size: int, held: KVFormat) -> int
     return sum(2 * spec.heads * block_size * held.vector_bytes(spec.head_dim) for spec in config.cache_specs)
 
 
-<<<<<<< HEAD
 def dequantized_dtype(
-    config: ModelConfig, held: KVFormat, dtype: torch.dtype, gpu: Gpu
-) -> torch.dtype | None:
-    """Return the dtype that prefill attention of a model in dtype has a cache dequantized to, if it has.
-=======
-def expanded_dtype(
     config: ModelConfig, held: KVFormat, dtype: torch.dtype, gpu: Gpu, block_size: int = 16
 ) -> torch.dtype | None:
-    """Return the dtype that prefill attention of a model in dtype has a cache expanded to, if it has.
->>>>>>> int
+    """Return the dtype that prefill attention of a model in dtype has a cache dequantized to, if it has.
 
     That is worth its memory where `quire.kernels.attention.hopper_prefill.prefill` takes heads and blocks,
     and fp12 is as exact as bf16.
     """
     group, full = config.num_heads // config.num_kv_heads, not all(config.windows)
-<<<<<<< HEAD
-    dequantizes = full and hopper_prefill.dequantizes(gpu, dtype, held, config.head_dim, group)
+    dequantizes = full and hopper_prefill.dequantizes(gpu, dtype, held, config.head_dim, group, block_size)
     return dtype if dequantizes else None
-=======
-    expands = full and hopper_prefill.expands(gpu, dtype, held, config.head_dim, group, block_size)
-    return dtype if expands else None
->>>>>>> int
 
 
 def automatic_format(config: ModelConfig, dtype: torch.dtype, gpu: Gpu, block_size: int = 16) -> KVFormat:
@@ -62,15 +50,9 @@ def automatic_format(config: ModelConfig, dtype: torch.dtype, gpu: Gpu, block_si
     itself. Nor is it of use in models of so few layers that with one of them dequantized they take as much
     memory.
     """
-<<<<<<< HEAD
-    dequantized = dequantized_dtype(config, FP12, dtype, gpu)
+    dequantized = dequantized_dtype(config, FP12, dtype, gpu, block_size)
     group = config.num_heads // config.num_kv_heads
-    if dequantized is None or not hopper_decode.takes_heads(gpu, dtype, config.head_dim, group):
-=======
-    expanded = expanded_dtype(config, FP12, dtype, gpu, block_size)
-    group = config.num_heads // config.num_kv_heads
-    if expanded is None or not hopper_decode.takes_heads(gpu, dtype, config.head_dim, group, block_size):
->>>>>>> int
+    if dequantized is None or not hopper_decode.takes_heads(gpu, dtype, config.head_dim, group, block_size):
         return UNSCALED[dtype]
     taken = bytes_per_block(config, 1, FP12) + dequantized_bytes_per_block(config, 1, dequantized)
     return FP12 if taken < bytes_per_block(config, 1, UNSCALED[dtype]) else UNSCALED[dtype]

@@ -241,13 +241,9 @@ def test_hopper_expands_what_its_prefill_attention_takes(model_folder: Callable[
     for changes in ({"windows": (20, 20)}, {"head_dim": 256}, {"num_heads": 3, "num_kv_heads": 1}):
         assert dequantized_dtype(replace(config, **changes), FP12, bf16, hopper) is None
     for other in (NO_GPU, GPUS[80], GPUS[100]):
-<<<<<<< HEAD
         assert dequantized_dtype(config, FP12, bf16, other) is None
-=======
-        assert expanded_dtype(config, FP12, bf16, other) is None
     for block_size, expected in ((8, None), (16, bf16)):
-        assert expanded_dtype(config, FP12, bf16, hopper, block_size) == expected
->>>>>>> int
+        assert dequantized_dtype(config, FP12, bf16, hopper, block_size) == expected
 
 
 def test_what_is_expanded_has_room_that_counts_and_reaches_every_layer(
