@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from quire.engine.device.kv_cache import KVCache, expanded_dtype
+from quire.engine.device.kv_cache import KVCache, dequantized_dtype
 from quire.engine.device.runner import Limits, ModelRunner
 from quire.engine.dummy_steps import rare_step
 from quire.engine.models.config import ModelConfig
@@ -35,8 +35,8 @@ def precompile(
     windows = (*dict.fromkeys(config.windows), config.windows[-1])
     config = replace(config, num_layers=len(windows), windows=windows)
     model = build_model(config, backend, Weights(device, dtype), limits.max_model_len)
-    expanded = expanded_dtype(config, kv_format, dtype, gpu_of(device), block_size)
-    cache = KVCache(config, 1, block_size, kv_format, device, backend.copy_blocks, expanded)
+    dequantized = dequantized_dtype(config, kv_format, dtype, gpu_of(device), block_size)
+    cache = KVCache(config, 1, block_size, kv_format, device, backend.copy_blocks, dequantized)
     runner = ModelRunner(model, backend, cache, limits, device)
     with only_compiled():
         runner.warm_up()

@@ -23,8 +23,8 @@ from quire.engine.device.graph_recorder import Recorder
 from quire.engine.device.kv_cache import (
     KVCache,
     bytes_per_block,
-    expanded_bytes_per_block,
-    expanded_dtype,
+    dequantized_bytes_per_block,
+    dequantized_dtype,
     named_format,
 )
 from quire.engine.device.runner import Limits, ModelRunner
@@ -160,14 +160,14 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
             seed=config.seed or 0,
             on_progress=report.phase("weights", "B"),
         )
-    expanded = expanded_dtype(model_config, kv_format, dtype, gpu, config.block_size)
-    held = (config.block_size, kv_format, device, backend.copy_blocks, expanded)
+    dequantized = dequantized_dtype(model_config, kv_format, dtype, gpu, config.block_size)
+    held = (config.block_size, kv_format, device, backend.copy_blocks, dequantized)
     runner = ModelRunner(model, backend, KVCache(model_config, 1, *held), limits, device)
 
     memory = report.phase("memory", "blocks")
     memory(0, 1)
     block_bytes = bytes_per_block(model_config, config.block_size, kv_format)
-    device_bytes = block_bytes + expanded_bytes_per_block(model_config, config.block_size, expanded)
+    device_bytes = block_bytes + dequantized_bytes_per_block(model_config, config.block_size, dequantized)
     num_blocks = config.num_gpu_blocks_override or _measure_blocks(config, runner, device_bytes)
     runner.cache = KVCache(model_config, num_blocks, *held)
     num_host_blocks = min(int(config.swap_space * 2**30) // block_bytes, num_blocks)

@@ -170,7 +170,9 @@ class CaseInputs:
         self.workspace = DecodeWorkspace.allocate(batch, case.num_q_heads, HEAD_DIM, device)
         self.layer = AttentionLayer(case.num_q_heads, case.num_kv_heads, HEAD_DIM, SCALE)
         if self.cache.format == FP12 and not case.is_decode:
-            self.cache = replace(self.cache, expanded=torch.empty(shape, dtype=torch.bfloat16, device=device))
+            self.cache = replace(
+                self.cache, dequantized=torch.empty(shape, dtype=torch.bfloat16, device=device)
+            )
             self._expand()
 
     def _expand(self) -> None:

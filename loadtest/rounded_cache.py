@@ -28,7 +28,7 @@ from torch import Tensor
 
 from quire.engine.config import EngineConfig, KVCacheDtype
 from quire.engine.core import EngineCore
-from quire.engine.device.kv_cache import KVCache, expanded_dtype
+from quire.engine.device.kv_cache import KVCache, dequantized_dtype
 from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.hub import resolve_model
@@ -98,8 +98,8 @@ def logits_of(core: EngineCore, held: KVFormat, tokens: list[int]) -> Tensor:
     assert isinstance(runner, ModelRunner)
     model, device = runner.model, runner.device
     blocks = -(-len(tokens) // BLOCK_SIZE)
-    expanded = expanded_dtype(model.config, held, model.embedding.dtype, gpu_of(device))
-    cache = KVCache(model.config, blocks, BLOCK_SIZE, held, device, runner.backend.copy_blocks, expanded)
+    dequantized = dequantized_dtype(model.config, held, model.embedding.dtype, gpu_of(device))
+    cache = KVCache(model.config, blocks, BLOCK_SIZE, held, device, runner.backend.copy_blocks, dequantized)
     tables = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).int()[None].to(device)
 
     def ints(*values: int) -> Tensor:

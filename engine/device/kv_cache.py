@@ -29,31 +29,32 @@ def bytes_per_block(config: ModelConfig, block_size: int, held: KVFormat) -> int
     return sum(2 * spec.heads * block_size * held.vector_bytes(spec.head_dim) for spec in config.cache_specs)
 
 
-def expanded_dtype(
+def dequantized_dtype(
     config: ModelConfig, held: KVFormat, dtype: torch.dtype, gpu: Gpu, block_size: int = 16
 ) -> torch.dtype | None:
-    """Return the dtype that prefill attention of a model in dtype has a cache expanded to, if it has.
+    """Return the dtype that prefill attention of a model in dtype has a cache dequantized to, if it has.
 
     That is worth its memory where `quire.kernels.attention.hopper_prefill.prefill` takes heads and blocks,
     and fp12 is as exact as bf16.
     """
     group, full = config.num_heads // config.num_kv_heads, not all(config.windows)
-    expands = full and hopper_prefill.expands(gpu, dtype, held, config.head_dim, group, block_size)
-    return dtype if expands else None
+    dequantizes = full and hopper_prefill.dequantizes(gpu, dtype, held, config.head_dim, group, block_size)
+    return dtype if dequantizes else None
 
 
 def automatic_format(config: ModelConfig, dtype: torch.dtype, gpu: Gpu, block_size: int = 16) -> KVFormat:
     """Return the format that `--kv-cache-dtype auto` has keys and values of a model in dtype held in.
 
-    That is fp12 where Hopper's prefill attention takes what it is expanded to (see `expanded_dtype`) and
-    `quire.kernels.attention.hopper_decode.decode` its planes: elsewhere it would be slower than dtype itself.
-    Nor is it of use in models of so few layers that with what one is expanded to they take no less memory.
+    That is fp12 where Hopper's prefill attention takes what it is dequantized to (see `dequantized_dtype`)
+    and `quire.kernels.attention.hopper_decode.decode` its planes: elsewhere it would be slower than dtype
+    itself. Nor is it of use in models of so few layers that with one of them dequantized they take as much
+    memory.
     """
-    expanded = expanded_dtype(config, FP12, dtype, gpu, block_size)
+    dequantized = dequantized_dtype(config, FP12, dtype, gpu, block_size)
     group = config.num_heads // config.num_kv_heads
-    if expanded is None or not hopper_decode.takes_heads(gpu, dtype, config.head_dim, group, block_size):
+    if dequantized is None or not hopper_decode.takes_heads(gpu, dtype, config.head_dim, group, block_size):
         return UNSCALED[dtype]
-    taken = bytes_per_block(config, 1, FP12) + expanded_bytes_per_block(config, 1, expanded)
+    taken = bytes_per_block(config, 1, FP12) + dequantized_bytes_per_block(config, 1, dequantized)
     return FP12 if taken < bytes_per_block(config, 1, UNSCALED[dtype]) else UNSCALED[dtype]
 
 
@@ -85,13 +86,13 @@ def _why_unsuited(held: KVFormat, model: ModelConfig, gpu: Gpu) -> str | None:
     return None
 
 
-def expanded_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype | None) -> int:
-    """Return bytes of a block in `LayerCache.expanded` of a dtype; 0 with None."""
+def dequantized_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype | None) -> int:
+    """Return bytes of a block in `LayerCache.dequantized` of a dtype; 0 with None."""
     return 0 if dtype is None else 2 * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize
 
 
 class KVCache:
-    """`blocks` is [num_blocks, bytes_per_block] u8, and `layers` are views of it, but for `expanded`."""
+    """`blocks` is [num_blocks, bytes_per_block] u8, and `layers` are views of it, but for `dequantized`."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class KVCache:
         held: KVFormat,
         device: torch.device,
         copy_blocks: Callable[[Tensor, Tensor], None],
-        expanded_dtype: torch.dtype | None = None,
+        dequantized_dtype: torch.dtype | None = None,
     ) -> None:
         # Never cleared: a slot is read only after it was written, and untouched pages cost a CPU nothing.
         self.blocks = torch.empty(
@@ -120,13 +121,13 @@ class KVCache:
             scales[:] = (
                 self.blocks[:, end:].view(SCALE_TYPE).unflatten(1, (layers, heads, block_size, 2)).unbind(1)
             )
-        expanded = None
-        if expanded_dtype is not None:
+        dequantized = None
+        if dequantized_dtype is not None:
             shape = num_blocks, 2, heads, block_size, config.head_dim
-            expanded = torch.empty(shape, dtype=expanded_dtype, device=device)
+            dequantized = torch.empty(shape, dtype=dequantized_dtype, device=device)
         # Attention with a window reads the cache itself.
         self.layers = [
-            LayerCache(vectors, held, scale, None if spec.window else expanded)
+            LayerCache(vectors, held, scale, None if spec.window else dequantized)
             for vectors, scale, spec in zip(kv.unbind(1), scales, config.cache_specs, strict=True)
         ]
 

@@ -43,7 +43,7 @@ from quire.engine.models.loader import Model
 from quire.engine.schedule.cascade import SMALLEST_CASCADE, Cascades
 from quire.engine.schedule.plan import PromptLogprobs, StepPlan
 from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, Newest, PrefillBatch
-from quire.kernels.attention.cascade import LANES, SharedPrefixes, rows_of_bundle, shared_lens
+from quire.kernels.attention.cascade import LANES, SharedPrefixes, rows_of_cascade, shared_lens
 from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.backend import Backend
@@ -99,7 +99,7 @@ class ModelRunner:
         if device.type == "cuda":
             self.workspace = DecodeWorkspace.allocate(rows, config.num_heads, config.head_dim, device)
             self.queue = CudaQueue(device)
-            width = rows_of_bundle(config.num_heads // config.num_kv_heads)
+            width = rows_of_cascade(config.num_heads // config.num_kv_heads)
             self.cascades = Cascades(rows, cache.block_size, width)
         self.decode_graphs: Graphs | None = None
         self.mixed_graphs: Graphs | None = None

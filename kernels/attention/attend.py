@@ -84,7 +84,7 @@ def attend_mixed(
     """Write K and V, then attend from chunks, and from decodes beside them."""
     assert batch.prefill is not None
     out, q = room_for(qkv, layer), layer.queries(qkv)
-    write_kv(qkv, batch.positions, batch.slots, layer, cache, expand=True)
+    write_kv(qkv, batch.positions, batch.slots, layer, cache, dequantize=True)
     prefill(q, out, batch.prefill, layer, cache, by=prefill_by)
     if len(batch.decode.rows):
         mode = DecodeMode.BESIDE if len(batch.prefill.rows) else DecodeMode.AFTER
@@ -107,7 +107,7 @@ def attend_newest_reference(
 def attend_reference(qkv: Tensor, batch: ForwardBatch, layer: AttentionLayer, cache: LayerCache) -> Tensor:
     """Do the same as the others in plain torch, from all tokens."""
     out, q = room_for(qkv, layer), layer.queries(qkv)
-    write_kv_reference(qkv, batch.positions, batch.slots, layer, cache, expand=batch.prefill is not None)
+    write_kv_reference(qkv, batch.positions, batch.slots, layer, cache, dequantize=batch.prefill is not None)
     if batch.prefill is not None:
         prefill_reference(q, out, batch.prefill, layer, cache)
     if len(batch.decode.rows):

@@ -1,6 +1,6 @@
-"""Attention of rows to a prefix that their tables share: read once for a bundle of rows, not once a row.
+"""Attention of rows to a prefix that their tables share: read once for a cascade of rows, not once a row.
 
-The queries of a bundle's rows fill the M side of one product, which for a single row is mostly padding. What
+The queries of a cascade's rows fill the M side of one product, which for a single row is mostly padding. What
 comes of it are partial results, which each row's own program (`attention.decode`) takes in. After
 Hydragen (Juravsky et al. 2024) and FlashInfer's cascade, at the granularity of blocks.
 """
@@ -23,7 +23,7 @@ from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import Gpu, gpu_of
 from quire.kernels.launch import dependent_launch
 
-LANES = 64  # queries of a bundle, for each kv head
+LANES = 64  # queries of a cascade, for each kv head
 SHORTEST = tl.constexpr(256)  # tokens: a shorter prefix is cheaper read by each row
 QUANTUM = tl.constexpr(64)  # tokens: prefixes are whole tiles
 SPAN = tl.constexpr(1024)  # tokens that a program reads, or a quarter of the prefix
@@ -32,21 +32,21 @@ STAGES = 3
 COLUMNS = tl.constexpr(64)  # of the tables that are compared at once
 
 
-def rows_of_bundle(group: int) -> int:
-    """Rows that a bundle has room for, where a kv head serves `group` query heads."""
+def rows_of_cascade(group: int) -> int:
+    """Rows that a cascade has room for, where a kv head serves `group` query heads."""
     return LANES // group
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """Bundles of a batch's rows whose tables begin alike, and how long they do.
+    """Cascades of a batch's rows whose tables begin alike, and how long they do.
 
-    members [N, R] i32: indices in the batch, each bundle's first ones, -1 after them; bundle_of [B] i32: of
+    members [N, R] i32: indices in the batch, each cascade's first ones, -1 after them; cascade_of [B] i32: of
     each of the batch's rows, -1 for none; lens [N] i32: tokens, as `shared_lens` finds them.
     """
 
     members: torch.Tensor
-    bundle_of: torch.Tensor
+    cascade_of: torch.Tensor
     lens: torch.Tensor
 
 
@@ -91,11 +91,11 @@ def _lens_kernel(
     LANE_ROWS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ) -> None:
-    bundle = tl.program_id(0)
+    cascade = tl.program_id(0)
     lane = tl.arange(0, LANE_ROWS)
-    member = tl.load(members + bundle * ROWS + lane, mask=lane < ROWS, other=-1)
+    member = tl.load(members + cascade * ROWS + lane, mask=lane < ROWS, other=-1)
     is_row = member >= 0
-    first = tl.load(members + bundle * ROWS)
+    first = tl.load(members + cascade * ROWS)
     # The block of the newest token is the row's own, and nothing is shared past the shortest context.
     cached = tl.load(context_lens + member, mask=is_row, other=2147483647) - 1
     common = tl.where(first >= 0, tl.min(cached, 0) // BLOCK_SIZE, 0)
@@ -112,7 +112,7 @@ def _lens_kernel(
         common = tl.min(tl.min(tl.where(differs, entry[None, :], common), 1), 0)
         column += COLUMNS
     tokens = common * BLOCK_SIZE // QUANTUM * QUANTUM
-    tl.store(lens + bundle, tl.where(tokens < SHORTEST, 0, tokens))
+    tl.store(lens + cascade, tl.where(tokens < SHORTEST, 0, tokens))
 
 
 def shared_lens(
@@ -122,14 +122,14 @@ def shared_lens(
     block_tables: torch.Tensor,
     block_size: int,
 ) -> torch.Tensor:
-    """Return how many tokens the rows of each bundle have in common, in whole tiles: lens [N] i32.
+    """Return how many tokens the rows of each cascade have in common, in whole tiles: lens [N] i32.
 
     members [N, R] i32 as in SharedPrefixes; rows [B] i32 indexes block_tables [*, max_blocks] i32,
     context_lens [B] i32. Full blocks that all of them name at the same place count; less than SHORTEST is 0.
     """
-    bundles, width = members.shape
-    lens = torch.empty(bundles, dtype=torch.int32, device=members.device)
-    _lens_kernel[(bundles,)](
+    cascades, width = members.shape
+    lens = torch.empty(cascades, dtype=torch.int32, device=members.device)
+    _lens_kernel[(cascades,)](
         lens, members, rows, context_lens, block_tables, block_tables.stride(0),
         ROWS=width, LANE_ROWS=triton.next_power_of_2(width), BLOCK_SIZE=block_size, num_warps=4,
     )  # fmt: skip
@@ -170,20 +170,20 @@ def _prefix_kernel(
     PLANES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
-    """One span of a bundle's prefix for the bundle's query heads of one kv head."""
+    """One span of a cascade's prefix for the cascade's query heads of one kv head."""
     kv_head = tl.program_id(0)
-    bundle = tl.program_id(1)
+    cascade = tl.program_id(1)
     span = tl.program_id(2)
     num_q_heads = tl.num_programs(0) * GROUP
-    shared_len = tl.load(lens + bundle)
+    shared_len = tl.load(lens + cascade)
     span_tokens, _ = spans_of(shared_len)
     begin = span * span_tokens
     end = tl.minimum(begin + span_tokens, shared_len)
-    first = tl.maximum(tl.load(members + bundle * ROWS), 0)
+    first = tl.maximum(tl.load(members + cascade * ROWS), 0)
     table = block_tables + tl.load(rows + first).to(tl.int64) * table_stride
     blocks = load_blocks(table, begin, end, BLOCK_SIZE, TILE)
     lane = tl.arange(0, BLOCK_M)
-    member = tl.load(members + bundle * ROWS + lane // GROUP, mask=lane < ROWS * GROUP, other=-1)
+    member = tl.load(members + cascade * ROWS + lane // GROUP, mask=lane < ROWS * GROUP, other=-1)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()  # for q, K and V; what was read so far was there before those kernels began
@@ -231,7 +231,7 @@ def prefix_attention(
     scale: float,
     workspace: PrefixWorkspace,
 ) -> None:
-    """Attend to the prefixes of the bundles' rows, leaving partial results in the workspace.
+    """Attend to the prefixes of the cascades' rows, leaving partial results in the workspace.
 
     q [T, Hq, D]: its first B tokens are the rows' queries; block_tables [*, max_blocks] i32 indexed by rows
     [B] i32. Tables, rows and `shared` are read before kernels ahead have ended: they must be complete when
@@ -240,10 +240,10 @@ def prefix_attention(
     num_q_heads, head_dim = q.shape[1:]
     kv, num_kv_heads, block_size = cache.kv, cache.kv_heads, cache.block_size
     group = num_q_heads // num_kv_heads
-    bundles, width = shared.members.shape
+    cascades, width = shared.members.shape
     dim = triton.next_power_of_2(head_dim)
     tiles = prefix_tiles(gpu_of(q.device), dim, q.dtype, cache.format)
-    _prefix_kernel[num_kv_heads, bundles, MAX_SPANS.value](
+    _prefix_kernel[num_kv_heads, cascades, MAX_SPANS.value](
         workspace.partials, workspace.lse, q, kv, block_tables, rows, shared.members, shared.lens,
         scale * LOG2_E,
         q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(cache.scales),

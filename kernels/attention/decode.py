@@ -153,7 +153,7 @@ def decode_splits(
     if shared is not None and layer.window == 0:
         splits = 1  # what is left of such a batch is short
         prefix_attention(q, cache, batch.block_tables, batch.rows, shared, layer.scale, workspace.prefix)
-        prefixes = (shared.bundle_of, shared.lens, workspace.prefix.partials, workspace.prefix.lse)
+        prefixes = (shared.cascade_of, shared.lens, workspace.prefix.partials, workspace.prefix.lse)
     else:
         splits = splits or plan_splits(count, num_kv_heads, max_tiles)
     if splits > 1 and count * splits * num_q_heads > workspace.lse.numel():

@@ -34,7 +34,7 @@ READS_EARLY = frozenset(
         "rows",
         "context_lens",
         "order",
-        "bundle_of",
+        "cascade_of",
         "shared_lens",
         "rope",
         "q_norm",
@@ -57,7 +57,7 @@ def decode_kernel(
     rows: tl.tensor,
     context_lens: tl.tensor,
     order: tl.tensor,
-    bundle_of: tl.tensor,
+    cascade_of: tl.tensor,
     shared_lens: tl.tensor,
     prefix_partials: tl.tensor,
     prefix_lse: tl.tensor,
@@ -103,9 +103,9 @@ def decode_kernel(
     max_splits = tl.num_programs(2)
     context_len = tl.load(context_lens + index)
     shared_len = 0
-    if bundle_of is not None:
-        bundle = tl.load(bundle_of + index)
-        shared_len = tl.load(shared_lens + bundle, mask=bundle >= 0, other=0)
+    if cascade_of is not None:
+        cascade = tl.load(cascade_of + index)
+        shared_len = tl.load(shared_lens + cascade, mask=cascade >= 0, other=0)
     first_key, first_tile, tiles, split_tiles, splits = tiles_and_splits(
         context_len, shared_len, window, max_splits, TILE
     )
@@ -174,7 +174,7 @@ def decode_kernel(
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     peak = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    if bundle_of is not None:
+    if cascade_of is not None:
         _, spans = spans_of(shared_len)
         for span in range(spans):
             part = (index.to(tl.int64) * MAX_SPANS + span) * num_q_heads + q_head
@@ -225,7 +225,7 @@ def decode_kernel(
             acc, peak, total = attend(q_tile, k, v, seen[None, :], acc, peak, total, scale_log2, True)
     else:
         q_exact = as_exact(q_tile, kv)
-        if bundle_of is not None:
+        if cascade_of is not None:
             peak -= HEADROOM
             total *= 2**HEADROOM
             acc *= 2**HEADROOM

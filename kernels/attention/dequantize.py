@@ -19,7 +19,7 @@ SEQUENCES = 256  # up to which one kernel serves all steps
 
 
 @triton.jit(do_not_specialize=["num_sequences"])
-def _expand_kernel(
+def _dequantize_kernel(
     into: tl.tensor, kv: tl.tensor, kv_scales: tl.tensor, block_tables: tl.tensor, rows: tl.tensor,
     query_starts: tl.tensor, context_lens: tl.tensor, num_sequences: tl.tensor,
     table_stride: tl.tensor, block_stride: tl.tensor, part_stride: tl.tensor, head_stride: tl.tensor,
@@ -54,17 +54,17 @@ def _expand_kernel(
 
 
 def dequantize(batch: PrefillBatch, cache: LayerCache) -> None:
-    """Write rows' blocks up to a step's own tokens as numbers to `cache.expanded`.
+    """Write rows' blocks up to a step's own tokens as numbers to `cache.dequantized`.
 
     What follows earlier tokens in their last block is whatever the cache has there; other blocks are left
     alone. A row with fewer tokens than queries is padding. Raises ValueError if there is no room that fits.
     """
-    cache.check_expanded()
-    kv, scales, into = cache.kv, cache.scales, cache.expanded
+    cache.check_dequantized()
+    kv, scales, into = cache.kv, cache.scales, cache.dequantized
     if scales is None or into is None:
-        raise ValueError(f"a cache in {cache.format.name} has no room to be expanded into")
+        raise ValueError(f"a cache in {cache.format.name} has no room to be dequantized into")
     vectors, count = 2 * cache.kv_heads, len(batch.rows)
-    _expand_kernel[vectors, triton.cdiv(PROGRAMS, vectors)](
+    _dequantize_kernel[vectors, triton.cdiv(PROGRAMS, vectors)](
         into, kv, scales, batch.block_tables, batch.rows, batch.query_starts, batch.context_lens, count,
         batch.block_tables.stride(0), *kv.stride()[:4], scales.stride(0),
         SEQUENCES=max(SEQUENCES, triton.next_power_of_2(count)), KV_HEADS=cache.kv_heads,

@@ -167,10 +167,10 @@ def prefill(
 
     q [T, Hq, D] holds the queries of the batch's rows, and `out` gets their results at the same tokens; it is
     left alone elsewhere. Their own K and V are already in the cache. A row without context (padding) gets
-    zeros. In fp8 q must fit fp16. With `cache.expanded`, where `attention.write_kv` has written the queries'
-    own K and V, what else is read of a cache in fp12 is first brought there, if `attention.hopper_prefill`
-    attends. The grid depends only on shapes and on `max_query_len`, an upper bound. After FlashAttention-2
-    (Dao 2023).
+    zeros. In fp8 q must fit fp16. With `cache.dequantized`, where `attention.write_kv` has written the
+    queries' own K and V, what else is read of a cache in fp12 is first brought there, if
+    `attention.hopper_prefill` attends. The grid depends only on shapes and on `max_query_len`, an upper
+    bound. After FlashAttention-2 (Dao 2023).
 
     by: the kernel; None is `attention.hopper_prefill` where that can be and is quicker.
     """
@@ -181,7 +181,7 @@ def prefill(
     if num_tokens == 0 or num_sequences == 0:
         return
     group = num_q_heads // num_kv_heads
-    numbers = cache.kv if cache.expanded is None else cache.expanded
+    numbers = cache.kv if cache.dequantized is None else cache.dequantized
     if by is None:
         takes = numbers.dtype == q.dtype and hopper.takes_heads(
             gpu_of(q.device), q.dtype, head_dim, group, block_size

@@ -28,16 +28,16 @@ def write_kv(
     layer: AttentionLayer,
     cache: LayerCache,
     *,
-    expand: bool = False,
+    dequantize: bool = False,
 ) -> None:
     """Rewrite q inside qkv, and write k and v to the cache; their parts of qkv are left as they were.
 
-    qkv [T, (Hq + 2 Hkv) D], rows may be strided; positions [T]; slots [T], -1 writes nothing. With `expand`
-    what a cache in fp12 holds of the tokens goes to `cache.expanded` as numbers, too, if that is there.
-    Raises ValueError if the shapes do not fit. All but qkv is read before kernels ahead have ended: it must
-    be complete when the kernel just ahead begins.
+    qkv [T, (Hq + 2 Hkv) D], rows may be strided; positions [T]; slots [T], -1 writes nothing. With
+    `dequantize` what a cache in fp12 holds of the tokens goes to `cache.dequantized` as numbers, too, if that
+    is there. Raises ValueError if the shapes do not fit. All but qkv is read before kernels ahead have ended:
+    it must be complete when the kernel just ahead begins.
     """
-    kv, scales, expanded = _checked(cache, expand=expand)
+    kv, scales, dequantized = _checked(cache, dequantize=dequantize)
     head_dim, heads = cache.head_dim, layer.num_heads + 2 * cache.kv_heads
     tokens, width = qkv.shape
     if width != heads * head_dim:
@@ -59,7 +59,7 @@ def write_kv(
         kv.stride(3),
         scales,
         0 if scales is None else scales.stride(0),
-        expanded,
+        dequantized,
         layer.eps,
         layer.num_heads,
         cache.kv_heads,
@@ -80,10 +80,10 @@ def write_kv_reference(
     layer: AttentionLayer,
     cache: LayerCache,
     *,
-    expand: bool = False,
+    dequantize: bool = False,
 ) -> None:
     """Do the same as `write_kv` in plain torch."""
-    kv, kv_scales, expanded = _checked(cache, expand=expand)
+    kv, kv_scales, dequantized = _checked(cache, dequantize=dequantize)
     block_size, head_dim = cache.block_size, cache.head_dim
     num_q_heads, kv_heads = layer.num_heads, cache.kv_heads
     rope, q_norm, k_norm, eps = layer.rope, layer.q_norm, layer.k_norm, layer.eps
@@ -108,15 +108,15 @@ def write_kv_reference(
         values, scales = cache.format.quantize(written)
         kv.view(torch.uint8)[block, :, :, offset] = values.view(torch.uint8)
         kv_scales[block, :, offset] = scales.mT
-        if expanded is not None:
-            expanded[block, :, :, offset] = cache.format.dequantize(values, scales).to(expanded.dtype)
+        if dequantized is not None:
+            dequantized[block, :, :, offset] = cache.format.dequantize(values, scales).to(dequantized.dtype)
 
 
-def _checked(cache: LayerCache, *, expand: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _checked(cache: LayerCache, *, dequantize: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the cache's vectors, its scales, and where numbers go."""
     cache.check()
-    cache.check_expanded()
-    return cache.kv, cache.scales, cache.expanded if expand else None
+    cache.check_dequantized()
+    return cache.kv, cache.scales, cache.dequantized if dequantize else None
 
 
 def _rotate(heads: Tensor, table: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ def _qkv_to_cache_kernel(
     kv_offset_stride: tl.tensor,
     kv_scales_ptr: tl.tensor,
     scales_block_stride: tl.tensor,
-    expanded_ptr: tl.tensor,
+    dequantized_ptr: tl.tensor,
     eps: tl.tensor,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -229,13 +229,13 @@ def _qkv_to_cache_kernel(
                 tl.store(target, fp8.to_e4m3(x * inverse), is_kv)
                 tl.store(target + HALF, fp8.to_e4m3(y * inverse), is_kv)
             kv_scale = tl.where(broken, float("nan"), kv_scale)
-            if expanded_ptr is not None:
+            if dequantized_ptr is not None:
                 part = (slot // BLOCK_SIZE) * 2 + (head >= Q_HEADS + KV_HEADS)
                 place = (part * KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
-                numbers = expanded_ptr + place * (2 * HALF) + column
+                numbers = dequantized_ptr + place * (2 * HALF) + column
                 number_scale = kv_scale.to(tl.float32)
-                tl.store(numbers, (x * number_scale).to(expanded_ptr.dtype.element_ty), is_kv)
-                tl.store(numbers + HALF, (y * number_scale).to(expanded_ptr.dtype.element_ty), is_kv)
+                tl.store(numbers, (x * number_scale).to(dequantized_ptr.dtype.element_ty), is_kv)
+                tl.store(numbers + HALF, (y * number_scale).to(dequantized_ptr.dtype.element_ty), is_kv)
             scale_target = (
                 kv_scales_ptr
                 + (slot // BLOCK_SIZE) * scales_block_stride

@@ -15,7 +15,7 @@ class LayerCache:
     """Strided views of one layer of the cache.
 
     kv [num_blocks, 2, kv_heads, block_size, head_dim], or of planes [..., 3, head_dim/2]; 2 is keys, values.
-    scales [num_blocks, kv_heads, block_size, 2] fp16 if the format is scaled, else None. expanded
+    scales [num_blocks, kv_heads, block_size, 2] fp16 if the format is scaled, else None. dequantized
     [num_blocks, 2, kv_heads, block_size, head_dim] or None: room for one layer's keys and values of a cache
     in fp12 as numbers, the same for all layers.
     """
@@ -23,7 +23,7 @@ class LayerCache:
     kv: Tensor
     format: KVFormat
     scales: Tensor | None = None
-    expanded: Tensor | None = None
+    dequantized: Tensor | None = None
 
     @property
     def kv_heads(self) -> int:
@@ -69,15 +69,15 @@ class LayerCache:
                     f"got {tuple(kv.shape)} and {kv.stride()}; see KVFormat.vectors"
                 )
 
-    def check_expanded(self) -> None:
-        """Raise ValueError unless `expanded` is room for an fp12 cache's numbers, or None."""
-        expanded = self.expanded
-        if expanded is None:
+    def check_dequantized(self) -> None:
+        """Raise ValueError unless `dequantized` is room for an fp12 cache's numbers, or None."""
+        dequantized = self.dequantized
+        if dequantized is None:
             return
         shape = (*self.kv.shape[:4], self.head_dim)
-        if self.format != FP12 or expanded.shape != shape or not expanded.is_contiguous():
+        if self.format != FP12 or dequantized.shape != shape or not dequantized.is_contiguous():
             raise ValueError(
-                f"a cache in {self.format.name} of {tuple(self.kv.shape)} does not expand into "
-                f"{expanded.dtype} of {tuple(expanded.shape)}; that is for one in {FP12.name}, and takes a "
-                f"contiguous tensor of shape {shape}"
+                f"a cache in {self.format.name} of {tuple(self.kv.shape)} does not dequantize into "
+                f"{dequantized.dtype} of {tuple(dequantized.shape)}; that is for one in {FP12.name}, and "
+                f"takes a contiguous tensor of shape {shape}"
             )

@@ -58,7 +58,7 @@ def test_on_hopper_bfloat16_is_held_in_fp12(model: ModelConfig, changes: dict[st
         *({"num_heads": group} for group in (16, 32)),  # nor decode attention these
         *({"head_dim": head_dim} for head_dim in (32, 80, 96, 256)),
         {"windows": (20,) * 8},
-        {"num_layers": 4, "windows": (0,) * 4},  # with one expanded they take no less memory
+        {"num_layers": 4, "windows": (0,) * 4},  # with one dequantized they take no less memory
     ],
 )
 def test_models_that_it_does_not_suit_keep_their_type(model: ModelConfig, changes: dict[str, Any]) -> None:

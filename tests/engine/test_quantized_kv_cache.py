@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.engine import startup
 from quire.engine.config import EngineConfig, KVCacheDtype
-from quire.engine.device.kv_cache import KVCache, bytes_per_block, expanded_dtype, named_format
+from quire.engine.device.kv_cache import KVCache, bytes_per_block, dequantized_dtype, named_format
 from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.config import ModelConfig
@@ -71,19 +71,19 @@ def test_a_step_with_prompts_leaves_its_own_tokens_as_numbers(
     driver.cache = KVCache(config, blocks, 16, FP12, device, copy_blocks, dtype)
     last_whole = max(layer for layer, window in enumerate(config.windows) if not window)
     layer = driver.cache.layers[last_whole]
-    expanded = layer.expanded
-    assert expanded is not None
+    dequantized = layer.dequantized
+    assert dequantized is not None
     everything = torch.arange(blocks)[:, None, None], torch.arange(2)[:, None], torch.arange(layer.kv_heads)
     driver.step({}, {0: [5] * 20, 1: [6] * 3})
     for decodes, chunks in (({0: 7}, {1: [8] * 18, 2: [9] * 5}), ({0: 7, 1: 8}, {})):
-        expanded.fill_(torch.nan)
+        dequantized.fill_(torch.nan)
         before = list(driver.lengths)
         driver.step(decodes, chunks)
         own = torch.zeros(blocks, 16, dtype=torch.bool)
         for row, (begin, end) in enumerate(zip(before, driver.lengths, strict=True)):
             slots = torch.arange(begin, end)
             own[driver.block_tables[row].long()[slots // 16], slots % 16] = len(chunks) > 0
-        held, numbers = (x.movedim(3, 1) for x in (layer.read(everything), expanded))
+        held, numbers = (x.movedim(3, 1) for x in (layer.read(everything), dequantized))
         assert torch.equal(numbers[own], held[own]) and held[own].isfinite().all()
         assert numbers[~own].isnan().all()
 
@@ -235,15 +235,15 @@ def test_hopper_expands_what_its_prefill_attention_takes(model_folder: Callable[
     bf16 = torch.bfloat16
     half_windowed = replace(config, windows=(0, 20))
     for taken in (config, half_windowed):
-        assert expanded_dtype(taken, FP12, bf16, hopper) == bf16
+        assert dequantized_dtype(taken, FP12, bf16, hopper) == bf16
     for held, dtype in ((FP8, bf16), (BF16, bf16), (FP12, torch.float16)):
-        assert expanded_dtype(config, held, dtype, hopper) is None
+        assert dequantized_dtype(config, held, dtype, hopper) is None
     for changes in ({"windows": (20, 20)}, {"head_dim": 256}, {"num_heads": 3, "num_kv_heads": 1}):
-        assert expanded_dtype(replace(config, **changes), FP12, bf16, hopper) is None
+        assert dequantized_dtype(replace(config, **changes), FP12, bf16, hopper) is None
     for other in (NO_GPU, GPUS[80], GPUS[100]):
-        assert expanded_dtype(config, FP12, bf16, other) is None
+        assert dequantized_dtype(config, FP12, bf16, other) is None
     for block_size, expected in ((8, None), (16, bf16)):
-        assert expanded_dtype(config, FP12, bf16, hopper, block_size) == expected
+        assert dequantized_dtype(config, FP12, bf16, hopper, block_size) == expected
 
 
 def test_what_is_expanded_has_room_that_counts_and_reaches_every_layer(
@@ -256,11 +256,11 @@ def test_what_is_expanded_has_room_that_counts_and_reaches_every_layer(
         return 30
 
     def spied_prefill(*arguments: Any) -> None:
-        given.append(arguments[-1].expanded)
+        given.append(arguments[-1].dequantized)
         prefill_reference(*arguments)
 
     monkeypatch.setattr(startup, "_measure_blocks", spied_blocks)
-    monkeypatch.setattr(startup, "expanded_dtype", lambda *_: torch.bfloat16)
+    monkeypatch.setattr(startup, "dequantized_dtype", lambda *_: torch.bfloat16)
     monkeypatch.setattr(attend, "prefill_reference", spied_prefill)
     core, info = startup.start_engine(
         EngineConfig(model=str(folder), device="cpu", kv_cache_dtype="fp12_e4m7", swap_space=0)
@@ -273,7 +273,7 @@ def test_what_is_expanded_has_room_that_counts_and_reaches_every_layer(
     run(core, requests(config.vocab_size, KINDS["greedy"])[:1])
     (room,) = {tensor.data_ptr() for tensor in given}
     assert room == given[0].data_ptr() and given[0].nbytes == info.expanded_bytes
-    assert all(layer.expanded is given[0] for layer in core.runner.cache.layers)
+    assert all(layer.dequantized is given[0] for layer in core.runner.cache.layers)
 
 
 @of_each_format

@@ -143,10 +143,10 @@ def poisoned_workspace(batch: int, heads: int, head_dim: int, device: torch.devi
     return workspace
 
 
-def share_prefixes(paged: Paged, bundles: list[list[int]], tokens: list[int]) -> None:
-    """Have the sequences of each bundle name the first one's blocks for their first so many tokens."""
+def share_prefixes(paged: Paged, cascades: list[list[int]], tokens: list[int]) -> None:
+    """Have the sequences of each cascade name the first one's blocks for their first so many tokens."""
     block_size = paged.kv.shape[3]
-    for (first, *others), shared in zip(bundles, tokens, strict=True):
+    for (first, *others), shared in zip(cascades, tokens, strict=True):
         assert shared % block_size == 0
         for other in others:
             table = paged.block_tables[paged.rows[other]]

@@ -19,13 +19,13 @@ from gpus import GPUS
 from launches import META, on_gpu
 from torch import Tensor
 
-from quire.engine.device.kv_cache import KVCache, expanded_dtype
+from quire.engine.device.kv_cache import KVCache, dequantized_dtype
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import build_model
 from quire.engine.models.rope_config import RopeConfig
 from quire.engine.models.weights import Weights
 from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, Newest, PrefillBatch
-from quire.kernels.attention.cascade import SharedPrefixes, rows_of_bundle, shared_lens
+from quire.kernels.attention.cascade import SharedPrefixes, rows_of_cascade, shared_lens
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.backend import triton_backend
 from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP16, FP32, KVFormat
@@ -141,7 +141,7 @@ def batch_of(step: Step, config: ModelConfig, block_size: int, workspace: Decode
     rows, context_lens = words(step.decodes), words(step.decodes)
     shared = prefill = newest = None
     if step.sharing:
-        width = rows_of_bundle(config.num_heads // config.num_kv_heads)
+        width = rows_of_cascade(config.num_heads // config.num_kv_heads)
         members = words(step.decodes // 4, width)
         lens = shared_lens(members, rows, context_lens, tables, block_size)
         shared = SharedPrefixes(members, words(step.decodes), lens)
@@ -168,7 +168,7 @@ def launches(
         with on_gpu(gpu) as found:
             cache = KVCache(
                 config, 8, block_size, held, META, lambda blocks, pairs: None,
-                expanded_dtype(config, held, dtype, gpu),
+                dequantized_dtype(config, held, dtype, gpu),
             )  # fmt: skip
             built = build_model(config, triton_backend(), Weights(META, dtype), 40960)
             workspace = DecodeWorkspace.allocate(MOST_ROWS + 1, config.num_heads, config.head_dim, META)

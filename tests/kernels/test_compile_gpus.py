@@ -79,7 +79,7 @@ class Attention(NamedTuple):
 
 
 def decode_kernels(gpu: Gpu, dim: int, dtype: torch.dtype, held: KVFormat) -> Iterator[Attention]:
-    alone = dict.fromkeys(("bundle_of", "shared_lens", "prefix_partials", "prefix_lse"))
+    alone = dict.fromkeys(("cascade_of", "shared_lens", "prefix_partials", "prefix_lse"))
     for group in (4, 64) if dim == 256 and held.planes == 0 else (4,):
         lanes = max(group, 16)
         tiles = decode_tiles(gpu, lanes, dim, dtype, held)
@@ -144,7 +144,7 @@ def attention_cases(gpu: Gpu) -> Iterator[tuple[tuple[Any, ...], Case]]:
 
 def types_of(dtype: str, kv_dtype: str) -> dict[str, str]:
     types = dict.fromkeys(("block_tables", "rows", "query_starts", "context_lens", "order"), "*i32")
-    types |= dict.fromkeys(("bundle_of", "members", "lens", "shared_lens", "kv_scales"), "*i32")
+    types |= dict.fromkeys(("cascade_of", "members", "lens", "shared_lens", "kv_scales"), "*i32")
     types |= dict.fromkeys(("partials", "lse", "prefix_partials", "prefix_lse", "rope"), "*fp32")
     types |= dict.fromkeys(("q", "out", "q_norm", "k_norm"), f"*{dtype}")
     return types | {"kv": f"*{kv_dtype}", "scale_log2": "fp32", "eps": "fp32"}

@@ -44,7 +44,7 @@ SPILLS_LIMIT = {
     "prefill_64": 88,
     "prefill_16_fp8": 432,
     "prefill_16_fp12": 208,
-    "expand_fp12": 0,
+    "dequantize_fp12": 0,
     "hopper_prefill_16": 0,
     "hopper_prefill_16_short": 0,
     "hopper_prefill_64": 0,
@@ -153,10 +153,8 @@ def plain_variants() -> dict[str, Case]:
     from quire.kernels.attention import (
         decode,
         decode_kernel,
+        dequantize,
         prefill,
-    )
-    from quire.kernels.attention import (
-        dequantize as expand,
     )
     from quire.kernels.attention import (
         splits as decode_splits,
@@ -170,7 +168,7 @@ def plain_variants() -> dict[str, Case]:
     from quire.kernels.sampling import thresholds
 
     dependent = {"DEPENDENT": True}
-    alone = dict.fromkeys(("bundle_of", "shared_lens", "prefix_partials", "prefix_lse"))
+    alone = dict.fromkeys(("cascade_of", "shared_lens", "prefix_partials", "prefix_lse"))
     shape = {"GROUP": 4, "HEAD_DIM": 128, "DIM": 128, "TILE": 64}
     four_warps = {"num_warps": 4, "num_stages": 4}
     prefill_16 = shape | {"BLOCK_M": 128, "BLOCK_SIZE": 16}
@@ -261,13 +259,13 @@ def plain_variants() -> dict[str, Case]:
             four_warps | {"num_stages": decode.SMALL_STAGES},
         ),
     }
-    expanding = {"SEQUENCES": expand.SEQUENCES, "KV_HEADS": 8, "BLOCK_SIZE": 16, "DIM": 128}
-    variants["expand_fp12"] = (expand._expand_kernel, expanding, {"num_warps": 4})
+    dequantizing = {"SEQUENCES": dequantize.SEQUENCES, "KV_HEADS": 8, "BLOCK_SIZE": 16, "DIM": 128}
+    variants["dequantize_fp12"] = (dequantize._dequantize_kernel, dequantizing, {"num_warps": 4})
     variants["shared_prefix_fp12"] = variants["shared_prefix_fp8"]
     qk_heads = {"Q_HEADS": 32, "KV_HEADS": 8, "BLOCK_SIZE": 16, "HALF": 64, "HALF_PADDED": 64, "HEADS": 8}
     qk_heads |= dependent
     variants["qkv_to_cache_numbers_fp12"] = (qkv_cache._qkv_to_cache_kernel, qk_heads, {"num_warps": 4})
-    qk_heads |= {"expanded_ptr": None}
+    qk_heads |= {"dequantized_ptr": None}
     variants["qkv_to_cache_fp8"] = (qkv_cache._qkv_to_cache_kernel, qk_heads, {"num_warps": 4})
     variants["qkv_to_cache_fp12"] = variants["qkv_to_cache_fp8"]
     linear = dependent | {"OUTPUTS": 4096, "COLUMNS": 14336, "ROWS": 4, "CHUNK": 2048, "ADDED": True}
@@ -292,7 +290,7 @@ def plain_variants() -> dict[str, Case]:
     pointers = {"q": "*bf16", "out": "*bf16", "partials": "*fp32", "lse": "*fp32"}
     pointers |= dict.fromkeys(("x", "weight", "norm"), "*bf16")
     pointers |= dict.fromkeys(
-        ("block_tables", "rows", "query_starts", "context_lens", "order", "bundle_of"), "*i32"
+        ("block_tables", "rows", "query_starts", "context_lens", "order", "cascade_of"), "*i32"
     )
     pointers |= dict.fromkeys(("members", "lens", "shared_lens"), "*i32")
     pointers |= dict.fromkeys(("prefix_partials", "prefix_lse"), "*fp32")
@@ -303,7 +301,7 @@ def plain_variants() -> dict[str, Case]:
     pointers |= {"table": "*bf16", "logits_ptr": "*bf16", "seed_ptr": "*i64", "best_ptr": "*fp32"}
     pointers |= {"rope": "*fp32", "q_norm": "*bf16", "k_norm": "*bf16"}
     pointers |= {
-        "expanded_ptr": "*bf16",
+        "dequantized_ptr": "*bf16",
         "qkv_ptr": "*bf16",
         "q_norm_ptr": "*bf16",
         "k_norm_ptr": "*bf16",
@@ -314,7 +312,7 @@ def plain_variants() -> dict[str, Case]:
         kv = {"fp8": "*fp8e4nv", "fp12": "*u8"}.get(name.rsplit("_")[-1], "*bf16")
         types = pointers | {"kv": kv, "kv_ptr": kv, "scale_log2": "fp32", "eps": "fp32"}
         planes = {"PLANES": name.endswith("fp12")} if "PLANES" in kernel.arg_names else {}
-        types |= {"into": "*bf16", "kv_scales": "*fp16"} if name == "expand_fp12" else {}
+        types |= {"into": "*bf16", "kv_scales": "*fp16"} if name == "dequantize_fp12" else {}
         # Pointers and strides are multiples of 16, as the launcher finds them when serving.
         aligned = {name for name, kind in types.items() if kind[0] == "*"}
         aligned |= {name for name in kernel.arg_names if name.endswith("_stride")}
@@ -354,7 +352,7 @@ def hopper_decode_variants() -> dict[str, Case]:
     pointers = dict.fromkeys(("out", "q", "kv", "q_norm", "k_norm"), "*bf16")
     pointers |= dict.fromkeys(("partials", "lse", "rope", "prefix_partials", "prefix_lse"), "*fp32")
     pointers |= dict.fromkeys(("arrivals", "block_tables", "rows", "context_lens", "order"), "*i32")
-    pointers |= dict.fromkeys(("bundle_of", "shared_lens"), "*i32")
+    pointers |= dict.fromkeys(("cascade_of", "shared_lens"), "*i32")
     types = pointers | {"scale_log2": "fp32", "eps": "fp32"}
     strides = [name for name in hopper_decode._kernel.arg_names if name.endswith("_stride")]
     no_scales: dict[str, object] = {"kv_scales": None}
@@ -362,7 +360,7 @@ def hopper_decode_variants() -> dict[str, Case]:
     both = {"GROUP": 4, "DIM": 128, "TILE": hopper_decode.TILE, "STAGES": hopper_decode.STAGES}
     both |= {"BLOCK_SIZE": 16, "NEW": False, "BESIDE": False, "MERGES": True, "BRINGS": True}
     shared = both | heads | {"READY": 1, "BRINGS": False}
-    both |= dict.fromkeys(("bundle_of", "shared_lens", "prefix_partials", "prefix_lse"))
+    both |= dict.fromkeys(("cascade_of", "shared_lens", "prefix_partials", "prefix_lse"))
     variants = {
         "": both | heads | {"READY": 0, "BRINGS": False},
         "_known": both | heads | {"READY": 1},
@@ -584,7 +582,7 @@ def test_serving_variants_fit(found: dict[str, dict[str, Any]]) -> None:
 def test_kernels_wait_before_they_write(found: dict[str, dict[str, Any]]) -> None:
     """Those that are launched dependently; prefill and products of many tokens are not and need not."""
     for name, variant in found.items():
-        launched_dependently = not any(kind in name for kind in ("prefill", "expand", "matmul"))
+        launched_dependently = not any(kind in name for kind in ("prefill", "dequantize", "matmul"))
         assert (variant["waits"] >= 0) == launched_dependently, name
         assert variant["writes_early"] == (name in WRITES_EARLY or not launched_dependently), name
 

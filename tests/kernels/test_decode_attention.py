@@ -19,7 +19,7 @@ from paged import (
     poisoned_workspace,
     with_dtypes,
 )
-from rounded import FP8, FP12, in_format
+from quantized import FP8, FP12, in_format
 
 from quire.kernels.attention.batch import DecodeBatch
 from quire.kernels.attention.cascade import PrefixWorkspace

@@ -20,7 +20,7 @@ from quire.kernels.attention.cascade import (
     QUANTUM,
     SHORTEST,
     SharedPrefixes,
-    rows_of_bundle,
+    rows_of_cascade,
     shared_lens,
 )
 from quire.kernels.attention.decode import decode
@@ -30,15 +30,15 @@ QUANTUM, SHORTEST, MAX_SPANS = QUANTUM.value, SHORTEST.value, MAX_SPANS.value
 UNTOUCHED = 7.0
 
 
-def members_of(bundles: list[list[int]], width: int, device: torch.device) -> torch.Tensor:
-    padded = [bundle + [-1] * (width - len(bundle)) for bundle in bundles]
-    return torch.tensor(padded, dtype=torch.int32, device=device).view(len(bundles), width)
+def members_of(cascades: list[list[int]], width: int, device: torch.device) -> torch.Tensor:
+    padded = [cascade + [-1] * (width - len(cascade)) for cascade in cascades]
+    return torch.tensor(padded, dtype=torch.int32, device=device).view(len(cascades), width)
 
 
-def bundle_of(bundles: list[list[int]], batch: int, device: torch.device) -> torch.Tensor:
+def cascade_of(cascades: list[list[int]], batch: int, device: torch.device) -> torch.Tensor:
     owners = torch.full((batch,), -1, dtype=torch.int32)
-    for number, bundle in enumerate(bundles):
-        owners[bundle] = number
+    for number, cascade in enumerate(cascades):
+        owners[cascade] = number
     return owners.to(device)
 
 
@@ -52,14 +52,14 @@ def test_rows_that_share_attend_to_the_same_as_alone(
 ) -> None:
     torch.manual_seed(0)
     lengths = [300, 257, 290, 0, 700, 513, 513, 9, 2177, 2240]
-    bundles = [[1, 0, 2], [4, 6, 5], [9, 8]]
+    cascades = [[1, 0, 2], [4, 6, 5], [9, 8]]
     paged = make_paged(lengths, kv_heads, head_dim, block_size, dtype, device)
-    share_prefixes(paged, bundles, [256, 512, 2176])
-    width = rows_of_bundle(heads // kv_heads)
-    members = members_of([*bundles, []], width, device)
+    share_prefixes(paged, cascades, [256, 512, 2176])
+    width = rows_of_cascade(heads // kv_heads)
+    members = members_of([*cascades, []], width, device)
     lens = shared_lens(members, paged.rows, paged.context_lens, paged.block_tables, block_size)
     assert lens.tolist() == [256, 512, 2176, 0]
-    shared = SharedPrefixes(members, bundle_of(bundles, len(lengths), device), lens)
+    shared = SharedPrefixes(members, cascade_of(cascades, len(lengths), device), lens)
     q = fused_queries(len(lengths) + 1, heads, head_dim, dtype).to(device)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
     workspace = DecodeWorkspace.allocate(len(lengths), heads, head_dim, device)
@@ -82,9 +82,9 @@ def test_what_was_shared_is_read_from_the_prefix_only(device: torch.device) -> N
     torch.manual_seed(0)
     paged = make_paged([300, 300, 300], 1, 64, 16, torch.float32, device)
     share_prefixes(paged, [[0, 2]], [256])
-    members = members_of([[0, 2]], rows_of_bundle(2), device)
+    members = members_of([[0, 2]], rows_of_cascade(2), device)
     lens = shared_lens(members, paged.rows, paged.context_lens, paged.block_tables, 16)
-    shared = SharedPrefixes(members, bundle_of([[0, 2]], 3, device), lens)
+    shared = SharedPrefixes(members, cascade_of([[0, 2]], 3, device), lens)
     paged.kv[paged.block_tables[paged.rows[0], 0].item()] = torch.nan
     q = fused_queries(3, 2, 64, torch.float32).to(device)
     out = torch.empty(q.shape, device=device)
@@ -105,16 +105,16 @@ def test_lens_are_what_the_tables_have_in_common(block_size: int, group: int, de
     def draw(low: int, high: int, *shape: int) -> torch.Tensor:
         return torch.randint(low, high, shape, generator=generator)
 
-    width = rows_of_bundle(group)
+    width = rows_of_cascade(group)
     count = 12
     columns = 4096 // block_size
     tables = torch.full((200, columns), NO_BLOCK, dtype=torch.int32)
-    rows, contexts, bundles, expected = [], [], [], []
+    rows, contexts, cascades, expected = [], [], [], []
     free = torch.randperm(200, generator=generator).tolist()
     for _ in range(count):
         size = int(draw(1, min(width, 12) + 1, 1))
         length = int(draw(1, columns, 1))
-        bundle = list(range(len(rows), len(rows) + size))
+        cascade = list(range(len(rows), len(rows) + size))
         base = draw(0, 3, columns).int()  # few ids, so that equal ones stand behind unequal ones too
         limits = []
         for position in range(size):
@@ -131,10 +131,10 @@ def test_lens_are_what_the_tables_have_in_common(block_size: int, group: int, de
             rows.append(row)
             contexts.append(context)
         tokens = min(limits) * block_size // QUANTUM * QUANTUM
-        bundles.append(bundle)
+        cascades.append(cascade)
         expected.append(tokens if tokens >= SHORTEST else 0)
     found = shared_lens(
-        members_of(bundles, width, device),
+        members_of(cascades, width, device),
         torch.tensor(rows, dtype=torch.int32, device=device),
         torch.tensor(contexts, dtype=torch.int32, device=device),
         tables.to(device),

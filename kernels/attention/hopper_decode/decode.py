@@ -66,7 +66,7 @@ READS_EARLY = frozenset(
         "rows",
         "context_lens",
         "order",
-        "bundle_of",
+        "cascade_of",
         "shared_lens",
         "rope",
         "q_norm",
@@ -90,7 +90,7 @@ def _end_after_the_kernel_ahead() -> None:
 def _kernel(
     out: gl.tensor, partials: gl.tensor, lse: gl.tensor, arrivals: gl.tensor, q: gl.tensor, kv: gl.tensor,
     block_tables: gl.tensor, rows: gl.tensor, context_lens: gl.tensor, order: gl.tensor,
-    bundle_of: gl.tensor, shared_lens: gl.tensor, prefix_partials: gl.tensor, prefix_lse: gl.tensor,
+    cascade_of: gl.tensor, shared_lens: gl.tensor, prefix_partials: gl.tensor, prefix_lse: gl.tensor,
     long_rows: gl.tensor, long_splits: gl.tensor, undivided: gl.tensor, left_splits: gl.tensor,
     max_splits: gl.tensor, scale_log2: gl.tensor, window: gl.tensor,
     q_stride: gl.tensor, table_stride: gl.tensor, block_stride: gl.tensor, part_stride: gl.tensor,
@@ -116,12 +116,12 @@ def _kernel(
     place, split, parts = part_of_program(gl.program_id(1), long_rows, long_splits, undivided, left_splits)
     index = gl.load(order + place)
     context_len = gl.load(context_lens + index)
-    SHARED: gl.constexpr = bundle_of is not None
+    SHARED: gl.constexpr = cascade_of is not None
     gl.static_assert(not (NEW and SHARED))
     shared_len = 0
     if SHARED:
-        bundle = gl.load(bundle_of + index)
-        shared_len = gl.load(shared_lens + bundle, mask=bundle >= 0, other=0)
+        cascade = gl.load(cascade_of + index)
+        shared_len = gl.load(shared_lens + cascade, mask=cascade >= 0, other=0)
     first_key, first_tile, tiles, split_tiles, splits = divide(
         context_len, shared_len, window, order, context_lens, place, parts, long_rows, undivided, TILE, MERGES
     )
@@ -339,7 +339,7 @@ def hopper_decode(
     """Do the same as `attention.decode.decode_splits` of what is supported.
 
     Several splits are not merged; with one, long rows may be divided all the same, but for such as share
-    `prefixes`: bundle_of, lens, and partials and lse of the workspace, or all None. See READY for `ready`.
+    `prefixes`: cascade_of, lens, and partials and lse of the workspace, or all None. See READY for `ready`.
     """
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size, planes = cache.kv_heads, cache.block_size, cache.format.planes > 0

@@ -134,16 +134,18 @@ def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int, block_s
     )
 
 
-def expands(gpu: Gpu, dtype: torch.dtype, held: KVFormat, head_dim: int, group: int, block_size: int) -> bool:
-    """Tell whether a cache is to be expanded for `hopper_prefill`: fp12, which is as exact as bf16."""
+def dequantizes(
+    gpu: Gpu, dtype: torch.dtype, held: KVFormat, head_dim: int, group: int, block_size: int
+) -> bool:
+    """Tell whether a cache is to be dequantized for `hopper_prefill`: fp12, which is as exact as bf16."""
     return held == FP12 and dtype == torch.bfloat16 and takes_heads(gpu, dtype, head_dim, group, block_size)
 
 
 def supports(
     gpu: Gpu, dtype: torch.dtype, held: KVFormat, head_dim: int, group: int, block_size: int
 ) -> bool:
-    """Tell whether `hopper_prefill` takes such query heads, as `takes_heads`, and a cache, maybe expanded."""
-    alike = held.dtype == dtype or expands(gpu, dtype, held, head_dim, group, block_size)
+    """Tell whether `hopper_prefill` takes such heads, as `takes_heads`, and a cache, maybe dequantized."""
+    alike = held.dtype == dtype or dequantizes(gpu, dtype, held, head_dim, group, block_size)
     return alike and takes_heads(gpu, dtype, head_dim, group, block_size)
 
 

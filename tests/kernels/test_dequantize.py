@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from paged import TOLERANCE, attend_exactly, attention_layer, fused_queries, make_paged, share_prefixes
-from rounded import FP12, empty_vectors, in_format
+from quantized import FP12, empty_vectors, in_format
 
 from quire.kernels.attention.batch import PrefillBatch
 from quire.kernels.attention.dequantize import dequantize
@@ -39,7 +39,7 @@ def test_earlier_blocks_are_what_a_read_gives_and_others_are_left_alone(
     into = torch.full(shape, UNTOUCHED, dtype=dtype, device=device)
     own = [2, 0, 1, 0, 1, 5, block_size + 1, 3 * block_size, 0]  # padding's queries have no context
     starts = torch.tensor([7, *own]).cumsum(0).int().to(device)
-    dequantize(paged.prefills(starts, max(own)), replace(cache, expanded=into))
+    dequantize(paged.prefills(starts, max(own)), replace(cache, dequantized=into))
     theirs = torch.zeros(shape[0], dtype=torch.bool)
     for row, length, newest in zip(paged.rows.tolist(), lengths, own, strict=True):
         earlier = max(length - newest, 0)
@@ -61,24 +61,24 @@ def test_prefill_by_what_is_expanded_is_prefill(
     torch.manual_seed(0)
     query_lens, context_lens = [1, 0, 33, 70, 0], [1, 5, 150, 70, 0]
     paged, cache = in_format(make_paged(context_lens, kv_heads, head_dim, 16, dtype, device), FP12)
-    expanded = torch.full((*paged.kv.shape[:4], head_dim), torch.nan, dtype=dtype, device=device)
+    dequantized = torch.full((*paged.kv.shape[:4], head_dim), torch.nan, dtype=dtype, device=device)
     for i, (queries, length) in enumerate(zip(query_lens, context_lens, strict=True)):  # as they were written
         slots = torch.arange(length - queries, length)
         blocks = paged.block_tables[paged.rows[i]].long().cpu()[slots // 16]
         newest = torch.stack((paged.keys[i], paged.values[i]), 1)[length - queries :]
-        expanded[blocks, :, :, slots % 16] = newest.to(device, dtype)
+        dequantized[blocks, :, :, slots % 16] = newest.to(device, dtype)
     q = fused_queries(sum(query_lens), heads, head_dim, dtype).to(device)
     out = torch.empty(q.shape, dtype=dtype, device=device)
     starts = torch.tensor([0, *query_lens]).cumsum(0).int().to(device)
     layer = attention_layer(heads, kv_heads, head_dim, window)
-    prefill(q, out, paged.prefills(starts, max(query_lens)), layer, replace(cache, expanded=expanded))
+    prefill(q, out, paged.prefills(starts, max(query_lens)), layer, replace(cache, dequantized=dequantized))
     exact = [
         attend_exactly(x, k, v, head_dim**-0.5, window)
         for x, k, v in zip(q.split(query_lens), paged.keys, paged.values, strict=True)
     ]
     torch.testing.assert_close(out.cpu().double(), torch.cat(exact), atol=TOLERANCE[dtype], rtol=0)
     hopper = gpu_of(device).has_warpgroup_products
-    earlier = expanded[paged.block_tables[paged.rows[2], 0].long()]
+    earlier = dequantized[paged.block_tables[paged.rows[2], 0].long()]
     assert earlier.isfinite().all() == (hopper and dtype != torch.float32 and not window)
 
 
@@ -87,5 +87,5 @@ def test_room_that_does_not_suit_is_refused() -> None:
     integers, scales = torch.zeros(1, dtype=torch.int32), torch.ones(3, 1, 16, 2).half()
     batch = PrefillBatch(integers[None], integers, integers, integers, 1)
     for into in (torch.zeros(2, 2, 1, 16, 64), torch.zeros(3, 2, 1, 16, 32), torch.zeros(3, 2, 1, 64, 16).mT):
-        with pytest.raises(ValueError, match=r"does not expand into .* of shape \(3, 2, 1, 16, 64\)"):
+        with pytest.raises(ValueError, match=r"does not dequantize into .* of shape \(3, 2, 1, 16, 64\)"):
             dequantize(batch, LayerCache(planes, FP12, scales, into))

@@ -6,12 +6,12 @@ import pytest
 import torch
 from paged import TOLERANCE, attention_layer, make_paged, share_prefixes, with_dtypes
 from products import gpu_here
-from rounded import FP8, FP12, in_format
+from quantized import FP8, FP12, in_format
 
 from quire.kernels.attention import attend
 from quire.kernels.attention import splits as decode_splits
 from quire.kernels.attention.batch import ForwardBatch
-from quire.kernels.attention.cascade import SharedPrefixes, rows_of_bundle
+from quire.kernels.attention.cascade import SharedPrefixes, rows_of_cascade
 from quire.kernels.attention.decode import DecodeMode, decode
 from quire.kernels.attention.splits import DecodeWorkspace, SplitPartials
 from quire.kernels.formats.cache_spec import CacheSpec
@@ -306,11 +306,11 @@ def test_rows_that_share_prefixes(device, dtype):
             for i, last in ((5, step.lengths[5] - 1), (6, step.lengths[6] - 1))
         ]
     )
-    members = torch.full((1, rows_of_bundle(2)), -1, dtype=torch.int32, device=device)
+    members = torch.full((1, rows_of_cascade(2)), -1, dtype=torch.int32, device=device)
     members[0, :2] = torch.tensor([5, 6])
-    bundle_of = torch.full((len(step.lengths),), -1, dtype=torch.int32, device=device)
-    bundle_of[5:7] = 0
-    shared = SharedPrefixes(members, bundle_of, torch.tensor([64], dtype=torch.int32, device=device))
+    cascade_of = torch.full((len(step.lengths),), -1, dtype=torch.int32, device=device)
+    cascade_of[5:7] = 0
+    shared = SharedPrefixes(members, cascade_of, torch.tensor([64], dtype=torch.int32, device=device))
     step.workspace.prefix.lse.fill_(torch.nan)
     for got, expected in zip(
         step.run(decode_new_tokens, shared), step.run(decode_new_tokens_reference), strict=True

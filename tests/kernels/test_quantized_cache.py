@@ -17,10 +17,10 @@ from paged import (
     poisoned_workspace,
     share_prefixes,
 )
-from rounded import FP8, FP12, POISON, dequantized, empty_vectors, in_format
-from test_shared_prefix import bundle_of, members_of
+from quantized import FP8, FP12, POISON, dequantized, empty_vectors, in_format
+from test_shared_prefix import cascade_of, members_of
 
-from quire.kernels.attention.cascade import SharedPrefixes, rows_of_bundle, shared_lens
+from quire.kernels.attention.cascade import SharedPrefixes, rows_of_cascade, shared_lens
 from quire.kernels.attention.decode import decode
 from quire.kernels.attention.decode_reference import decode_reference
 from quire.kernels.attention.gather import DecodeGather
@@ -94,38 +94,40 @@ def test_what_an_fp12_cache_holds_is_written_as_numbers_too(
     heads *= torch.logspace(-6, 0, head_dim)
     heads[1, -1, 3] = torch.nan
     shape = (3, 2, kv_heads, 16, head_dim)
-    kv, expanded = (
+    kv, dequantized = (
         empty_vectors(shape, FP12, device),
         torch.full(shape, UNTOUCHED, dtype=dtype, device=device),
     )
     kv_scales = torch.ones(3, kv_heads, 16, 2, dtype=torch.float16, device=device)
     slots = torch.tensor([0, 2 * 16 + 15, 18, -1], device=device)
-    cache = LayerCache(kv, FP12, kv_scales, expanded)
+    cache = LayerCache(kv, FP12, kv_scales, dequantized)
     layer = attention_layer(q_heads, kv_heads, head_dim, eps=1e-6)
     qkv = heads.flatten(1).to(device, dtype)
-    write(qkv, slots.int().clamp(min=0), slots, layer, cache, expand=True)
+    write(qkv, slots.int().clamp(min=0), slots, layer, cache, dequantize=True)
     blocks, parts = torch.arange(3, device=device)[:, None, None], torch.arange(2, device=device)[:, None]
     read = cache.read((blocks, parts, torch.arange(kv_heads, device=device))).to(dtype)
     written = torch.zeros(3, 16, dtype=torch.bool, device=device)
     written[slots[:3] // 16, slots[:3] % 16] = True
     torch.testing.assert_close(
-        expanded.movedim(3, 1)[written], read.movedim(3, 1)[written], rtol=0, atol=0, equal_nan=True
+        dequantized.movedim(3, 1)[written], read.movedim(3, 1)[written], rtol=0, atol=0, equal_nan=True
     )
-    assert (expanded.movedim(3, 1)[~written] == UNTOUCHED).all()
-    assert expanded[2, 1, -1, 15].isnan().all()
+    assert (dequantized.movedim(3, 1)[~written] == UNTOUCHED).all()
+    assert dequantized[2, 1, -1, 15].isnan().all()
 
 
 def test_numbers_go_where_there_is_room_for_them() -> None:
     planes = empty_vectors((3, 2, 1, 16, 64), FP12, "cpu")
-    LayerCache(planes, FP12).check_expanded()
-    LayerCache(planes, FP12, expanded=torch.zeros(3, 2, 1, 16, 64)).check_expanded()
+    LayerCache(planes, FP12).check_dequantized()
+    LayerCache(planes, FP12, dequantized=torch.zeros(3, 2, 1, 16, 64)).check_dequantized()
     for room in (torch.zeros(2, 2, 1, 16, 64), torch.zeros(3, 2, 1, 16, 32), torch.zeros(3, 2, 1, 64, 16).mT):
         with pytest.raises(
-            ValueError, match=r"fp12_e4m7 of .* does not expand .* of shape \(3, 2, 1, 16, 64\)"
+            ValueError, match=r"fp12_e4m7 of .* does not dequantize .* of shape \(3, 2, 1, 16, 64\)"
         ):
-            LayerCache(planes, FP12, expanded=room).check_expanded()
+            LayerCache(planes, FP12, dequantized=room).check_dequantized()
     with pytest.raises(ValueError, match=r"a cache in float32 .* that is for one in fp12_e4m7"):
-        LayerCache(torch.zeros(3, 2, 1, 16, 64), FP32, expanded=torch.zeros(3, 2, 1, 16, 64)).check_expanded()
+        LayerCache(
+            torch.zeros(3, 2, 1, 16, 64), FP32, dequantized=torch.zeros(3, 2, 1, 16, 64)
+        ).check_dequantized()
 
 
 @pytest.mark.parametrize("held", [FP8, FP12])
@@ -255,9 +257,9 @@ def test_rows_that_share_a_prefix_attend_to_the_same_as_alone(
     exact = make_paged(lengths, 1, head_dim, 32, dtype, device)
     share_prefixes(exact, [[1, 0, 3]], [256])
     paged, cache = in_format(exact, held)
-    members = members_of([[1, 0, 3]], rows_of_bundle(2), device)
+    members = members_of([[1, 0, 3]], rows_of_cascade(2), device)
     lens = shared_lens(members, paged.rows, paged.context_lens, paged.block_tables, 32)
-    shared = SharedPrefixes(members, bundle_of([[1, 0, 3]], 4, device), lens)
+    shared = SharedPrefixes(members, cascade_of([[1, 0, 3]], 4, device), lens)
     q = fused_queries(4, 2, head_dim, dtype).to(device)
     out = torch.empty(q.shape, dtype=dtype, device=device)
     order, workspace = torch.randperm(4).int().to(device), poisoned_workspace(4, *q.shape[1:], device)
