@@ -1,10 +1,10 @@
 # syntax=docker/dockerfile:1
 # Quire with exactly what pyproject.toml asks for, in the versions of constraints.txt.
 #
-#   docker build -t quire:0.1.0 .
-#   docker run --rm -p 8000:8000 quire:0.1.0 serve --host 0.0.0.0 --insecure                # demo model, CPU
+#   make image                                      # docker build -t localhost/quire:0.1.0 . (or podman, or buildah)
+#   docker run --rm -p 8000:8000 localhost/quire:0.1.0 serve --host 0.0.0.0 --insecure      # demo model, CPU
 #   docker run --rm --gpus all --shm-size 2g -p 8000:8000 -v quire-models:/cache \
-#     quire:0.1.0 serve Qwen/Qwen3-0.6B --host 0.0.0.0 --api-key "$KEY"                     # NVIDIA GPU
+#     localhost/quire:0.1.0 serve Qwen/Qwen3-0.6B --host 0.0.0.0 --api-key "$KEY"           # NVIDIA GPU
 #
 # The image runs on both. torch brings CUDA's libraries with it; for a small image without them, point
 # --build-arg PIP_EXTRA_INDEX_URL at an index of CPU wheels. Read-only root: mount /tmp and /cache.

@@ -8,7 +8,7 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/
 
-.PHONY: setup serve test lint cluster-demo soak gpu-test gpu-bench evaluation evaluation-gpu clean
+.PHONY: setup serve test lint image image-name builder publish image-test cluster-demo soak gpu-test gpu-bench evaluation evaluation-gpu clean
 
 setup: $(VENV)/.ready
 
@@ -33,6 +33,35 @@ lint: setup
 	$(RUN)ruff check .
 	$(RUN)ruff format --check .
 	$(RUN)mypy
+
+# The image under the name that the chart has for it, with its appVersion as the tag, and with docker, podman or buildah.
+IMAGE ?= $(shell sed -n '/^image:/,/repository:/s/^ *repository: \([^ ]*\).*/\1/p' helm/values.yaml)
+TAG := $(shell sed -n 's/^appVersion: //p' helm/Chart.yaml)
+BUILDER ?= $(shell command -v docker || command -v podman || command -v buildah)
+BUILD_FLAGS ?=
+
+image:
+	@test -n "$(BUILDER)" || { echo "Building an image needs docker, podman or buildah."; exit 1; }
+	$(BUILDER) build $(BUILD_FLAGS) -t $(IMAGE):$(TAG) .
+
+image-name:
+	@echo $(IMAGE):$(TAG)
+
+builder:
+	@echo $(BUILDER)
+
+# make publish REGISTRY=registry.example/team: the image and a chart that names it, for a registry that you are logged in to.
+publish:
+	@bash .ci/publish $(REGISTRY)
+
+# Builds the image without root or a daemon, publishes it to a registry of its own, and serves from what the chart that was
+# published says. Debian with buildah; without a way to FROM's registry, on a base that it makes of Debian's packages.
+image-test:
+	@PYTHON=$(PYTHON) bash .ci/debian-packages image
+	test -x $(RUN)python || $(PYTHON) -m venv $(VENV)
+	$(RUN)python -m pip install --disable-pip-version-check -q -c constraints.txt pytest pytest-timeout pyyaml
+	$(RUN)python .ci/helm.py $(VENV)
+	$(RUN)python -m pytest -q -o timeout=0 .ci/test_image.py
 
 # Two replicas and a router on loopback: hit rates and times to the first token, round-robin, routed, and during each
 # fault of Redis. Five minutes.

@@ -131,8 +131,14 @@ def check_memory(
     end: float,
     limits: Limits,
 ) -> Check:
-    """Compare the last third of the second half with its first, of each process that lived long enough."""
+    """Compare the last third of the second half with its first, of each process that lived long enough.
+
+    A restarted one warms up for as long as it lives. It may do so up to what its twin holds that was there
+    throughout: a leak would have shown there.
+    """
     growth: dict[str, float] = {}
+    sizes: dict[str, float] = {}  # by part, of those that were there all the while
+    young: dict[str, tuple[str, float]] = {}
     first = half - 0.9 * (end - half)  # who was there by then has been there all the while
     for (name, pid), samples in resident.items():
         born = samples[0][0]
@@ -141,7 +147,16 @@ def check_memory(
         if len(window) < 6:
             continue
         third = len(window) // 3
-        growth[f"{name} ({pid})"] = float(np.median(window[-third:]) / np.median(window[:third]) - 1)
+        before, after = float(np.median(window[:third])), float(np.median(window[-third:]))
+        growth[f"{name} ({pid})"] = after / before - 1
+        part = name.split()[0]
+        if born < first:
+            sizes[part] = max(sizes.get(part, 0.0), after)
+        else:
+            young[f"{name} ({pid})"] = (part, after)
+    for named, (part, after) in young.items():
+        if after <= sizes.get(part, 0.0):
+            del growth[named]
     grown = {name: share for name, share in growth.items() if share > limits.growth}
     worst = max(growth.values(), default=math.nan)
     found = ", ".join(f"{name}: {share:+.1%}" for name, share in grown.items())

@@ -9,7 +9,9 @@ import time
 
 from quire.loadtest.chaos.attacks import STRANGER, Attack, Attacker, answer, expect, expect_refusal
 
-FLOOD = 4 << 20  # bytes of trailers
+FLOOD = (
+    16 << 20
+)  # bytes of trailers; the system's own buffers hold some MiB of them for a server that is late
 SLOTS = 5
 LONG_PROMPT = 3 << 20  # bytes
 MANY_PROMPTS, PROMPT_CHARS = 300, 2048
@@ -107,9 +109,9 @@ def asks_for_options(attacker: Attacker) -> None:
 def asks_for_all_logprobs(attacker: Attacker) -> None:
     sampling = {"n": SAMPLES, "temperature": 1.0, "max_tokens": 1, "prompt_logprobs": LOGPROBS}
     body = {"prompt": WORDS * 8, **sampling}
-    expect(
-        status_of(attacker.ask(json.dumps(body).encode())) in (200, 400), "it was neither done nor refused"
-    )
+    status = status_of(attacker.ask(json.dumps(body).encode()))
+    # 502: the replica that had it was killed
+    expect(status in (200, 400, 502), f"it was neither done nor refused, but got {status}")
 
 
 def reads_nothing(attacker: Attacker) -> None:

@@ -20,6 +20,7 @@ from tests.cluster.processes import Process, make_model
 from tests.waiting import until
 
 PREFIX_TOKENS = 2000
+BLOCK_SIZE = 16  # that servers have unless told
 KEYS = ("key-of-alice", "key-of-bob")
 PINNED = "Every prompt that begins like this finds it cached, whoever asks. " * 20
 
@@ -186,7 +187,9 @@ def test_what_follows_a_pinned_prefix_is_the_tenants_own(cluster: Cluster) -> No
     for first, again in zip(answers[::2], answers[1::2], strict=True):
         assert 100 < cached_tokens(first) < cached_tokens(again) - 100
         for answer in (first, again):
-            assert f"predicted={cached_tokens(answer)}," in answer.headers["x-quire-route"]
+            # The pinned prefix's last block is partly filled: the engine finds it, the registry has none such.
+            in_full_blocks = cached_tokens(answer) // BLOCK_SIZE * BLOCK_SIZE
+            assert f"predicted={in_full_blocks}," in answer.headers["x-quire-route"]
 
 
 @dataclass
@@ -307,12 +310,15 @@ def _published_again(cluster: Cluster, name: str) -> Iterator[Traffic]:
 
 
 def _is_published(cluster: Cluster) -> bool:
-    """As many blocks in Redis as the replicas say that they hold."""
+    """As many blocks in Redis as the replicas say that they hold, but for the pinned prefix's last.
+
+    That is partly filled, and is found through the pinned prefix alone.
+    """
     client = cluster.redis.client
     sets = {key: client.scard(key) for key in client.keys("quire:*:blocks:*")}
     for replica in cluster.replicas:
         cached = cluster.metrics(replica)['quire_kv_blocks{state="cached",tier="device"}']
-        if cached not in [size for key, size in sets.items() if replica.url.encode() in key]:
+        if cached - 1 not in [size for key, size in sets.items() if replica.url.encode() in key]:
             return False
     return True
 

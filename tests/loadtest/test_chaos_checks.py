@@ -77,6 +77,21 @@ def test_a_restarted_process_may_warm_up_and_nobody_to_judge_is_a_failure() -> N
     assert not checks.check_memory(young, 50.0, 100.0, Limits()).passed
 
 
+@pytest.mark.parametrize(("most", "passed"), [(0.9, True), (1.5, False)])
+def test_a_restarted_process_may_grow_to_what_its_twin_holds(most: float, passed: bool) -> None:
+    """`most`: of the twin's size."""
+    held = memory(0.0)
+    twin = next(iter(held))[0]
+    size = next(iter(held.values()))[-1][1]
+    young = {
+        (f"{twin.split()[0]} 2", 8): [
+            (float(at), int(size * most * (0.5 + at / 200))) for at in range(51, 100)
+        ]
+    }
+    limits = Limits(settled=1.0)
+    assert checks.check_memory(held | young, 50.0, 100.0, limits).passed == passed
+
+
 def health(slow: float) -> dict[str, list[Asked]]:
     """A hundred answers, two of them so slow."""
     return {
