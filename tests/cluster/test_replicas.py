@@ -187,7 +187,7 @@ def test_what_follows_a_pinned_prefix_is_the_tenants_own(cluster: Cluster) -> No
     for first, again in zip(answers[::2], answers[1::2], strict=True):
         assert 100 < cached_tokens(first) < cached_tokens(again) - 100
         for answer in (first, again):
-            # The pinned prefix's last block is partly filled: the engine finds it, the registry has none such.
+            # The pinned prefix's last block is partly filled: the engine finds it, the registry does not.
             in_full_blocks = cached_tokens(answer) // BLOCK_SIZE * BLOCK_SIZE
             assert f"predicted={in_full_blocks}," in answer.headers["x-quire-route"]
 

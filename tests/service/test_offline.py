@@ -187,7 +187,7 @@ def test_a_stream_that_is_left_in_the_middle_of_a_step_waits_for_its_end() -> No
 
     def collects(now: float) -> Any:
         stream.close()
-        assert engine.core.scheduler.state.queue or engine.core.scheduler.state.running
+        assert engine.core.scheduler.state.waiting or engine.core.scheduler.state.running
         return schedule(now)
 
     engine.core.bisection.schedule = collects  # type: ignore[method-assign]
