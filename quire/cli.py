@@ -135,10 +135,10 @@ def _serve(arguments: argparse.Namespace) -> int:
             raise ValueError("--redis-url tells of the prefix cache: leave out --no-enable-prefix-caching")
         if config.cache_seed is None:
             config = msgspec.structs.replace(config, cache_seed="")
-    from quire.service.commands.pinned_prefixes import read_pins
+    from quire.service.commands.pinned_prefixes import read_pinned_prefixes
     from quire.service.commands.serve import launch
 
-    return launch(service, config, registry, read_pins(map(Path, arguments.pin_prefix)))
+    return launch(service, config, registry, read_pinned_prefixes(map(Path, arguments.pin_prefix)))
 
 
 def _route(arguments: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ _UNKNOWN_RETRY_SECONDS = 10
 _LATE_STARTS = 64  # the rate of late is that of so many
 
 
-class WaitingLine:
+class QueueLimits:
     """Bounded in prompts and in their tokens; what is not tokenised yet counts by its bytes, apart."""
 
     def __init__(self, config: ServiceConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -95,5 +95,5 @@ class Admission:
     """By whom a request is counted, queued and watched while the engine works on it."""
 
     metrics: Metrics
-    waiting: WaitingLine
+    queue: QueueLimits
     watchdog: Watchdog

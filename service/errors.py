@@ -36,7 +36,7 @@ class ErrorReply(msgspec.Struct):
 
 
 class ApiError(Exception):
-    """What a client is told went wrong. `retry_after`, in seconds, and `allow` become headers."""
+    """Something went wrong, as a client is told. `retry_after`, in seconds, and `allow` become headers."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ class Key:
 
     @property
     def tenant(self) -> str:
-        """What its holder's cache and streams are kept apart by: a function of the key, not of its name."""
+        """Return what keeps its holder's cache and streams apart: a function of the key, not of its name."""
         return self.digest.hex()
 
 

@@ -1,4 +1,4 @@
-"""What each tenant keeps of something that is bounded for all together."""
+"""Shares of tenants in something that is bounded for all together."""
 
 from __future__ import annotations
 

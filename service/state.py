@@ -1,4 +1,4 @@
-"""What all endpoints share: the engine and tokenizer once they are there, who is being served, and limits."""
+"""The state that endpoints share: engine and tokenizer once they are there, who is served, and limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from quire.engine.config import EngineInfo
-from quire.service.admission import Admission, WaitingLine
+from quire.service.admission import Admission, QueueLimits
 from quire.service.answer.conversations import ConversationMemory
 from quire.service.answer.resumption.recordings import Recordings
 from quire.service.config import ServiceConfig
@@ -53,7 +53,7 @@ class ServerState:
         self.conversations = ConversationMemory(config.max_conversations_bytes)
         self.loop_watch = LoopWatch()
         self.pool = ThreadPoolExecutor(2, "tokenizer")
-        self.waiting = WaitingLine(config)
+        self.queue = QueueLimits(config)
         self.watchdog = Watchdog(config.stall_timeout)
         self.grammar_trials = GrammarTrials()
         self.renderer = TemplateRenderer(config.max_prompt_bytes)
@@ -87,7 +87,7 @@ class ServerState:
         return engine, tokenizer, info
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with. Raises ApiError 404."""
+        """Return the name to answer with. Raises ApiError 404."""
         names = self.config.served_model_names
         if name is None or name in names:
             return name or names[0]
@@ -98,11 +98,11 @@ class ServerState:
 
     @property
     def admission(self) -> Admission:
-        return Admission(self.metrics, self.waiting, self.watchdog)
+        return Admission(self.metrics, self.queue, self.watchdog)
 
     def admit(self, prompts: int, tokens: int = 0) -> None:
         """Raises ApiError 429 if the queue has no room for so many more."""
-        self.waiting.check(prompts, tokens)
+        self.queue.check(prompts, tokens)
 
     async def encode(
         self, text: str, param: str, *, add_special_tokens: bool, limit: int | None = None
@@ -134,7 +134,7 @@ class ServerState:
             return encode(texts)
         loop = asyncio.get_running_loop()
         tokens: list[list[int]] = []
-        with self.waiting.tokenising(sum(sizes)):
+        with self.queue.tokenising(sum(sizes)):
             for part in _portions(texts, sizes):
                 tokens += await loop.run_in_executor(self.pool, encode, part)
         return tokens

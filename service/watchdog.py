@@ -21,7 +21,7 @@ _PAUSE_SECONDS = 1.0  # between two looks: this process, too, was stopped, and c
 _RETRY_SECONDS = 5
 
 
-class Watched(Protocol):
+class Failable(Protocol):
     def fail(self, error: ApiError) -> None: ...
 
 
@@ -37,7 +37,7 @@ class Watchdog:
         self._stall: str | None = None  # said to clients
         self._last_look = float("inf")
         self._lenient_until = float("-inf")
-        self.generations: set[Watched] = set()  # that the engine works on
+        self.generations: set[Failable] = set()  # that the engine works on
 
     def check(self) -> None:
         """Raises ApiError 503 while the engine is stalled."""

@@ -149,7 +149,7 @@ class Choice:
         return [text] if text else []
 
     def take_text(self) -> str:
-        """Of an answer without tools."""
+        """Return the text that has come, of an answer without tools."""
         texts = self.texts
         if len(texts) == 1:
             text = texts[0]

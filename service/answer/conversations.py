@@ -1,4 +1,4 @@
-"""What was said up to a socket's latest responses, for those that go on from them."""
+"""Conversations up to a socket's latest responses, for those that go on from them."""
 
 from __future__ import annotations
 

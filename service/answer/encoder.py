@@ -50,7 +50,7 @@ class EventEncoder(Protocol):
 
 @dataclass(frozen=True)
 class Identity:
-    """What a reply and every chunk of a stream repeat."""
+    """The fields that a reply and every chunk of a stream repeat."""
 
     id: str
     created: int
@@ -63,7 +63,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class ChunkStyle:
-    """How completions and chat differ. The text goes between `before` and `after`."""
+    """The difference between completions and chat. The text goes between `before` and `after`."""
 
     object: str
     first: bytes  # before the text of a choice's first chunk

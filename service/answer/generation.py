@@ -29,7 +29,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Options:
-    """What of the answer the service itself makes."""
+    """The parts of the answer that the service itself makes."""
 
     stops: tuple[str, ...]
     skip_special_tokens: bool
@@ -85,7 +85,7 @@ class Generation:
         self._end_reason: FinishReason = "abort"  # of prompts that are unfinished when it is closed
         self.backlog = 0  # bytes, about, that have come since their reader last set this to 0
         self.unfinished = len(prompts)
-        admission.waiting.check(len(prompts), sum(len(prompt.tokens) for prompt in prompts))
+        admission.queue.check(len(prompts), sum(len(prompt.tokens) for prompt in prompts))
         try:
             for prompt, sampling in zip(prompts, params, strict=True):
                 self._add(engine, prompt, sampling, cache_salt)
@@ -119,7 +119,7 @@ class Generation:
             for i in range(params.n)
         ]
         self._groups[stream.request_id] = Group(prompt, stream, choices, params.n)
-        self._admission.waiting.enter(len(prompt.tokens))
+        self._admission.queue.enter(len(prompt.tokens))
         stream.listen(self._arrive)
 
     @property
@@ -237,7 +237,7 @@ class Generation:
             choice.last_time = now
             if group.prompt.text is not None:
                 choice.echo(group.prompt.text, self._echo_entries(group))
-        self._admission.waiting.start(len(group.prompt.tokens))
+        self._admission.queue.start(len(group.prompt.tokens))
         metrics = self._metrics
         metrics.prompt_tokens += len(group.prompt.tokens)
         metrics.cached_tokens += output.cached_tokens
@@ -276,7 +276,7 @@ class Generation:
                 group.unfinished = 0
             if not group.started:
                 group.started = True
-                self._admission.waiting.leave(len(group.prompt.tokens))
+                self._admission.queue.leave(len(group.prompt.tokens))
 
     def returned(self) -> list[tuple[Group, Choice]]:
         """The choices that the client gets, by index, when all have finished."""

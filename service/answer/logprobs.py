@@ -15,7 +15,7 @@ MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 
 def prompt_logprobs(generation: Generation) -> dict[int, PromptLogprobs]:
-    """Of each prompt, by its request's number: its choices share them.
+    """Return those of each prompt, by its request's number: its choices share them.
 
     By token id: of each token of the prompt, and of the candidates in its place. None for the first.
     """

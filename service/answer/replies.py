@@ -1,4 +1,4 @@
-"""What clients get back when they do not stream, and the parts of it that streams share."""
+"""Replies to clients that do not stream, and the parts that streams share."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ class ChatReply(msgspec.Struct, kw_only=True):
 
 
 class Health(msgspec.Struct):
-    """Of the server, as /health says it."""
+    """The server's health, as /health says it."""
 
     status: Literal["ok"] = "ok"
 
 
 class Readiness(msgspec.Struct):
-    """Of a server that serves, as /ready says it."""
+    """The state of a server that serves, as /ready says it."""
 
     status: Literal["ready"] = "ready"
     graphs_left: int = 0  # CUDA graphs that are still to be captured; until then steps are slower

@@ -81,7 +81,7 @@ STYLE = ChunkStyle(
 
 
 async def prompt_text(renderer: TemplateRenderer, tokenizer: Tokenizer, model: str, body: ChatRequest) -> str:
-    """What the model gets to see. Routers hash it, too. Raises ApiError."""
+    """Return what the model gets to see. Routers hash it, too. Raises ApiError."""
     return await render(
         renderer,
         tokenizer,

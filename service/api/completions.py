@@ -55,7 +55,7 @@ def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> Completi
 
 
 def echoed_logprobs(generation: Generation) -> dict[int, CompletionLogprobs]:
-    """Of each prompt that its choices begin with, by its request's number."""
+    """Return those of each prompt that its choices begin with, by its request's number."""
     if not generation.options.echo_logprobs:
         return {}
     echoed = {}

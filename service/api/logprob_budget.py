@@ -1,4 +1,4 @@
-"""How many log-probabilities an answer may carry: each of them costs microseconds, and tens of bytes."""
+"""A limit on the log-probabilities of an answer: each of them costs microseconds, and tens of bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.service.json_fields import MAX_ECHOED_LOGPROBS, MAX_REPLY_LOGPROBS
 
 @dataclass(frozen=True)
 class LogprobBudget:
-    """Those of one request, all choices together; a token's own counts beside its candidates'."""
+    """The log-probabilities of one request, all choices together: a token's own and its candidates'."""
 
     field: str  # that asks for them
     of_prompt: int  # for each token of a prompt
@@ -39,7 +39,7 @@ class LogprobBudget:
         )
 
     def room(self, prompt: int, max_tokens: int) -> int:
-        """Of `max_tokens` that nobody asked for, those that go with a prompt of so many tokens."""
+        """Return how many of `max_tokens`, which nobody asked for, go with a prompt of so many tokens."""
         if not self.of_output:
             return max_tokens
         return max(1, min(max_tokens, (self.limit - self.of_prompt * prompt) // self.of_output))

@@ -64,7 +64,7 @@ def cache_salt(request: HTTPConnection, own: str | None) -> str:
 def token_budget(
     body: TokenLimit, prompt: list[int], param: str, info: EngineInfo, default: int | None
 ) -> int:
-    """How many tokens each sequence may have; `default` None is all that fit. Raises ApiError 400.
+    """Return how many tokens each sequence may have; `default` None is all that fit. Raises ApiError 400.
 
     The KV cache must hold all sequences of a request at once, so that they share what it has.
     """

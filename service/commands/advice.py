@@ -1,4 +1,4 @@
-"""What limits requests, and which flag to change."""
+"""Advice: what limits requests, and which flag to change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def advise(info: EngineInfo, config: EngineConfig) -> list[str]:
 
 
 def too_long(info: EngineInfo, config: EngineConfig) -> str:
-    """Of a KV cache that the longest requests do not fit; else empty."""
+    """Return advice on a KV cache that the longest requests do not fit; else nothing."""
     if info.max_request_tokens >= info.max_model_len:
         return ""
     return (

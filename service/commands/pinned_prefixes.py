@@ -26,12 +26,12 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     content: str
 
 
-Pin = str | list[Message]
+PinnedPrefix = str | list[Message]
 
 
-def read_pins(files: Iterable[Path]) -> list[Pin]:
+def read_pinned_prefixes(files: Iterable[Path]) -> list[PinnedPrefix]:
     """Raises ValueError that names the file and the line."""
-    pins: list[Pin] = []
+    prefixes: list[PinnedPrefix] = []
     for file in files:
         try:
             lines = file.read_text("utf-8").splitlines()
@@ -40,25 +40,25 @@ def read_pins(files: Iterable[Path]) -> list[Pin]:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    pins.append(msgspec.json.decode(line, type=Pin))
+                    prefixes.append(msgspec.json.decode(line, type=PinnedPrefix))
                 except msgspec.DecodeError as error:
                     raise ValueError(
                         f"--pin-prefix {file}, line {number}: expected a JSON string or a list of messages, "
                         f"each with a role and a content: {error}"
                     ) from None
-    return pins
+    return prefixes
 
 
-def tokenize_pins(pins: list[Pin], tokenizer: Tokenizer) -> list[list[int]]:
+def tokenize_pinned_prefixes(prefixes: list[PinnedPrefix], tokenizer: Tokenizer) -> list[list[int]]:
     """Token ids as prompts have them that begin so. Raises ValueError if the chat template cannot do it."""
     tokens = []
-    for pin in pins:
-        if isinstance(pin, str):
-            tokens.append(tokenizer.encode(pin, add_special_tokens=True))
+    for prefix in prefixes:
+        if isinstance(prefix, str):
+            tokens.append(tokenizer.encode(prefix, add_special_tokens=True))
             continue
         if tokenizer.chat_template is None:
             raise ValueError("--pin-prefix has messages, but the model has no chat template: give strings")
-        messages = [msgspec.to_builtins(message) for message in pin]
+        messages = [msgspec.to_builtins(message) for message in prefix]
         try:
             text = tokenizer.chat_template.render(messages, add_generation_prompt=False)
         except TemplateError as error:

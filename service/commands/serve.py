@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from quire.engine.config import EngineConfig, RegistryConfig
 from quire.engine.logs import log_format
 from quire.service.commands.advice import too_long
-from quire.service.commands.pinned_prefixes import Pin, tokenize_pins
+from quire.service.commands.pinned_prefixes import PinnedPrefix, tokenize_pinned_prefixes
 from quire.service.config import ServiceConfig
 from quire.service.server import serve
 
@@ -25,7 +25,10 @@ log = logging.getLogger("quire.service")
 
 
 def launch(
-    service: ServiceConfig, config: EngineConfig, registry: RegistryConfig | None, pins: list[Pin]
+    service: ServiceConfig,
+    config: EngineConfig,
+    registry: RegistryConfig | None,
+    prefixes: list[PinnedPrefix],
 ) -> int:
     """Serve until a signal or the engine's death; the process's exit code."""
     watchers: list[asyncio.Task[None]] = []
@@ -34,7 +37,11 @@ def launch(
         await asyncio.to_thread(import_module, "quire.engine.client")
         from quire.engine.client import AsyncEngine
 
-        pinned = await asyncio.to_thread(lambda: tokenize_pins(pins, load_tokenizer())) if pins else []
+        pinned = (
+            await asyncio.to_thread(lambda: tokenize_pinned_prefixes(prefixes, load_tokenizer()))
+            if prefixes
+            else []
+        )
         engine = AsyncEngine(config, registry, pinned)
         await engine.start()
         watchers.append(asyncio.create_task(_tell(engine, service, config), name="quire-progress"))
@@ -50,7 +57,7 @@ def launch(
 
 
 async def _tell(engine: AsyncEngine, service: ServiceConfig, config: EngineConfig) -> None:
-    """How starting goes, and what then limits requests."""
+    """Tell how starting goes, and what then limits requests."""
     await (_log_progress(engine) if log_format() == "json" else _show_progress(engine, service))
     if engine.info is not None and (limit := too_long(engine.info, config)):
         log.warning("requests have at most %d tokens: %s", engine.info.max_request_tokens, limit)

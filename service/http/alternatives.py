@@ -1,4 +1,4 @@
-"""Which strings a field of a few may have: msgspec says only which it may not."""
+"""The strings that a field may have, where they are few: msgspec says only which it may not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _described = cache(inspect.type_info)
 
 
 def alternatives(kind: Any, path: str) -> list[str]:
-    """Those at `path`, such as `messages[0].role`, of a value of type `kind`; none if any may be there."""
+    """Return those at `path` (`messages[0].role`) of a value of type `kind`; none if any may be there."""
     places = [_described(kind)]
     for step in _STEPS.finditer(path):
         places = [inner for place in places for inner in _inside(place, step.group(1))]
@@ -34,7 +34,7 @@ def _members(place: inspect.Type) -> Iterator[inspect.Type]:
 
 
 def _inside(place: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
-    """What field `name`, or None for any item, of such a value may be."""
+    """Return what field `name`, or None for any item, of such a value may be."""
     for member in _members(place):
         if isinstance(member, inspect.ListType) and name is None:
             yield member.item_type

@@ -11,7 +11,7 @@ from quire.service.errors import ApiError
 
 
 class Bodies:
-    """What has come of bodies that are not whole yet."""
+    """The parts that have come of bodies that are not whole yet."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config

@@ -16,7 +16,7 @@ Handler = Callable[[State, Request], Awaitable[Response]]
 
 
 class Endpoint(Generic[State]):
-    """What it raises is for the gate, which words every error. Of a HEAD the server leaves out the body."""
+    """Answer one method. The gate words its errors, and the server leaves out the body for a HEAD."""
 
     def __init__(self, state: State, handler: Handler[State], method: str) -> None:
         self._state = state

@@ -48,7 +48,7 @@ class Gate:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Of a WebSocket too, whose handshake is then answered with an HTTP error."""
+        """Let it through, or answer with an HTTP error, the handshake of a WebSocket too."""
         if scope["type"] == "lifespan":
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -138,7 +138,7 @@ class Gate:
         return key
 
     def _check_size(self, scope: Scope) -> None:
-        """What comes in pieces the connection itself has cut off; what comes at once gets as far as here."""
+        """Refuse too large headers that came at once; those in pieces were cut off by the connection."""
         size = len(scope["path"]) + len(scope["query_string"])
         size += sum(len(name) + len(value) for name, value in scope["headers"])
         if size > self._config.max_header_bytes:

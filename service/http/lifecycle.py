@@ -30,7 +30,7 @@ LISTENERS = 16  # of each address; uvloop takes one new connection from each in 
 
 
 class Work(Protocol):
-    """What a server is doing."""
+    """The work that a server does, as far as its end has to see to it."""
 
     draining: bool
     keys: KeyRing

@@ -144,7 +144,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._send_timer = self.loop.call_later(seconds, self._check_reader)
 
     def _check_reader(self) -> None:
-        """Of an answer that goes on, a little may always be on its way."""
+        """Cut a client that reads no more. Of an answer that goes on, a little may always be on its way."""
         self._send_timer = None
         stuck = self.flow.write_paused or self._is_answered or self.transport.is_closing()
         if stuck and self.transport.get_write_buffer_size():

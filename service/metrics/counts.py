@@ -1,4 +1,4 @@
-"""What `/metrics` tells, as plain numbers; quire.service.metrics.exposition gives them their names."""
+"""The numbers behind `/metrics`; quire.service.metrics.exposition gives them their names."""
 
 from __future__ import annotations
 

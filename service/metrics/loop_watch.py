@@ -1,4 +1,4 @@
-"""How an event loop fares: how late it wakes those who sleep, and how many tasks it has."""
+"""The health of an event loop: how late it wakes those who sleep, and how many tasks it has."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LoopWatch:
 
     @property
     def num_tasks(self) -> int:
-        """How many tasks of the loop have not ended."""
+        """Return how many tasks of the loop have not ended."""
         return 0 if self._loop is None else len(asyncio.all_tasks(self._loop))
 
     def _beat(self) -> None:

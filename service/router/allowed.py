@@ -1,4 +1,4 @@
-"""Which replicas of the registry are believed: whoever can write there could have API keys sent to it."""
+"""Replicas of the registry that are believed: whoever can write there could have API keys sent to it."""
 
 from __future__ import annotations
 

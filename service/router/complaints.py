@@ -1,4 +1,4 @@
-"""What the log says once of what is wrong in the registry."""
+"""Complaints about the registry: each is logged once."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _pinned = msgspec.json.Decoder(list[list[Annotated[int, Meta(ge=0, le=_MOST)]]])
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """What a replica says of itself."""
+    """A replica, as it describes itself."""
 
     url: str
     epoch: str
@@ -81,7 +81,7 @@ class Directory:
         self._client: redis.asyncio.Redis = redis.asyncio.Redis.from_pool(pool)
 
     async def fingerprints(self) -> set[str]:
-        """Of deployments that anybody is registered in; all of them, unless they are very many."""
+        """Return the deployments that anybody is registered in; all of them, unless they are very many."""
         found: set[str] = set()
         cursor = 0
         await self._connect()
@@ -95,7 +95,7 @@ class Directory:
         return found
 
     async def registered(self, fingerprint: str) -> list[Registered]:
-        """Those whose lease has not ended. An entry that makes no sense is left out, and the log says so."""
+        """Return those whose lease has not ended. An entry that makes no sense is left out, and logged."""
         keys = Keys(fingerprint)
         await self._connect()
         async with _at_most(TIMEOUT):
@@ -138,7 +138,7 @@ class Directory:
             await self._client.aclose()
 
     async def _connect(self) -> None:
-        """What is asked next finds a connection, if nobody else takes it.
+        """Leave a connection to whoever asks next, if nobody else takes it.
 
         A handshake may take a watch longer than a request; an answer may not, or the two would not agree on
         whether the registry is silent.
@@ -168,7 +168,7 @@ async def _at_most(seconds: float) -> AsyncIterator[None]:
 
 
 def _fingerprint(key: bytes) -> str | None:
-    """Of the key of a deployment's replicas; None of one that only looks like it."""
+    """Return the fingerprint in the key of a deployment's replicas; None for one that only looks like it."""
     before, after = ALL_REPLICAS.split("*")  # braces and colons are themselves in Redis' patterns
     found = key.decode(errors="replace")[len(before) : -len(after)]
     return found if _FINGERPRINT.fullmatch(found) else None

@@ -18,7 +18,7 @@ async def resolve(host: str, port: int) -> Collection[str]:
     return {str(address[0]) for *_, address in found}
 
 
-class NameWatch:
+class DnsDiscovery:
     """Asks again and again. While nobody answers, or there is no address, the last ones stay."""
 
     def __init__(

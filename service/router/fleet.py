@@ -110,7 +110,7 @@ class Fleet:
             replica.draining = False
 
     def _forget(self) -> None:
-        """What came from the registry goes when it is neither ready nor registered any more."""
+        """Drop what came from the registry and is neither ready nor registered any more."""
         if not self._are_registered:
             return
         for replica in list(self):

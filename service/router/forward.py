@@ -131,7 +131,7 @@ class _Exchange:
     async def _pick_up(self, connection: Connection, key: StreamKey) -> Response | None:
         """As `_answer`: asks whoever was sent the stream, then everybody else."""
         reply, lost = None, False
-        holders = self._state.homes.holders(key, self._state.replicas)
+        holders = self._state.stream_affinity.holders(key, self._state.replicas)
         for attempt, replica in enumerate(holders, 1):
             try:
                 reply = await self._attempt(attempt, connection, Placement.at_home(replica))
@@ -149,9 +149,9 @@ class _Exchange:
         key, state = started_stream(self._request), self._state
         if key is None:
             return state.place(location, tried)
-        home = None if tried else state.homes.find(key, state.replicas)
-        placement = Placement.at_home(home) if home and home.up else state.place(location, tried)
-        state.homes.settle(key, placement.replica)
+        holder = None if tried else state.stream_affinity.find(key, state.replicas)
+        placement = Placement.at_home(holder) if holder and holder.up else state.place(location, tried)
+        state.stream_affinity.settle(key, placement.replica)
         return placement
 
     async def _attempt(
@@ -177,7 +177,9 @@ class _Exchange:
         try:
             with replica.request(digests):
                 async with self._send(replica) as answer:
-                    replica.recent.answered(digests, time.monotonic())  # headers come with the first token
+                    replica.sent_prefixes.answered(
+                        digests, time.monotonic()
+                    )  # headers come with the first token
                     if answer.content_type == "text/event-stream" and answer.status == 200:
                         await self._stream(connection, answer, placement)
                         return None
@@ -185,13 +187,13 @@ class _Exchange:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             if connection.started or not isinstance(error, aiohttp.ServerDisconnectedError):
                 replica.lost(error)  # else it may just have closed a connection that was idle for long
-            replica.recent.refused(digests)
+            replica.sent_prefixes.refused(digests)
             begun = self._request.method not in _HARMLESS and not isinstance(error, _NEVER_SENT)
             raise _ReplicaLost(f"{replica.name}: {error or type(error).__name__}", begun=begun) from None
         if answer.status == 503:
             replica.lost(f"it answers {answer.status}")
         if answer.status >= 400:
-            replica.recent.refused(digests)
+            replica.sent_prefixes.refused(digests)
         self._compare(placement, content)
         reply = Response(content, answer.status)
         length = answer.headers.get("content-length", str(len(content)))  # of HEAD: what GET would have
@@ -235,7 +237,7 @@ class _Exchange:
         self._body = b""
 
     def _compare(self, placement: Placement, content: bytes) -> None:
-        """What was predicted with what an answer says that it found, if it does."""
+        """Compare what was predicted with what an answer says that it found, if it does."""
         if self._is_predicted and b'"cached_tokens"' in content:
             found = _CACHED_TOKENS.findall(content)
             if found and int(found[-1]) <= placement.prompt_tokens:

@@ -1,4 +1,4 @@
-"""Which headers go through the router."""
+"""Headers that go through the router."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the router holds in memory of requests that are not answered yet, all of them together."""
+"""The memory that all requests that are not answered yet hold in the router together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class HeldBytes:
 
 
 class Share:
-    """What is held of one request. Use with `with`."""
+    """The memory that one request holds. Use with `with`."""
 
     def __init__(self, held: HeldBytes) -> None:
         self._held = held

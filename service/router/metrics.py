@@ -1,4 +1,4 @@
-"""What the router's `/metrics` tells, as plain numbers."""
+"""The numbers behind the router's `/metrics`."""
 
 from __future__ import annotations
 

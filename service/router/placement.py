@@ -1,4 +1,4 @@
-"""Which replica a request goes to: where most of its prompt is cached, unless that one is too busy."""
+"""The choice of a request's replica: where most of its prompt is cached, unless that one is too busy."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Location:
 
     def candidate(self, replica: Replica, now: float) -> Candidate:
         digests = self.digests(replica)
-        sent = replica.recent.match(digests, now)
+        sent = replica.sent_prefixes.match(digests, now)
         held = None if self.held is None else self.held.get(replica.url)
         # Where nobody says, what was sent there must do.
-        blocks = sent if held is None else max(held, replica.recent.unpublished(digests, now))
+        blocks = sent if held is None else max(held, replica.sent_prefixes.unpublished(digests, now))
         block_size = self.block_sizes.get(replica.fingerprint or "", 0)
         return Candidate(
             replica,
@@ -66,7 +66,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Placement:
-    """What was decided, and why."""
+    """A decision, and its reason."""
 
     replica: Replica
     reason: Reason  # silent: by load, since the registry does not answer
@@ -93,10 +93,10 @@ def choose(
     """Place a prompt with one of at least one replica, and remember that it is there."""
     candidates = [location.candidate(replica, now) for replica in replicas]
     placement = place(candidates, location.prompt_tokens, rng, silent=silent)
-    placement.replica.recent.add(location.digests(placement.replica), now)
+    placement.replica.sent_prefixes.add(location.digests(placement.replica), now)
     for candidate in candidates:
         if candidate.has_evicted(location.prompt_tokens) and candidate.replica is not placement.replica:
-            candidate.replica.recent.forget(location.digests(candidate.replica))  # not wanted any more
+            candidate.replica.sent_prefixes.forget(location.digests(candidate.replica))  # not wanted any more
     return placement
 
 

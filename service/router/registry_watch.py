@@ -28,7 +28,7 @@ FAILURES_UNTIL_SILENT = 3  # in a row; then requests wait for the registry no mo
 
 @dataclass(frozen=True)
 class Identity:
-    """What the router shares with the replicas it is for."""
+    """The names and seeds that the router shares with the replicas it is for."""
 
     model: str
     revision: str

@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from quire.engine.hashing import Digest
 from quire.engine.registry.redis import Load
-from quire.service.router.sent_prefixes import RecentPrefixes
+from quire.service.router.sent_prefixes import SentPrefixes
 
 log = logging.getLogger("quire.router")
 
@@ -30,13 +30,13 @@ class Replica:
         self.fingerprint: str | None = None  # of the deployment that it is registered in
         self.registered_at = float("-inf")
         self.in_flight = 0  # requests that this router has with it
-        self.recent = RecentPrefixes()
+        self.sent_prefixes = SentPrefixes()
         self._reported = Load()
         self._report: tuple[str, int] | None = None  # epoch and number
         self._in_flight_then = 0
 
     def address(self, scope: Scope) -> yarl.URL:
-        """Of the same path and query there, as they came."""
+        """Return the address of the same path and query there, as they came."""
         path, query = scope["raw_path"].decode(), scope["query_string"].decode()
         return yarl.URL(f"{self.url}{path}?{query}" if query else self.url + path, encoded=True)
 
@@ -55,19 +55,19 @@ class Replica:
         return max(self.in_flight, said + self.in_flight - self._in_flight_then)
 
     def fill(self, now: float, more_blocks: int = 0) -> float:
-        """What this router has sent it lately, and so much more, ÷ the blocks that it has; else 1."""
+        """Return what this router has sent it lately, and so much more, ÷ the blocks that it has; else 1."""
         blocks = self._reported.blocks
-        return (self.recent.size(now) + more_blocks) / blocks if blocks else 1.0
+        return (self.sent_prefixes.size(now) + more_blocks) / blocks if blocks else 1.0
 
     def report(self, load: Load, epoch: str, seq: int, now: float) -> None:
-        """What the registry says of it; `seq` differs from one publication of an epoch to the next."""
+        """Take in what the registry says of it; `seq` differs between the publications of an epoch."""
         self.registered_at = now
         self.draining = load.draining
         before = self._report
         if before == (epoch, seq):
             return
         if before is not None and before[0] != epoch:  # another process, whose cache began empty
-            self.recent = RecentPrefixes()
+            self.sent_prefixes = SentPrefixes()
         self._report, self._reported, self._in_flight_then = (epoch, seq), load, self.in_flight
 
     def lost(self, reason: BaseException | str) -> None:
@@ -84,4 +84,4 @@ class Replica:
             yield
         finally:
             self.in_flight -= 1
-            self.recent.answered(digests, time.monotonic())
+            self.sent_prefixes.answered(digests, time.monotonic())

@@ -10,7 +10,7 @@ _ENDS = frozenset(f"response.{end}" for end in ("completed", "incomplete", "fail
 
 
 class _Event(msgspec.Struct):
-    """What of an event the router looks at."""
+    """The fields of an event that the router looks at."""
 
     type: str = ""
     response_id: str | None = None

@@ -22,7 +22,7 @@ class _Sent(NamedTuple):
     published: float
 
 
-class RecentPrefixes:
+class SentPrefixes:
     """Blocks by their digests, split as in 2Q (Johnson and Shasha, 1994), so that questions which nobody
     asks twice do not look like prefixes that are wanted."""
 
@@ -60,7 +60,7 @@ class RecentPrefixes:
             self._again.pop(digest, None)
 
     def match(self, digests: Sequence[Digest], now: float) -> int:
-        """How many of a prompt's first blocks have been sent lately."""
+        """Return how many of a prompt's first blocks have been sent lately."""
         self._forget_old(now)
         for count, digest in enumerate(digests):
             if digest not in self._once and digest not in self._again:
@@ -68,7 +68,7 @@ class RecentPrefixes:
         return len(digests)
 
     def unpublished(self, digests: Sequence[Digest], now: float) -> int:
-        """How many of a prompt's first blocks are there or are being computed, whatever the registry says."""
+        """Return how many of a prompt's first blocks are there or on their way, by what was sent."""
         for count, digest in enumerate(digests):
             sent = self._once.get(digest) or self._again.get(digest)
             if sent is None or sent.published <= now:

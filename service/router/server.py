@@ -18,7 +18,7 @@ from quire.service.router.allowed import AllowedReplicas, AllowedResolver
 from quire.service.router.app import create_app
 from quire.service.router.config import RouterConfig
 from quire.service.router.directory import Directory
-from quire.service.router.dns_discovery import NameWatch
+from quire.service.router.dns_discovery import DnsDiscovery
 from quire.service.router.fleet import Fleet
 from quire.service.router.prompt import PromptReader
 from quire.service.router.registry_watch import Identity, RegistryWatch
@@ -49,7 +49,7 @@ class RouterServer(OrderlyServer):
         self._upkeep.append(asyncio.create_task(state.fleet.probe()))
         if router.replica_dns is not None:
             host, port = split_address("--replica-dns", router.replica_dns)
-            names = NameWatch(host, port, state.fleet.resolved)
+            names = DnsDiscovery(host, port, state.fleet.resolved)
             self._upkeep.append(asyncio.create_task(names.run(router.resolve_seconds)))
         if router.redis_url is not None:
             identity, tokenizer, max_tokens = await asyncio.to_thread(_load, router)

@@ -1,4 +1,4 @@
-"""What the router's endpoints share."""
+"""The state that the router's endpoints share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quire.service.router.held import HeldBytes
 from quire.service.router.metrics import RouterMetrics
 from quire.service.router.placement import NOWHERE, Location, Placement, choose
 from quire.service.router.replica import Replica
-from quire.service.router.stream_affinity import StreamHomes
+from quire.service.router.stream_affinity import StreamAffinity
 from quire.service.text.template_renderer import TemplateRenderer
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class RouterState:
         self.generations: set[Interruptible] = set()
         self.streams: set[Stoppable] = set()
         self.loop_watch = LoopWatch()
-        self.homes = StreamHomes()
+        self.stream_affinity = StreamAffinity()
         self.held = HeldBytes(router.max_held_bytes)
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.renderer = TemplateRenderer(config.max_prompt_bytes)

@@ -19,7 +19,7 @@ StreamKey = tuple[str, str]  # the tenant, and the id that the client chose
 
 
 def started_stream(request: Request) -> StreamKey | None:
-    """What a request calls its stream. None: it starts none, or a replica will refuse what it calls it."""
+    """Return the id a request gives its stream. None: it starts none, or a replica will refuse the id."""
     stream_id = request.headers.get("x-stream-id", "")
     if request.method != "POST" or request.url.path not in _STARTS or not STREAM_ID.fullmatch(stream_id):
         return None
@@ -27,7 +27,7 @@ def started_stream(request: Request) -> StreamKey | None:
 
 
 def wanted_stream(request: Request) -> StreamKey | None:
-    """Which stream a request picks up."""
+    """Return the stream that a request picks up, if it does."""
     path = request.url.path
     stream_id = path.removeprefix(_PATH)
     if not path.startswith(_PATH) or not STREAM_ID.fullmatch(stream_id):
@@ -35,36 +35,36 @@ def wanted_stream(request: Request) -> StreamKey | None:
     return request.state.tenant, stream_id
 
 
-class StreamHomes:
+class StreamAffinity:
     """The replica that each stream was sent to.
 
     Of each tenant those asked for longest ago are forgotten, and then all replicas are asked.
     """
 
     def __init__(self) -> None:
-        self._homes: defaultdict[str, OrderedDict[str, str]] = defaultdict(OrderedDict)  # URLs, by ids
+        self._urls: defaultdict[str, OrderedDict[str, str]] = defaultdict(OrderedDict)  # URLs, by ids
 
     def __len__(self) -> int:
-        return sum(map(len, self._homes.values()))
+        return sum(map(len, self._urls.values()))
 
     def settle(self, key: StreamKey, replica: Replica) -> None:
         tenant, stream_id = key
-        homes = self._homes[tenant]
-        homes[stream_id] = replica.url
-        homes.move_to_end(stream_id)
-        if len(homes) > MAX_STREAMS:
-            homes.popitem(last=False)
+        urls = self._urls[tenant]
+        urls[stream_id] = replica.url
+        urls.move_to_end(stream_id)
+        if len(urls) > MAX_STREAMS:
+            urls.popitem(last=False)
 
     def find(self, key: StreamKey, replicas: Iterable[Replica]) -> Replica | None:
         tenant, stream_id = key
-        homes = self._homes[tenant]
-        url = homes.get(stream_id)
+        urls = self._urls[tenant]
+        url = urls.get(stream_id)
         if url is not None:
-            homes.move_to_end(stream_id)
+            urls.move_to_end(stream_id)
         return next((replica for replica in replicas if replica.url == url), None)
 
     def holders(self, key: StreamKey, replicas: Iterable[Replica]) -> list[Replica]:
         """Whom to ask for it, in order: other routers and earlier ones sent streams, too."""
         known = list(replicas)
-        home = self.find(key, known)
-        return sorted(known, key=lambda replica: (replica is not home, not replica.up))
+        holder = self.find(key, known)
+        return sorted(known, key=lambda replica: (replica is not holder, not replica.up))

@@ -29,10 +29,10 @@ class Detokenizer(Protocol):
 
 
 class Pieces(Protocol):
-    """What a vocabulary's tokens stand for."""
+    """The bytes or texts that a vocabulary's tokens stand for."""
 
     def token_bytes(self, token: int) -> bytes:
-        """What it adds within a text. It is looked up once, and kept."""
+        """Return what it adds within a text. It is looked up once, and kept."""
         ...
 
     def detokenizer(self, context: list[int], skip: frozenset[int]) -> Detokenizer:
@@ -143,13 +143,13 @@ class TextPieces:
         return self._bytes[token]
 
     def text(self, token: int) -> str:
-        """What `token` adds within a text."""
+        """Return what `token` adds within a text."""
         if token not in self._texts:
             self._texts[token] = self.continuation([token])
         return self._texts[token]
 
     def continuation(self, tokens: list[int]) -> str:
-        """What `tokens` add within a text."""
+        """Return what `tokens` add within a text."""
         text = self._backend.decode([self._anchor, *tokens], skip_special_tokens=False)
         return text[len(self._anchor_text) :]
 

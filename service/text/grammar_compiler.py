@@ -18,7 +18,7 @@ STEPS = 16  # that a grammar is followed for, by each of two ways
 
 
 class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
-    """What a process is told first."""
+    """The vocabulary, told to a process first."""
 
     tokenizer: str  # the text of a tokenizer.json
     vocab_size: int
@@ -26,7 +26,7 @@ class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
 
 
 def trial(grammars: Grammars, grammar: str, ends: tuple[int, ...] = ()) -> str | None:
-    """What is wrong with `grammar`, as far as compiling it and some steps of it show. ends: eos tokens."""
+    """Return what is wrong with `grammar`, as far as compiling and some steps show. ends: eos tokens."""
     try:
         begin = grammars.compile(grammar)
     except ValueError as refused:

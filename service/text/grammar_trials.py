@@ -70,7 +70,7 @@ class GrammarTrials:
             self._verdicts.popitem(last=False)
 
     async def _try(self, tokenizer: Tokenizer, info: EngineInfo, grammar: str) -> str | None:
-        """What is wrong with it. Raises WorkerLost."""
+        """Return what is wrong with it, if anything. Raises WorkerLost."""
         if self._workers is None:
 
             def vocabulary() -> tuple[str, int, tuple[int, ...]]:

@@ -39,6 +39,6 @@ class StopMatcher:
         return text
 
     def finish(self) -> str:
-        """What was held back, when no more text comes."""
+        """Return what was held back, when no more text comes."""
         held, self._held = self._held, ""
         return held

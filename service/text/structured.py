@@ -1,4 +1,4 @@
-"""What a client may ask a text to be: JSON, JSON of a schema, one of some texts, a match of an expression."""
+"""Forms that a text can be asked for: JSON, JSON of a schema, one of some texts, a match of an expression."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ FlatFormat = TextFormat | JsonObjectFormat | FlatSchemaFormat
 
 
 class Form(NamedTuple):
-    """What a text must be, as a grammar in llguidance's words, and the field that asks for it."""
+    """The form of a text as a grammar in llguidance's words, and the field that asks for it."""
 
     field: str
     grammar: str

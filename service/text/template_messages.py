@@ -1,4 +1,4 @@
-"""What a template's worker is told and asked, and what it answers."""
+"""The questions to a template's worker, and its answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Model(msgspec.Struct, frozen=True):
-    """What a process is told first."""
+    """The template, told to a process first."""
 
     template: str
     special_tokens: dict[str, str]
@@ -16,7 +16,7 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """What becomes a prompt."""
+    """A conversation that becomes a prompt."""
 
     messages: list[dict[str, Any]]
     add_generation_prompt: bool

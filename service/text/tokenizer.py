@@ -53,7 +53,7 @@ class Tokenizer:
         return tokens
 
     def least_tokens(self, size: int) -> int:
-        """How many tokens a text of `size` bytes has at least, as far as the vocabulary makes it certain."""
+        """Return how many tokens a text of `size` bytes has at least, as far as the vocabulary tells."""
         return 0 if self._longest_token is None else -(-size // self._longest_token)
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
@@ -62,7 +62,7 @@ class Tokenizer:
         return text
 
     def token_bytes(self, token: int) -> bytes:
-        """What `token` stands for within a text."""
+        """Return what `token` stands for within a text."""
         return self._pieces.token_bytes(token)
 
     def look_up(self, vocab_size: int) -> None:

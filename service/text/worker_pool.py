@@ -154,7 +154,7 @@ class _Process:
             raise
 
     async def _end(self) -> int:
-        """How it ended, which it did when its pipes closed. To kill it at once would hide that."""
+        """Return how it ended, which it did when its pipes closed. To kill it at once would hide that."""
         try:
             async with asyncio.timeout(END_SECONDS):
                 return await self.wait()
@@ -171,5 +171,5 @@ class _Process:
             self._process.kill()
 
     async def wait(self) -> int:
-        """How it ended."""
+        """Return how it ended."""
         return await self._process.wait()

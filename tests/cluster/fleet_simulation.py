@@ -117,7 +117,7 @@ class Simulation:
         prefill = (len(digests) - found) * PREFILL_SECONDS * server.running
 
         def computed() -> None:
-            replica.recent.answered(digests, self.clock.now)
+            replica.sent_prefixes.answered(digests, self.clock.now)
             self.clock.later(PUBLISH_SECONDS, lambda: server.published.update(digests))
             self.clock.later(ANSWER_SECONDS, answered)
 

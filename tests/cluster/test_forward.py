@@ -210,7 +210,7 @@ def test_a_prompt_is_remembered_where_it_was_taken(
 
     router.call(register)
     assert post(router).headers["x-quire-route"].endswith("attempt=2")
-    taken = replicas.pop(first.url).recent, replicas.popitem()[1].recent
+    taken = replicas.pop(first.url).sent_prefixes, replicas.popitem()[1].sent_prefixes
     now = time.monotonic()
     assert [recent.match(digests, now) for recent in taken] == [0, 4]
     assert taken[1].unpublished(digests, now + UNPUBLISHED_SECONDS) == 0  # for its answer has begun

@@ -13,7 +13,7 @@ import pytest
 
 from quire.service.router.config import RouterConfig
 from quire.service.router.directory import Registered
-from quire.service.router.dns_discovery import NameWatch
+from quire.service.router.dns_discovery import DnsDiscovery
 from quire.service.router.fleet import Fleet
 from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
 from tests.cluster.test_watch import OURS, Load
@@ -52,7 +52,7 @@ def urls(fleet: Fleet) -> list[str]:
 @pytest.mark.anyio
 async def test_replicas_are_those_behind_the_name(caplog: pytest.LogCaptureFixture) -> None:
     fleet, names = Fleet(RouterConfig(model="tiny", replica_dns="replicas:80"), None), Names()
-    watch = NameWatch("replicas", 80, fleet.resolved, names.resolve)
+    watch = DnsDiscovery("replicas", 80, fleet.resolved, names.resolve)
     task = asyncio.create_task(watch.run(0.0))
     await names.say(socket.gaierror("no such name"))
     assert urls(fleet) == []

@@ -16,7 +16,7 @@ from quire.service.router.sent_prefixes import (
     ONCE_SECONDS,
     REMEMBERED_SECONDS,
     UNPUBLISHED_SECONDS,
-    RecentPrefixes,
+    SentPrefixes,
 )
 
 DIGESTS = [bytes([number]) * 16 for number in range(8)]
@@ -115,12 +115,12 @@ def locate(prompt_tokens: int, digests: list[bytes], held: dict[str, int] | None
 
 def test_the_registry_is_believed_of_what_it_can_know() -> None:
     replica = replica_with(blocks=10)
-    replica.recent.add(DIGESTS[:5], now=100.0)
+    replica.sent_prefixes.add(DIGESTS[:5], now=100.0)
     location = locate(6 * 16 + 3, DIGESTS[:6], {replica.url: 2})
     found = location.candidate(replica, 200.0 - ONCE_SECONDS)
     assert (found.matched_tokens, found.lost_tokens) == (5 * 16, 0)  # it is being computed, for all we know
     assert (found.fill, found.fill_with) == (0.5, 0.6)
-    replica.recent.answered(DIGESTS[:5], now=101.0)
+    replica.sent_prefixes.answered(DIGESTS[:5], now=101.0)
     assert location.candidate(replica, 101.0).matched_tokens == 5 * 16
     found = location.candidate(replica, 101.0 + UNPUBLISHED_SECONDS)
     assert (found.matched_tokens, found.lost_tokens) == (2 * 16, 3 * 16)
@@ -135,7 +135,7 @@ def test_the_registry_is_believed_of_what_it_can_know() -> None:
 
 
 def test_what_is_sent_again_is_remembered_for_longer() -> None:
-    recent = RecentPrefixes()
+    recent = SentPrefixes()
     recent.add(DIGESTS[:6], now=0.0)
     recent.add(DIGESTS[:4], now=1.0)
     assert recent.size(1.0) == recent.match(DIGESTS, 1.0) == 6
@@ -146,18 +146,18 @@ def test_what_is_sent_again_is_remembered_for_longer() -> None:
 def test_what_moved_takes_no_room_where_it_was() -> None:
     first, second = replica_with(blocks=8), replica_with(blocks=80)
     second.url = "http://10.0.0.2:8000"
-    first.recent.add(DIGESTS, now=0.0)
-    first.recent.answered(DIGESTS, now=0.0)
+    first.sent_prefixes.add(DIGESTS, now=0.0)
+    first.sent_prefixes.answered(DIGESTS, now=0.0)
     location = locate(8 * 16 + 1, DIGESTS, {first.url: 3, second.url: 0})
     placement = choose([first, second], location, 2.0, random.Random(0), silent=False)
     assert (placement.replica, placement.reason) == (second, "moved")
-    assert (first.recent.size(2.0), second.recent.size(2.0)) == (0, 8)
+    assert (first.sent_prefixes.size(2.0), second.sent_prefixes.size(2.0)) == (0, 8)
     again = choose([first, second], location, 2.1, random.Random(0), silent=False)
     assert (again.replica, again.reason) == (second, "prefix")
 
 
 def test_recent_prefixes_are_bounded() -> None:
-    recent = RecentPrefixes()
+    recent = SentPrefixes()
     for number in range(70000):
         recent.add([number.to_bytes(16, "little")], now=0.0)
     assert recent.match([(69999).to_bytes(16, "little")], 0.0) == 1
@@ -183,7 +183,7 @@ def test_load_is_what_was_said_and_what_happened_since() -> None:
 
 def test_a_new_process_at_an_old_address_holds_nothing() -> None:
     replica = replica_with(blocks=8)
-    replica.recent.add(DIGESTS, now=0.0)
+    replica.sent_prefixes.add(DIGESTS, now=0.0)
     replica.report(Load(blocks=8), "1", 2, 1.0)
     assert replica.fill(1.0) == 1.0
     replica.report(Load(blocks=8), "2", 1, 2.0)

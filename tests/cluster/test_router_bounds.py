@@ -13,12 +13,12 @@ import httpx
 import pytest
 
 from quire.service.config import ServiceConfig
-from quire.service.router import stream_affinity as homes
+from quire.service.router import stream_affinity
 from quire.service.router.config import RouterConfig
 from quire.service.router.placement import NOWHERE, Location
 from quire.service.router.replica import Replica
 from quire.service.router.state import RouterState
-from quire.service.router.stream_affinity import StreamHomes
+from quire.service.router.stream_affinity import StreamAffinity
 from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
 
 CHAT = "/v1/chat/completions"
@@ -115,7 +115,7 @@ KEYS = {"authorization": "Bearer key"}
 
 def test_only_started_streams_with_ids_as_replicas_take_them_are_remembered(make: Make) -> None:
     router, replica = make(say, api_keys=("key",))
-    known = router.server.state.homes
+    known = router.server.state.stream_affinity
     for path in ("/openapi.json", "/", "/startup"):  # which need no key
         assert httpx.get(f"{router.url}{path}", headers={"x-stream-id": "s"}).status_code == 200
     assert post(router, 1, **{"x-stream-id": "s"}).status_code == 401
@@ -130,8 +130,8 @@ def test_only_started_streams_with_ids_as_replicas_take_them_are_remembered(make
 
 
 def test_a_tenants_streams_push_out_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(homes, "MAX_STREAMS", 100)
-    known, replica = StreamHomes(), Replica("http://r:80", up=True)
+    monkeypatch.setattr(stream_affinity, "MAX_STREAMS", 100)
+    known, replica = StreamAffinity(), Replica("http://r:80", up=True)
     known.settle(("alice", "s"), replica)
     known.settle(("bob", "kept"), replica)
     for number in range(1000):
@@ -164,8 +164,8 @@ def test_a_refused_prompt_takes_no_others_with_it(
     router.call(register)
     assert [post(router, 1).status_code for _ in range(2)] == [200, status]
     now = time.monotonic()
-    assert replica.recent.match(shared + own, now) == 4
-    assert replica.recent.size(now) == 4
+    assert replica.sent_prefixes.match(shared + own, now) == 4
+    assert replica.sent_prefixes.size(now) == 4
 
 
 @pytest.mark.parametrize("target", ["OPTIONS *", "GET *"])

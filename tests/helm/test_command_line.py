@@ -12,7 +12,7 @@ import yaml
 from quire import cli
 from quire.engine.config import EngineConfig
 from quire.engine.urls import split_address
-from quire.service.commands.pinned_prefixes import read_pins
+from quire.service.commands.pinned_prefixes import read_pinned_prefixes
 from tests.helm.chart import FEATURES, NAMES, VALUES, Manifest, container, find, pods, render
 from tests.helm.command_line import parsed, usage
 
@@ -113,7 +113,7 @@ def test_pinned_prefixes_are_the_file_that_the_server_reads(tmp_path: Path) -> N
     data = find(manifests, "ConfigMap", "quire-pins")["data"]
     (tmp_path / path.name).write_text(data[path.name], encoding="utf-8")
     values = yaml.safe_load(Path(VALUES["everything"][1]).read_text(encoding="utf-8"))
-    pins = read_pins([tmp_path / path.name])
+    pins = read_pinned_prefixes([tmp_path / path.name])
     assert msgspec.to_builtins(pins) == values["engine"]["pinnedPrefixes"]
     (mount,) = (
         m for m in container(manifests, "quire")["volumeMounts"] if m["mountPath"] == str(path.parent)

@@ -123,7 +123,7 @@ async def test_client_that_leaves_a_search_aborts_it(make_service: Callable[...,
     assert running.task is not None
     await running.task
     assert service.engine.streams[0].aborted
-    assert service.state.waiting.prompts == 0
+    assert service.state.queue.prompts == 0
 
 
 async def test_several_prompts_and_echo(searching: Service) -> None:

@@ -346,7 +346,7 @@ async def test_admission(service: Service) -> None:
     ):
         reply = await post(service.app, PATH, body)
         assert (reply.status, reply.error["param"], reply.error["code"]) == (status, param, code), body
-    assert service.state.waiting.prompts == 0
+    assert service.state.queue.prompts == 0
     assert not service.engine.active
 
 
@@ -374,7 +374,7 @@ async def test_full_queue(make_service: Callable[..., Service]) -> None:
     assert (await waiting.finish()).status == 200
     service.engine.auto = True
     assert (await post(service.app, PATH, {"prompt": ["a", "b"]})).status == 200
-    assert service.state.waiting.prompts == 0
+    assert service.state.queue.prompts == 0
 
 
 async def test_more_prompts_than_may_ever_queue_are_no_matter_of_trying_again(

@@ -218,4 +218,4 @@ async def test_bug_of_ours_is_a_500_in_words(service: Service, monkeypatch: pyte
     monkeypatch.setattr(service.engine, "add", broken)
     with pytest.raises(ZeroDivisionError):  # for the server's log
         await post(service.app, "/v1/completions", BODY)
-    assert service.state.waiting.prompts == 0
+    assert service.state.queue.prompts == 0

@@ -68,7 +68,7 @@ def test_streams_go_on_unharmed(guarded: Live, tokenizer: Tokenizer) -> None:
             assert "".join(choice["text"] for choice in choices) == expected
             assert choices[-1]["finish_reason"] == "length"
     live.wait(lambda: not live.server.server_state.connections)
-    assert live.server.state.waiting.prompts == 0
+    assert live.server.state.queue.prompts == 0
     assert not live.server.state.generations
     assert len(live.engine.streams) == STREAMS  # no attack got as far as the engine
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.service.admission import WaitingLine
+from quire.service.admission import QueueLimits
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError
 from quire.service.http.descriptors import RESERVED, most_connections
@@ -25,10 +25,10 @@ PATH = "/v1/completions"
 JSON = {"content-type": "application/json"}
 
 
-def line(**limits: int) -> tuple[WaitingLine, list[float]]:
+def line(**limits: int) -> tuple[QueueLimits, list[float]]:
     """With a clock that the test sets."""
     now = [100.0]
-    return WaitingLine(ServiceConfig(served_model_names=("m",), **limits), lambda: now[0]), now
+    return QueueLimits(ServiceConfig(served_model_names=("m",), **limits), lambda: now[0]), now
 
 
 @given(st.integers(2, 200), st.floats(0.01, 5.0), st.integers(1, 500))
@@ -91,7 +91,7 @@ async def test_queue_that_is_full_of_tokens(make_service: Callable[..., Service]
     await service.engine.until_added(2)
     service.engine.step()
     assert (await second.finish()).status == 200
-    assert service.state.waiting.tokens == 0
+    assert service.state.queue.tokens == 0
 
 
 @pytest.mark.anyio

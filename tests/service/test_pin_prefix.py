@@ -13,7 +13,7 @@ import httpx
 import pytest
 from server_process import serving
 
-from quire.service.commands.pinned_prefixes import read_pins, tokenize_pins
+from quire.service.commands.pinned_prefixes import read_pinned_prefixes, tokenize_pinned_prefixes
 from quire.service.demo import MODEL_FOLDER
 from quire.service.text.tokenizer import Tokenizer
 
@@ -59,7 +59,9 @@ def blocks(url: str) -> dict[str, float]:
 
 def test_every_key_finds_what_is_pinned_and_nothing_of_another_key(url: str, pin_file: Path) -> None:
     tokenizer = Tokenizer.from_folder(Path(MODEL_FOLDER))
-    text, chat = (len(tokens) for tokens in tokenize_pins(read_pins([pin_file]), tokenizer))
+    text, chat = (
+        len(tokens) for tokens in tokenize_pinned_prefixes(read_pinned_prefixes([pin_file]), tokenizer)
+    )
     assert min(text, chat) >= 32
     before = blocks(url)
     assert before["cached"] == before["quire_kv_pinned"] == -(-text // 16) + -(-chat // 16)
@@ -92,9 +94,9 @@ def test_a_line_that_is_no_beginning_of_a_prompt_is_refused_by_number(line: str,
     with pytest.raises(
         ValueError, match=r"pins\.jsonl, line 2: expected a JSON string or a list of messages"
     ):
-        read_pins([path])
+        read_pinned_prefixes([path])
 
 
 def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere\.jsonl cannot be read"):
-        read_pins([tmp_path / "nowhere.jsonl"])
+        read_pinned_prefixes([tmp_path / "nowhere.jsonl"])

@@ -391,7 +391,7 @@ async def test_a_socket_that_closes_aborts_all(manual: Service) -> None:
     await socket.task
     assert all(stream.aborted for stream in manual.engine.streams)
     assert not manual.state.generations and not manual.state.streams
-    assert manual.state.waiting.prompts == 0
+    assert manual.state.queue.prompts == 0
 
 
 async def test_a_stalled_reader_is_cut(make_service: Callable[..., Service]) -> None:
@@ -625,7 +625,7 @@ class Life:
                 assert len(self.ids()) + len(refused) == self.creates
         assert not self.engine.active
         assert not self.state.generations
-        assert self.state.waiting.prompts == 0
+        assert self.state.queue.prompts == 0
 
 
 ACTIONS = st.one_of(

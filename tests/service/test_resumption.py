@@ -329,7 +329,7 @@ async def test_an_id_in_use(manual: Service) -> None:
     assert manual.engine.streams[1].aborted  # it was refused before it cost anything
     await drive(manual, running)
     assert (await begin(manual).finish()).status == 409  # its events may still be asked for
-    assert manual.state.waiting.prompts == 0
+    assert manual.state.queue.prompts == 0
 
 
 async def test_streams_belong_to_their_key(make_service: Callable[..., Service]) -> None:
@@ -364,7 +364,7 @@ async def test_headers_where_they_mean_nothing(service: Service) -> None:
     reply = await post(service.app, PATH, {**BODY, "stream": True}, last_event_id="1")
     assert (reply.status, reply.error["param"]) == (400, "last-event-id")
     assert (await Exchange(service.app, "HEAD", "/v1/streams/s").start().finish()).status == 405
-    assert service.state.waiting.prompts == 0
+    assert service.state.queue.prompts == 0
 
 
 async def test_forgotten_events(tokenizer: Tokenizer) -> None:

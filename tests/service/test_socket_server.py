@@ -372,7 +372,7 @@ def test_other_streams_go_on(
         assert all(stream.result() for stream in streams)
     strict.wait(lambda: not strict.server.state.generations and not strict.server.state.streams)
     strict.wait(lambda: not strict.engine.active)
-    assert strict.server.state.waiting.prompts == 0
+    assert strict.server.state.queue.prompts == 0
 
 
 @contextlib.contextmanager

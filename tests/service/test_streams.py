@@ -51,7 +51,7 @@ async def test_client_that_leaves_aborts(manual: Service, stream: bool, steps: i
     assert running.task is not None
     await running.task
     assert [stream.aborted for stream in manual.engine.streams] == [True] * len(manual.engine.streams)
-    assert manual.state.waiting.prompts == 0
+    assert manual.state.queue.prompts == 0
     assert not manual.state.generations
     assert manual.state.metrics.finished["abort"] == len(manual.engine.streams)
     assert b"[DONE]" not in running.body
@@ -240,4 +240,4 @@ async def test_crowd(service: Service) -> None:
             [event["choices"][0] for event in reply.events[:-1]] if at % 2 == 0 else reply.json()["choices"]
         )
         assert "".join(choice["text"] for choice in choices) == expected
-    assert service.state.waiting.prompts == 0
+    assert service.state.queue.prompts == 0

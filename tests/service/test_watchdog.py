@@ -76,7 +76,7 @@ async def test_what_waits_ends_once_and_is_aborted(manual: Service) -> None:
     failed = [event["response"] for event in socket.events if event["type"] == "response.failed"]
     assert len(failed) == 1 and "--stall-timeout" in failed[0]["error"]["message"]
     assert manual.state.metrics.finished["error"] == 1 + 1 + 2 + 1  # of the prompts, whatever n is
-    assert manual.state.waiting.prompts == 0
+    assert manual.state.queue.prompts == 0
     assert not manual.state.generations
     assert not manual.state.watchdog.generations
     socket.leave()

@@ -24,7 +24,7 @@ _Key = tuple[str, str]  # the tenant, and the id that the client chose
 
 
 class Recordings:
-    """Those that have ended are forgotten early if they are many, at the cost of whoever has most."""
+    """The recordings of all. Ended ones are forgotten early if they are many, first those of who has most."""
 
     def __init__(self, config: ServiceConfig, keys: KeyRing, working: set[Interruptible]) -> None:
         """Each recording is in `working` for as long as a drain should wait for it."""

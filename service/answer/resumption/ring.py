@@ -12,7 +12,7 @@ _ID = re.compile(r"([0-9]{1,10})(?:\.([0-9]{1,10}))?")
 
 
 class EventId(NamedTuple):
-    """How many tokens the stream had after the event, and which of the events at that point it is."""
+    """The number of tokens that the stream had after the event, and its number among the events there."""
 
     tokens: int
     more: int
@@ -61,7 +61,7 @@ class EventRing:
         return [self._events[at][1] for at in range(number, self.end)]
 
     def number_after(self, last: EventId | None) -> int:
-        """Of the event that follows `last` (None: of the first).
+        """Return the number of the event that follows `last` (None: of the first).
 
         Raises ApiError 400 if there is no event `last`, and 410 if what follows is forgotten.
         """

@@ -85,7 +85,7 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
             raise FieldError("top_logprobs", "top_logprobs may only be given with logprobs: true")
 
     def _check_calls(self) -> None:
-        """What a tool says must answer a call."""
+        """Check that what a tool says answers a call."""
         known: set[str] = set()
         for at, message in enumerate(self.messages):
             known |= {call.id for call in message.tool_calls or ()}
@@ -95,7 +95,7 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def offered_functions(self) -> list[Function]:
-        """Those that the model may call."""
+        """Return those that the model may call."""
         return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or []]
 
     @property

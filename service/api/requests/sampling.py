@@ -1,4 +1,4 @@
-"""What completions and chat share: how to sample, how many, when to stop, what the text must be."""
+"""The fields that completions and chat share: how to sample, how many, when to stop, what to write."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             ) from None
 
     def _check_beams(self) -> None:
-        """What the engine's own check of beam search cannot see, or would name as it is not named here."""
+        """Check what the engine's own check of beam search cannot see, or would call by another name."""
         if self.stop:
             raise FieldError("stop", "stop may not be given with use_beam_search; stop_token_ids may")
         if self.token_limit == 0:
@@ -196,7 +196,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def ranked(self) -> int | None:
-        """How many of the samples are returned, the best of best_of; None: all of them."""
+        """Return how many of the samples are returned, the best of best_of; None: all of them."""
         return (self.n or 1) if (self.best_of or 1) > 1 and not self.use_beam_search else None
 
     @property
@@ -209,7 +209,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def num_sequences(self) -> int:
-        """How many run at once after each prompt: samples or beams."""
+        """Return how many samples or beams run at once after each prompt."""
         return self.best_of or self.n or 1
 
     @property

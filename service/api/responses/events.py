@@ -34,7 +34,7 @@ class ResponseEvents:
         ]
 
     def update(self) -> list[Event]:
-        """What has come since."""
+        """Return the events of what has come since."""
         return [event for part in self._response.choice.take_parts() for event in self._tell(part)]
 
     def finish(self) -> list[Event]:
@@ -56,7 +56,7 @@ class ResponseEvents:
         return self._writer.event(kind, response=self._response.snapshot(status, error))
 
     def _tell(self, part: Part) -> list[Event]:
-        """What one item ends, another begins, or goes on."""
+        """Return the events by which one item ends, another begins, or goes on."""
         index = len(self._response.output)
         events: list[Event] = []
         if isinstance(part, str):

@@ -13,7 +13,7 @@ from quire.service.text.tools.protocol import CalledFunction, ToolCall
 
 
 def with_input(history: list[TemplateMessage], given: str | list[InputItem]) -> list[TemplateMessage]:
-    """What was said once a request's input is. Raises ApiError 400 if it answers no call."""
+    """Return what was said, a request's input included. Raises ApiError 400 if it answers no call."""
     if isinstance(given, str):
         return [*history, {"role": "user", "content": given}]
     messages = list(history)
@@ -34,7 +34,7 @@ def with_input(history: list[TemplateMessage], given: str | list[InputItem]) -> 
 
 
 def with_output(history: list[TemplateMessage], output: Sequence[OutputItem]) -> list[TemplateMessage]:
-    """What was said once a response has ended, but for calls that were cut: nobody can answer them."""
+    """Return what was said, a response included, but for calls that were cut: nobody can answer them."""
     messages = list(history)
     for item in output:
         if not isinstance(item, OutputCall):

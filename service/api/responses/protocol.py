@@ -1,4 +1,4 @@
-"""What clients of the Responses API may send."""
+"""The messages that clients of the Responses API send."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def text(self) -> str:
-        """Of a message, or of what a call gave."""
+        """Return the text of a message, or of what a call gave."""
         said = self._said
         return said if isinstance(said, str) else "\n".join(part.text for part in said)
 
@@ -141,7 +141,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def offered_functions(self) -> list[Function]:
-        """Those that the model may call."""
+        """Return those that the model may call."""
         return [] if self.tool_choice == "none" else [*(self.tools or ())]
 
     @property

@@ -1,4 +1,4 @@
-"""What the Responses API gives back: the response, its output items, and the events that tell of them."""
+"""Replies of the Responses API: the response, its output items, and the events that tell of them."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class ModelResponse:
 
     @property
     def final_status(self) -> Status:
-        """Of a response whose choice has finished."""
+        """Return the status of a response whose choice has finished."""
         return "incomplete" if self.choice.finish_reason == "length" else "completed"
 
     def conversation(self) -> list[TemplateMessage]:
@@ -104,7 +104,7 @@ async def prompt_text(
     body: ResponseRequest,
     said: list[TemplateMessage],
 ) -> str:
-    """What the model gets to see once this was `said`. Routers hash it, too. Raises ApiError."""
+    """Return what the model gets to see once this was `said`. Routers hash it, too. Raises ApiError."""
     instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     tools = [function.as_template_tool() for function in body.offered_functions]
     return await render(renderer, tokenizer, model, instructions + said, param="input", tools=tools)

@@ -1,4 +1,4 @@
-"""What one answer is made of, as clients get it: text and calls, as they come or whole."""
+"""The parts of one answer, as clients get them: text and calls, as they come or whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FunctionDelta(msgspec.Struct):
 
 
 class CallDelta(msgspec.Struct):
-    """What is new of call `index`; the first of it has its id and name."""
+    """The news of call `index`; the first of them has its id and name."""
 
     index: int
     id: str | UnsetType
@@ -95,7 +95,7 @@ class ReplyToolCall(msgspec.Struct, kw_only=True):
 
 
 def whole_calls(deltas: list[CallDelta]) -> list[ReplyToolCall]:
-    """Of an answer that nothing was taken of before."""
+    """Return the calls of an answer from which nothing was taken before."""
     return [
         ReplyToolCall(id=delta.id, function=ReplyFunction(name=function.name, arguments=function.arguments))
         for delta in deltas

@@ -1,4 +1,4 @@
-"""How models write tool calls: as Hermes and Qwen do, or as Llama 3 does. A chat template tells which."""
+"""The ways models write tool calls: as Hermes and Qwen do, or as Llama 3. A chat template tells which."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ToolFormat:
         return Found(0 if may_follow and not last else len(text), None)
 
     def closing(self, text: str) -> int | None:
-        """How much of `text` ends the call whose arguments came before it; None: not yet there."""
+        """Return how much of `text` ends the call whose arguments came before; None: not there yet."""
         if self.end:
             at = text.find(self.end)
             return None if at < 0 else at + len(self.end)
@@ -108,7 +108,7 @@ LLAMA = ToolFormat("", "", "parameters", "; ")
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """How a chat template has its model write calls; None if it knows no tools."""
+    """Return the way a chat template has its model write calls; None if it knows no tools."""
     if "tools" not in template:
         return None
     if HERMES.begin in template:
@@ -121,5 +121,5 @@ def _literal(text: str, is_token: Callable[[str], bool]) -> str:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """How long an end of `text` is a beginning of `marker`."""
+    """Return how long an end of `text` is a beginning of `marker`."""
     return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if text.endswith(marker[:n])), 0)

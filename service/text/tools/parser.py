@@ -187,7 +187,7 @@ class _Depth:
         self.closed = False
 
     def read(self, text: str) -> int:
-        """How much of `text` belongs to it."""
+        """Return how many characters of `text` belong to it."""
         for at, character in enumerate(text):
             if self._escaped:
                 self._escaped = False

@@ -1,4 +1,4 @@
-"""What clients may say of tools, and the calls that models make of them."""
+"""Tools as clients offer them, and the calls that models make of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Of the arguments; without parameters there are none."""
+        """Return the schema of the arguments; without parameters there are none."""
         if self.parameters is None:
             return {"type": "object", "properties": {}, "additionalProperties": False}
         return self.parameters
@@ -120,7 +120,7 @@ ToolCalls = Annotated[list[ToolCall], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 def chosen_name(choice: ToolChoice | FlatToolChoice | None) -> str | None:
-    """Of the one function that must be called, if one is named."""
+    """Return the name of the one function that must be called, if one is named."""
     if isinstance(choice, ChosenTool):
         return choice.function.name
     return choice.name if isinstance(choice, FlatChosenTool) else None

@@ -1,4 +1,4 @@
-"""What one request does with tools: how its model calls them, and which calls it must or may make."""
+"""The tools of one request: the way its model calls them, and the calls that it must or may make."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ToolUse:
         return cls(form, tuple(functions), forced, parallel, tokenizer)
 
     def form(self) -> Form | None:
-        """What the text must be so that all calls are right that have to be."""
+        """Return what the text must be so that all calls are right that have to be."""
         if self.forced:
             make = self.format.must_call
         elif any(function.strict for function in self.functions):
