@@ -134,11 +134,12 @@ def check_memory(
 ) -> Check:
     """Compare the last third of the second half with its first, of each process that lived long enough.
 
-    A restarted one warms up for as long as it lives. It may do so up to what its twin holds that was there
-    throughout: a leak would have shown there.
+    Of a third, the size that a tenth of its samples exceeds: what the allocator gives back and takes again is
+    no growth. A restarted process warms up for as long as it lives. It may do so up to what its twin holds
+    that was there throughout: a leak would have shown there.
     """
     growth: dict[str, float] = {}
-    sizes: dict[str, float] = {}  # by part, of those that were there all the while
+    sizes: dict[str, float] = {}  # by kind, of those that were there all the while
     young: dict[str, tuple[str, float]] = {}
     first = half - 0.9 * (end - half)  # who was there by then has been there all the while
     for (name, pid), samples in resident.items():
@@ -148,15 +149,15 @@ def check_memory(
         if len(window) < 6:
             continue
         third = len(window) // 3
-        before, after = float(np.median(window[:third])), float(np.median(window[-third:]))
+        before, after = (float(np.quantile(part, 0.9)) for part in (window[:third], window[-third:]))
         growth[f"{name} ({pid})"] = after / before - 1
-        part = name.split()[0]
+        kind = name.split()[0]
         if born < first:
-            sizes[part] = max(sizes.get(part, 0.0), after)
+            sizes[kind] = max(sizes.get(kind, 0.0), after)
         else:
-            young[f"{name} ({pid})"] = (part, after)
-    for named, (part, after) in young.items():
-        if after <= sizes.get(part, 0.0):
+            young[f"{name} ({pid})"] = (kind, after)
+    for named, (kind, after) in young.items():
+        if after <= sizes.get(kind, 0.0):
             del growth[named]
     grown = {name: share for name, share in growth.items() if share > limits.growth}
     worst = max(growth.values(), default=math.nan)
@@ -191,14 +192,17 @@ class Machine:
         return range(bisect.bisect_left(self._ends, begin), bisect.bisect_right(self._begins, end))
 
     def waited(self, name: str, begin: float, end: float) -> float:
-        """Return the seconds for which a process's main thread waited for a core; rather too many."""
-        total = 0.0
+        """Return the longest that a thread of a process waited for a core, in seconds; rather too many.
+
+        The event loop's thread also stands still while another one that has the interpreter waits.
+        """
+        longest = 0.0
         for (process, _), rows in self._waits.items():
             if process == name and len(rows) > 1:
                 first = max(int(np.searchsorted(rows[:, 0], begin, "right")) - 1, 0)
                 last = min(int(np.searchsorted(rows[:, 0], end, "left")), len(rows) - 1)
-                total += max(float(rows[last, 1] - rows[first, 1]), 0.0)
-        return total
+                longest = max(longest, float(rows[last, 1] - rows[first, 1]))
+        return longest
 
 
 def percentile(times: Iterable[float], percent: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,7 +47,7 @@ class Samples:
 
     resident: dict[Process, list[tuple[float, int]]] = field(default_factory=dict)  # bytes
     stalls: dict[Process, list[Stalls]] = field(default_factory=dict)
-    # Seconds that a process has waited for a core, in all, as Linux counts them.
+    # Seconds that a thread, by its part in the fleet and its id, has waited for a core in all.
     waits: dict[Process, list[tuple[float, float]]] = field(default_factory=dict)
     preemptions: dict[Process, float] = field(default_factory=dict)  # of each life, as last seen
     requests: dict[Process, float] = field(default_factory=dict)
@@ -82,7 +83,9 @@ async def watch_processes(fleet: Fleet, samples: Samples) -> None:
             with contextlib.suppress(OSError):  # it has just ended
                 now = time.monotonic()
                 samples.resident.setdefault(process, []).append((now, resident_bytes(process[1])))
-                samples.waits.setdefault(process, []).append((now, waited_seconds(process[1])))
+                for thread in map(int, os.listdir(f"/proc/{process[1]}/task")):
+                    waited = waited_seconds(thread)
+                    samples.waits.setdefault((process[0], thread), []).append((now, waited))
         await asyncio.sleep(PROCESS_SECONDS)
 
 

@@ -71,6 +71,14 @@ def test_memory_that_grows_is_found(growth: float, passed: bool) -> None:
     assert checks.check_memory(memory(growth), 50.0, 100.0, Limits()).passed == passed
 
 
+def test_memory_that_comes_and_goes_is_no_growth_and_hides_none() -> None:
+    """Replicas give back 7 % of theirs, and take it again."""
+    for growth, passed in ((0.0, True), (0.04, False)):
+        (held,) = memory(growth).values()
+        waves = [(at, int(size * (1 if int(at) % 12 < 5 else 0.93))) for at, size in held]
+        assert checks.check_memory({("replica 1", 7): waves}, 50.0, 100.0, Limits()).passed == passed
+
+
 def test_a_restarted_process_may_warm_up_and_nobody_to_judge_is_a_failure() -> None:
     young = {("engine 2", 8): [(float(at), at * 10**7) for at in range(60, 100)]}
     assert checks.check_memory(memory(0.0) | young, 50.0, 100.0, Limits()).passed
