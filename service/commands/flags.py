@@ -200,6 +200,12 @@ def add_service_flags(parser: Parser) -> None:
         type=float,
         help="seconds for which a replica that fell silent is believed to be there; 15 if left out",
     )
+    flag(
+        parser,
+        "--kv-events-config",
+        help="publish the prefix cache's changes by ZeroMQ, for llm-d, Dynamo and others: JSON with vLLM's "
+        'keys, such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}; nothing if left out',
+    )
 
 
 def add_sampling_flags(parser: Parser) -> None:
