@@ -11,6 +11,7 @@ from quire.engine.urls import check_http_url, check_redis_url
 
 PreemptionMode = Literal["auto", "swap", "recompute"]
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+ModelImpl = Literal["auto", "native", "transformers"]
 KVCacheDtype = Literal[
     "auto", "model", "fp8_e4m3", "fp12_e4m7"
 ]  # rounded: `quire.kernels.formats.kv_format.SCALED`
@@ -26,6 +27,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         "auto"  # model: its own; auto: `quire.engine.device.kv_cache.automatic_format`
     )
     load_format: Literal["auto", "dummy"] = "auto"
+    model_impl: ModelImpl = "auto"  # native: a decoder of Quire's; transformers: its modelling code
     max_model_len: int | None = None  # None: what the model and the KV cache allow
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None  # None: 64 for each multiprocessor of a GPU, 2048 on a CPU

@@ -34,6 +34,7 @@ from quire.engine.hashing import BlockHasher
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.loader import load_model
+from quire.engine.models.reading import read_model
 from quire.engine.precompile import precompile
 from quire.engine.registry.deployment import hash_seed
 from quire.engine.schedule.plan import StepPlan
@@ -132,7 +133,7 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     device = choose_device(config)
     gpu = gpu_of(device)
     folder = resolve_model(config.model, report.phase("download", "B"))
-    model_config = ModelConfig.from_folder(folder)
+    model_config = read_model(folder, config.model_impl)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # one core is the API process's
     dtype = _dtype(config, model_config, device)
@@ -143,7 +144,8 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
         _default_batched_tokens(device, gpu), config.max_num_seqs
     )
     limits = Limits(config.max_num_seqs, max_num_batched_tokens, max_model_len)
-    with_graphs = device.type == "cuda" and not config.enforce_eager
+    native = model_config.implementation == "native"
+    with_graphs = device.type == "cuda" and not config.enforce_eager and native
     kernels = report.phase("kernels", "kernels")
     with compiling_beside(kernels) if with_graphs else nullcontext():
         if with_graphs:

@@ -16,7 +16,7 @@ from quire.engine.registry.kv_events import Event, KVEventBatch, KVEventLog
 
 logger = logging.getLogger("quire.kv_events")
 
-TICK_SECONDS = 0.02  # for which changes gather
+TICK_MS = 20  # for which changes gather
 END = (-1).to_bytes(8, "big", signed=True)  # the sequence number after the last batch of a replay
 LINGER_MS = 1000  # for which the last batches may take to leave at the end
 
@@ -67,14 +67,14 @@ class KVEventPublisher:
     def _run(self) -> None:
         while not self._stopped.is_set():
             # Without a replay socket nothing is registered, and polling is waiting.
-            asked = self._poller.poll(TICK_SECONDS * 1000)
+            asked = self._poller.poll(TICK_MS)
             try:
                 self.publish()
                 if asked:
                     self._answer(self._replay.recv_multipart())
             except Exception:  # a bug, or a malformed question: neither may end publishing for good
                 logger.exception("a batch of KV events was not published")
-                time.sleep(TICK_SECONDS)
+                time.sleep(TICK_MS / 1000)
         self.publish()
 
     def publish(self) -> None:
