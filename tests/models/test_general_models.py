@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from quire.engine.config import EngineConfig
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.config import ModelConfig, read_max_positions
+from quire.engine.models.general.host_reads import host_reads
 from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
 from tests.models.any_model import compare, save_tiny
@@ -80,6 +82,42 @@ def test_weights_that_do_not_fit_are_refused_by_name(changed: str, tmp_path: Pat
     expected = "other is no weight" if changed == "unknown" else f"{name} is missing"
     with pytest.raises(ValueError, match=expected):
         start_engine(EngineConfig(model=str(tmp_path), device="cpu"))
+
+
+@pytest.mark.parametrize("kind", ["olmo2", "gemma3_text", "qwen3_moe"])
+def test_greedy_tokens_through_the_engine_equal_transformers(kind: str, tmp_path: Path) -> None:
+    """On a GPU by Triton, and in CUDA graphs where the model's code allows it."""
+    reference = save_tiny(kind, tmp_path)
+    prompts = [
+        [3 + (11 * at + 5 * which) % 90 for at in range(size)] for which, size in enumerate((40, 1, 23))
+    ]
+    core, _ = start_engine(
+        EngineConfig(
+            model=str(tmp_path),
+            dtype="float32",
+            max_num_batched_tokens=32,
+            max_num_seqs=4,
+            num_gpu_blocks_override=64,
+        )
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    for at, prompt in enumerate(prompts):
+        core.add(Request(at, prompt, params))
+    tokens: list[list[int]] = [[] for _ in prompts]
+    while core.has_work:
+        for output in core.step():
+            tokens[output.request_id] += output.tokens
+    for prompt, got in zip(prompts, tokens, strict=True):
+        with torch.inference_mode():
+            logits = reference(torch.tensor([prompt + got]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        assert got == logits.argmax(-1).tolist()
+
+
+def test_code_that_looks_at_what_is_computed_is_found() -> None:
+    values = torch.arange(4.0)
+    assert host_reads(lambda: values * 2 + values.softmax(0)) == []
+    assert host_reads(values.nonzero) == ["aten::nonzero"]
+    assert host_reads(lambda: torch.ops.aten._local_scalar_dense(values[0])) == ["aten::_local_scalar_dense"]
 
 
 def test_samples_share_their_prompt_and_a_preempted_request_goes_on_as_before(tmp_path: Path) -> None:

@@ -92,8 +92,9 @@ class GeneralModel:
         """
         every = ForwardBatch(batch.tokens, batch.positions, batch.slots, batch.decode, batch.prefill)
         self._attention.begin(every, caches)
+        positions = batch.positions.long().clamp(min=0)  # padding has −1, which no table of positions has
         output = self._decoder(
-            input_ids=batch.tokens[None].long(), position_ids=batch.positions[None].long(), use_cache=False
+            input_ids=batch.tokens[None].long(), position_ids=positions[None], use_cache=False
         )
         return of_newest(output.last_hidden_state[0], batch.newest)
 
@@ -119,8 +120,8 @@ def load_general(
     """
     if dummy_seed is None:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation=NAME, local_files_only=True, use_safetensors=True,
-            output_loading_info=True,
+            folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device, dtype),
+            local_files_only=True, use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
         causal, told = loaded
         _check(folder, SimpleNamespace(**told))
@@ -131,11 +132,17 @@ def load_general(
                 AutoConfig.from_pretrained(folder, local_files_only=True),
                 dtype=dtype,
                 attn_implementation=NAME,
+                experts_implementation=_experts(device, dtype),
             )
         _draw(causal, dummy_seed, device)
     causal.eval().requires_grad_(False)
     weights = {weight.data_ptr(): weight.nbytes for weight in causal.parameters()}
     return GeneralModel(config, backend, causal, dtype, device), sum(weights.values())
+
+
+def _experts(device: torch.device, dtype: torch.dtype) -> str:
+    """Return which of transformers' ways computes experts: the grouped product, where there is one."""
+    return "grouped_mm" if device.type == "cuda" and dtype == torch.bfloat16 else "eager"
 
 
 def _check(folder: Path, told: SimpleNamespace) -> None:
