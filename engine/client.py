@@ -13,7 +13,15 @@ from typing import Literal
 import msgspec
 
 from quire.engine.capacity import Capacity
-from quire.engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
+from quire.engine.config import (
+    EngineConfig,
+    EngineInfo,
+    KVEventsConfig,
+    Progress,
+    RegistryConfig,
+    RegistryReport,
+    StepStats,
+)
 from quire.engine.errors import EngineDeadError
 from quire.engine.frames import (
     LENGTH,
@@ -109,14 +117,17 @@ class AsyncEngine:
         registry: RegistryConfig | None = None,
         pinned: list[list[int]] | None = None,
         program: tuple[str, ...] = ("quire.engine.process",),
+        kv_events: KVEventsConfig | None = None,
     ) -> None:
         """With a `registry`, the engine tells there which blocks can be found in its prefix cache.
 
+        kv_events: where else it tells that, as vLLM does.
         pinned: token ids of prefixes that are computed at start, stay in the cache and are every tenant's.
         program: the module that is the engine process, and arguments that come before the socket's.
         """
         self.config = config
         self.registry = registry
+        self.kv_events = kv_events
         self.pinned = pinned or []
         self.program = program
         self.state: Literal["loading", "ready", "dead"] = "loading"
@@ -152,7 +163,9 @@ class AsyncEngine:
                 stdin=asyncio.subprocess.DEVNULL,
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(encode_frame(StartFrame(self.config, self.registry, self.pinned, asked_at)))
+        self._writer.write(
+            encode_frame(StartFrame(self.config, self.registry, self.pinned, asked_at, self.kv_events))
+        )
         self._pump_task = asyncio.create_task(self._pump(reader), name="quire-engine-pump")
 
     def add(self, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> RequestStream:

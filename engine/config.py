@@ -11,6 +11,7 @@ from quire.engine.urls import check_http_url, check_redis_url
 
 PreemptionMode = Literal["auto", "swap", "recompute"]
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+ModelImpl = Literal["auto", "native", "transformers"]
 KVCacheDtype = Literal[
     "auto", "model", "fp8_e4m3", "fp12_e4m7"
 ]  # rounded: `quire.kernels.formats.kv_format.SCALED`
@@ -26,6 +27,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         "auto"  # model: its own; auto: `quire.engine.device.kv_cache.automatic_format`
     )
     load_format: Literal["auto", "dummy"] = "auto"
+    model_impl: ModelImpl = "auto"  # native: a decoder of Quire's; transformers: its modelling code
     max_model_len: int | None = None  # None: what the model and the KV cache allow
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None  # None: 64 for each multiprocessor of a GPU, 2048 on a CPU
@@ -180,3 +182,31 @@ class RegistryReport(msgspec.Struct, frozen=True, array_like=True):
     lag_seconds: float  # for which changes have been waiting
     dropped: int  # changes that found the buffer full, since start; all blocks were published again
     publish_seconds: list[float]  # of the publications since the last report
+
+
+class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where KV events go, with vLLM's keys. Raises ValueError that names the key and what it may be."""
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["zmq", "null"] = "zmq"
+    endpoint: str = "tcp://*:5557"  # tcp://* and ipc:// bind, tcp://host connects
+    replay_endpoint: str | None = None  # where subscribers ask for what they missed; bound
+    buffer_steps: int = 10_000  # batches that are kept for them
+    hwm: int = 100_000  # messages that wait for a slow subscriber; more are lost to it
+    max_queue_size: int = 100_000  # changes that wait for the publisher; more: it publishes everything anew
+    topic: str = ""
+
+    def __post_init__(self) -> None:
+        endpoints = {"endpoint": self.endpoint, "replay_endpoint": self.replay_endpoint}
+        for name, endpoint in endpoints.items():
+            if endpoint is not None and not endpoint.startswith(("tcp://", "ipc://", "inproc://")):
+                raise ValueError(
+                    f"--kv-events-config: {name} must begin with tcp:// or ipc://, got {endpoint!r}"
+                )
+        for name in ("buffer_steps", "hwm", "max_queue_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--kv-events-config: {name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def enabled(self) -> bool:
+        return self.enable_kv_cache_events and self.publisher != "null"

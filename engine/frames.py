@@ -8,7 +8,15 @@ import struct
 
 import msgspec
 
-from quire.engine.config import EngineConfig, EngineInfo, Progress, RegistryConfig, RegistryReport, StepStats
+from quire.engine.config import (
+    EngineConfig,
+    EngineInfo,
+    KVEventsConfig,
+    Progress,
+    RegistryConfig,
+    RegistryReport,
+    StepStats,
+)
 from quire.engine.messages import Abort, Drain, Request, StepOutputs
 
 LENGTH = struct.Struct("<I")
@@ -21,6 +29,7 @@ class StartFrame(msgspec.Struct, array_like=True):
     registry: RegistryConfig | None
     pinned: list[list[int]] = []  # token ids of prefixes that are computed at start and stay
     asked_at: float | None = None  # time.monotonic() of when the engine was asked for
+    kv_events: KVEventsConfig | None = None
 
 
 class ProgressFrame(msgspec.Struct, array_like=True, tag="progress"):

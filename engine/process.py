@@ -37,6 +37,7 @@ from quire.engine.pinned_prefixes import pin_prefixes
 from quire.engine.schedule.invariants import check_scheduler
 
 if TYPE_CHECKING:
+    from quire.engine.registry.kv_event_publisher import KVEventPublisher
     from quire.engine.registry.publisher import Publisher
 
 logger = logging.getLogger("quire.engine")
@@ -57,7 +58,8 @@ def run_engine(connection: socket.socket) -> int:
     except EOFError:
         return 0
     start = msgspec.msgpack.decode(first, type=StartFrame)
-    publisher = None
+    publisher: Publisher | None = None
+    kv_events: KVEventPublisher | None = None
     try:
         # torch: not before the first frame could be refused
         from quire.engine.startup import choose_device, start_engine
@@ -75,6 +77,10 @@ def run_engine(connection: socket.socket) -> int:
             from quire.engine.registry.publisher import start_publisher
 
             publisher = start_publisher(start.registry, start.config, info, core, start.pinned)
+        if start.kv_events is not None:
+            from quire.engine.registry.kv_event_publisher import start_kv_events
+
+            kv_events = start_kv_events(start.kv_events, info.block_size, core)
         garbage.keep_what_is_there()
         connection.sendall(encode_frame(StepFrame(StepOutputs(), core.stats)))
         connection.sendall(encode_frame(ReadyFrame(info)))
@@ -90,6 +96,8 @@ def run_engine(connection: socket.socket) -> int:
     finally:
         if publisher is not None:
             publisher.stop()
+        if kv_events is not None:
+            kv_events.stop()
     return 0
 
 

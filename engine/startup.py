@@ -6,6 +6,7 @@ A server captures CUDA graphs between its first steps; who has work for all of t
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import secrets
 import time
@@ -34,6 +35,7 @@ from quire.engine.hashing import BlockHasher
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.loader import load_model
+from quire.engine.models.reading import read_model
 from quire.engine.precompile import precompile
 from quire.engine.registry.deployment import hash_seed
 from quire.engine.schedule.plan import StepPlan
@@ -44,6 +46,8 @@ from quire.kernels.backend import torch_backend, triton_backend
 from quire.kernels.compiling import compiling_beside
 from quire.kernels.formats.kv_format import UNSCALED
 from quire.kernels.gpu import FIRST_CAPABILITY, Gpu, gpu_of
+
+logger = logging.getLogger("quire.engine")
 
 CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
 CPU_BATCHED_TOKENS = 2048
@@ -132,7 +136,7 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     device = choose_device(config)
     gpu = gpu_of(device)
     folder = resolve_model(config.model, report.phase("download", "B"))
-    model_config = ModelConfig.from_folder(folder)
+    model_config = read_model(folder, config.model_impl)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # one core is the API process's
     dtype = _dtype(config, model_config, device)
@@ -143,10 +147,11 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
         _default_batched_tokens(device, gpu), config.max_num_seqs
     )
     limits = Limits(config.max_num_seqs, max_num_batched_tokens, max_model_len)
+    native = model_config.implementation == "native"
     with_graphs = device.type == "cuda" and not config.enforce_eager
     kernels = report.phase("kernels", "kernels")
-    with compiling_beside(kernels) if with_graphs else nullcontext():
-        if with_graphs:
+    with compiling_beside(kernels) if with_graphs and native else nullcontext():
+        if with_graphs and native:
             kernels(0, 1)
             precompile(model_config, backend, limits, config.block_size, kv_format, device, dtype)
         model, weight_bytes = load_model(
@@ -178,6 +183,8 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     warm_up = report.phase("warm-up", "steps")
     warm_up(0, 1)
     runner.launch(rare_step(num_blocks, model_config.vocab_size)).wait()
+    if with_graphs and not native:
+        with_graphs = _warm_up_general(runner)
     if with_graphs and isinstance(runner.queue, CudaQueue):
         runner.add_graphs(Recorder(runner.queue.stream).record)
     warm_up(1, 1)
@@ -225,6 +232,22 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
         policy=policy,
     )
     return EngineCore(scheduler, runner, grammars=grammars), info
+
+
+def _warm_up_general(runner: ModelRunner) -> bool:
+    """Run steps of a model by transformers' code; return whether CUDA graphs may hold them."""
+    from quire.engine.models.general.host_reads import host_reads  # only such a model needs it
+
+    reads: list[str] = []
+    runner.queue.run(lambda: reads.extend(host_reads(lambda: runner.run_idle(8))))
+    if reads:
+        logger.warning(
+            "no CUDA graphs, and slower steps: the model's code looks at what is computed (%s)",
+            ", ".join(reads),
+        )
+        return False
+    runner.warm_up()
+    return True
 
 
 def choose_device(config: EngineConfig) -> torch.device:

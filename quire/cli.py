@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 import quire
-from quire.engine.config import EngineConfig, RegistryConfig
+from quire.engine.config import EngineConfig, KVEventsConfig, RegistryConfig
 from quire.engine.logs import configure_logging
 from quire.service.commands.flags import (
     DEFAULT_MAX_TOKENS,
@@ -135,10 +135,14 @@ def _serve(arguments: argparse.Namespace) -> int:
             raise ValueError("--redis-url tells of the prefix cache: leave out --no-enable-prefix-caching")
         if config.cache_seed is None:
             config = msgspec.structs.replace(config, cache_seed="")
+    kv_events = _kv_events_config(arguments)
+    if kv_events is not None and not config.enable_prefix_caching:
+        raise ValueError("--kv-events-config tells of the prefix cache: leave out --no-enable-prefix-caching")
     from quire.service.commands.pinned_prefixes import read_pinned_prefixes
     from quire.service.commands.serve import launch
 
-    return launch(service, config, registry, read_pinned_prefixes(map(Path, arguments.pin_prefix)))
+    pinned = read_pinned_prefixes(map(Path, arguments.pin_prefix))
+    return launch(service, config, registry, pinned, kv_events)
 
 
 def _route(arguments: argparse.Namespace) -> int:
@@ -204,6 +208,17 @@ def _registry_config(arguments: argparse.Namespace) -> RegistryConfig | None:
         url = f"http://{host}:{arguments.port}"
     lease = {} if arguments.registry_lease is None else {"lease": float(arguments.registry_lease)}
     return RegistryConfig(redis_url=arguments.redis_url, advertise_url=url.rstrip("/"), **lease)
+
+
+def _kv_events_config(arguments: argparse.Namespace) -> KVEventsConfig | None:
+    """Return where KV events go, None for nowhere. Raises ValueError."""
+    if arguments.kv_events_config is None:
+        return None
+    try:
+        config = msgspec.json.decode(arguments.kv_events_config, type=KVEventsConfig)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"--kv-events-config must be JSON with vLLM's keys: {error}") from error
+    return config if config.enabled else None
 
 
 def _model_name(model: str) -> str:

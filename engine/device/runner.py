@@ -132,6 +132,13 @@ class ModelRunner:
         for size in (*decode.sizes[:1], *reversed(mixed.sizes), *decode.sizes[1:]):
             self.queue.run(torch.inference_mode()(size.warm_up))
 
+    def run_idle(self, tokens: int) -> Tensor:
+        """Compute `tokens` of nobody as a mixed step would; return the hidden states of the newest."""
+        arrays = list(chain(*idle_mixed(tokens, self.limits.max_num_seqs)))
+        return self._forward(
+            *split_mixed([sent(array.tolist(), torch.int32, self.device) for array in arrays])
+        )
+
     def add_graphs(self, record: Record) -> None:
         """Have `capture` record all sizes, whose kernels a `warm_up` must have loaded."""
         self.decode_graphs, self.mixed_graphs = self._step_sizes()

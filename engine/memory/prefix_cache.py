@@ -21,7 +21,7 @@ class PrefixCache:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self.on_change: Callable[[Prefix, bool], None] | None = None  # published from now on, or no more
+        self.listeners: list[Callable[[Prefix, bool], None]] = []  # told: published from now on, or no more
         self.computing: set[int] = set()  # blocks that are findable and not published
         self._blocks: dict[Digest, int] = {}
         self._prefixes: list[Prefix | None] = [None] * num_blocks  # of findable blocks
@@ -63,8 +63,8 @@ class PrefixCache:
                 return block
             self.computing.remove(block)
         self._prefixes[block] = prefix
-        if self.on_change is not None:
-            self.on_change(prefix, True)
+        for listener in self.listeners:
+            listener(prefix, True)
         return block
 
     def prefix(self, block: int) -> Prefix:
@@ -79,8 +79,8 @@ class PrefixCache:
         self._times_forgotten[block] += 1
         del self._blocks[prefix.digest]
         self.computing.discard(block)
-        if self.on_change is not None:  # of one that was computing too: `prefixes` may have told of it
-            self.on_change(prefix, False)
+        for listener in self.listeners:  # of one that was computing too: `prefixes` may have told of it
+            listener(prefix, False)
 
     def times_forgotten(self, blocks: array[int]) -> NDArray[np.int64]:
         """Return how often each of `blocks` [N] was forgotten: until once more, it holds what was found."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from quire.engine.models.json_fields import Fields, read_json
 from quire.engine.models.rope_config import RopeConfig
@@ -13,6 +13,7 @@ from quire.kernels.formats.cache_spec import CacheSpec
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh"]
+Implementation = Literal["native", "transformers"]
 
 MAX_HEAD_DIM = 256  # what the attention kernels take
 
@@ -55,6 +56,8 @@ class ModelConfig:
     norm_before: bool = True  # layer norms stand before attention and MLP (OPT-350m: after)
     final_norm: bool = True
     norm_affine: bool = True  # layer norms have weight and bias
+    implementation: Implementation = "native"  # transformers: `quire.engine.models.general`
+    scales: tuple[float, ...] = ()  # of each layer's scores; none: 1 ÷ √head_dim
 
     @property
     def cache_specs(self) -> tuple[CacheSpec, ...]:
@@ -269,3 +272,21 @@ def _dtype(fields: Fields) -> Dtype:
 
 def _bos_token_id(fields: Fields) -> int | None:
     return next(iter(fields.token_ids("bos_token_id")), None)
+
+
+def has_native(raw: dict[str, Any]) -> bool:
+    """Return whether a config.json is of an architecture that has a decoder here."""
+    names = raw.get("architectures")
+    return isinstance(names, list) and bool(names) and names[0] in _READERS
+
+
+def read_max_positions(folder: Path) -> int:
+    """Return how many positions a model has, without looking at the rest. Raises ValueError."""
+    raw = read_json(folder / "config.json") or {}
+    nested = raw.get("text_config")
+    for fields in (raw, nested if isinstance(nested, dict) else {}):
+        for name in ("max_position_embeddings", "n_positions", "n_ctx"):
+            positions = fields.get(name)
+            if isinstance(positions, int) and not isinstance(positions, bool) and positions > 0:
+                return positions
+    raise ValueError(f"{folder / 'config.json'}: max_position_embeddings must be there, a positive integer")

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,9 +19,12 @@ from quire.engine.models.opt import OPT
 from quire.engine.models.weights import Weights
 from quire.kernels.backend import Backend
 
-Model: TypeAlias = Decoder | OPT | GPT2
+if TYPE_CHECKING:
+    from quire.engine.models.general.model import GeneralModel
 
-_MODELS: dict[str, type[Model]] = {
+Model: TypeAlias = "Decoder | OPT | GPT2 | GeneralModel"
+
+_MODELS: dict[str, type[Decoder | OPT | GPT2]] = {
     "LlamaForCausalLM": Decoder,
     "MistralForCausalLM": Decoder,
     "Qwen2ForCausalLM": Decoder,
@@ -34,7 +37,9 @@ _SINGLE_FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
-def build_model(config: ModelConfig, backend: Backend, weights: Weights, max_model_len: int) -> Model:
+def build_model(
+    config: ModelConfig, backend: Backend, weights: Weights, max_model_len: int
+) -> Decoder | OPT | GPT2:
     """Return the model with parameters not written yet. Raises ValueError if it has fewer positions."""
     if max_model_len > config.max_position_embeddings:
         raise ValueError(
@@ -65,6 +70,8 @@ def load_model(
     folder without safetensors, and for missing, unknown, mis-shaped or quantised tensors, by name.
     """
     report = on_progress or (lambda done, total: None)
+    if config.implementation == "transformers":
+        return _load_general(folder, config, backend, device, dtype, seed if load_format == "dummy" else None)
     weights = Weights(torch.device(device), dtype)
     model = build_model(config, backend, weights, max_model_len)
     with torch.no_grad():
@@ -81,7 +88,23 @@ def load_model(
     return model, total
 
 
-def _load(folder: Path, model: Model, weights: Weights, report: Callable[[int, int], None]) -> None:
+def _load_general(
+    folder: str | Path,
+    config: ModelConfig,
+    backend: Backend,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    dummy_seed: int | None,
+) -> tuple[Model, int]:
+    from quire.engine.models.general.model import load_general  # transformers takes seconds to import
+
+    place = torch.device(device)
+    return load_general(Path(folder), config, backend, device=place, dtype=dtype, dummy_seed=dummy_seed)
+
+
+def _load(
+    folder: Path, model: Decoder | OPT | GPT2, weights: Weights, report: Callable[[int, int], None]
+) -> None:
     files = [_open(path) for path in _weight_files(folder)]
     _check(folder, files, model, weights)
     done, total = 0, weights.num_bytes
@@ -139,12 +162,12 @@ def _open(path: Path) -> Any:  # safetensors has no types
         raise ValueError(f"{path} is not a complete safetensors file: {error}; download it again") from error
 
 
-def _full_name(name: str, model: Model, weights: Weights) -> str:
+def _full_name(name: str, model: Decoder | OPT | GPT2, weights: Weights) -> str:
     """Add the base prefix, which a checkpoint of the bare decoder leaves out."""
     return name if name in weights.places else model.base_prefix + name
 
 
-def _check(folder: Path, files: list[Any], model: Model, weights: Weights) -> None:
+def _check(folder: Path, files: list[Any], model: Decoder | OPT | GPT2, weights: Weights) -> None:
     """Compare names, shapes and types from the files' headers, before any weight is read."""
     found: set[str] = set()
     problems: list[str] = []

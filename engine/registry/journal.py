@@ -27,7 +27,7 @@ class Journal:
         self._max_changes = max_changes
         self._forget()
         for number, tier in enumerate(tiers):
-            tier.on_change = partial(self._note, number)
+            tier.listeners.append(partial(self._note, number))
 
     def _note(self, tier: int, prefix: Prefix, findable: bool) -> None:
         if len(self._changes) < self._max_changes:

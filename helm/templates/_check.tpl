@@ -39,6 +39,15 @@
 {{- if and $v.router.allowReplicas (ne $v.router.discovery "registry") -}}
 {{- fail "router: allowReplicas is for replicas that the registry names; leave it out, or set router.discovery to registry" -}}
 {{- end -}}
+{{- if and $v.gateway.enabled $v.router.enabled -}}
+{{- fail "gateway: it and router both choose replicas; enable one of them" -}}
+{{- end -}}
+{{- if and $v.gateway.enabled (not $v.gateway.name) -}}
+{{- fail "gateway: name must be that of a Gateway, which the route is attached to" -}}
+{{- end -}}
+{{- if and $v.engine.kvEvents.enabled (not $v.engine.enablePrefixCaching) -}}
+{{- fail "engine: enablePrefixCaching must be on with kvEvents, which tell of that cache" -}}
+{{- end -}}
 {{- if and $v.redis.enabled (or $v.redis.external.url $v.redis.external.existingSecret) -}}
 {{- fail "redis: either redis.enabled or redis.external, not both" -}}
 {{- end -}}

@@ -37,6 +37,15 @@ helm.sh/chart: {{ printf "%s-%s" .context.Chart.Name .context.Chart.Version }}
 {{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
 {{- end -}}
 
+{{/* The name by which requests call the model, as the server itself finds it. */}}
+{{- define "quire.servedName" -}}
+{{- if .Values.model.servedNames -}}
+{{- first .Values.model.servedNames -}}
+{{- else -}}
+{{- hasPrefix "/" .Values.model.name | ternary (base .Values.model.name) .Values.model.name | default "quire-demo" -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Where a pod may run: of .Values, for replicas, or of another component's part of them. */}}
 {{- define "quire.placement" -}}
 {{- range $field, $value := pick . "priorityClassName" "nodeSelector" "tolerations" "affinity" -}}

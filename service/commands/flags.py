@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, get_args
 
-from quire.engine.config import BLOCK_SIZES, KVCacheDtype
+from quire.engine.config import BLOCK_SIZES, KVCacheDtype, ModelImpl
 from quire.engine.logs import LogLevel
 from quire.service.demo import MODEL_FOLDER
 
@@ -74,6 +74,14 @@ def add_engine_flags(parser: Parser) -> None:
         choices=("auto", "dummy"),
         default="auto",
         help="dummy: random weights, only config.json and the tokenizer are read",
+    )
+    flag(
+        parser,
+        "--model-impl",
+        choices=get_args(ModelImpl),
+        default="auto",
+        help="native: a decoder of Quire's own; transformers: that library's modelling code, without CUDA "
+        "graphs; auto: native where there is one",
     )
     flag(
         parser, "--max-model-len", type=int, help="most tokens of prompt and output; the model's if left out"
@@ -199,6 +207,12 @@ def add_service_flags(parser: Parser) -> None:
         "--registry-lease",
         type=float,
         help="seconds for which a replica that fell silent is believed to be there; 15 if left out",
+    )
+    flag(
+        parser,
+        "--kv-events-config",
+        help="publish the prefix cache's changes by ZeroMQ, for llm-d, Dynamo and others: JSON with vLLM's "
+        'keys, such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}; nothing if left out',
     )
 
 

@@ -10,7 +10,7 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from quire.engine.config import EngineConfig, RegistryConfig
+from quire.engine.config import EngineConfig, KVEventsConfig, RegistryConfig
 from quire.engine.logs import log_format
 from quire.service.commands.advice import too_long
 from quire.service.commands.pinned_prefixes import PinnedPrefix, tokenize_pinned_prefixes
@@ -29,6 +29,7 @@ def launch(
     config: EngineConfig,
     registry: RegistryConfig | None,
     prefixes: list[PinnedPrefix],
+    kv_events: KVEventsConfig | None = None,
 ) -> int:
     """Serve until a signal or the engine's death; the process's exit code."""
     watchers: list[asyncio.Task[None]] = []
@@ -42,7 +43,7 @@ def launch(
             if prefixes
             else []
         )
-        engine = AsyncEngine(config, registry, pinned)
+        engine = AsyncEngine(config, registry, pinned, kv_events=kv_events)
         await engine.start()
         watchers.append(asyncio.create_task(_tell(engine, service, config), name="quire-progress"))
         return engine

@@ -82,6 +82,9 @@ class _Families(Collector):
             "cache_dtype": info.kv_cache_dtype,
         }
         yield gauge("vllm:cache_config_info", "The KV cache's shape", (labels, 1))
+        model = {"model_name": self._metrics.model}
+        adapters = {**model, "max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+        yield gauge("vllm:lora_requests_info", "Adapters in use: there are none", (adapters, 1))
         capacity = {"device": info.num_blocks, "host": info.num_host_blocks}
         by_tier = [({"tier": tier}, count) for tier, count in capacity.items()]
         yield gauge("quire_kv_capacity_blocks", "KV blocks there are", *by_tier)

@@ -8,7 +8,7 @@ from asyncio import FIRST_COMPLETED
 
 import aiohttp
 
-from quire.engine.models.config import ModelConfig
+from quire.engine.models.config import read_max_positions
 from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
 from quire.engine.registry.deployment import hash_seed, model_id, revision, seed_digest, tokenizer_digest
 from quire.engine.urls import split_address
@@ -83,7 +83,7 @@ def _load(router: RouterConfig) -> tuple[Identity, Tokenizer, int]:
     folder = resolve_model(router.model, files=TOKENIZER_FILES)
     seed = seed_digest(hash_seed(router.cache_seed))
     identity = Identity(model_id(router.model), revision(folder), tokenizer_digest(folder), seed)
-    return identity, Tokenizer.from_folder(folder), ModelConfig.from_folder(folder).max_position_embeddings
+    return identity, Tokenizer.from_folder(folder), read_max_positions(folder)
 
 
 def _open_session(router: RouterConfig) -> aiohttp.ClientSession:

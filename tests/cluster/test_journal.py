@@ -37,7 +37,7 @@ class Tier:
     """A prefix cache as the journal knows it."""
 
     def __init__(self) -> None:
-        self.on_change: Callable[[Prefix, bool], None] | None = None
+        self.listeners: list[Callable[[Prefix, bool], None]] = []
         self.held: dict[bytes, Prefix] = {}
 
     def prefixes(self) -> list[Prefix]:
@@ -49,8 +49,8 @@ class Tier:
             self.held[prefix.digest] = prefix
         else:
             del self.held[prefix.digest]
-        if self.on_change is not None:
-            self.on_change(prefix, findable)
+        for listener in self.listeners:
+            listener(prefix, findable)
 
 
 def reachable(tiers: list[Tier]) -> set[bytes]:

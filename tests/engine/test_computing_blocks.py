@@ -144,7 +144,7 @@ def test_others_hear_of_a_block_when_it_is_written_and_of_its_parents_first() ->
         heard.append(prefix.digest)
         parents.append(None if prefix.before is None else prefix.before.digest)
 
-    core.scheduler.blocks.cache.on_change = hear
+    core.scheduler.blocks.cache.listeners.append(hear)
     plan = core.scheduler.schedule()
     assert plan is not None
     assert not heard and not core.scheduler.blocks.cache.prefixes()

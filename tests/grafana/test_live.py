@@ -75,6 +75,15 @@ METRICS: dict[str, tuple[str, dict[str, set[str] | None]]] = {
             "cache_dtype": {"float32"},
         },
     ),
+    "vllm:lora_requests_info": (
+        "gauge",
+        {
+            "model_name": None,
+            "max_lora": {"0"},
+            "running_lora_adapters": {""},
+            "waiting_lora_adapters": {""},
+        },
+    ),
 }
 ROUTER_METRICS: dict[str, tuple[str, dict[str, set[str] | None]]] = {
     "quire_route_requests": ("counter", {"reason": None}),

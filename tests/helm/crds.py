@@ -1,7 +1,8 @@
 """JSON schemas of the custom resources, of the fields that the chart uses: a misspelt one fails.
 
 Written after the API references of prometheus-operator (monitoring.coreos.com/v1) and KEDA
-(keda.sh/v1alpha1).
+(keda.sh/v1alpha1), of Gateway API (gateway.networking.k8s.io/v1) and its Inference Extension
+(inference.networking.k8s.io/v1).
 """
 
 from __future__ import annotations
@@ -59,6 +60,22 @@ TRIGGER = strict(
 )
 BEHAVIOR = strict({"scaleUp": SCALING, "scaleDown": SCALING})
 
+PORT = strict({"number": {"type": "integer", "minimum": 1, "maximum": 65535}})
+PICKER = strict(
+    {"name": STRING, "port": PORT},
+    group={"const": ""},
+    kind={"const": "Service"},
+    failureMode={"enum": ["FailOpen", "FailClose"]},
+)
+PATH = strict({"type": {"enum": ["Exact", "PathPrefix", "RegularExpression"]}, "value": STRING})
+BACKEND = strict({"name": STRING}, group=STRING, kind=STRING, namespace=STRING, port=PORT, weight=SECONDS)
+ROUTE = strict(
+    {"backendRefs": several(BACKEND)},
+    matches=several(strict({"path": PATH})),
+    timeouts=strict({}, request=DURATION, backendRequest=DURATION),
+)
+GATEWAY = strict({"name": STRING}, group=STRING, kind=STRING, namespace=STRING, sectionName=STRING)
+
 CRDS: dict[str, Schema] = {
     "ServiceMonitor": resource(
         "monitoring.coreos.com/v1",
@@ -74,6 +91,23 @@ CRDS: dict[str, Schema] = {
         "monitoring.coreos.com/v1",
         "PrometheusRule",
         strict({"groups": several(strict({"name": STRING, "rules": several(RULE)}))}),
+    ),
+    "InferencePool": resource(
+        "inference.networking.k8s.io/v1",
+        "InferencePool",
+        strict(
+            {
+                "selector": strict({"matchLabels": LABELS}),
+                "targetPorts": {**several(PORT), "maxItems": 8},
+                "endpointPickerRef": PICKER,
+            },
+            appProtocol={"enum": ["http", "kubernetes.io/h2c"]},
+        ),
+    ),
+    "HTTPRoute": resource(
+        "gateway.networking.k8s.io/v1",
+        "HTTPRoute",
+        strict({"parentRefs": several(GATEWAY), "rules": several(ROUTE)}, hostnames=several(STRING)),
     ),
     "ScaledObject": resource(
         "keda.sh/v1alpha1",

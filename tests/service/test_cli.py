@@ -45,6 +45,22 @@ def test_what_is_of_the_registry_needs_one(command: list[str], flag: str) -> Non
         main(command)
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--kv-events-config", "on"], "--kv-events-config must be JSON"),
+        (["--kv-events-config", '{"endpoint": "here"}'], "endpoint must begin with tcp://"),
+        (
+            ["--no-enable-prefix-caching", "--kv-events-config", '{"enable_kv_cache_events": true}'],
+            "leave out --no-enable-prefix-caching",
+        ),
+    ],
+)
+def test_kv_events_that_cannot_be_are_refused(flags: list[str], message: str) -> None:
+    with pytest.raises(SystemExit, match=message):
+        main(["serve", *flags])
+
+
 def test_a_seed_that_seeds_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     for command in ("serve", "generate", "bench", "doctor"):

@@ -230,6 +230,7 @@ STATED = {
     "vllm:cpu_cache_usage_perc": 21 / 64,
     "vllm:num_preemptions_total": 18.0,
     "vllm:cache_config_info{block_size=16,cache_dtype=float32,num_cpu_blocks=64,num_gpu_blocks=100}": 1.0,
+    "vllm:lora_requests_info{max_lora=0,running_lora_adapters=,waiting_lora_adapters=}": 1.0,
 }
 
 

@@ -1,0 +1,1 @@
+"""Models that run by transformers' own modelling code, over the paged cache."""

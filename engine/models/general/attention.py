@@ -1,0 +1,100 @@
+"""Attention as transformers' modelling code calls it: handed on to what each attention module is given.
+
+`ALL_ATTENTION_FUNCTIONS` finds a function by a name that a config has. No mask function is registered under
+that name, so that no mask is made: causality, windows and block tables are the cache's own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+NAME = "quire"
+# Keywords that say nothing of what attention is, or what `Call` has fields for.
+_KNOWN = {
+    "scaling", "sliding_window", "dropout", "is_causal", "position_ids", "use_cache", "cache_position",
+    "output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep",
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+}  # fmt: skip
+
+
+class UnsupportedAttention(ValueError):
+    """A model's attention is more than the cache's kernels compute; the message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A module's attention: q [Hq, T, D], k and v [Hkv, T, D], normed and rotated."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    window: int  # 0: none was given
+
+
+class Attention(Protocol):
+    """What a module's attention is handed to; returns [1, T, Hq, D]."""
+
+    def __call__(self, layer: int, call: Call) -> Tensor: ...
+
+
+def give(model: nn.Module, attention: Attention) -> None:
+    """Have the model's attention modules call `attention`."""
+    for module in _attention_modules(model):
+        module.quire = attention  # type: ignore[assignment]
+
+
+def _attention_modules(model: nn.Module) -> Iterator[nn.Module]:
+    return (module for module in model.modules() if isinstance(getattr(module, "layer_idx", None), int))
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
+) -> tuple[Tensor, None]:
+    """Hand a call of transformers' on. Raises UnsupportedAttention."""
+    if attention_mask is not None:
+        raise UnsupportedAttention("it masks more than what comes later and what a window leaves")
+    unknown = sorted(name for name, value in given.items() if name not in _KNOWN and value is not None)
+    if unknown:
+        raise UnsupportedAttention(f"its attention takes {', '.join(unknown)}, which no kernel here does")
+    if given.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+        raise UnsupportedAttention("it sees what comes later")
+    if key.shape != value.shape:
+        raise UnsupportedAttention(
+            f"its keys have {key.shape[-1]} numbers and its values {value.shape[-1]}, where kernels "
+            "here take as many of both"
+        )
+    scale = given.get("scaling")
+    call = Call(
+        q=query[0],
+        k=key[0],
+        v=value[0],
+        scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+        window=given.get("sliding_window") or 0,
+    )
+    attention: Callable[[int, Call], Tensor] = module.quire  # type: ignore[assignment]
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    return attention(layer, call), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, _attend)
+
+
+class Recorder:
+    """Notes each layer's call, and computes nothing."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, Call] = {}
+
+    def __call__(self, layer: int, call: Call) -> Tensor:
+        if layer in self.calls:
+            raise UnsupportedAttention(f"it attends more than once in layer {layer}")
+        self.calls[layer] = call
+        heads, tokens, size = call.q.shape
+        return torch.empty(1, tokens, heads, size, dtype=call.q.dtype, device=call.q.device)

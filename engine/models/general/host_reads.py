@@ -1,0 +1,37 @@
+"""Whether a model's code looks at what the device computes: a CUDA graph would replay what it saw once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Operations whose results' values or sizes the host learns.
+_READS = {
+    "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim",
+    "aten::unique_consecutive", "aten::equal", "aten::repeat_interleave.Tensor", "aten::is_nonzero",
+}  # fmt: skip
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, None] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = str(func.name())
+        if name in _READS or name.rsplit(".", 1)[0] in _READS:
+            self.found[name] = None
+        return func(*args, **(kwargs or {}))
+
+
+def host_reads(step: Callable[[], object]) -> list[str]:
+    """Run `step`; return the operations by which it had the host look at the device, in their order."""
+    watch = _Watch()
+    with torch.inference_mode(), watch:
+        step()
+    return list(watch.found)

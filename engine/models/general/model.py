@@ -1,0 +1,162 @@
+"""A model whose forward is transformers' own, with its attention over the paged cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.general.attention import NAME, Call, give
+from quire.engine.models.layers import LayerPlans
+from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, of_newest
+from quire.kernels.backend import Backend
+from quire.kernels.formats.layer_cache import LayerCache
+from quire.kernels.linear.operations import whole
+from quire.kernels.plan import plan_attention
+
+
+class PagedAttention:
+    """Attention of a step: writes a layer's keys and values to its cache, and attends over block tables."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._plans = LayerPlans(config, dtype, device, plan_attention)
+        self._layers = [
+            AttentionLayer(config.num_heads, config.num_kv_heads, config.head_dim, scale, window)
+            for scale, window in zip(config.scales, config.windows, strict=True)
+        ]
+
+    def begin(self, batch: ForwardBatch, caches: list[LayerCache]) -> None:
+        """Take a step's tokens; every layer computes all of them."""
+        self._batch, self._caches = batch, caches
+        self._chosen = self._plans.of(batch, caches)
+
+    def __call__(self, layer: int, call: Call) -> Tensor:
+        qkv = torch.cat([part.transpose(0, 1).flatten(1) for part in (call.q, call.k, call.v)], dim=1)
+        out = self._chosen[layer].run(qkv, self._batch, self._layers[layer], self._caches[layer])
+        heads, tokens, size = call.q.shape
+        return whole(out).view(1, tokens, heads, size)
+
+
+class _Output(BaseModelOutputWithPast):
+    """A decoder's output of which only the hidden states are there, whatever else is asked for."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _Given(nn.Module):
+    """Stands where a causal model has its decoder, and returns what that gave before."""
+
+    hidden: Tensor
+
+    @property
+    def decoder(self) -> _Given:
+        """Return itself: some causal models reach through a wrapper."""
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPast:
+        return _Output(last_hidden_state=self.hidden[None])
+
+
+class GeneralModel:
+    """A causal model of transformers: its decoder for `forward`, the rest of it for `logits`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        backend: Backend,
+        causal: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self.backend = backend
+        self._attention = PagedAttention(config, dtype, device)
+        give(causal, self._attention)
+        self.embedding: Tensor = causal.get_input_embeddings().weight
+        self._decoder = getattr(causal, causal.base_model_prefix)
+        self._given = _Given()
+        setattr(causal, causal.base_model_prefix, self._given)
+        self._causal = causal
+
+    def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
+        """Compute the batch's tokens over the layers' caches -> hidden [T, H], final norm applied.
+
+        [R, H] of `batch.newest` where that is given.
+        """
+        every = ForwardBatch(batch.tokens, batch.positions, batch.slots, batch.decode, batch.prefill)
+        self._attention.begin(every, caches)
+        positions = batch.positions.long().clamp(min=0)  # padding has −1, which no table of positions has
+        output = self._decoder(
+            input_ids=batch.tokens[None].long(), position_ids=positions[None], use_cache=False
+        )
+        return of_newest(output.last_hidden_state[0], batch.newest)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Compute hidden [S, H] -> [S, V], with whatever the model does to its logits."""
+        self._given.hidden = hidden
+        logits: Tensor = self._causal(input_ids=hidden.new_zeros(1, len(hidden), dtype=torch.int64)).logits[0]
+        return logits.contiguous()
+
+
+def load_general(
+    folder: Path,
+    config: ModelConfig,
+    backend: Backend,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    dummy_seed: int | None,
+) -> tuple[GeneralModel, int]:
+    """Load the model on `device` in `dtype`; return its weights' bytes, too.
+
+    dummy_seed: reads no weights, but draws them. Raises ValueError for missing and unknown weights, by name.
+    """
+    if dummy_seed is None:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device, dtype),
+            local_files_only=True, use_safetensors=True, output_loading_info=True,
+        )  # fmt: skip
+        causal, told = loaded
+        _check(folder, SimpleNamespace(**told))
+        causal = causal.to(device)
+    else:
+        with torch.device(device):
+            causal = AutoModelForCausalLM.from_config(
+                AutoConfig.from_pretrained(folder, local_files_only=True),
+                dtype=dtype,
+                attn_implementation=NAME,
+                experts_implementation=_experts(device, dtype),
+            )
+        _draw(causal, dummy_seed, device)
+    causal.eval().requires_grad_(False)
+    weights = {weight.data_ptr(): weight.nbytes for weight in causal.parameters()}
+    return GeneralModel(config, backend, causal, dtype, device), sum(weights.values())
+
+
+def _experts(device: torch.device, dtype: torch.dtype) -> str:
+    """Return which of transformers' ways computes experts: the grouped product, where there is one."""
+    return "grouped_mm" if device.type == "cuda" and dtype == torch.bfloat16 else "eager"
+
+
+def _check(folder: Path, told: SimpleNamespace) -> None:
+    problems = [f"{name} is missing" for name in sorted(told.missing_keys)]
+    problems += [f"{name} is no weight of the model" for name in sorted(told.unexpected_keys)]
+    problems += [f"{entry[0]} has another shape" for entry in sorted(told.mismatched_keys)]
+    if problems:
+        rest = f" … and {len(problems) - 10} more" if len(problems) > 10 else ""
+        raise ValueError(f"{folder} does not fit its config.json: {'; '.join(problems[:10])}{rest}")
+
+
+def _draw(causal: nn.Module, seed: int, device: torch.device) -> None:
+    """Fill matrices with normal noise, std 0.02, the same for a seed; vectors keep their initial values."""
+    generator = torch.Generator(device).manual_seed(seed)
+    for weight in causal.parameters():
+        if weight.dim() > 1:
+            weight.data.normal_(std=0.02, generator=generator)

@@ -1,0 +1,183 @@
+"""KV events: the changes of the prefix cache as llm-d, Dynamo and others read them from vLLM.
+
+They are msgpack arrays. A block is named by its digest, and says which tokens it holds after which block.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+import numpy as np
+import xxhash
+
+from quire.engine.hashing import Digest, Prefix
+from quire.engine.memory.prefix_cache import PrefixCache
+
+MEDIUMS = ("GPU", "CPU")  # vLLM's names of the tiers: the device's, and host memory
+EVENT_BLOCKS = 1024  # most in one event
+
+
+class KVCacheEvent(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=True):
+    """An event; its class's name is its first element."""
+
+
+class BlockStored(KVCacheEvent):
+    """Blocks that follow one another can be found from now on."""
+
+    block_hashes: list[Digest]
+    parent_block_hash: Digest | None  # None: they begin a prompt
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    # What each block's digest depends on beside tokens: in a tenant's first block a digest of its salt.
+    extra_keys: list[tuple[str, ...] | None] | None = None
+
+
+class BlockRemoved(KVCacheEvent):
+    """Blocks of a tier can be found no more."""
+
+    block_hashes: list[Digest]
+    medium: str | None
+
+
+class AllBlocksCleared(KVCacheEvent):
+    """No block can be found any more, of any tier."""
+
+
+class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """The events of some moment, in their order."""
+
+    ts: float  # seconds since 1970
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None = None
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class KVEventLog:
+    """Follows the caches of all tiers. The engine's thread only ever appends to a bounded queue.
+
+    The other methods are for one other thread. What it told before counts: a block is stored once, and only
+    then removed.
+    """
+
+    def __init__(self, tiers: Sequence[PrefixCache], block_size: int, max_changes: int) -> None:
+        self._tiers = tiers
+        self._block_size = block_size
+        self._changes: deque[tuple[int, Prefix, bool]] = deque()
+        self._max_changes = max_changes
+        self._overflown = True  # nothing is told yet: begin with everything
+        self._told: list[dict[Digest, Prefix]] = [{} for _ in tiers]
+        for number, tier in enumerate(tiers):
+            tier.listeners.append(partial(self._note, number))
+
+    def _note(self, tier: int, prefix: Prefix, findable: bool) -> None:
+        if len(self._changes) < self._max_changes:
+            self._changes.append((tier, prefix, findable))
+        else:
+            self._overflown = True
+
+    def take(self) -> list[Event]:
+        """Return the events of all that has changed; after too many changes, of everything anew."""
+        if self._overflown:
+            self._overflown = False
+            self._changes.clear()
+            # What changes from here on may be told by both, and is told once.
+            self._told = [{prefix.digest: prefix for prefix in tier.prefixes()} for tier in self._tiers]
+            return self.everything()
+        changes = [self._changes.popleft() for _ in range(len(self._changes))]
+        return list(_joined(self._news(changes), self._block_size))
+
+    def everything(self) -> list[Event]:
+        """Return the events from which a subscriber that knows nothing has all that was told."""
+        stored = ((tier, prefix, True) for tier, told in enumerate(self._told) for prefix in _chains(told))
+        return [AllBlocksCleared(), *_joined(stored, self._block_size)]
+
+    def _news(self, changes: Iterable[tuple[int, Prefix, bool]]) -> Iterator[tuple[int, Prefix, bool]]:
+        for tier, prefix, findable in changes:
+            told = self._told[tier]
+            if findable != (prefix.digest in told):
+                if findable:
+                    told[prefix.digest] = prefix
+                else:
+                    del told[prefix.digest]
+                yield tier, prefix, findable
+
+
+def _chains(told: dict[Digest, Prefix]) -> Iterator[Prefix]:
+    """Yield them so that one that follows another comes right after it, where that is possible."""
+    children: dict[Digest, list[Prefix]] = {}
+    stack = []
+    for prefix in told.values():
+        parent = _parent(prefix)
+        if parent is not None and parent in told:
+            children.setdefault(parent, []).append(prefix)
+        else:
+            stack.append(prefix)
+    while stack:
+        prefix = stack.pop()
+        yield prefix
+        stack += children.get(prefix.digest, ())
+
+
+def _joined(changes: Iterable[tuple[int, Prefix, bool]], block_size: int) -> Iterator[Event]:
+    """Yield the changes as events, those in a row that can be one joined."""
+    event: Event | None = None
+    for tier, prefix, findable in changes:
+        if event is None or not _extend(event, tier, prefix, findable):
+            if event is not None:
+                yield event
+            medium = MEDIUMS[tier]
+            if findable:
+                event = BlockStored(
+                    [prefix.digest], _parent(prefix), _tokens(prefix), block_size, None, medium, None,
+                    _extra_keys(prefix),
+                )  # fmt: skip
+            else:
+                event = BlockRemoved([prefix.digest], medium)
+    if event is not None:
+        yield event
+
+
+def _extend(event: Event, tier: int, prefix: Prefix, findable: bool) -> bool:
+    """Add the change to the event if that can say it; return whether it can."""
+    if isinstance(event, AllBlocksCleared) or len(event.block_hashes) >= EVENT_BLOCKS:
+        return False
+    if event.medium != MEDIUMS[tier] or findable != isinstance(event, BlockStored):
+        return False
+    if isinstance(event, BlockStored):
+        if _parent(prefix) != event.block_hashes[-1] or _extra_keys(prefix) is not None:
+            return False
+        event.token_ids += _tokens(prefix)
+        if event.extra_keys is not None:
+            event.extra_keys.append(None)
+    event.block_hashes.append(prefix.digest)
+    return True
+
+
+def _tokens(prefix: Prefix) -> list[int]:
+    assert isinstance(prefix.content, bytes), "a salt is no block"
+    tokens: list[int] = np.frombuffer(prefix.content, np.int32).tolist()
+    return tokens
+
+
+def _parent(prefix: Prefix) -> Digest | None:
+    """Return the digest of the block before, across the place where a tenant's salt comes in."""
+    before = prefix.before
+    if before is not None and isinstance(before.content, str):
+        before = before.before
+    return None if before is None else before.digest
+
+
+def _extra_keys(prefix: Prefix) -> list[tuple[str, ...] | None] | None:
+    """Return a digest of the salt that comes in with this block, as a list for one block."""
+    before = prefix.before
+    if before is None or not isinstance(before.content, str) or not before.content:
+        return None
+    return [(xxhash.xxh3_128_hexdigest(before.content.encode()),)]

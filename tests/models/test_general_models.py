@@ -1,0 +1,141 @@
+"""Models that run by transformers' own code: equal to it over the paged cache, or refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire.engine.config import EngineConfig
+from quire.engine.messages import Request, SamplingParams
+from quire.engine.models.config import ModelConfig, read_max_positions
+from quire.engine.models.general.host_reads import host_reads
+from quire.engine.models.reading import read_model
+from quire.engine.startup import start_engine
+from tests.models.any_model import compare, save_tiny
+
+# Dense with norms of every kind and place, scaled logits and residuals, partial rotary, ALiBi-free learned
+# positions, parallel blocks, windows in some layers, experts.
+EQUAL = (
+    "gpt_neox", "phi", "phi3", "starcoder2", "cohere2", "olmo2", "granite", "gemma", "gemma3_text", "smollm3",
+    "mixtral", "qwen3_moe", "stablelm",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", EQUAL)
+def test_logits_equal_transformers(kind: str, tmp_path: Path) -> None:
+    verdict = compare(kind, tmp_path)
+    assert verdict.outcome == "equal", verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("gemma2", "softcap"),
+        ("gpt_oss", "s_aux"),
+        ("bloom", "does not call attention by transformers' interface"),
+        ("mamba", "keep something else than keys and values|does not call attention"),
+        ("bert", "sees what comes later"),
+    ],
+)
+def test_what_would_be_wrong_is_refused_with_the_reason(kind: str, reason: str, tmp_path: Path) -> None:
+    save_tiny(kind, tmp_path)
+    with pytest.raises(ValueError, match=rf"a model of type '{kind}' cannot run .*({reason})"):
+        read_model(tmp_path)
+
+
+def test_native_decoders_are_taken_where_there_are_any(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    assert read_model(tmp_path) == ModelConfig.from_folder(tmp_path)
+    general = read_model(tmp_path, "transformers")
+    assert (
+        general.implementation == "transformers" and general.cache_specs == read_model(tmp_path).cache_specs
+    )
+    save_tiny("phi", tmp_path)
+    with pytest.raises(ValueError, match="architecture 'PhiForCausalLM' is not supported"):
+        read_model(tmp_path, "native")
+
+
+def test_positions_are_read_without_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    for given in ({"max_position_embeddings": 77}, {"n_positions": 77}, {"text_config": {"n_ctx": 77}}):
+        path.write_text(json.dumps(given))
+        assert read_max_positions(tmp_path) == 77
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="max_position_embeddings must be there"):
+        read_max_positions(tmp_path)
+
+
+@pytest.mark.parametrize("changed", ["missing", "unknown"])
+def test_weights_that_do_not_fit_are_refused_by_name(changed: str, tmp_path: Path) -> None:
+    save_tiny("phi", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.self_attn.dense.weight"
+    if changed == "unknown":
+        weights["other"] = weights[name].clone()
+    else:
+        del weights[name]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    expected = "other is no weight" if changed == "unknown" else f"{name} is missing"
+    with pytest.raises(ValueError, match=expected):
+        start_engine(EngineConfig(model=str(tmp_path), device="cpu"))
+
+
+@pytest.mark.parametrize("kind", ["olmo2", "gemma3_text", "qwen3_moe"])
+def test_greedy_tokens_through_the_engine_equal_transformers(kind: str, tmp_path: Path) -> None:
+    """On a GPU by Triton, and in CUDA graphs where the model's code allows it."""
+    reference = save_tiny(kind, tmp_path)
+    prompts = [
+        [3 + (11 * at + 5 * which) % 90 for at in range(size)] for which, size in enumerate((40, 1, 23))
+    ]
+    core, _ = start_engine(
+        EngineConfig(
+            model=str(tmp_path),
+            dtype="float32",
+            max_num_batched_tokens=32,
+            max_num_seqs=4,
+            num_gpu_blocks_override=64,
+        )
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    for at, prompt in enumerate(prompts):
+        core.add(Request(at, prompt, params))
+    tokens: list[list[int]] = [[] for _ in prompts]
+    while core.has_work:
+        for output in core.step():
+            tokens[output.request_id] += output.tokens
+    for prompt, got in zip(prompts, tokens, strict=True):
+        with torch.inference_mode():
+            logits = reference(torch.tensor([prompt + got]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        assert got == logits.argmax(-1).tolist()
+
+
+def test_code_that_looks_at_what_is_computed_is_found() -> None:
+    values = torch.arange(4.0)
+    assert host_reads(lambda: values * 2 + values.softmax(0)) == []
+    assert host_reads(values.nonzero) == ["aten::nonzero"]
+    assert host_reads(lambda: torch.ops.aten._local_scalar_dense(values[0])) == ["aten::_local_scalar_dense"]
+
+
+def test_samples_share_their_prompt_and_a_preempted_request_goes_on_as_before(tmp_path: Path) -> None:
+    """The engine knows blocks; that the forward is another's changes nothing for it."""
+    save_tiny("olmo2", tmp_path)
+    prompts = [[5 + (7 * at + 3 * which) % 80 for at in range(21)] for which in range(3)]
+
+    def answers(**settings: int) -> list[list[list[int]]]:
+        core, _ = start_engine(EngineConfig(model=str(tmp_path), device="cpu", block_size=4, **settings))
+        params = SamplingParams(n=2, temperature=1.0, seed=7, max_tokens=12, ignore_eos=True)
+        for at, prompt in enumerate(prompts):
+            core.add(Request(at, prompt, params))
+        tokens: list[list[list[int]]] = [[[], []] for _ in prompts]
+        while core.has_work:
+            for output in core.step():
+                tokens[output.request_id][output.index] += output.tokens
+        preempted = core.stats.preemptions_recompute + core.stats.preemptions_swap
+        assert (preempted > 0) == ("num_gpu_blocks_override" in settings)
+        return tokens
+
+    assert answers() == answers(num_gpu_blocks_override=18, max_num_batched_tokens=256)
