@@ -14,6 +14,7 @@ from quire.engine.models.general.attention import NAME, Call, Recorder, Unsuppor
 from quire.engine.models.json_fields import Fields, read_json
 
 _TOKENS = 3  # of the dry run
+_UNEQUAL = {"moshi": "its logits differ from transformers' own"}  # as tests.models.any_model finds
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
@@ -26,6 +27,8 @@ def read_general(folder: Path) -> ModelConfig:
         raise ValueError(f"{where}: transformers cannot read it: {error}") from error
     config = whole.get_text_config(decoder=True)
     kind = type(whole).model_type
+    if kind in _UNEQUAL:
+        raise _refused(where, kind, _UNEQUAL[kind])
     calls = _attention_calls(whole, kind, where)
     shapes = {(call.k.shape[0], call.q.shape[0], call.q.shape[2]) for call in calls}
     if len(shapes) > 1:
@@ -93,7 +96,9 @@ def _attention_calls(whole: PreTrainedConfig, kind: str, where: str) -> list[Cal
         if not recorder.calls:
             reason = "it does not call attention by transformers' interface"
         raise _refused(where, kind, reason)
-    decoder = getattr(model, model.base_model_prefix)
+    decoder = getattr(model, model.base_model_prefix, None)
+    if decoder is None:
+        raise _refused(where, kind, f"it has no part {model.base_model_prefix!r}, which its class names")
     if "position_ids" not in inspect.signature(decoder.forward).parameters:
         raise _refused(where, kind, "it counts positions by itself, from the first token of a call")
     return [recorder.calls[layer] for layer in expected]

@@ -140,9 +140,9 @@ def load_general(
     return GeneralModel(config, backend, causal, dtype, device), sum(weights.values())
 
 
-def _experts(device: torch.device, dtype: torch.dtype) -> str:
-    """Return which of transformers' ways computes experts: the grouped product, where there is one."""
-    return "grouped_mm" if device.type == "cuda" and dtype == torch.bfloat16 else "eager"
+def _experts(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return which of transformers' ways computes experts. None: the grouped product, if the model has any."""
+    return None if device.type == "cuda" and dtype == torch.bfloat16 else "eager"
 
 
 def _check(folder: Path, told: SimpleNamespace) -> None:
