@@ -141,7 +141,7 @@ def load_general(
 
 
 def _experts(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return which of transformers' ways computes experts. None: the grouped product, if the model has any."""
+    """Return which of transformers' ways computes experts; None: the grouped product where it can."""
     return None if device.type == "cuda" and dtype == torch.bfloat16 else "eager"
 
 
