@@ -12,7 +12,19 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.helm.chart import CHART, HELMS, ROOT, VALUES, Manifest, find, helm, pods, render, template
+from tests.helm.chart import (
+    CHART,
+    FEATURES,
+    HELMS,
+    ROOT,
+    VALUES,
+    Manifest,
+    find,
+    helm,
+    pods,
+    render,
+    template,
+)
 from tests.helm.crds import CRDS
 from tests.helm.validity import NEWEST, validate
 
@@ -54,7 +66,7 @@ def test_manifests_are_valid(values: str) -> None:
 
 
 def test_every_kind_is_rendered_by_some_values() -> None:
-    kinds = {manifest["kind"] for values in VALUES.values() for manifest in render(*values)}
+    kinds = {manifest["kind"] for values in (VALUES | FEATURES).values() for manifest in render(*values)}
     assert kinds >= {*CRDS, "StatefulSet", "HorizontalPodAutoscaler", "Secret", "ConfigMap", "ServiceAccount"}
     assert "PersistentVolumeClaim" in kinds
 

@@ -16,7 +16,9 @@ from tests.helm.chart import CHART, HELMS, refusal, render
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 # objects of the Kubernetes API, or of Helm, that are not ours to describe
-OPEN = {"affinity", "router.affinity", "redis.affinity", "global"}
+PICKER = "gateway.endpointPicker"
+OPEN = {"affinity", "router.affinity", "redis.affinity", f"{PICKER}.affinity", "global"}
+OPEN |= {f"{PICKER}.config.plugins[]", f"{PICKER}.config.schedulingProfiles[]"}  # the endpoint picker's own
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:
