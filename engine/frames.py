@@ -55,13 +55,23 @@ class FatalFrame(msgspec.Struct, array_like=True, tag="fatal"):
     error: str
 
 
+class RankStart(msgspec.Struct, array_like=True):
+    """Rank 0 to another, once: who it is, and what it is to run."""
+
+    config: EngineConfig
+    rank: int
+    store: str  # the file through which ranks find each other
+    channel: int  # file descriptors of the channel's memory and of its own bell
+    bell: int
+
+
 Command = Request | Abort | Drain
 EngineFrame = ProgressFrame | ReadyFrame | StepFrame | RegistryFrame | FatalFrame
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode_frame(frame: StartFrame | Command | EngineFrame) -> bytes:
+def encode_frame(frame: StartFrame | RankStart | Command | EngineFrame) -> bytes:
     """The frame's bytes with their length before them."""
     buffer = bytearray(LENGTH.size)
     _encoder.encode_into(frame, buffer, LENGTH.size)

@@ -12,6 +12,10 @@ from quire.engine.logs import LogLevel
 from quire.service.demo import MODEL_FOLDER
 
 Parser = argparse.ArgumentParser
+OTHER_PARALLELISM = (
+    "a server divides its model by --tensor-parallel-size only; for more requests run several servers "
+    "behind quire route"
+)
 DEFAULT_MAX_TOKENS = 256  # of `quire generate`
 
 
@@ -32,6 +36,16 @@ def flag(parser: Parser, name: str, *, default: object = None, **options: Any) -
         if value is not None and isinstance(choices, tuple) and value not in map(str, choices):
             parser.error(f"{variable} must be one of {', '.join(map(str, choices))}, got {value!r}")
         parser.add_argument(name, default=default if value is None else value, **options)
+
+
+class _Refused(argparse.Action):
+    """A flag of vLLM's that there is another way for."""
+
+    def __call__(
+        self, parser: Parser, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        if str(values) != "1":
+            parser.error(f"{option}: {OTHER_PARALLELISM}")
 
 
 def environment_lines(variable: str) -> list[str]:
@@ -131,6 +145,21 @@ def add_engine_flags(parser: Parser) -> None:
         "drawn at random without --redis-url, else empty",
     )
     flag(parser, "--enforce-eager", action="store_true", help="no CUDA graphs")
+    flag(
+        parser,
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        help="GPUs, or processes on a CPU, that the model is divided among; it must divide the heads",
+    )
+    flag(
+        parser,
+        "--disable-custom-all-reduce",
+        action="store_true",
+        help="have NCCL alone sum over the GPUs, and not kernels that write into each other's memory",
+    )
+    parser.add_argument("--pipeline-parallel-size", action=_Refused, help="refused, but for 1")
+    parser.add_argument("--data-parallel-size", action=_Refused, help="refused, but for 1")
     flag(parser, "--seed", type=int, help="of dummy weights; 0 if left out")
 
 
