@@ -156,6 +156,12 @@ class ModelRunner:
         if self.captures is not None:
             self.captures.next(missed=missed)
 
+    def drop_graphs(self) -> None:
+        """Forget all graphs, once nothing is under way; steps run without."""
+        if self.captures is not None:
+            self.queue.settle()
+            self.decode_graphs = self.mixed_graphs = self.captures = None
+
     def launch(self, plan: StepPlan) -> CudaHandle | ThreadHandle:
         """Start a step; return its handle, which its results are had from."""
         transfer = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -134,12 +135,18 @@ class RankGroup:
         other.peers = None
         return other
 
-    def close(self) -> None:
-        """Leave the group. What is under way with ranks that are gone ends with an error."""
+    def close(self, seconds: float = 0.0) -> None:
+        """Leave the group. What is under way with ranks that are gone ends with an error.
+
+        NCCL's communicator goes with the last CUDA graph that has captured an operation of it, which is
+        waited for up to so many seconds.
+        """
         if self.peers is not None:
             self.peers.close()
         if self._nccl is not None:
-            self._nccl.abort()
+            leaving = threading.Thread(target=self._nccl.abort, name="quire-nccl", daemon=True)
+            leaving.start()
+            leaving.join(seconds)
 
 
 def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -105,7 +105,7 @@ class Leader:
                 process.kill()
                 process.wait()
         if self.group is not None:
-            self.group.close()  # last: aborting waits for ranks that are still there
+            self.group.close(EXIT_SECONDS)  # last: aborting waits for ranks that are still there
 
     def _start(self, config: EngineConfig, rank: int) -> None:
         ours, theirs = socket.socketpair()
@@ -208,7 +208,7 @@ class LeadingRunner(Runner):
         self._launched = 0
         self._digest = TokenDigest()
         self._marks: deque[int] = deque(maxlen=KEPT_MARKS)
-        weakref.finalize(self, leader.close)
+        weakref.finalize(self, _end, runner, leader)
 
     def launch(self, plan: StepPlan) -> LeadingHandle:
         self.leader.send(encode_step(plan, self.booked))
@@ -243,3 +243,10 @@ class LeadingRunner(Runner):
         if self.runner.graphs_left:
             self.leader.send(encode_capture(missed=missed))
             self.runner.capture(missed=missed)
+
+
+def _end(runner: ModelRunner, leader: Leader) -> None:
+    """End all ranks. Graphs go first: NCCL's communicator waits for those that have captured its sums."""
+    if leader.lost is None:  # else what is under way may never end
+        runner.drop_graphs()
+    leader.close()

@@ -206,10 +206,10 @@ if HAS_GPU:  # ranks as streams of one GPU, which wait for each other
             self.buffers = ranks_of(ranks, units, device, programs)
             self.streams = [torch.cuda.Stream() for _ in range(ranks)]
             # A look at these finds nothing and ends: so kernels are loaded, which could hang while one waits.
-            self.idle, *_ = buffers_on_one_device(ranks, units, device, programs=programs, most_polls=1)
+            self.idle = buffers_on_one_device(ranks, units, device, programs=programs, most_polls=1)
 
         def graphs(self, steps: Steps) -> tuple[list[torch.cuda.CUDAGraph], list[Tensor]]:
-            steps(0, self.idle)
+            steps(0, self.idle[0])
             torch.cuda.synchronize()
             made, results = [], []
             for rank, stream in enumerate(self.streams):
@@ -229,7 +229,7 @@ if HAS_GPU:  # ranks as streams of one GPU, which wait for each other
     def test_ranks_as_streams(ranks, dtype):
         wide = 2 if dtype == torch.float32 else 1
         most = max(rows * hidden for rows, hidden in SIZES)
-        streams = Streams(ranks, wide * ranks * (2 * most // ranks + most + 2 * TILE))
+        streams = Streams(ranks, wide * ranks * (2 * most + 2 * TILE))
         for rows, hidden in SIZES:
             terms = list(torch.randn(ranks, rows, hidden, device="cuda").to(dtype))
             residual = torch.randn(rows, hidden, device="cuda").to(dtype)
