@@ -1,6 +1,8 @@
 """Time sums over ranks that are streams of one GPU, beside a copy: `python -m quire.loadtest.one_gpu_sums`.
 
-No link is in it: what is left is launches, and the way through the GPU's own memory.
+No link is in it: what is left is launches, and the way through the GPU's own memory. An ordinary kernel stands
+behind each call, in all ways alike: sums launch each other early, and a whole chain of them that waits for
+another rank would leave that one no room on the GPU.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def microseconds(ranks: int, rows: int, way: Way) -> float:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(CALLS):
-                result = way(x, own)
+                result = way(x, own).clone()
         graphs.append(graph)
         results.append(result)
     times = []

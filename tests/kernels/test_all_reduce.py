@@ -199,7 +199,11 @@ if HAS_GPU:  # ranks as streams of one GPU, which wait for each other
     Steps = Callable[[int, SymmetricBuffers], Tensor]
 
     class Streams:
-        """Ranks of one GPU, a stream and a graph for each. All their programs must fit at once."""
+        """Ranks of one GPU, a stream and a graph for each. All their programs must fit at once.
+
+        So an ordinary kernel, like a clone, has to stand behind each sum: sums launch each other early, and a
+        chain of them that waits for another rank would leave that one no room.
+        """
 
         def __init__(self, ranks: int, units: int) -> None:
             device, programs = torch.device("cuda"), 96 // ranks
@@ -239,7 +243,7 @@ if HAS_GPU:  # ranks as streams of one GPU, which wait for each other
 
             def steps(rank, buffers, terms=terms, residual=residual, weight=weight):
                 x = terms[rank]
-                sums = [one_shot(x, buffers), two_shot(x, buffers)]
+                sums = [one_shot(x, buffers).clone(), two_shot(x, buffers).clone()]
                 return torch.stack([*sums, *one_shot_norm(x, residual.clone(), weight, 1e-5, buffers)])
 
             graphs, results = streams.graphs(steps)
@@ -265,7 +269,7 @@ if HAS_GPU:  # ranks as streams of one GPU, which wait for each other
 
         def steps(rank, buffers):
             ways = (one_shot, two_shot)
-            found = [ways[i % 2](each[rank], buffers) for i, each in enumerate(terms)]
+            found = [ways[i % 2](each[rank], buffers).clone() for i, each in enumerate(terms)]
             wrong[rank] += (torch.cat([result.flatten() for result in found]) != expected).sum()
             return found[0]
 
