@@ -18,6 +18,12 @@ from quire.kernels.pointwise.embedding import embed
 from quire.kernels.pointwise.norm import rms_norm, rms_norm_reference
 from quire.kernels.sampling.logprobs import logprobs, logprobs_reference
 from quire.kernels.sampling.masks import mask_tokens, mask_tokens_reference
+from quire.kernels.sampling.part_logprobs import (
+    logprobs_of_all,
+    logprobs_of_all_reference,
+    logprobs_of_part,
+    logprobs_of_part_reference,
+)
 from quire.kernels.sampling.parts import (
     best_of_all,
     best_of_all_reference,
@@ -42,6 +48,8 @@ class Backend:
     token_places: Callable[..., tuple[Tensor, Tensor, Tensor]]
     best_of_part: Callable[[Tensor, Tensor, Tensor, SamplingState, int, int], Tensor]
     best_of_all: Callable[[Tensor, Tensor, Tensor], Tensor]
+    logprobs_of_part: Callable[[Tensor, Tensor, int, int, int], Tensor]
+    logprobs_of_all: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
 
 
 def torch_backend() -> Backend:
@@ -57,6 +65,8 @@ def torch_backend() -> Backend:
         token_places_reference,
         best_of_part_reference,
         best_of_all_reference,
+        logprobs_of_part_reference,
+        logprobs_of_all_reference,
     )
 
 
@@ -73,4 +83,6 @@ def triton_backend() -> Backend:
         token_places,
         best_of_part,
         best_of_all,
+        logprobs_of_part,
+        logprobs_of_all,
     )

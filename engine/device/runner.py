@@ -39,9 +39,8 @@ from quire.engine.device.streams import (
     ThreadHandle,
     ThreadQueue,
 )
+from quire.engine.device.vocabulary_parts import VocabularyParts
 from quire.engine.models.loader import Model
-from quire.engine.models.vocabulary import all_logits
-from quire.engine.parallel.share import of_vocabulary
 from quire.engine.schedule.cascade import SMALLEST_CASCADE, Cascades
 from quire.engine.schedule.plan import PromptLogprobs, StepPlan
 from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, Newest, PrefillBatch
@@ -94,6 +93,7 @@ class ModelRunner:
         self.last_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
         self.staging = Staging(staging_words(limits, max_blocks), device)
         self.row_state = RowState(rows, device, self.staging)
+        self.vocabulary = VocabularyParts(config.vocab_size, backend, model.ranks)
         self.processor = LogitProcessor(rows, config.vocab_size, device, backend, model.ranks)
         self.workspace: DecodeWorkspace | DecodeGather = DecodeGather()
         self.queue: CudaQueue | ThreadQueue = ThreadQueue()
@@ -319,28 +319,19 @@ class ModelRunner:
         )
 
     def _sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        """Draw a token for each row of this rank's logits; with several ranks, as if rows had no filters."""
-        ranks, state = self.model.ranks, self.row_state.state
-        if ranks is None:
-            return self.backend.sample(logits, rows, positions, state, self.last_tokens)
-        if len(logits) == 0:
-            return self.last_tokens[:0]
-        begin, end = of_vocabulary(self.model.config.vocab_size, ranks.rank, ranks.size)
-        own = self.backend.best_of_part(logits, rows, positions, state, begin, end - begin)
-        return self.backend.best_of_all(ranks.all_gather(own), rows, self.last_tokens)
+        return self.vocabulary.sample(logits, rows, positions, self.row_state.state, self.last_tokens)
 
     def _logprobs(self, logits: Tensor, tokens: Tensor, wanted: list[int], k: int) -> DeviceLogprobs:
         if len(wanted) < len(tokens):
             index = sent(wanted, torch.int64, self.device)
             logits, tokens = logits[index], tokens[index]
-        logits = all_logits(logits, self.model.config.vocab_size, self.model.ranks)
-        return DeviceLogprobs(*self.backend.logprobs(logits, tokens, k))
+        return DeviceLogprobs(*self.vocabulary.logprobs(logits, tokens, k))
 
     def _prompt_logprobs(self, hidden: Tensor, run: PromptLogprobs, targets: Tensor) -> DeviceLogprobs:
         """Return those of the prompt tokens after hidden[run.first], slice by slice of the wide logits."""
         wanted = hidden[run.first : run.first + len(targets)]
         parts = [
-            self.backend.logprobs(self.model.logits(rows), tokens, run.k)
+            self.vocabulary.logprobs(self.model.part_logits(rows), tokens, run.k)
             for rows, tokens in zip(wanted.split(LOGPROB_SLICE), targets.split(LOGPROB_SLICE), strict=True)
         ]
         return DeviceLogprobs(*(torch.cat(column) for column in zip(*parts, strict=True)))
