@@ -1,6 +1,6 @@
 """Time sums over ranks that are streams of one GPU, beside a copy: `python -m quire.loadtest.one_gpu_sums`.
 
-No link is in it: what is left is launches, and the way through the GPU's own memory. An ordinary kernel stands
+No link is in it: what is left is launches, and the way through the GPU's own memory. An ordinary kernel is
 behind each call, in all ways alike: sums launch each other early, and a whole chain of them that waits for
 another rank would leave that one no room on the GPU.
 """

@@ -1,6 +1,6 @@
 """What a step takes from logits of which each rank has some tokens': drawn tokens, and log-probabilities.
 
-Ranks gather a few numbers a row, never the logits. With one rank it is the backend's functions on all of them.
+Ranks gather a few numbers a row, never the logits. With one rank the backend's functions see all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class VocabularyParts:
         return self._backend.best_of_all(self._ranks.all_gather(own), rows, last_tokens)
 
     def logprobs(self, logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Describe tokens [N] and the k best by this rank's logits, as `kernels.sampling.logprobs.logprobs`."""
+        """Describe tokens [N] and the k best by this rank's logits, as `sampling.logprobs.logprobs` does."""
         if self._ranks is None or len(logits) == 0:
             return self._backend.logprobs(logits, tokens, k)
         chosen = self._ranks.all_gather(chosen_of_part(logits, tokens, self._first, self._count)).amax(0)

@@ -74,8 +74,8 @@ def chunk_kernel(
 ) -> None:
     """Find a chunk's greatest logit, sum of exponentials, how many exceed the chosen token's, the k best.
 
-    The first of VOCABULARY logits is that of token `first`. known: the chosen tokens' logits [N] fp32, if they
-    need not be among these.
+    The first of VOCABULARY logits is that of token `first`. known: the chosen tokens' logits [N] fp32, where
+    they need not be among these.
     """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)

@@ -17,9 +17,9 @@ SUMS = 3  # numbers of a chunk beside its candidates: greatest logit, sum of exp
 
 
 def chosen_of_part(logits: Tensor, tokens: Tensor, first: int, count: int) -> Tensor:
-    """Return the logits of tokens [N] that are among columns [0, count) of logits [N, W], else -inf: [N] fp32.
+    """Return the logits of tokens [N], where columns [0, count) of logits [N, W] have them: [N] fp32.
 
-    first: the token of column 0. Token -1 stands for token 0, as in `logprobs`.
+    They are -inf elsewhere. first: the token of column 0. Token -1 stands for token 0, as in `logprobs`.
     """
     column = tokens.long().clamp(min=0) - first
     is_here = (column >= 0) & (column < count)
