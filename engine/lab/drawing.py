@@ -34,7 +34,9 @@ def draw(pool: LabPool) -> str:
 
 
 def _cell(number: int, block: LabBlock, block_size: int) -> str:
-    title = f"block {number}: {block.state}, {block.references} references, {block.tokens} of {block_size} tokens"
+    title = (
+        f"block {number}: {block.state}, {block.references} references, {block.tokens} of {block_size} tokens"
+    )
     style = (
         f"background:{_COLOURS[block.state]};color:{_INKS[block.state]};border-radius:3px;"
         "text-align:center;line-height:1.9em"

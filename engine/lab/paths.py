@@ -53,10 +53,11 @@ def recorded() -> Iterator[list[Call]]:
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         name = frame.f_code.co_qualname
-        if event == "call" and name in PURPOSES and name not in seen:
-            if str(Path(frame.f_code.co_filename).resolve().parent) == _MEMORY:
-                seen.add(name)
-                calls.append(Call(name, PURPOSES[name]))
+        if event != "call" or name not in PURPOSES or name in seen:
+            return
+        if str(Path(frame.f_code.co_filename).resolve().parent) == _MEMORY:
+            seen.add(name)
+            calls.append(Call(name, PURPOSES[name]))
 
     sys.setprofile(note)
     try:

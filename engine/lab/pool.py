@@ -20,7 +20,9 @@ MAX_BLOCK_SIZE = 128
 class Pool:
     """The block manager that serves, over blocks without keys and values (PagedAttention, 4.2 to 4.5)."""
 
-    def __init__(self, num_blocks: int = 64, block_size: int = 16, num_host_blocks: int | None = None) -> None:
+    def __init__(
+        self, num_blocks: int = 64, block_size: int = 16, num_host_blocks: int | None = None
+    ) -> None:
         """Host memory has as many blocks as the device if `num_host_blocks` is left out."""
         host = num_blocks if num_host_blocks is None else num_host_blocks
         for name, value, least, most in (

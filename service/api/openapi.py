@@ -87,7 +87,9 @@ class Operation:
 
 _POST = _ANY | _KEYED | _BODY | _QUEUED | _NOT_READY
 _GET = _ANY | _KEYED | _NOT_READY
-_LAB = _ANY | _KEYED | {status: _BODY[status] for status in (408, 413, 415)} | {429: "Too much comes in at once"}
+_LAB = (
+    _ANY | _KEYED | {status: _BODY[status] for status in (408, 413, 415)} | {429: "Too much comes in at once"}
+)
 
 
 def _generation(path: str, summary: str, request: type, reply: type) -> Operation:
@@ -121,7 +123,8 @@ OPERATIONS = (
     Operation(
         "/v1/lab/pools/{pool_id}",
         "Do something to a pool of blocks to play with",
-        _LAB | {404: "No such pool of this API key, or no longer", 409: "There is no block left; it is as before"},
+        _LAB
+        | {404: "No such pool of this API key, or no longer", 409: "There is no block left; it is as before"},
         LabStep,
         LabReply,
         parameters=(Parameter("pool_id", "path", "The id that it was given", _STREAM_ID),),

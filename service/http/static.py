@@ -27,11 +27,8 @@ _TYPES = {".js": "text/javascript", ".html": "text/html", ".css": "text/css", ".
 
 def page_files(folder: Path = PAGE) -> list[tuple[str, Serve]]:
     """(path, handler): a page is where its folder or its name says, every other file under /static."""
-    files = []
-    for file in sorted(folder.rglob("*")):
-        if file.is_file() and not file.name.startswith("."):
-            files.append((_path(file.relative_to(folder)), _serve(file)))
-    return files
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(".")]
+    return [(_path(file.relative_to(folder)), _serve(file)) for file in files]
 
 
 def _path(name: PurePath) -> str:

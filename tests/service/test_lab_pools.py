@@ -44,7 +44,9 @@ async def test_every_operation_runs_on_the_visitors_pool(service: Service) -> No
     forked = await visitor.pool("fork", sequence=1)
     assert [each["block_table"] for each in forked["sequences"]] == [[0, 1], [0, 1]]
     written = await visitor.pool("write_last", sequence=2)
-    assert written["copies"] == 1 and "BlockManager.copy_on_write" in [call["name"] for call in written["path"]]
+    assert written["copies"] == 1 and "BlockManager.copy_on_write" in [
+        call["name"] for call in written["path"]
+    ]
     out = await visitor.pool("swap_out", sequence=2)
     assert (out["used"], out["host_used"]) == (2, 2)
     await visitor.pool("swap_in", sequence=2)
@@ -120,5 +122,7 @@ async def test_whoever_has_most_pools_makes_room() -> None:
 async def test_an_idle_pool_is_forgotten() -> None:
     pools = LabPools(idle_seconds=0.0)
     pools.begin("me", 16)
-    while len(pools):
-        await asyncio.sleep(0)
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.0, over.set)  # after the pool's own timer
+    await over.wait()
+    assert len(pools) == 0

@@ -17,7 +17,9 @@ _NEEDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "reset": ((), ("block_size",)),
     "sequence": ((), ("text",)),
     "append": (("sequence", "tokens"), ()),
-    **{name: (("sequence",), ()) for name in ("fork", "write_last", "publish", "swap_out", "swap_in", "free")},
+    **{
+        name: (("sequence",), ()) for name in ("fork", "write_last", "publish", "swap_out", "swap_in", "free")
+    },
     "evict": ((), ()),
     "lesson": ((), ("tokens",)),
     "leave": ((), ()),
@@ -51,7 +53,8 @@ class LabStep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     sequence: Annotated[int, Meta(ge=1, le=1 << 31, description="Its number")] | None = None
     tokens: Annotated[int, Meta(ge=1, le=4096, description="How many to append")] | None = None
     text: (
-        Annotated[str, Meta(max_length=64, description="Sequences of the same text have the same tokens")] | None
+        Annotated[str, Meta(max_length=64, description="Sequences of the same text have the same tokens")]
+        | None
     ) = None
     block_size: BlockSize | None = None
 
