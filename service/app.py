@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quire.service.api.chat import chat_completions
 from quire.service.api.completions import completions
 from quire.service.api.health import health, metrics, ready, startup
+from quire.service.api.lab import begin_lab, step_lab
 from quire.service.api.models import detokenize, get_model, list_models, tokenize
 from quire.service.api.openapi import describe
 from quire.service.api.responses.endpoint import responses
@@ -54,6 +55,8 @@ def create_app(state: ServerState) -> ASGIApp:
         get("/v1/streams/{stream_id}", pick_up),
         get("/v1/models", list_models),
         get("/v1/models/{name:path}", get_model),
+        post("/v1/lab/pools", begin_lab),
+        post("/v1/lab/pools/{pool_id}", step_lab),
         post("/tokenize", tokenize),
         post("/detokenize", detokenize),
     ]

@@ -10,6 +10,7 @@ import msgspec
 from quire.service.answer import replies
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.completions import CompletionRequest
+from quire.service.api.requests.lab import LabBegin, LabReply, LabStep
 from quire.service.api.requests.tokens import DetokenizeRequest, TokenizeRequest
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import ResponseReply
@@ -86,6 +87,9 @@ class Operation:
 
 _POST = _ANY | _KEYED | _BODY | _QUEUED | _NOT_READY
 _GET = _ANY | _KEYED | _NOT_READY
+_LAB = (
+    _ANY | _KEYED | {status: _BODY[status] for status in (408, 413, 415)} | {429: "Too much comes in at once"}
+)
 
 
 def _generation(path: str, summary: str, request: type, reply: type) -> Operation:
@@ -115,12 +119,23 @@ OPERATIONS = (
     ),
     Operation("/tokenize", "Text or messages to token ids", _POST, TokenizeRequest, replies.TokenizeReply),
     Operation("/detokenize", "Token ids to text", _POST, DetokenizeRequest, replies.DetokenizeReply),
+    Operation("/v1/lab/pools", "Begin a pool of blocks to play with", _LAB, LabBegin, LabReply),
+    Operation(
+        "/v1/lab/pools/{pool_id}",
+        "Do something to a pool of blocks to play with",
+        _LAB
+        | {404: "No such pool of this API key, or no longer", 409: "There is no block left; it is as before"},
+        LabStep,
+        LabReply,
+        parameters=(Parameter("pool_id", "path", "The id that it was given", _STREAM_ID),),
+    ),
     Operation("/health", "Whether the process is alive", _ANY | _NOT_READY, reply=replies.Health),
     Operation("/ready", "Whether requests would be served", _ANY | _NOT_READY, reply=replies.Readiness),
     Operation("/startup", "The start-up phases as they go", _ANY | _NOT_READY, content=(_SSE,)),
     Operation("/metrics", "Prometheus metrics", _ANY, content=(_TEXT,)),
     Operation("/openapi.json", "This document", _ANY),
     Operation("/", "The chat page", _ANY, content=(_HTML,)),
+    Operation("/blocks/lab", "A page to play with a pool of blocks", _ANY, content=(_HTML,)),
 )
 
 

@@ -19,7 +19,8 @@ export function setApiKey(key) {
   save(KEY, key, "sessionStorage");
 }
 
-async function request(path, { body, signal } = {}) {
+/** The answer to a GET, or with a `body` to a POST. With `keepalive` it outlives the page. */
+export async function request(path, { body, signal, keepalive = false } = {}) {
   const headers = {};
   const key = load(KEY, "", "sessionStorage");
   if (key) headers.Authorization = `Bearer ${key}`;
@@ -31,6 +32,7 @@ async function request(path, { body, signal } = {}) {
       headers,
       body: body === undefined ? undefined : JSON.stringify(body),
       cache: "no-store",
+      keepalive,
       signal,
     });
   } catch (error) {
