@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quire.service.api.anthropic.endpoint import count_tokens, messages
 from quire.service.api.chat import chat_completions
 from quire.service.api.completions import completions
 from quire.service.api.health import health, metrics, ready, startup
@@ -50,6 +51,8 @@ def create_app(state: ServerState) -> ASGIApp:
         post("/v1/completions", completions),
         post("/v1/chat/completions", chat_completions),
         post("/v1/responses", responses),
+        post("/v1/messages", messages),
+        post("/v1/messages/count_tokens", count_tokens),
         WebSocketRoute("/v1/responses", ResponsesSocket(state)),
         get("/v1/streams/{stream_id}", pick_up),
         get("/v1/models", list_models),

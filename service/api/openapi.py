@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
 
 from quire.service.answer import replies
+from quire.service.api.anthropic.protocol import CountTokensRequest, MessagesRequest
+from quire.service.api.anthropic.replies import MessageReply, TokenCount
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.completions import CompletionRequest
 from quire.service.api.requests.tokens import DetokenizeRequest, TokenizeRequest
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import ResponseReply
 from quire.service.errors import ErrorReply
+from quire.service.http.dialects import AnthropicError
 
 _JSON, _SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
 _ANY = {
@@ -78,6 +81,7 @@ class Operation:
     content: tuple[str, ...] = (_JSON,)
     parameters: tuple[Parameter, ...] = ()
     empty: str = ""  # when it is answered with 204
+    error: type = ErrorReply
 
     @property
     def method(self) -> str:
@@ -97,6 +101,18 @@ OPERATIONS = (
     _generation("/v1/completions", "Continue a text", CompletionRequest, replies.CompletionReply),
     _generation("/v1/chat/completions", "Answer in a chat", ChatRequest, replies.ChatReply),
     _generation("/v1/responses", "Answer, in OpenAI's newer form", ResponseRequest, ResponseReply),
+    replace(
+        _generation("/v1/messages", "Answer, in Anthropic's form", MessagesRequest, MessageReply),
+        error=AnthropicError,
+    ),
+    Operation(
+        "/v1/messages/count_tokens",
+        "Count the tokens of a prompt in Anthropic's form",
+        _POST,
+        CountTokensRequest,
+        TokenCount,
+        error=AnthropicError,
+    ),
     Operation("/v1/models", "List the served models", _GET, reply=replies.ModelList),
     Operation(
         "/v1/models/{name}",
@@ -126,10 +142,10 @@ OPERATIONS = (
 
 def describe(version: str) -> dict[str, Any]:
     """An OpenAPI 3.1 document, which has no words for the WebSocket mode of /v1/responses."""
-    types = [kind for each in OPERATIONS for kind in (each.request, each.reply) if kind is not None]
-    _, components = msgspec.json.schema_components(
-        [*types, ErrorReply], ref_template="#/components/schemas/{name}"
-    )
+    types = [
+        kind for each in OPERATIONS for kind in (each.request, each.reply, each.error) if kind is not None
+    ]
+    _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _describe(operation)
@@ -161,7 +177,7 @@ def describe(version: str) -> dict[str, Any]:
 def _describe(operation: Operation) -> dict[str, Any]:
     responses = {"200": _response("OK", {kind: _schema(operation, kind) for kind in operation.content})}
     for status, description in sorted(operation.errors.items()):
-        error = {_JSON: {"schema": _reference(ErrorReply)}}
+        error = {_JSON: {"schema": _reference(operation.error)}}
         responses[str(status)] = _response(description, error, status)
     if operation.empty:
         responses["204"] = _response(operation.empty, {})

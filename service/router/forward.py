@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from quire.engine.hashing import Digest
 from quire.service.errors import ApiError, not_ready
 from quire.service.http.connection import ClientGone, Connection
-from quire.service.http.framing import SSE
+from quire.service.http.dialects import dialect_of
 from quire.service.router.events import whole_events
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.held import Share, read_body
@@ -89,7 +89,7 @@ class _Exchange:
             log.info("request aborted: %s", gone)
         except ApiError as error:
             self._state.metrics.failures["during" if connection.started else "before"] += 1
-            await connection.fail(error, SSE.message(error.body()))
+            await connection.fail(error, dialect_of(scope["path"]).failure(error))
         finally:
             self._state.generations.discard(connection)
         if reply is not None:

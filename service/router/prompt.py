@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from msgspec import MsgspecError, json
 from starlette.requests import Request
 
+from quire.engine.errors import FieldError
+from quire.service.api.anthropic.history import beginning
+from quire.service.api.anthropic.protocol import MessagesRequest
+from quire.service.api.anthropic.translation import prompt_request
 from quire.service.api.chat import prompt_text as chat_text
 from quire.service.api.request_params import cache_salt
 from quire.service.api.requests.chat import ChatRequest
@@ -34,6 +38,7 @@ MAX_COMMAS = 1 << 17  # of a body: decoding goes by values, and holds up all str
 _completions = json.Decoder(CompletionRequest)
 _chats = json.Decoder(ChatRequest)
 _responses = json.Decoder(ResponseRequest)
+_messages = json.Decoder(MessagesRequest)
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class PromptReader:
             return None
         try:
             given = await _given(request, body, self._tokenizer, self._renderer)
-        except (ApiError, MsgspecError, UnicodeError, RecursionError):
+        except (ApiError, FieldError, MsgspecError, UnicodeError, RecursionError):
             return None
         if given is None:
             return None
@@ -114,5 +119,10 @@ async def _given(
             response = _responses.decode(body)
             said = with_input([], response.input)
             text = await response_text(renderer, tokenizer, "", response, said)
+            return _Given(text, cache_salt(request, None))
+        case "/v1/messages":
+            message = _messages.decode(body)
+            chat = prompt_request(message, tokenizer.chat_template)
+            text = await chat_text(renderer, tokenizer, "", chat) + beginning(message)
             return _Given(text, cache_salt(request, None))
     return None
