@@ -10,15 +10,25 @@ import msgspec
 from quire.service.answer import replies
 from quire.service.api.anthropic.protocol import CountTokensRequest, MessagesRequest
 from quire.service.api.anthropic.replies import MessageReply, TokenCount
+from quire.service.api.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
+from quire.service.api.ollama.replies import (
+    OllamaChatReply,
+    OllamaGenerateReply,
+    OllamaModels,
+    RunningModels,
+    ShowReply,
+    Version,
+)
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.completions import CompletionRequest
 from quire.service.api.requests.tokens import DetokenizeRequest, TokenizeRequest
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import ResponseReply
 from quire.service.errors import ErrorReply
-from quire.service.http.dialects import AnthropicError
+from quire.service.http.dialects import AnthropicError, OllamaError
 
 _JSON, _SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
+_LINES = "application/x-ndjson"
 _ANY = {
     400: "A value that is not understood or not allowed; `param` names it, the Host header included",
     431: "The path and the headers are too large",
@@ -113,6 +123,30 @@ OPERATIONS = (
         TokenCount,
         error=AnthropicError,
     ),
+    Operation(
+        "/api/chat",
+        "Answer in a chat, in Ollama's form",
+        _POST,
+        OllamaChatRequest,
+        OllamaChatReply,
+        (_JSON, _LINES),
+        error=OllamaError,
+    ),
+    Operation(
+        "/api/generate",
+        "Answer a prompt, in Ollama's form",
+        _POST,
+        OllamaGenerateRequest,
+        OllamaGenerateReply,
+        (_JSON, _LINES),
+        error=OllamaError,
+    ),
+    Operation(
+        "/api/show", "Describe a served model, in Ollama's form", _POST, ShowRequest, ShowReply, error=OllamaError
+    ),
+    Operation("/api/tags", "List the served models, in Ollama's form", _GET, reply=OllamaModels, error=OllamaError),
+    Operation("/api/ps", "List the loaded models, in Ollama's form", _GET, reply=RunningModels, error=OllamaError),
+    Operation("/api/version", "The version of Ollama's API", _ANY | _KEYED, reply=Version, error=OllamaError),
     Operation("/v1/models", "List the served models", _GET, reply=replies.ModelList),
     Operation(
         "/v1/models/{name}",

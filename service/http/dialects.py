@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from quire.service.errors import ApiError, ErrorReply
-from quire.service.http.framing import SSE, Framing
+from quire.service.http.framing import LINES, SSE, Framing
 
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -31,6 +31,10 @@ class AnthropicErrorDetail(msgspec.Struct, kw_only=True):
 class AnthropicError(msgspec.Struct, kw_only=True):
     type: Literal["error"] = "error"
     error: AnthropicErrorDetail
+
+
+class OllamaError(msgspec.Struct):
+    error: str
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,21 @@ def _as_anthropic(error: ApiError) -> AnthropicError:
     return AnthropicError(error=AnthropicErrorDetail(type=kind, message=too_long + error.message))
 
 
+def _as_ollama(error: ApiError) -> OllamaError:
+    return OllamaError(error.message)
+
+
 _EVENTS = b"text/event-stream; charset=utf-8"
 _COMMENT = b": keep-alive\n\n"
 
 OPENAI = Dialect(_as_openai, "", _EVENTS, SSE, _COMMENT)
 ANTHROPIC = Dialect(_as_anthropic, "error", _EVENTS, SSE, _COMMENT)
+OLLAMA = Dialect(_as_ollama, "", b"application/x-ndjson", LINES, b"")
+
+STREAM_TYPES = frozenset({"text/event-stream", "application/x-ndjson"})
 
 
 def dialect_of(path: str) -> Dialect:
+    if path.startswith("/api/"):
+        return OLLAMA
     return ANTHROPIC if f"{path}/".startswith("/v1/messages/") else OPENAI
