@@ -52,6 +52,7 @@ class Group:
     choices: list[Choice]
     unfinished: int
     started: bool = False
+    first_output: float = 0.0  # when it came, as perf_counter() has it
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
 
@@ -77,7 +78,7 @@ class Generation:
         self._metrics = admission.metrics
         self.tokenizer = tokenizer
         self.options = options
-        self._arrival = time.perf_counter()
+        self.arrival = time.perf_counter()  # when it came
         self._groups: dict[int, Group] = {}
         self._inbox: list[Output] = []
         self._listener: Callable[[], None] | None = None
@@ -231,6 +232,7 @@ class Generation:
 
     def _start(self, group: Group, output: Output, now: float) -> None:
         group.started = True
+        group.first_output = now
         group.cached_tokens = output.cached_tokens
         group.prompt_logprobs = output.prompt_logprobs
         for choice in group.choices:
@@ -242,7 +244,7 @@ class Generation:
         metrics.prompt_tokens += len(group.prompt.tokens)
         metrics.cached_tokens += output.cached_tokens
         metrics.cached_host_tokens += output.cached_host_tokens
-        metrics.time_to_first_token.observe(now - self._arrival)
+        metrics.time_to_first_token.observe(now - self.arrival)
         if output.queue_seconds is not None:
             metrics.queue_time.observe(output.queue_seconds)
 
@@ -264,7 +266,7 @@ class Generation:
         self._metrics.finished["stop" if reason == "tool_calls" else reason] += 1
         group.stream.abort()  # does nothing, unless a stop string ended it before the engine did
         self.unfinished -= 1
-        self._metrics.request_latency.observe(now - self._arrival)
+        self._metrics.request_latency.observe(now - self.arrival)
 
     def close(self) -> None:
         """Abort what is unfinished. Idempotent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Literal
 
 import msgspec
@@ -128,11 +129,20 @@ class Model(msgspec.Struct, kw_only=True):
     owned_by: str = "quire"
     root: str
     max_model_len: int
+    # as Anthropic's clients read it:
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: datetime
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
 
 
 class ModelList(msgspec.Struct, kw_only=True):
     object: str = "list"
     data: list[Model]
+    has_more: bool = False
+    first_id: str
+    last_id: str
 
 
 class TokenizeReply(msgspec.Struct, kw_only=True):

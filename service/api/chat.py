@@ -108,9 +108,9 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     return answer(state, request, await begin(state, request, body), streamed=bool(body.stream))
 
 
-async def begin(state: ServerState, connection: HTTPConnection, body: ChatRequest) -> Answer:
-    """Hand the request to the engine. Raises ApiError."""
-    engine, tokenizer, info = state.serving()
+async def prompt_tokens(state: ServerState, body: ChatRequest, begun: str = "") -> list[int]:
+    """Return what the model gets to see, and then `begun`, the beginning of its answer. Raises ApiError."""
+    _, tokenizer, info = state.serving()
     model = state.check_model(body.model)
     check_sampling(body, info)
     state.admit(1)
@@ -118,7 +118,14 @@ async def begin(state: ServerState, connection: HTTPConnection, body: ChatReques
         raise bad_value("max_tokens", "max_tokens must be at least 1, got 0")
     text = await prompt_text(state.renderer, tokenizer, model, body)
     limit = info.max_request_tokens
-    tokens = await state.encode(text, "messages", add_special_tokens=False, limit=limit)
+    return await state.encode(text + begun, "messages", add_special_tokens=False, limit=limit)
+
+
+async def generate(
+    state: ServerState, connection: HTTPConnection, body: ChatRequest, tokens: list[int], *, continues: bool
+) -> Generation:
+    """Hand the request to the engine; `continues`: its answer has begun in the prompt. Raises ApiError."""
+    engine, tokenizer, info = state.serving()
     top = (body.top_logprobs or 0) if body.logprobs else None
     budget = token_budget(body, tokens, "messages", info, None)
     carried = LogprobBudget.of(body, top)
@@ -131,7 +138,7 @@ async def begin(state: ServerState, connection: HTTPConnection, body: ChatReques
     options = Options(
         stops=body.stop_strings,
         skip_special_tokens=body.skip_special_tokens,
-        continues=False,
+        continues=continues,
         token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids,
         best=body.ranked,
@@ -139,9 +146,14 @@ async def begin(state: ServerState, connection: HTTPConnection, body: ChatReques
         tools=tools,
     )
     salt = cache_salt(connection, body.cache_salt)
-    generation = Generation(
-        state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt
-    )
+    return Generation(state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt)
+
+
+async def begin(state: ServerState, connection: HTTPConnection, body: ChatRequest) -> Answer:
+    """Hand the request to the engine. Raises ApiError."""
+    model = state.check_model(body.model)
+    tokens = await prompt_tokens(state, body)
+    generation = await generate(state, connection, body, tokens, continues=False)
     identity = Identity.new("chatcmpl", model)
     logprobs, usage = bool(body.logprobs), body.usage_in_stream
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 
 from msgspec import json
 from starlette.requests import Request
@@ -21,11 +22,21 @@ _to_detokenize = json.Decoder(DetokenizeRequest)
 
 def _model(state: ServerState, name: str) -> Model:
     _, _, info = state.serving()
-    return Model(id=name, created=state.created, root=info.model, max_model_len=info.max_request_tokens)
+    return Model(
+        id=name,
+        created=state.created,
+        root=info.model,
+        max_model_len=info.max_request_tokens,
+        display_name=name,
+        created_at=datetime.fromtimestamp(state.created, UTC),
+        max_input_tokens=info.max_request_tokens,
+    )
 
 
 async def list_models(state: ServerState, request: Request) -> Response:
-    return JsonResponse(ModelList(data=[_model(state, name) for name in state.config.served_model_names]))
+    names = state.config.served_model_names
+    models = [_model(state, name) for name in names]
+    return JsonResponse(ModelList(data=models, first_id=names[0], last_id=names[-1]))
 
 
 async def get_model(state: ServerState, request: Request) -> Response:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
 
 from quire.service.answer import replies
+from quire.service.api.anthropic.protocol import CountTokensRequest, MessagesRequest
+from quire.service.api.anthropic.replies import MessageReply, TokenCount
+from quire.service.api.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
+from quire.service.api.ollama.replies import (
+    OllamaChatReply,
+    OllamaGenerateReply,
+    OllamaModels,
+    RunningModels,
+    ShowReply,
+    Version,
+)
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.completions import CompletionRequest
 from quire.service.api.requests.lab import LabBegin, LabReply, LabStep
@@ -15,8 +26,10 @@ from quire.service.api.requests.tokens import DetokenizeRequest, TokenizeRequest
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import ResponseReply
 from quire.service.errors import ErrorReply
+from quire.service.http.dialects import AnthropicError, OllamaError
 
 _JSON, _SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
+_LINES = "application/x-ndjson"
 _ANY = {
     400: "A value that is not understood or not allowed; `param` names it, the Host header included",
     431: "The path and the headers are too large",
@@ -79,6 +92,7 @@ class Operation:
     content: tuple[str, ...] = (_JSON,)
     parameters: tuple[Parameter, ...] = ()
     empty: str = ""  # when it is answered with 204
+    error: type = ErrorReply
 
     @property
     def method(self) -> str:
@@ -101,6 +115,42 @@ OPERATIONS = (
     _generation("/v1/completions", "Continue a text", CompletionRequest, replies.CompletionReply),
     _generation("/v1/chat/completions", "Answer in a chat", ChatRequest, replies.ChatReply),
     _generation("/v1/responses", "Answer, in OpenAI's newer form", ResponseRequest, ResponseReply),
+    replace(
+        _generation("/v1/messages", "Answer, in Anthropic's form", MessagesRequest, MessageReply),
+        error=AnthropicError,
+    ),
+    Operation(
+        "/v1/messages/count_tokens",
+        "Count the tokens of a prompt in Anthropic's form",
+        _POST,
+        CountTokensRequest,
+        TokenCount,
+        error=AnthropicError,
+    ),
+    Operation(
+        "/api/chat",
+        "Answer in a chat, in Ollama's form",
+        _POST,
+        OllamaChatRequest,
+        OllamaChatReply,
+        (_JSON, _LINES),
+        error=OllamaError,
+    ),
+    Operation(
+        "/api/generate",
+        "Answer a prompt, in Ollama's form",
+        _POST,
+        OllamaGenerateRequest,
+        OllamaGenerateReply,
+        (_JSON, _LINES),
+        error=OllamaError,
+    ),
+    Operation(
+        "/api/show", "Describe a served model, in Ollama's form", _POST, ShowRequest, ShowReply, error=OllamaError
+    ),
+    Operation("/api/tags", "List the served models, in Ollama's form", _GET, reply=OllamaModels, error=OllamaError),
+    Operation("/api/ps", "List the loaded models, in Ollama's form", _GET, reply=RunningModels, error=OllamaError),
+    Operation("/api/version", "The version of Ollama's API", _ANY | _KEYED, reply=Version, error=OllamaError),
     Operation("/v1/models", "List the served models", _GET, reply=replies.ModelList),
     Operation(
         "/v1/models/{name}",
@@ -141,10 +191,10 @@ OPERATIONS = (
 
 def describe(version: str) -> dict[str, Any]:
     """An OpenAPI 3.1 document, which has no words for the WebSocket mode of /v1/responses."""
-    types = [kind for each in OPERATIONS for kind in (each.request, each.reply) if kind is not None]
-    _, components = msgspec.json.schema_components(
-        [*types, ErrorReply], ref_template="#/components/schemas/{name}"
-    )
+    types = [
+        kind for each in OPERATIONS for kind in (each.request, each.reply, each.error) if kind is not None
+    ]
+    _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _describe(operation)
@@ -176,7 +226,7 @@ def describe(version: str) -> dict[str, Any]:
 def _describe(operation: Operation) -> dict[str, Any]:
     responses = {"200": _response("OK", {kind: _schema(operation, kind) for kind in operation.content})}
     for status, description in sorted(operation.errors.items()):
-        error = {_JSON: {"schema": _reference(ErrorReply)}}
+        error = {_JSON: {"schema": _reference(operation.error)}}
         responses[str(status)] = _response(description, error, status)
     if operation.empty:
         responses["204"] = _response(operation.empty, {})

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from quire.engine.errors import FieldError
 from quire.service.errors import ApiError, bad_value, refused
 from quire.service.http.alternatives import alternatives
+from quire.service.http.dialects import dialect_of
 from quire.service.json_fields import MAX_PROMPT_TOKENS
 
 T = TypeVar("T")
@@ -31,8 +32,9 @@ class JsonResponse(Response):
         return msgspec.json.encode(content)
 
 
-def error_response(error: ApiError) -> Response:
-    return Response(error.body(), error.status, error.headers, "application/json")
+def error_response(error: ApiError, path: str) -> Response:
+    """Return it as clients of this path expect it."""
+    return Response(dialect_of(path).body(error), error.status, error.headers, "application/json")
 
 
 async def decode(request: Request, decoder: msgspec.json.Decoder[T]) -> T:

@@ -6,7 +6,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect
@@ -25,13 +25,18 @@ _LOGGED_PATH = 200  # characters
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _BEARER = b"bearer "
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
-_SINGLE = frozenset({b"authorization", b"content-type", b"host", b"origin"})
+_SINGLE = frozenset({b"authorization", b"content-type", b"host", b"origin", b"x-api-key"})
 _BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 
 
 def note_failure(scope: Scope, error: ApiError, engine_requests: list[int]) -> None:
     """Have the request's line in the log say how it failed, and the numbers it has in the engine's log."""
     scope["state"]["failure"] = {"error": error.code, "engine_requests": engine_requests}
+
+
+def note_ignored(scope: Scope, names: Iterable[str]) -> None:
+    """Have the answer's header name the fields of the request that had no effect."""
+    scope["state"]["ignored"] = [*scope["state"].get("ignored", ()), *names]
 
 
 class Gate:
@@ -63,6 +68,8 @@ class Gate:
             if message["type"] in _BEGINNINGS:
                 status = message.get("status", 101)
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                if ignored := scope["state"].get("ignored"):
+                    message["headers"].append((b"x-quire-ignored", ", ".join(ignored).encode()))
             return send(message)
 
         try:
@@ -77,13 +84,13 @@ class Gate:
                 receive = body.receive
             await self._app(scope, receive, send_with_id)
         except ApiError as error:  # only ever raised before a response has begun
-            await error_response(error)(scope, receive, send_with_id)
+            await error_response(error, scope["path"])(scope, receive, send_with_id)
         except ClientDisconnect:  # in the middle of its body
             return
         except Exception:
             if not status:
                 bug = ApiError(500, "internal error", code="internal_error")
-                await error_response(bug)(scope, receive, send_with_id)
+                await error_response(bug, scope["path"])(scope, receive, send_with_id)
             raise  # a bug of ours: the server logs it
         finally:
             if body is not None:
@@ -132,7 +139,7 @@ class Gate:
             self._check_handshake(scope, headers)
         key = None
         if self._keys and scope["path"] not in self._public:
-            key = self._check_key(headers.get(b"authorization", b""))
+            key = self._check_key(_given_key(headers))
         if scope.get("method") == "POST":
             self._check_body(headers)
         return key
@@ -145,11 +152,10 @@ class Gate:
             message = f"the path and the headers are larger than {self._config.max_header_bytes} bytes"
             raise ApiError(431, message, code="headers_too_large")
 
-    def _check_key(self, authorization: bytes) -> Key:
-        given = authorization[len(_BEARER) :] if authorization[: len(_BEARER)].lower() == _BEARER else b""
+    def _check_key(self, given: bytes) -> Key:
         key = self._keys.find(given)
         if key is None:
-            message = "give a valid API key as 'Authorization: Bearer <key>'"
+            message = "give a valid API key as 'Authorization: Bearer <key>' or as 'x-api-key: <key>'"
             raise ApiError(401, message, code="invalid_api_key")
         return key
 
@@ -178,6 +184,14 @@ class Gate:
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._config.max_body_bytes:
             raise too_large(self._config)
+
+
+def _given_key(headers: dict[bytes, bytes]) -> bytes:
+    """Return the Bearer token, or else what Anthropic's clients send."""
+    authorization = headers.get(b"authorization", b"")
+    if authorization[: len(_BEARER)].lower() == _BEARER:
+        return authorization[len(_BEARER) :]
+    return headers.get(b"x-api-key", b"")
 
 
 def _check_doubles(scope: Scope) -> None:

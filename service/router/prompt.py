@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from msgspec import MsgspecError, json
 from starlette.requests import Request
 
+from quire.engine.errors import FieldError
+from quire.service.api.anthropic.history import beginning
+from quire.service.api.anthropic.protocol import MessagesRequest
+from quire.service.api.anthropic.translation import prompt_request
 from quire.service.api.chat import prompt_text as chat_text
+from quire.service.api.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest
+from quire.service.api.ollama.translation import chat_of, is_raw
 from quire.service.api.request_params import cache_salt
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.completions import CompletionRequest
@@ -34,6 +40,9 @@ MAX_COMMAS = 1 << 17  # of a body: decoding goes by values, and holds up all str
 _completions = json.Decoder(CompletionRequest)
 _chats = json.Decoder(ChatRequest)
 _responses = json.Decoder(ResponseRequest)
+_messages = json.Decoder(MessagesRequest)
+_ollama_chats = json.Decoder(OllamaChatRequest)
+_ollama_prompts = json.Decoder(OllamaGenerateRequest)
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ class PromptReader:
             return None
         try:
             given = await _given(request, body, self._tokenizer, self._renderer)
-        except (ApiError, MsgspecError, UnicodeError, RecursionError):
+        except (ApiError, FieldError, MsgspecError, UnicodeError, RecursionError):
             return None
         if given is None:
             return None
@@ -115,4 +124,19 @@ async def _given(
             said = with_input([], response.input)
             text = await response_text(renderer, tokenizer, "", response, said)
             return _Given(text, cache_salt(request, None))
+        case "/v1/messages":
+            message = _messages.decode(body)
+            chat = prompt_request(message, tokenizer.chat_template)
+            text = await chat_text(renderer, tokenizer, "", chat) + beginning(message)
+            return _Given(text, cache_salt(request, None))
+        case "/api/chat":
+            ollama_chat = chat_of(_ollama_chats.decode(body), "", tokenizer.chat_template)
+            text = await chat_text(renderer, tokenizer, "", ollama_chat)
+            return _Given(text, cache_salt(request, None))
+        case "/api/generate":
+            ollama = _ollama_prompts.decode(body)
+            if is_raw(ollama, tokenizer.chat_template):
+                return _Given(ollama.prompt or "", cache_salt(request, None), special=True)
+            chat = chat_of(ollama, "", tokenizer.chat_template)
+            return _Given(await chat_text(renderer, tokenizer, "", chat), cache_salt(request, None))
     return None

@@ -13,7 +13,7 @@ from quire.service.router.replica import Replica
 MAX_STREAMS = 1 << 14  # of each tenant; replicas keep fewer
 
 _PATH = "/v1/streams/"
-_STARTS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
+_STARTS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 
 StreamKey = tuple[str, str]  # the tenant, and the id that the client chose
 
