@@ -16,6 +16,7 @@ from quire.service.api.models import detokenize, get_model, list_models, tokeniz
 from quire.service.api.openapi import describe
 from quire.service.api.responses.endpoint import responses
 from quire.service.api.responses.socket import ResponsesSocket
+from quire.service.api.sockets.endpoint import CHAT, COMPLETIONS, CompletionsSocket
 from quire.service.api.streams import pick_up
 from quire.service.errors import ApiError
 from quire.service.http.codec import JsonResponse
@@ -48,7 +49,9 @@ def create_app(state: ServerState) -> ASGIApp:
     ]
     keyed = [
         post("/v1/completions", completions),
+        WebSocketRoute("/v1/completions", CompletionsSocket(state, COMPLETIONS)),
         post("/v1/chat/completions", chat_completions),
+        WebSocketRoute("/v1/chat/completions", CompletionsSocket(state, CHAT)),
         post("/v1/responses", responses),
         WebSocketRoute("/v1/responses", ResponsesSocket(state)),
         get("/v1/streams/{stream_id}", pick_up),

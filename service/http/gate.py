@@ -16,6 +16,7 @@ from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError
 from quire.service.http.body import Bodies, Body, too_large
 from quire.service.http.codec import error_response
+from quire.service.http.subprotocols import offered_key
 from quire.service.keys import Key, KeyRing
 from quire.service.origins import is_allowed
 
@@ -132,7 +133,7 @@ class Gate:
             self._check_handshake(scope, headers)
         key = None
         if self._keys and scope["path"] not in self._public:
-            key = self._check_key(headers.get(b"authorization", b""))
+            key = self._check_key(headers.get(b"authorization"), offered_key(scope))
         if scope.get("method") == "POST":
             self._check_body(headers)
         return key
@@ -145,8 +146,12 @@ class Gate:
             message = f"the path and the headers are larger than {self._config.max_header_bytes} bytes"
             raise ApiError(431, message, code="headers_too_large")
 
-    def _check_key(self, authorization: bytes) -> Key:
-        given = authorization[len(_BEARER) :] if authorization[: len(_BEARER)].lower() == _BEARER else b""
+    def _check_key(self, authorization: bytes | None, offered: bytes) -> Key:
+        """Find the key of the header; without one, that which a WebSocket offers as a subprotocol."""
+        given = offered
+        if authorization is not None:
+            is_bearer = authorization[: len(_BEARER)].lower() == _BEARER
+            given = authorization[len(_BEARER) :] if is_bearer else b""
         key = self._keys.find(given)
         if key is None:
             message = "give a valid API key as 'Authorization: Bearer <key>'"
@@ -166,7 +171,10 @@ class Gate:
             )
             raise ApiError(403, message, param="origin", code="invalid_origin")
         if b"api_key" in parse_qs(scope["query_string"], keep_blank_values=True):
-            message = "give the API key as 'Authorization: Bearer <key>', not in the URL, which gets logged"
+            message = (
+                "give the API key as 'Authorization: Bearer <key>', or from a browser as the subprotocol "
+                "'openai-insecure-api-key.<key>', not in the URL, which gets logged"
+            )
             raise ApiError(401, message, param="api_key", code="invalid_api_key")
 
     def _check_body(self, headers: dict[bytes, bytes]) -> None:
