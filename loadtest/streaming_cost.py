@@ -4,10 +4,10 @@
 
 The real API process, streaming from an engine without a model (quire.loadtest.servers.modelless): one that
 sends as many tokens as are read, so that what piles up is merged; and one at a pace that leaves each token
-an event. Both over event streams and over WebSockets, whose frames are events here, too. The measure is the process's own CPU time per token, which means something on a busy machine too;
-a core's second over it is the rate that one core sustains. Beside it, with the same client and server
-software, a plain Starlette loop that sends an event for each token (quire.loadtest.servers.plain_stream),
-ready-made or as JSON.
+an event. Both over event streams and over WebSockets, whose frames are events here, too. The measure is the
+process's own CPU time per token, which means something on a busy machine too; a core's second over it is the
+rate that one core sustains. Beside it, with the same client and server software, a plain Starlette loop that
+sends an event for each token (quire.loadtest.servers.plain_stream), ready-made or as JSON.
 """
 
 from __future__ import annotations
