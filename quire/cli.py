@@ -19,6 +19,7 @@ from quire.service.commands.flags import (
     DEFAULT_MAX_TOKENS,
     Parser,
     add_address_flags,
+    add_chat_template,
     add_engine_flags,
     add_model,
     add_sampling_flags,
@@ -27,6 +28,7 @@ from quire.service.commands.flags import (
     flag,
 )
 from quire.service.demo import MODEL_FOLDER, MODEL_NAME
+from quire.service.text.named_templates import read_template
 
 log = logging.getLogger("quire.service")
 
@@ -68,6 +70,7 @@ def _parser() -> Parser:
     )
     add_model(route)
     add_address_flags(route)
+    add_chat_template(route)
     flag(route, "--replica", action="append", help="a replica's URL (may repeat); the registry's if left out")
     flag(route, "--replica-dns", help="name:port whose addresses are the replicas', asked every few seconds")
     flag(route, "--redis-url", help="where replicas tell which blocks they hold; rediss:// for TLS")
@@ -142,7 +145,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from quire.service.commands.serve import launch
 
     pinned = read_pinned_prefixes(map(Path, arguments.pin_prefix))
-    return launch(service, config, registry, pinned, kv_events)
+    return launch(service, config, registry, pinned, kv_events, _chat_template(arguments))
 
 
 def _route(arguments: argparse.Namespace) -> int:
@@ -167,6 +170,7 @@ def _route(arguments: argparse.Namespace) -> int:
         redis_url=arguments.redis_url,
         allow_replicas=_split(arguments.allow_replica),
         cache_seed=arguments.cache_seed,
+        chat_template=_chat_template(arguments),
     )
     from quire.service.router.server import route
 
@@ -184,6 +188,11 @@ def _api_keys(arguments: argparse.Namespace) -> tuple[str, ...]:
             _API_KEY_VARIABLE,
         )
     return tuple(arguments.api_key)
+
+
+def _chat_template(arguments: argparse.Namespace) -> str | None:
+    """Return the source of the one that is given. Raises ValueError."""
+    return None if arguments.chat_template is None else read_template(arguments.chat_template)
 
 
 def _split(lists: list[str]) -> tuple[str, ...]:
@@ -236,7 +245,14 @@ def _generate(arguments: argparse.Namespace) -> int:
     if arguments.max_tokens is not None and arguments.max_tokens < 1:
         raise ValueError(f"--max-tokens must be at least 1, got {arguments.max_tokens}")
     text = arguments.prompt if arguments.prompt is not None else sys.stdin.read()
-    llm = LLM(arguments.model, on_progress=PhaseBars().show, **_engine_settings(arguments))
+    if arguments.chat_template is not None and not arguments.chat:
+        raise ValueError("--chat-template is of chats: give --chat too")
+    llm = LLM(
+        arguments.model,
+        chat_template=arguments.chat_template,
+        on_progress=PhaseBars().show,
+        **_engine_settings(arguments),
+    )
     prompt = (
         llm.chat_prompt([{"role": "user", "content": text}])
         if arguments.chat

@@ -20,6 +20,7 @@ from quire.service.api.ollama.models import ollama_ps, ollama_show, ollama_tags,
 from quire.service.api.openapi import describe
 from quire.service.api.responses.endpoint import responses
 from quire.service.api.responses.socket import ResponsesSocket
+from quire.service.api.sockets.endpoint import CHAT, COMPLETIONS, CompletionsSocket
 from quire.service.api.streams import pick_up
 from quire.service.errors import ApiError
 from quire.service.http.codec import JsonResponse
@@ -52,7 +53,9 @@ def create_app(state: ServerState) -> ASGIApp:
     ]
     keyed = [
         post("/v1/completions", completions),
+        WebSocketRoute("/v1/completions", CompletionsSocket(state, COMPLETIONS)),
         post("/v1/chat/completions", chat_completions),
+        WebSocketRoute("/v1/chat/completions", CompletionsSocket(state, CHAT)),
         post("/v1/responses", responses),
         post("/v1/messages", messages),
         post("/v1/messages/count_tokens", count_tokens),

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from quire.engine.errors import EngineDeadError, FieldError
 from quire.engine.messages import FinishReason, Output, SamplingParams, TokenLogprob
 from quire.service.admission import Admission
@@ -16,6 +18,7 @@ from quire.service.answer.replies import Usage
 from quire.service.engine_client import Engine, RequestStream
 from quire.service.errors import ApiError, not_ready, refused
 from quire.service.text.tools.use import ToolUse
+from quire.service.text.turn_end import TurnEnd
 
 if TYPE_CHECKING:
     from quire.service.text.tokenizer import Tokenizer
@@ -34,6 +37,7 @@ class Options:
     stops: tuple[str, ...]
     skip_special_tokens: bool
     continues: bool  # the text goes on where the prompt ended, rather than starting afresh
+    is_turn: bool = True  # of a chat, and so it ends with the turn
     echo_logprobs: bool = False
     discard_output: bool = False  # max_tokens 0: the engine's one token is not shown
     token_ids: bool = False
@@ -96,6 +100,9 @@ class Generation:
         admission.watchdog.generations.add(self)
 
     def _add(self, engine: Engine, prompt: Prompt, params: SamplingParams, cache_salt: str) -> None:
+        end = self.tokenizer.turn_end if self.options.is_turn and not params.ignore_eos else TurnEnd()
+        if end.tokens:
+            params = structs.replace(params, stop_token_ids=(*params.stop_token_ids, *end.tokens))
         try:
             stream = engine.add(prompt.tokens, params, cache_salt)
         except FieldError as error:
@@ -113,7 +120,7 @@ class Generation:
                     skip_special_tokens=options.skip_special_tokens,
                     shown=() if tools is None else tools.format.markers,
                 ),
-                options.stops,
+                (*options.stops, *end.strings),
                 params.min_tokens,
                 None if tools is None else tools.parser(),
             )

@@ -130,6 +130,7 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
         stops=body.stop_strings,
         skip_special_tokens=body.skip_special_tokens,
         continues=True,
+        is_turn=False,
         echo_logprobs=echo and logprobs,
         discard_output=body.token_limit == 0,
         token_ids=body.return_token_ids,

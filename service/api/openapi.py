@@ -190,7 +190,7 @@ OPERATIONS = (
 
 
 def describe(version: str) -> dict[str, Any]:
-    """An OpenAPI 3.1 document, which has no words for the WebSocket mode of /v1/responses."""
+    """An OpenAPI 3.1 document, which has no words for the WebSockets of three of its paths."""
     types = [
         kind for each in OPERATIONS for kind in (each.request, each.reply, each.error) if kind is not None
     ]

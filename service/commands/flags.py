@@ -10,6 +10,7 @@ from typing import Any, get_args
 from quire.engine.config import BLOCK_SIZES, KVCacheDtype, ModelImpl
 from quire.engine.logs import LogLevel
 from quire.service.demo import MODEL_FOLDER
+from quire.service.text.named_templates import template_names
 
 Parser = argparse.ArgumentParser
 OTHER_PARALLELISM = (
@@ -60,6 +61,15 @@ def add_model(parser: Parser) -> None:
         nargs="?",
         default=os.environ.get("QUIRE_MODEL", MODEL_FOLDER),
         help="a folder that save_pretrained wrote, or a Hub id; else the bundled demo model [QUIRE_MODEL]",
+    )
+
+
+def add_chat_template(parser: Parser) -> None:
+    flag(
+        parser,
+        "--chat-template",
+        help="of chats, instead of the model's or where it has none: a file, or one of "
+        f"{', '.join(template_names())}; a turn then ends where the template ends it",
     )
 
 
@@ -207,6 +217,7 @@ def add_address_flags(parser: Parser) -> None:
 
 def add_service_flags(parser: Parser) -> None:
     add_address_flags(parser)
+    add_chat_template(parser)
     flag(
         parser,
         "--served-model-name",
@@ -248,6 +259,7 @@ def add_service_flags(parser: Parser) -> None:
 def add_sampling_flags(parser: Parser) -> None:
     flag(parser, "--prompt", help="the text to continue; read from standard input if left out")
     flag(parser, "--chat", action="store_true", help="the prompt is a user's message: use the chat template")
+    add_chat_template(parser)
     flag(
         parser,
         "--max-tokens",

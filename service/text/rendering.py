@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quire.service.errors import TemplateError, bad_value
+from quire.service.text.named_templates import template_names
 from quire.service.text.template_renderer import TemplateRenderer
 
 if TYPE_CHECKING:
@@ -35,8 +36,12 @@ async def render(
     """The prompt that `messages` make. Raises ApiError, most often a 400 that names `param`."""
     template = tokenizer.chat_template
     if template is None:
+        names = ", ".join(template_names())
         raise bad_value(
-            param, f"the model {model!r} has no chat template: use /v1/completions", "no_chat_template"
+            param,
+            f"the model {model!r} has no chat template: continue text with /v1/completions, or start the "
+            f"server with --chat-template, which takes a file or one of {names}",
+            "no_chat_template",
         )
     given: dict[str, bool] = {}
     if arguments is not None and arguments.enable_thinking is not None:
