@@ -15,31 +15,41 @@ Serve = Callable[[object, Request], Awaitable[Response]]
 
 _HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
 }
-_TYPES = {".js": "text/javascript", ".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml"}
+_CHANGES = {"cache-control": "no-cache"}
+_STAYS = {"cache-control": "public, max-age=31536000, immutable"}  # a library's folder has its version in its name
+_TYPES = {
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".html": "text/html",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
+}
 
 
 def page_files(folder: Path = PAGE) -> list[tuple[str, Serve]]:
-    """(path, handler): `/` is index.html, and every other file is /static/<name>."""
+    """(path, handler): `/` is index.html, and every other file is /static/<its path in the folder>."""
     files = []
-    for file in sorted(folder.glob("*")):
+    for file in sorted(folder.rglob("*")):
         if file.is_file() and not file.name.startswith("."):
-            path = "/" if file.name == "index.html" else f"/static/{file.name}"
-            files.append((path, _serve(file)))
+            name = file.relative_to(folder).as_posix()
+            path = "/" if name == "index.html" else f"/static/{name}"
+            files.append((path, _serve(file, _STAYS if name.startswith("vendor/") else _CHANGES)))
     return files
 
 
-def _serve(file: Path) -> Serve:
+def _serve(file: Path, caching: dict[str, str]) -> Serve:
     content = file.read_bytes()
-    kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "text/plain"  # a licence
+    headers = {**_HEADERS, **caching}
 
     async def serve(state: object, request: Request) -> Response:
-        return Response(content, headers=_HEADERS, media_type=kind)
+        return Response(content, headers=headers, media_type=kind)
 
     return serve

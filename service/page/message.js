@@ -13,6 +13,7 @@ export class MessageView {
   #prose = null;
   #foot = element("footer");
   #frame = 0;
+  #rests = 0; // until then nothing is drawn, so that half of the time is the reader's
   #drawn = ""; // what tells whether the message has changed since
 
   constructor(message, reader) {
@@ -79,12 +80,19 @@ export class MessageView {
     return [element("span", { class: "branches", role: "group", "aria-label": "Versions" }, ...nodes)];
   }
 
-  /** Draws at the next frame: text comes faster than frames do. */
+  /** Draws at the next frame, for text comes faster than frames do; after a slow drawing some frames later. */
   update(drawn) {
-    this.#frame ||= requestAnimationFrame(() => {
+    const draw = () => {
+      const began = performance.now();
+      if (began < this.#rests) {
+        this.#frame = requestAnimationFrame(draw);
+        return;
+      }
       this.render();
       drawn();
-    });
+      this.#rests = performance.now() + (performance.now() - began);
+    };
+    this.#frame ||= requestAnimationFrame(draw);
   }
 
   /** Draws what another tab has changed. A question that is being edited stays as it is. */

@@ -1,26 +1,20 @@
-"""A server that looks like Quire to the chat page: the files under the real CSP, and answers as told."""
+"""A server that looks like Quire to the chat page: its own files, and answers as told."""
 
 import asyncio
 import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-PAGE = Path(__file__).resolve().parents[2] / "service" / "page"
-CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS = {"Content-Security-Policy": CSP, "X-Content-Type-Options": "nosniff"}
-TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+from quire.service.http.static import page_files
 
 Script = Callable[[], AsyncIterator[str | bytes]]
 
@@ -71,8 +65,7 @@ class StubServer:
         self.left = threading.Event()  # a client went away before its answer was complete
         self.reset()
         routes = [
-            Route("/", self._index),
-            Route("/static/{name}", self._static),
+            *(Route(path, partial(serve, None)) for path, serve in page_files()),
             Route("/startup", self._startup),
             Route("/metrics", self._metrics),
             Route("/v1/models", self._models),
@@ -101,13 +94,6 @@ class StubServer:
     def stop(self) -> None:
         self._server.should_exit = True
         self._thread.join()
-
-    async def _index(self, request: Request) -> Response:
-        return FileResponse(PAGE / "index.html", headers=HEADERS)
-
-    async def _static(self, request: Request) -> Response:
-        path = PAGE / request.path_params["name"]
-        return FileResponse(path, headers=HEADERS, media_type=TYPES[path.suffix])
 
     async def _metrics(self, request: Request) -> Response:
         return PlainTextResponse(self.metrics)

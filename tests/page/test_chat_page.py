@@ -130,6 +130,18 @@ def test_output_of_the_model_is_text_and_never_markup(page: Page, stub: StubServ
     assert page.evaluate("window.hit") is None
 
 
+def test_links_of_the_model_lead_to_the_web_and_nowhere_else(page: Page, stub: StubServer) -> None:
+    bad = ["javascript:window.hit=1", "data:text/html,x", "vbscript:x", "file:///etc/passwd", "/v1/models"]
+    links = " ".join(f"[{i}]({target}) <{target}>" for i, target in enumerate(bad))
+    stub.scripts = [said(f"[Web](https://a.example/) ![Picture](https://b.example/c.png) {links}")]
+    ask(page, "Links")
+    expect(last_answer(page).locator(".stats")).to_contain_text("cached")
+    found = prose(page).locator("a[href]").evaluate_all("(all) => all.map((a) => [a.href, a.rel, a.target])")
+    rel = "noopener noreferrer nofollow"
+    assert found == [[href, rel, "_blank"] for href in ("https://a.example/", "https://b.example/c.png")]
+    assert page.locator("#messages img").count() == 0
+
+
 def test_code_block_can_be_copied(open_page: OpenPage, stub: StubServer) -> None:
     page = open_page(permissions=["clipboard-read", "clipboard-write"])
     stub.scripts = [said("Run:\n\n```py", "thon\nprint('hi')\n", "\nprint('ho')\n```\n\nThat is all.")]
