@@ -16,7 +16,7 @@ from quire.service.api.models import detokenize, get_model, list_models, tokeniz
 from quire.service.api.openapi import describe
 from quire.service.api.responses.endpoint import responses
 from quire.service.api.responses.socket import ResponsesSocket
-from quire.service.api.streams import pick_up
+from quire.service.api.streams import recorded_stream
 from quire.service.errors import ApiError
 from quire.service.http.codec import JsonResponse
 from quire.service.http.cors import with_cors
@@ -51,7 +51,7 @@ def create_app(state: ServerState) -> ASGIApp:
         post("/v1/chat/completions", chat_completions),
         post("/v1/responses", responses),
         WebSocketRoute("/v1/responses", ResponsesSocket(state)),
-        get("/v1/streams/{stream_id}", pick_up),
+        Route("/v1/streams/{stream_id}", Endpoint(state, recorded_stream, "GET", "DELETE")),
         get("/v1/models", list_models),
         get("/v1/models/{name:path}", get_model),
         post("/tokenize", tokenize),

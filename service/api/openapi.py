@@ -78,9 +78,12 @@ class Operation:
     content: tuple[str, ...] = (_JSON,)
     parameters: tuple[Parameter, ...] = ()
     empty: str = ""  # when it is answered with 204
+    deletes: bool = False
 
     @property
     def method(self) -> str:
+        if self.deletes:
+            return "delete"
         return "get" if self.request is None else "post"
 
 
@@ -112,6 +115,14 @@ OPERATIONS = (
         content=(_SSE,),
         parameters=(Parameter("stream_id", "path", "Its X-Stream-Id", _STREAM_ID), _LAST_EVENT),
         empty="There is nothing after Last-Event-ID",
+    ),
+    Operation(
+        "/v1/streams/{stream_id}",
+        "Stop a stream that was started with an X-Stream-Id",
+        _ANY | _KEYED | {404: _PICKED_UP[404]},
+        reply=replies.StoppedStream,
+        parameters=(Parameter("stream_id", "path", "Its X-Stream-Id", _STREAM_ID),),
+        deletes=True,
     ),
     Operation("/tokenize", "Text or messages to token ids", _POST, TokenizeRequest, replies.TokenizeReply),
     Operation("/detokenize", "Token ids to text", _POST, DetokenizeRequest, replies.DetokenizeReply),

@@ -6,8 +6,8 @@ import re
 import pytest
 from playwright.sync_api import Page
 
-# The rendering of texts that come one after the other as [tag, children...], with text as strings. Left out are
-# captions of code, colours, and space between blocks.
+# The rendering of texts that come one after the other as [tag, children...], with text as strings. Captions of code,
+# colours, and space between blocks are left out.
 RENDER = """async (texts) => {
     const { Prose } = await import("/static/prose.js");
     const shown = ({ localName, data }) => localName !== "figcaption" && (data === undefined || data.trim());
@@ -65,7 +65,7 @@ def test_markdown(blank_page: Page, text: str) -> None:
 
 def test_markdown_that_grows_looks_like_markdown_at_once(blank_page: Page) -> None:
     pick = random.Random(0)
-    pieces = ["a", "b c", " ", "\n", "\n", "\n\n", "- ", "  - ", "1. ", "# ", "> ", "```", "```py\n", "`", "**"]
+    pieces = ["a", "b c", " ", "\n", "\n", "\n\n", "- ", "  - ", "1. ", "# ", "> ", "```", "```py\n", "**"]
     pieces += ["\\", "<i>", "| a |\n", "|--|\n", "- [ ] ", "$x$", "$$\n", "\\[", "\\]", "~~", "---\n", "    "]
     for _ in range(60):
         text = "".join(pick.choices(pieces, k=25))
