@@ -21,7 +21,7 @@ from quire.service.api.openapi import describe
 from quire.service.api.responses.endpoint import responses
 from quire.service.api.responses.socket import ResponsesSocket
 from quire.service.api.sockets.endpoint import CHAT, COMPLETIONS, CompletionsSocket
-from quire.service.api.streams import pick_up
+from quire.service.api.streams import recorded_stream
 from quire.service.errors import ApiError
 from quire.service.http.codec import JsonResponse
 from quire.service.http.cors import with_cors
@@ -66,7 +66,7 @@ def create_app(state: ServerState) -> ASGIApp:
         get("/api/tags", ollama_tags),
         get("/api/ps", ollama_ps),
         get("/api/version", ollama_version),
-        get("/v1/streams/{stream_id}", pick_up),
+        Route("/v1/streams/{stream_id}", Endpoint(state, recorded_stream, "GET", "DELETE")),
         get("/v1/models", list_models),
         get("/v1/models/{name:path}", get_model),
         post("/v1/lab/pools", begin_lab),

@@ -93,9 +93,12 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
     empty: str = ""  # when it is answered with 204
     error: type = ErrorReply
+    deletes: bool = False
 
     @property
     def method(self) -> str:
+        if self.deletes:
+            return "delete"
         return "get" if self.request is None else "post"
 
 
@@ -146,10 +149,19 @@ OPERATIONS = (
         error=OllamaError,
     ),
     Operation(
-        "/api/show", "Describe a served model, in Ollama's form", _POST, ShowRequest, ShowReply, error=OllamaError
+        "/api/show",
+        "Describe a served model, in Ollama's form",
+        _POST,
+        ShowRequest,
+        ShowReply,
+        error=OllamaError,
     ),
-    Operation("/api/tags", "List the served models, in Ollama's form", _GET, reply=OllamaModels, error=OllamaError),
-    Operation("/api/ps", "List the loaded models, in Ollama's form", _GET, reply=RunningModels, error=OllamaError),
+    Operation(
+        "/api/tags", "List the served models, in Ollama's form", _GET, reply=OllamaModels, error=OllamaError
+    ),
+    Operation(
+        "/api/ps", "List the loaded models, in Ollama's form", _GET, reply=RunningModels, error=OllamaError
+    ),
     Operation("/api/version", "The version of Ollama's API", _ANY | _KEYED, reply=Version, error=OllamaError),
     Operation("/v1/models", "List the served models", _GET, reply=replies.ModelList),
     Operation(
@@ -166,6 +178,14 @@ OPERATIONS = (
         content=(_SSE,),
         parameters=(Parameter("stream_id", "path", "Its X-Stream-Id", _STREAM_ID), _LAST_EVENT),
         empty="There is nothing after Last-Event-ID",
+    ),
+    Operation(
+        "/v1/streams/{stream_id}",
+        "Stop a stream that was started with an X-Stream-Id",
+        _ANY | _KEYED | {404: _PICKED_UP[404]},
+        reply=replies.StoppedStream,
+        parameters=(Parameter("stream_id", "path", "Its X-Stream-Id", _STREAM_ID),),
+        deletes=True,
     ),
     Operation("/tokenize", "Text or messages to token ids", _POST, TokenizeRequest, replies.TokenizeReply),
     Operation("/detokenize", "Token ids to text", _POST, DetokenizeRequest, replies.DetokenizeReply),

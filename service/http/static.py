@@ -15,20 +15,33 @@ Serve = Callable[[object, Request], Awaitable[Response]]
 
 _HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
 }
-_TYPES = {".js": "text/javascript", ".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml"}
+_CHANGES = {"cache-control": "no-cache"}
+_STAYS = {
+    "cache-control": "public, max-age=31536000, immutable"
+}  # a library's folder has its version in its name
+_TYPES = {
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".html": "text/html",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
+}
 
 
 def page_files(folder: Path = PAGE) -> list[tuple[str, Serve]]:
     """(path, handler): a page is where its folder or its name says, every other file under /static."""
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(".")]
-    return [(_path(file.relative_to(folder)), _serve(file)) for file in files]
+    names = [(file, file.relative_to(folder)) for file in files]
+    return [
+        (_path(name), _serve(file, _STAYS if name.parts[0] == "vendor" else _CHANGES)) for file, name in names
+    ]
 
 
 def _path(name: PurePath) -> str:
@@ -39,11 +52,12 @@ def _path(name: PurePath) -> str:
     return f"/{page.as_posix()}".removesuffix("/.") or "/"
 
 
-def _serve(file: Path) -> Serve:
+def _serve(file: Path, caching: dict[str, str]) -> Serve:
     content = file.read_bytes()
-    kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "text/plain"  # a licence
+    headers = {**_HEADERS, **caching}
 
     async def serve(state: object, request: Request) -> Response:
-        return Response(content, headers=_HEADERS, media_type=kind)
+        return Response(content, headers=headers, media_type=kind)
 
     return serve
