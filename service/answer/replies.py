@@ -62,6 +62,7 @@ class TokenLogprobs(msgspec.Struct):
 
 class ChatLogprobs(msgspec.Struct):
     content: list[TokenLogprobs]
+    refusal: None = None
 
 
 class _Choice(msgspec.Struct, kw_only=True):
@@ -83,6 +84,8 @@ class ReplyMessage(msgspec.Struct):
     role: str
     content: str | None
     tool_calls: list[ReplyToolCall] | msgspec.UnsetType = msgspec.UNSET
+    refusal: None = None
+    annotations: list[dict[str, str]] = []
 
 
 class ChatChoice(_Choice, kw_only=True):

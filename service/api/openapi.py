@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from quire.service.answer import replies
+from quire.service.api.request_schemas import widen
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.completions import CompletionRequest
 from quire.service.api.requests.tokens import DetokenizeRequest, TokenizeRequest
@@ -130,6 +131,7 @@ def describe(version: str) -> dict[str, Any]:
     _, components = msgspec.json.schema_components(
         [*types, ErrorReply], ref_template="#/components/schemas/{name}"
     )
+    widen(components, [each.request for each in OPERATIONS if each.request is not None])
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _describe(operation)
@@ -148,6 +150,10 @@ def describe(version: str) -> dict[str, Any]:
                     "description": "Seconds after which to try again",
                     "schema": {"type": "integer", "minimum": 1},
                 },
+                "x-quire-ignored": {
+                    "description": "The fields of the request that had no effect, if there were any",
+                    "schema": {"type": "string"},
+                },
                 "www-authenticate": {
                     "description": "How the key is to be given",
                     "schema": {"type": "string", "const": "Bearer"},
@@ -160,6 +166,8 @@ def describe(version: str) -> dict[str, Any]:
 
 def _describe(operation: Operation) -> dict[str, Any]:
     responses = {"200": _response("OK", {kind: _schema(operation, kind) for kind in operation.content})}
+    if operation.request is not None:
+        responses["200"]["headers"]["x-quire-ignored"] = {"$ref": "#/components/headers/x-quire-ignored"}
     for status, description in sorted(operation.errors.items()):
         error = {_JSON: {"schema": _reference(ErrorReply)}}
         responses[str(status)] = _response(description, error, status)
