@@ -38,6 +38,7 @@ class Options:
     skip_special_tokens: bool
     continues: bool  # the text goes on where the prompt ended, rather than starting afresh
     is_turn: bool = True  # of a chat, and so it ends with the turn
+    include_stop: bool = False  # the text shows what ended it, if that is a stop string or a plain token
     echo_logprobs: bool = False
     discard_output: bool = False  # max_tokens 0: the engine's one token is not shown
     token_ids: bool = False
@@ -123,6 +124,7 @@ class Generation:
                 (*options.stops, *end.strings),
                 params.min_tokens,
                 None if tools is None else tools.parser(),
+                include_stop=options.include_stop,
             )
             for i in range(params.n)
         ]
