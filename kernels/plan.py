@@ -109,7 +109,7 @@ class Attending:
         takes = hopper_decode.supports(
             self.gpu, layer.dtype, self.format, cache.head_dim, layer.group, self.step.block_size
         )
-        return DecodeKernel.HOPPER if takes else DecodeKernel.SPLIT
+        return DecodeKernel.HOPPER if takes and layer.plain else DecodeKernel.SPLIT
 
     @property
     def prefill_by(self) -> PrefillKernel:
@@ -117,7 +117,9 @@ class Attending:
         takes = hopper_prefill.supports(
             self.gpu, layer.dtype, self.format, cache.head_dim, layer.group, self.step.block_size
         )
-        quick = not cache.window and hopper_prefill.prefers(self.step.longest_query, layer.group)
+        quick = (
+            layer.plain and not cache.window and hopper_prefill.prefers(self.step.longest_query, layer.group)
+        )
         return PrefillKernel.HOPPER if takes and quick else PrefillKernel.TRITON
 
     @property
