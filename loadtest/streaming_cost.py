@@ -152,8 +152,17 @@ def main() -> None:
         for name, pace in (("quire", "0"), ("quire, paced", arguments.pace_ms)):
             port = free_port()
             flags = ("--port", str(port), "--sequences", str(streams), "--step-ms", pace)
-            server, load = "quire.loadtest.servers.modelless", {"streams": streams, "tokens": tokens}
-            costs.append(measure(name + way, server, *flags, port=port, **load, wire=wire))
+            costs.append(
+                measure(
+                    name + way,
+                    "quire.loadtest.servers.modelless",
+                    *flags,
+                    port=port,
+                    streams=streams,
+                    tokens=tokens,
+                    wire=wire,
+                )
+            )
     for form in ("bytes", "json"):
         port = free_port()
         plain = (str(port), str(tokens), form)

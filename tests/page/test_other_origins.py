@@ -1,4 +1,4 @@
-"""A page of another origin, in a real browser: with a key, over SSE and WebSocket, of a server and a router."""
+"""A page of another origin in a real browser: with a key, over SSE and WebSocket, to server and router."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ KEY = "openai-insecure-api-key.secret"
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
 STREAM = """async ({ url, key, body }) => {
   const headers = { "Content-Type": "application/json", Authorization: `Bearer ${key}` };
-  const answer = await fetch(url + "/v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body) });
+  const request = { method: "POST", headers, body: JSON.stringify(body) };
+  const answer = await fetch(url + "/v1/chat/completions", request);
   return { status: answer.status, id: answer.headers.get("x-request-id"), text: await answer.text() };
 }"""
 TALK = """({ url, protocols, ask, end }) => new Promise((resolve) => {
