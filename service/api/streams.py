@@ -46,7 +46,7 @@ def answer(state: ServerState, request: Request, own: Answer, *, streamed: bool)
 
 
 async def recorded_stream(state: ServerState, request: Request) -> Response:
-    """Answer with the stream from the event after Last-Event-ID on, or from the beginning. A DELETE stops it."""
+    """Answer with the stream from the event after Last-Event-ID on, or from the start; DELETE stops it."""
     stream_id = request.path_params["stream_id"]
     recording = state.recordings.find(request.state.tenant, stream_id)
     if request.method == "DELETE":

@@ -22,9 +22,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
 }
 _CHANGES = {"cache-control": "no-cache"}
-_STAYS = {
-    "cache-control": "public, max-age=31536000, immutable"
-}  # a library's folder has its version in its name
+_STAYS = {"cache-control": "public, max-age=31536000, immutable"}  # a library's version is in its path
 _TYPES = {
     ".js": "text/javascript",
     ".mjs": "text/javascript",
@@ -38,10 +36,7 @@ _TYPES = {
 def page_files(folder: Path = PAGE) -> list[tuple[str, Serve]]:
     """(path, handler): a page is where its folder or its name says, every other file under /static."""
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(".")]
-    names = [(file, file.relative_to(folder)) for file in files]
-    return [
-        (_path(name), _serve(file, _STAYS if name.parts[0] == "vendor" else _CHANGES)) for file, name in names
-    ]
+    return [(_path(file.relative_to(folder)), _serve(file)) for file in files]
 
 
 def _path(name: PurePath) -> str:
@@ -52,10 +47,10 @@ def _path(name: PurePath) -> str:
     return f"/{page.as_posix()}".removesuffix("/.") or "/"
 
 
-def _serve(file: Path, caching: dict[str, str]) -> Serve:
+def _serve(file: Path) -> Serve:
     content = file.read_bytes()
     kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "text/plain"  # a licence
-    headers = {**_HEADERS, **caching}
+    headers = {**_HEADERS, **(_STAYS if "vendor" in file.parts else _CHANGES)}
 
     async def serve(state: object, request: Request) -> Response:
         return Response(content, headers=headers, media_type=kind)

@@ -4,6 +4,7 @@ import { copyButton, element, icon } from "./dom.js";
 import { figures } from "./figures.js";
 import { Prose } from "./prose.js";
 import { Thinking } from "./thinking.js";
+import { whyOf } from "./why.js";
 
 const NOTES = {
   length: "The answer reached the token limit.",
@@ -22,6 +23,7 @@ export class MessageView {
   #prose = null;
   #thinking = null;
   #foot = element("footer");
+  #why = null; // the element that says where the time went, once it was asked for
   #frame = 0;
   #rests = 0; // until then nothing is drawn, so that half of the time is the reader's
   #drawn = ""; // what tells whether the message has changed since
@@ -171,6 +173,7 @@ export class MessageView {
     const { content, status } = this.message;
     const actions = element("div", { class: "actions" }, ...this.#branches());
     if (content !== "") actions.append(copyButton("Copy", () => this.message.content));
+    if (this.message.request) actions.append(this.#whyButton());
     if (this.#isSample && !this.#reader.isShown(this.message)) return actions;
     if (content !== "" && status !== "done" && this.#reader.canGoOn(this.message)) {
       const goOn = button("on", "Continue", () => this.#reader.goOn(this.message));
@@ -179,6 +182,22 @@ export class MessageView {
     }
     if (status !== "error") actions.append(this.#againButton("Try again", "quiet"));
     return actions;
+  }
+
+  #whyButton() {
+    const asks = button("clock", "Why", async () => {
+      const shown = this.#why?.isConnected;
+      this.#why?.remove();
+      if (!shown) {
+        this.#why = element("section", { class: "why", "aria-label": "Where the time went" });
+        this.node.append(this.#why);
+        this.#why.append(await whyOf(this.message.request));
+      }
+      asks.setAttribute("aria-expanded", String(!shown));
+    });
+    asks.title = "Where the time of this answer went";
+    asks.setAttribute("aria-expanded", String(this.#why?.isConnected === true));
+    return asks;
   }
 
   #againButton(label, style) {

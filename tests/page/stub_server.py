@@ -115,6 +115,7 @@ class StubServer:
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/v1/chat/completions", self._answer, methods=["POST"]),
             Route("/v1/completions", self._answer, methods=["POST"]),
+            Route("/v1/requests/{request_id}/why", self._why),
             Route("/v1/streams/{stream_id}", self._stream, methods=["GET", "DELETE"]),
         ]
         listener = socket.create_server(("127.0.0.1", 0))
@@ -188,6 +189,14 @@ class StubServer:
         recording = self.recordings[request.headers["x-stream-id"]] = Recording(script)
         return self._reader(recording, 0)
 
+    async def _why(self, request: Request) -> Response:
+        """As long as it has the recording."""
+        if not self.recordings:
+            return api_error(404, "There is no such request.", "request_not_found")
+        spans = [{"name": "prefill", "ms": 12, "tokens": 21}, {"name": "decode", "ms": 400, "steps": 7}]
+        causes = [{"kind": "prefix_cache", "text": "16 of 21 prompt tokens found in the cache"}]
+        return JSONResponse({"total_ms": 412, "spans": spans, "causes": causes})
+
     async def _stream(self, request: Request) -> Response:
         recording = self.recordings.get(request.path_params["stream_id"])
         if recording is None:
@@ -205,4 +214,5 @@ class StubServer:
     def _reader(self, recording: Recording, at: int) -> Response:
         line = self.lines
         events = recording.read(at, lambda: line == self.lines)
-        return StreamingResponse(events, media_type="text/event-stream")
+        headers = {"X-Request-Id": "request"}
+        return StreamingResponse(events, headers=headers, media_type="text/event-stream")

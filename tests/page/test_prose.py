@@ -6,8 +6,8 @@ import re
 import pytest
 from playwright.sync_api import Page
 
-# The rendering of texts that come one after the other as [tag, children...], with text as strings. Captions of code,
-# colours, and space between blocks are left out.
+# The rendering of texts that come one after the other as [tag, children...], with text as strings. Captions
+# of code, colours, and space between blocks are left out.
 RENDER = """async (texts) => {
     const { Prose } = await import("/static/prose.js");
     const shown = ({ localName, data }) => localName !== "figcaption" && (data === undefined || data.trim());

@@ -159,3 +159,17 @@ def test_chats_are_found_renamed_and_beside_a_wide_page(
     expect(side.locator(".chat-title")).to_have_text(["Second", "About the sea"])
     side.get_by_text("About the sea").click()
     expect(page.locator("#model")).to_contain_text(re.compile(r"23 of 2,048.*76 % cached"))
+
+
+def test_says_where_the_time_of_an_answer_went(page: Page, stub: StubServer) -> None:
+    stub.scripts = [said("Quickly.")]
+    ask(page, "How fast?")
+    why = last_answer(page).get_by_role("button", name="Why")
+    why.click()
+    rows = last_answer(page).locator(".why tr")
+    expect(rows).to_have_text(["WhatTimeWork", "prefill12 ms21 tokens", "decode400 ms7 steps", "all412 ms"])
+    expect(last_answer(page).locator(".why li")).to_have_text("16 of 21 prompt tokens found in the cache")
+    why.click()
+    stub.recordings.clear()
+    why.click()
+    expect(last_answer(page).locator(".why")).to_have_text("The server does not know this request any more.")
