@@ -17,6 +17,7 @@ from quire.engine.config import (
     RegistryReport,
     StepStats,
 )
+from quire.engine.inspection.messages import Answer, Question
 from quire.engine.messages import Abort, Drain, Request, StepOutputs
 
 LENGTH = struct.Struct("<I")
@@ -49,6 +50,18 @@ class RegistryFrame(msgspec.Struct, array_like=True, tag="registry"):
     report: RegistryReport
 
 
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """Front end to engine: a question about its blocks. The answer has the same ticket."""
+
+    ticket: int
+    question: Question
+
+
+class AnswerFrame(msgspec.Struct, array_like=True, tag="answer"):
+    ticket: int
+    answer: Answer | None  # None: the engine failed to find it, and goes on
+
+
 class FatalFrame(msgspec.Struct, array_like=True, tag="fatal"):
     """The engine cannot go on; nothing follows."""
 
@@ -65,8 +78,8 @@ class RankStart(msgspec.Struct, array_like=True):
     bell: int
 
 
-Command = Request | Abort | Drain
-EngineFrame = ProgressFrame | ReadyFrame | StepFrame | RegistryFrame | FatalFrame
+Command = Request | Abort | Drain | Ask
+EngineFrame = ProgressFrame | ReadyFrame | StepFrame | RegistryFrame | AnswerFrame | FatalFrame
 
 _encoder = msgspec.msgpack.Encoder()
 

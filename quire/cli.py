@@ -20,6 +20,7 @@ from quire.service.commands.flags import (
     Parser,
     add_address_flags,
     add_chat_template,
+    add_client_flags,
     add_engine_flags,
     add_model,
     add_sampling_flags,
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "generate": _generate,
         "bench": _bench,
         "doctor": _doctor,
+        "top": _top,
     }
     try:
         sys.exit(commands[arguments.command](arguments))
@@ -103,6 +105,8 @@ def _parser() -> Parser:
     add_engine_flags(doctor)
     flag(doctor, "--plan", action="store_true", help="print which kernels compute a layer, and start nothing")
     flag(doctor, "--gpu", choices=GPU_NAMES, help="with --plan: of this GPU; this machine's if left out")
+    top = commands.add_parser("top", help="show a server's requests and blocks in this terminal")
+    add_client_flags(top)
     return parser
 
 
@@ -351,6 +355,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     doctor(_engine_config(arguments))
     return 0
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from quire.service.commands.top import top
+
+    return top(arguments.url, arguments.api_key)
 
 
 if __name__ == "__main__":

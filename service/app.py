@@ -10,6 +10,7 @@ from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.service.api.anthropic.endpoint import count_tokens, messages
+from quire.service.api.blocks import block_detail, block_events, block_prefixes
 from quire.service.api.chat import chat_completions
 from quire.service.api.completions import completions
 from quire.service.api.health import health, metrics, ready, startup
@@ -69,6 +70,9 @@ def create_app(state: ServerState) -> ASGIApp:
         Route("/v1/streams/{stream_id}", Endpoint(state, recorded_stream, "GET", "DELETE")),
         get("/v1/models", list_models),
         get("/v1/models/{name:path}", get_model),
+        get("/v1/blocks/events", block_events),
+        get("/v1/blocks/prefixes", block_prefixes),
+        get("/v1/blocks/{tier}/{block}", block_detail),
         post("/v1/lab/pools", begin_lab),
         post("/v1/lab/pools/{pool_id}", step_lab),
         post("/tokenize", tokenize),

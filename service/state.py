@@ -16,6 +16,7 @@ from quire.service.config import ServiceConfig
 from quire.service.engine_client import Engine
 from quire.service.errors import ApiError, no_room, not_ready, too_large
 from quire.service.http.cancellation import Interruptible, Stoppable
+from quire.service.inspector.feed import BlockFeed
 from quire.service.inspector.lab_pools import LabPools
 from quire.service.keys import KeyRing
 from quire.service.metrics.counts import Metrics
@@ -54,6 +55,7 @@ class ServerState:
         self.conversations = ConversationMemory(config.max_conversations_bytes)
         self.loop_watch = LoopWatch()
         self.lab_pools = LabPools()
+        self.blocks = BlockFeed(has_keys=config.asks_for_keys)
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.queue = QueueLimits(config)
         self.watchdog = Watchdog(config.stall_timeout)

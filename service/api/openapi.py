@@ -28,6 +28,7 @@ from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import ResponseReply
 from quire.service.errors import ErrorReply
 from quire.service.http.dialects import AnthropicError, OllamaError
+from quire.service.inspector.replies import BlockReply, PrefixTree
 
 _JSON, _SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
 _LINES = "application/x-ndjson"
@@ -58,7 +59,7 @@ _RETRIED = (429, 503)
 @dataclass(frozen=True)
 class Parameter:
     name: str
-    place: Literal["path", "header"]
+    place: Literal["path", "header", "query"]
     description: str
     schema: dict[str, Any]
 
@@ -95,6 +96,7 @@ class Operation:
     empty: str = ""  # when it is answered with 204
     error: type = ErrorReply
     deletes: bool = False
+    endless: bool = False  # a stream that goes on until the client leaves
 
     @property
     def method(self) -> str:
@@ -190,6 +192,30 @@ OPERATIONS = (
     ),
     Operation("/tokenize", "Text or messages to token ids", _POST, TokenizeRequest, replies.TokenizeReply),
     Operation("/detokenize", "Token ids to text", _POST, DetokenizeRequest, replies.DetokenizeReply),
+    Operation(
+        "/v1/blocks/events",
+        "The map of the KV cache's blocks as it changes, or only their counts",
+        _GET,
+        content=(_SSE,),
+        parameters=(Parameter("detail", "query", "The map, if left out", {"enum": ["map", "counts"]}),),
+        endless=True,
+    ),
+    Operation(
+        "/v1/blocks/{tier}/{block}",
+        "Who holds a block, and its tokens if they are this key's",
+        _GET | {404: "No such block", 500: "The engine failed to tell"},
+        reply=BlockReply,
+        parameters=(
+            Parameter("tier", "path", "Where it is", {"enum": ["device", "host"]}),
+            Parameter("block", "path", "Its number", {"pattern": "^[0-9]{1,9}$"}),
+        ),
+    ),
+    Operation(
+        "/v1/blocks/prefixes",
+        "The texts in the prefix cache, as a tree",
+        _GET | {500: "The engine failed to tell"},
+        reply=PrefixTree,
+    ),
     Operation("/v1/lab/pools", "Begin a pool of blocks to play with", _LAB, LabBegin, LabReply),
     Operation(
         "/v1/lab/pools/{pool_id}",
@@ -206,6 +232,7 @@ OPERATIONS = (
     Operation("/metrics", "Prometheus metrics", _ANY, content=(_TEXT,)),
     Operation("/openapi.json", "This document", _ANY),
     Operation("/", "The chat page", _ANY, content=(_HTML,)),
+    Operation("/blocks", "A page that shows the live pool of blocks", _ANY, content=(_HTML,)),
     Operation("/blocks/lab", "A page to play with a pool of blocks", _ANY, content=(_HTML,)),
 )
 

@@ -216,6 +216,17 @@ def add_address_flags(parser: Parser) -> None:
     )
 
 
+def add_client_flags(parser: Parser) -> None:
+    """Add where a server is that is asked something, and as whom."""
+    flag(parser, "--url", default="http://127.0.0.1:8000", help="the server's, or a router's")
+    keys = environment_lines("QUIRE_API_KEY")
+    parser.add_argument(
+        "--api-key",
+        default=keys[0] if keys else None,
+        help="a key that the server knows; whoever may list processes sees it, so rather set [QUIRE_API_KEY]",
+    )
+
+
 def add_service_flags(parser: Parser) -> None:
     add_address_flags(parser)
     add_chat_template(parser)

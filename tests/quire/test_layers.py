@@ -146,7 +146,7 @@ FRONT = {"quire.kernels.formats.cache_spec"} | {
     f"quire.engine.{name}"
     for name in (
         *("arrays", "capacity", "client", "config", "errors", "frames", "hashing", "logs", "messages"),
-        *("lab.paths", "lab.view"),
+        *("inspection.messages", "lab.paths", "lab.view"),
         *("models.config", "models.hub", "models.json_fields", "models.rope_config"),
         *("registry.deployment", "registry.prompt_hasher", "registry.redis", "sequences.grammar", "urls"),
     )
