@@ -132,7 +132,7 @@ def _serve(
         frames = []
         outputs = core.step()
         outputs.others += refusals
-        connection.sendall(encode_frame(StepFrame(outputs, core.stats)))
+        connection.sendall(encode_frame(StepFrame(outputs, core.stats, core.records)))
         if publisher is not None:
             publisher.observe(core.stats)
         steps += 1

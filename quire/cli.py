@@ -19,6 +19,7 @@ from quire.service.commands.flags import (
     DEFAULT_MAX_TOKENS,
     Parser,
     add_address_flags,
+    add_client_flags,
     add_engine_flags,
     add_model,
     add_sampling_flags,
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "generate": _generate,
         "bench": _bench,
         "doctor": _doctor,
+        "why": _why,
     }
     try:
         sys.exit(commands[arguments.command](arguments))
@@ -100,6 +102,9 @@ def _parser() -> Parser:
     add_engine_flags(doctor)
     flag(doctor, "--plan", action="store_true", help="print which kernels compute a layer, and start nothing")
     flag(doctor, "--gpu", choices=GPU_NAMES, help="with --plan: of this GPU; this machine's if left out")
+    why = commands.add_parser("why", help="tell where the time of a request went, and why")
+    why.add_argument("request_id", metavar="ID", help="the X-Request-Id that came with its answer")
+    add_client_flags(why)
     return parser
 
 
@@ -123,6 +128,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         api_key_file=arguments.api_key_file,
         cors_origins=tuple(arguments.cors_origin),
         insecure=arguments.insecure,
+        otlp_endpoint=arguments.otlp_endpoint,
         max_num_queued_reqs=arguments.max_num_queued_reqs,
         max_num_queued_tokens=arguments.max_num_queued_tokens,
         shutdown_timeout=arguments.shutdown_timeout,
@@ -157,6 +163,7 @@ def _route(arguments: argparse.Namespace) -> int:
         api_key_file=arguments.api_key_file,
         cors_origins=tuple(arguments.cors_origin),
         insecure=arguments.insecure,
+        otlp_endpoint=arguments.otlp_endpoint,
         shutdown_timeout=arguments.shutdown_timeout,
         keep_alive=86400.0,  # the replicas' own comments pass through
     )
@@ -333,6 +340,15 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from quire.doctor import doctor
 
     doctor(_engine_config(arguments))
+    return 0
+
+
+def _why(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from quire.why import ask, show
+
+    show(ask(arguments.url, arguments.api_key, arguments.request_id), Console())
     return 0
 
 

@@ -17,6 +17,7 @@ from quire.service.api.openapi import describe
 from quire.service.api.responses.endpoint import responses
 from quire.service.api.responses.socket import ResponsesSocket
 from quire.service.api.streams import pick_up
+from quire.service.api.why import why_of
 from quire.service.errors import ApiError
 from quire.service.http.codec import JsonResponse
 from quire.service.http.cors import with_cors
@@ -52,6 +53,7 @@ def create_app(state: ServerState) -> ASGIApp:
         post("/v1/responses", responses),
         WebSocketRoute("/v1/responses", ResponsesSocket(state)),
         get("/v1/streams/{stream_id}", pick_up),
+        get("/v1/requests/{request_id}/why", why_of),
         get("/v1/models", list_models),
         get("/v1/models/{name:path}", get_model),
         post("/tokenize", tokenize),

@@ -112,6 +112,7 @@ async def begin(state: ServerState, connection: HTTPConnection, body: ChatReques
     """Hand the request to the engine. Raises ApiError."""
     engine, tokenizer, info = state.serving()
     model = state.check_model(body.model)
+    times = state.times_of(connection, model)
     check_sampling(body, info)
     state.admit(1)
     if body.token_limit == 0:
@@ -140,7 +141,7 @@ async def begin(state: ServerState, connection: HTTPConnection, body: ChatReques
     )
     salt = cache_salt(connection, body.cache_salt)
     generation = Generation(
-        state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt
+        state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt, times
     )
     identity = Identity.new("chatcmpl", model)
     logprobs, usage = bool(body.logprobs), body.usage_in_stream

@@ -159,6 +159,12 @@ def add_address_flags(parser: Parser) -> None:
         "every site; none if left out",
     )
     flag(parser, "--insecure", action="store_true", help="allow a host that others reach without a key")
+    flag(
+        parser,
+        "--otlp-endpoint",
+        help="send requests as traces to the OpenTelemetry collector at this URL, by OTLP/HTTP; to none if "
+        "left out",
+    )
     flag(parser, "--log-format", choices=("text", "json"), default="text", help="json: one object a line")
     flag(
         parser,
@@ -173,6 +179,17 @@ def add_address_flags(parser: Parser) -> None:
         type=float,
         default=30.0,
         help="seconds that running streams may take to finish after SIGTERM",
+    )
+
+
+def add_client_flags(parser: Parser) -> None:
+    """Add where a server is that is asked something, and as whom."""
+    flag(parser, "--url", default="http://127.0.0.1:8000", help="the server's, or a router's")
+    keys = environment_lines("QUIRE_API_KEY")
+    parser.add_argument(
+        "--api-key",
+        default=keys[0] if keys else None,
+        help="a key that the server knows; whoever may list processes sees it, so rather set [QUIRE_API_KEY]",
     )
 
 

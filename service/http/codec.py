@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any, TypeVar
 
 import msgspec
@@ -38,6 +39,7 @@ def error_response(error: ApiError) -> Response:
 async def decode(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     """The request's body. Raises ApiError 400 whose `param` is the field at fault, or 413."""
     body = await request.body()
+    request.state.received = time.monotonic()
     if body.count(b",") > _MAX_COMMAS:
         raise ApiError(
             413, f"the body has more than {_MAX_COMMAS} commas, so more values than a prompt may have tokens"

@@ -63,11 +63,13 @@ class Gate:
             if message["type"] in _BEGINNINGS:
                 status = message.get("status", 101)
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                if "traceparent" in scope["state"]:
+                    message["headers"].append((b"traceparent", scope["state"]["traceparent"]))
             return send(message)
 
         try:
             state = scope.setdefault("state", {})
-            state["request_id"] = request_id
+            state["request_id"], state["began"] = request_id, began
             state["tenant"] = ""
             key = self._check(scope, headers)
             if key is not None:

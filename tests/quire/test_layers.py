@@ -19,8 +19,8 @@ PACKAGES = ("engine", "kernels", "service", "loadtest")
 LAYERS = (
     ("errors", "shares", "keys", "origins", "json_fields", "engine_client", "demo"),
     ("config", "watchdog"),
-    ("metrics", "text"),
-    ("admission", "http"),
+    ("explain", "metrics", "text"),
+    ("admission", "http", "tracing"),
     ("answer",),
     ("state",),
     ("api",),
@@ -144,6 +144,7 @@ FRONT = {"quire.kernels.formats.cache_spec"} | {
     f"quire.engine.{name}"
     for name in (
         *("arrays", "capacity", "client", "config", "errors", "frames", "hashing", "logs", "messages"),
+        "records",
         *("models.config", "models.hub", "models.json_fields", "models.rope_config"),
         *("registry.deployment", "registry.prompt_hasher", "registry.redis", "sequences.grammar", "urls"),
     )
