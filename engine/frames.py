@@ -19,6 +19,7 @@ from quire.engine.config import (
 )
 from quire.engine.inspection.messages import Answer, Question
 from quire.engine.messages import Abort, Drain, Request, StepOutputs
+from quire.engine.records import RequestRecord
 
 LENGTH = struct.Struct("<I")
 
@@ -44,6 +45,7 @@ class ReadyFrame(msgspec.Struct, array_like=True, tag="ready"):
 class StepFrame(msgspec.Struct, array_like=True, tag="step"):
     outputs: StepOutputs
     stats: StepStats
+    records: list[RequestRecord] = []  # of requests that have ended, which an abort does too
 
 
 class RegistryFrame(msgspec.Struct, array_like=True, tag="registry"):

@@ -150,7 +150,7 @@ def _serve(
         frames = []
         outputs = core.step()
         outputs.others += refusals
-        connection.sendall(encode_frame(StepFrame(outputs, core.stats)))
+        connection.sendall(encode_frame(StepFrame(outputs, core.stats, core.records)))
         inspector.observe()
         for ask in asked:
             connection.sendall(encode_frame(_answer(inspector, ask)))

@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "bench": _bench,
         "doctor": _doctor,
         "top": _top,
+        "why": _why,
     }
     try:
         sys.exit(commands[arguments.command](arguments))
@@ -107,6 +108,9 @@ def _parser() -> Parser:
     flag(doctor, "--gpu", choices=GPU_NAMES, help="with --plan: of this GPU; this machine's if left out")
     top = commands.add_parser("top", help="show a server's requests and blocks in this terminal")
     add_client_flags(top)
+    why = commands.add_parser("why", help="tell where the time of a request went, and why")
+    why.add_argument("request_id", metavar="ID", help="the X-Request-Id that came with its answer")
+    add_client_flags(why)
     return parser
 
 
@@ -131,6 +135,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         cors_origins=tuple(arguments.cors_origin),
         insecure=arguments.insecure,
         unknown_fields=arguments.unknown_fields,
+        otlp_endpoint=arguments.otlp_endpoint,
         max_num_queued_reqs=arguments.max_num_queued_reqs,
         max_num_queued_tokens=arguments.max_num_queued_tokens,
         shutdown_timeout=arguments.shutdown_timeout,
@@ -165,6 +170,7 @@ def _route(arguments: argparse.Namespace) -> int:
         api_key_file=arguments.api_key_file,
         cors_origins=tuple(arguments.cors_origin),
         insecure=arguments.insecure,
+        otlp_endpoint=arguments.otlp_endpoint,
         shutdown_timeout=arguments.shutdown_timeout,
         keep_alive=86400.0,  # the replicas' own comments pass through
     )
@@ -361,6 +367,13 @@ def _top(arguments: argparse.Namespace) -> int:
     from quire.service.commands.top import top
 
     return top(arguments.url, arguments.api_key)
+def _why(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from quire.why import ask, show
+
+    show(ask(arguments.url, arguments.api_key, arguments.request_id), Console())
+    return 0
 
 
 if __name__ == "__main__":

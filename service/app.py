@@ -23,6 +23,7 @@ from quire.service.api.responses.endpoint import responses
 from quire.service.api.responses.socket import ResponsesSocket
 from quire.service.api.sockets.endpoint import CHAT, COMPLETIONS, CompletionsSocket
 from quire.service.api.streams import recorded_stream
+from quire.service.api.why import why_of
 from quire.service.errors import ApiError
 from quire.service.http.codec import JsonResponse
 from quire.service.http.cors import with_cors
@@ -68,6 +69,7 @@ def create_app(state: ServerState) -> ASGIApp:
         get("/api/ps", ollama_ps),
         get("/api/version", ollama_version),
         Route("/v1/streams/{stream_id}", Endpoint(state, recorded_stream, "GET", "DELETE")),
+        get("/v1/requests/{request_id}/why", why_of),
         get("/v1/models", list_models),
         get("/v1/models/{name:path}", get_model),
         get("/v1/blocks/events", block_events),

@@ -116,13 +116,14 @@ class Preemption:
         drafted = any(prefill.row in rows for prefill in draft.prefills) or not self._blocks.is_written(group)
         draft.preempted |= rows
         swap = not drafted and self.policy.swaps(blocks, contexts) and self._blocks.swap_out(group)
-        preempt(self._state, group, swapped=swap)
+        record = preempt(self._state, group, swapped=swap)
         if swap:
             self.swaps += 1
             draft.await_blocks(group)
         else:
             self.recomputes += 1
             group.prefill_queue = []
+        record.beneficiary, record.blocks, record.tokens = beneficiary.group.request.id, blocks, sum(contexts)
         preemption = {
             "request": group.request.id,
             "beneficiary": beneficiary.group.request.id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 
@@ -17,6 +18,7 @@ from quire.service.answer.generation import Generation
 from quire.service.answer.outbox import connection_outbox
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError
+from quire.service.explain.spans import server_timing
 from quire.service.http.cancellation import Interruptible
 from quire.service.http.connection import ClientGone, Connection
 from quire.service.http.gate import note_failure
@@ -125,15 +127,20 @@ class GenerationResponse(Response):
             last = self._events.failure(error) if self._events is not None and connection.started else []
             await connection.fail(error, b"".join(last))
         elif self._made is not None:
+            self._made.headers["server-timing"] = server_timing(self._generation.times)
             await self._made(scope, receive, send)
+            self._generation.times.ended = time.monotonic()
 
     async def _stream(self, connection: Connection, encoder: EventEncoder) -> None:
         connection.keep_alive()
         outbox = connection_outbox(connection, self._config.max_backlog_bytes)
         try:
             await stream(self._generation, encoder, outbox.put)
+            if outbox.is_held_up:
+                self._generation.times.unread_since = time.monotonic()
             await outbox.flush()
         finally:
+            self._generation.times.unread_seconds = outbox.held_up_seconds
             outbox.close()
 
     async def _make_reply(self) -> None:

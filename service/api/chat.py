@@ -117,6 +117,7 @@ async def prompt_tokens(state: ServerState, body: ChatRequest, begun: str = "") 
     """Return what the model gets to see, and then `begun`, the beginning of its answer. Raises ApiError."""
     _, tokenizer, info = state.serving()
     model = state.check_model(body.model)
+    times = state.times_of(connection, model)
     check_sampling(body, info)
     state.admit(1)
     if body.token_limit == 0:
@@ -154,7 +155,10 @@ async def generate(
         tools=tools,
     )
     salt = cache_salt(connection, body.cache_salt)
-    return Generation(state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt)
+    times = state.times_of(connection, state.check_model(body.model))
+    return Generation(
+        state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt, times
+    )
 
 
 async def begin(state: ServerState, connection: HTTPConnection, body: ChatRequest) -> Answer:

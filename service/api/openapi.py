@@ -27,11 +27,13 @@ from quire.service.api.requests.tokens import DetokenizeRequest, TokenizeRequest
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import ResponseReply
 from quire.service.errors import ErrorReply
+from quire.service.explain.reply import WhyReply
 from quire.service.http.dialects import AnthropicError, OllamaError
 from quire.service.inspector.replies import BlockReply, PrefixTree
 
 _JSON, _SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
 _LINES = "application/x-ndjson"
+_OPENMETRICS = "application/openmetrics-text"
 _ANY = {
     400: "A value that is not understood or not allowed; `param` names it, the Host header included",
     431: "The path and the headers are too large",
@@ -190,6 +192,13 @@ OPERATIONS = (
         parameters=(Parameter("stream_id", "path", "Its X-Stream-Id", _STREAM_ID),),
         deletes=True,
     ),
+    Operation(
+        "/v1/requests/{request_id}/why",
+        "Where the time of a request went, and why",
+        _ANY | _KEYED | {404: "No such request of this API key, or it is forgotten"},
+        reply=WhyReply,
+        parameters=(Parameter("request_id", "path", "Its X-Request-Id", _STREAM_ID),),
+    ),
     Operation("/tokenize", "Text or messages to token ids", _POST, TokenizeRequest, replies.TokenizeReply),
     Operation("/detokenize", "Token ids to text", _POST, DetokenizeRequest, replies.DetokenizeReply),
     Operation(
@@ -229,7 +238,9 @@ OPERATIONS = (
     Operation("/health", "Whether the process is alive", _ANY | _NOT_READY, reply=replies.Health),
     Operation("/ready", "Whether requests would be served", _ANY | _NOT_READY, reply=replies.Readiness),
     Operation("/startup", "The start-up phases as they go", _ANY | _NOT_READY, content=(_SSE,)),
-    Operation("/metrics", "Prometheus metrics", _ANY, content=(_TEXT,)),
+    Operation(
+        "/metrics", "Prometheus metrics; OpenMetrics for who accepts it", _ANY, content=(_TEXT, _OPENMETRICS)
+    ),
     Operation("/openapi.json", "This document", _ANY),
     Operation("/", "The chat page", _ANY, content=(_HTML,)),
     Operation("/blocks", "A page that shows the live pool of blocks", _ANY, content=(_HTML,)),

@@ -199,6 +199,12 @@ def add_address_flags(parser: Parser) -> None:
         "every site; none if left out",
     )
     flag(parser, "--insecure", action="store_true", help="allow a host that others reach without a key")
+    flag(
+        parser,
+        "--otlp-endpoint",
+        help="send requests as traces to the OpenTelemetry collector at this URL, by OTLP/HTTP; to none if "
+        "left out",
+    )
     flag(parser, "--log-format", choices=("text", "json"), default="text", help="json: one object a line")
     flag(
         parser,

@@ -72,12 +72,14 @@ class Gate:
             if message["type"] in _BEGINNINGS:
                 status = message.get("status", 101)
                 own = [(b"x-request-id", request_id), *self._ignored(scope)]
+                if "traceparent" in scope["state"]:
+                    own.append((b"traceparent", scope["state"]["traceparent"]))
                 message["headers"] = [*message.get("headers", ()), *own]
             return send(message)
 
         try:
             state = scope.setdefault("state", {})
-            state["request_id"] = request_id
+            state["request_id"], state["began"] = request_id, began
             state["tenant"] = ""
             state["ignore_unknown"] = self._config.unknown_fields == "ignore"
             key = self._check(scope, headers)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from quire.engine.config import EngineInfo, StepStats
 from quire.service.metrics.counts import Metrics
-from quire.service.metrics.families import counter, gauge, histogram, loop_families
+from quire.service.metrics.families import counter, encode, gauge, histogram, loop_families
 from quire.service.metrics.loop_watch import LoopWatch
 
 
-def exposition(metrics: Metrics, info: EngineInfo | None, loop_watch: LoopWatch) -> bytes:
-    """Return all families. Those of the cache and of steps need `info`, which comes with the engine."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(metrics, info, loop_watch))
-    return generate_latest(registry)
+def exposition(
+    metrics: Metrics, info: EngineInfo | None, loop_watch: LoopWatch, accept: str = ""
+) -> tuple[bytes, str]:
+    """Return all families and their media type, which goes by the header Accept.
+
+    Those of the cache and of steps need `info`, which comes with the engine.
+    """
+    return encode(_Families(metrics, info, loop_watch), accept)
 
 
 class _Families(Collector):

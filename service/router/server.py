@@ -74,6 +74,8 @@ class RouterServer(OrderlyServer):
             await self.state.watch.close()
         if self.state.session is not None:
             await self.state.session.close()
+        if self.state.exporter is not None:
+            await asyncio.to_thread(self.state.exporter.close)
         await self.state.renderer.close()
         self.state.pool.shutdown(wait=False, cancel_futures=True)
 

@@ -56,7 +56,10 @@ class Tunnel:
             tried.add(placement.replica)
             self._state.metrics.placed(placement, attempt)
             try:
-                return placement, await self._open(client, placement.replica)
+                opened = await self._open(client, placement.replica)
+                asked = client.state.tenant, client.state.request_id.decode()
+                self._state.request_affinity.settle(asked, placement.replica)
+                return placement, opened
             except aiohttp.WSServerHandshakeError as refusal:
                 if refusal.status not in (429, 502, 503) or attempt == MAX_ATTEMPTS:
                     message = f"the replica refused the WebSocket: {refusal.status}"

@@ -26,7 +26,7 @@ def test_tour_of_the_api_runs(port: str) -> None:
 def test_every_path_is_named(port: str) -> None:
     named = re.findall(r"(/[\w/{}.]*)", "".join(re.findall(r"`[^`]*`", API.split("\n## ")[0])))
     described = httpx.get(f"http://127.0.0.1:{port}/openapi.json").json()["paths"]
-    assert set(named) == {path.replace("{stream_id}", "{id}") for path in described}
+    assert set(named) == {re.sub(r"{\w+_id}", "{id}", path) for path in described}
 
 
 def test_curl_streams_a_response(port: str) -> None:
