@@ -58,7 +58,7 @@ class Group:
     choices: list[Choice]
     unfinished: int
     started: bool = False
-    first_output: float = 0.0  # when it came, as perf_counter() has it
+    first_output: float = 0.0  # when it came, as monotonic() has it
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
 

@@ -117,7 +117,6 @@ async def prompt_tokens(state: ServerState, body: ChatRequest, begun: str = "") 
     """Return what the model gets to see, and then `begun`, the beginning of its answer. Raises ApiError."""
     _, tokenizer, info = state.serving()
     model = state.check_model(body.model)
-    times = state.times_of(connection, model)
     check_sampling(body, info)
     state.admit(1)
     if body.token_limit == 0:

@@ -114,7 +114,7 @@ class Watcher:
 
     def _open(self, path: str):  # type: ignore[no-untyped-def]
         try:
-            return urlopen(Request(self._url + path, headers=self._headers), timeout=TIMEOUT)  # noqa: S310
+            return urlopen(Request(self._url + path, headers=self._headers), timeout=TIMEOUT)
         except HTTPError as error:
             message = _message(error)
             if error.code in (401, 403, 404):
