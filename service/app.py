@@ -17,7 +17,7 @@ from quire.service.api.models import detokenize, get_model, list_models, tokeniz
 from quire.service.api.ollama.endpoint import ollama_chat, ollama_generate
 from quire.service.api.ollama.models import ollama_ps, ollama_show, ollama_tags, ollama_version
 from quire.service.api.openapi import describe
-from quire.service.api.responses.endpoint import responses
+from quire.service.api.responses.endpoint import delete_response, get_response, responses
 from quire.service.api.responses.socket import ResponsesSocket
 from quire.service.api.streams import pick_up
 from quire.service.errors import ApiError
@@ -36,10 +36,10 @@ def create_app(state: ServerState) -> ASGIApp:
     """
 
     def get(path: str, handler: Handler[ServerState]) -> Route:
-        return Route(path, Endpoint(state, handler, "GET"))
+        return Route(path, Endpoint(state, {"GET": handler}))
 
     def post(path: str, handler: Handler[ServerState]) -> Route:
-        return Route(path, Endpoint(state, handler, "POST"))
+        return Route(path, Endpoint(state, {"POST": handler}))
 
     public = [
         get("/health", health),
@@ -55,6 +55,9 @@ def create_app(state: ServerState) -> ASGIApp:
         post("/v1/responses", responses),
         post("/v1/messages", messages),
         post("/v1/messages/count_tokens", count_tokens),
+        Route(
+            "/v1/responses/{response_id}", Endpoint(state, {"GET": get_response, "DELETE": delete_response})
+        ),
         WebSocketRoute("/v1/responses", ResponsesSocket(state)),
         post("/api/chat", ollama_chat),
         post("/api/generate", ollama_generate),

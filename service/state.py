@@ -12,6 +12,7 @@ from quire.engine.config import EngineInfo
 from quire.service.admission import Admission, QueueLimits
 from quire.service.answer.conversations import ConversationMemory
 from quire.service.answer.resumption.recordings import Recordings
+from quire.service.answer.stored_responses import ResponseStore
 from quire.service.config import ServiceConfig
 from quire.service.engine_client import Engine
 from quire.service.errors import ApiError, no_room, not_ready, too_large
@@ -51,6 +52,7 @@ class ServerState:
         self.streams: set[Stoppable] = set()  # but not for these (/startup)
         self.recordings = Recordings(config, self.keys, self.generations)
         self.conversations = ConversationMemory(config.max_conversations_bytes)
+        self.responses = ResponseStore(config.max_stored_bytes)
         self.loop_watch = LoopWatch()
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.queue = QueueLimits(config)

@@ -1,8 +1,8 @@
-"""A handler of requests as an ASGI app, of one method."""
+"""The handlers of one path as an ASGI app."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, TypeVar
 
 from starlette.requests import Request
@@ -16,16 +16,20 @@ Handler = Callable[[State, Request], Awaitable[Response]]
 
 
 class Endpoint(Generic[State]):
-    """Answer one method. The gate words its errors, and the server leaves out the body for a HEAD."""
+    """Answer some methods. The gate words its errors, and the server leaves out the body for a HEAD."""
 
-    def __init__(self, state: State, handler: Handler[State], method: str) -> None:
+    def __init__(self, state: State, handlers: Mapping[str, Handler[State]]) -> None:
+        """By method; who answers a GET answers a HEAD."""
         self._state = state
-        self._handler = handler
-        self._methods = ("GET", "HEAD") if method == "GET" else (method,)
+        self._handlers = dict(handlers)
+        if "GET" in handlers:
+            self._handlers["HEAD"] = handlers["GET"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] not in self._methods:
-            message = f"{scope['path']} does not take {scope['method']}, but {self._methods[0]}"
-            raise ApiError(405, message, allow=", ".join(self._methods))
-        response = await self._handler(self._state, Request(scope, receive))
+        handler = self._handlers.get(scope["method"])
+        if handler is None:
+            known = [method for method in self._handlers if method != "HEAD"]
+            message = f"{scope['path']} does not take {scope['method']}, but {' and '.join(known)}"
+            raise ApiError(405, message, allow=", ".join(self._handlers))
+        response = await handler(self._state, Request(scope, receive))
         await response(scope, receive, send)

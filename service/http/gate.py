@@ -35,7 +35,9 @@ def note_failure(scope: Scope, error: ApiError, engine_requests: list[int]) -> N
 
 
 def note_ignored(scope: Scope, names: Iterable[str]) -> None:
-    """Have the answer's header name the fields of the request that had no effect."""
+    """Have the answer's header name the fields of the request that had no effect: a socket's is out."""
+    if scope["type"] == "websocket":
+        return
     scope["state"]["ignored"] = [*scope["state"].get("ignored", ()), *names]
 
 
