@@ -23,7 +23,7 @@ from quire.service.api.streams import pick_up
 from quire.service.errors import ApiError
 from quire.service.http.codec import JsonResponse
 from quire.service.http.cors import with_cors
-from quire.service.http.endpoint import Endpoint, Handler
+from quire.service.http.endpoint import Counted, Endpoint, Handler
 from quire.service.http.gate import Gate
 from quire.service.http.static import page_files
 from quire.service.state import ServerState
@@ -36,10 +36,16 @@ def create_app(state: ServerState) -> ASGIApp:
     """
 
     def get(path: str, handler: Handler[ServerState]) -> Route:
-        return Route(path, Endpoint(state, {"GET": handler}))
+        return Route(path, Counted(Endpoint(state, {"GET": handler}), path))
 
     def post(path: str, handler: Handler[ServerState]) -> Route:
-        return Route(path, Endpoint(state, {"POST": handler}))
+        return Route(path, Counted(Endpoint(state, {"POST": handler}), path))
+
+    def socket(path: str, app: ASGIApp) -> WebSocketRoute:
+        return WebSocketRoute(path, Counted(app, path))
+
+    stored = "/v1/responses/{response_id}"
+    of_stored = Endpoint(state, {"GET": get_response, "DELETE": delete_response})
 
     public = [
         get("/health", health),
@@ -55,10 +61,8 @@ def create_app(state: ServerState) -> ASGIApp:
         post("/v1/responses", responses),
         post("/v1/messages", messages),
         post("/v1/messages/count_tokens", count_tokens),
-        Route(
-            "/v1/responses/{response_id}", Endpoint(state, {"GET": get_response, "DELETE": delete_response})
-        ),
-        WebSocketRoute("/v1/responses", ResponsesSocket(state)),
+        Route(stored, Counted(of_stored, stored)),
+        socket("/v1/responses", ResponsesSocket(state)),
         post("/api/chat", ollama_chat),
         post("/api/generate", ollama_generate),
         post("/api/show", ollama_show),
@@ -72,7 +76,8 @@ def create_app(state: ServerState) -> ASGIApp:
         post("/detokenize", detokenize),
     ]
     router = Router([*keyed, *public], redirect_slashes=False, default=_not_found)
-    gate = Gate(router, state.config, frozenset(route.path for route in public), state.keys)
+    open_paths = frozenset(route.path for route in public)
+    gate = Gate(router, state.config, open_paths, state.keys, state.metrics.answered)
     return with_cors(gate, state.config.cors_origins)
 
 

@@ -23,7 +23,7 @@ from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.completions import CompletionRequest
 from quire.service.api.requests.tokens import DetokenizeRequest, TokenizeRequest
 from quire.service.api.responses.protocol import ResponseRequest
-from quire.service.api.responses.replies import ResponseReply
+from quire.service.api.responses.replies import DeletedResponse, ResponseReply
 from quire.service.errors import ErrorReply
 from quire.service.http.dialects import AnthropicError, OllamaError
 
@@ -93,10 +93,17 @@ class Operation:
     empty: str = ""  # when it is answered with 204
     error: type = ErrorReply
 
+    deletes: bool = False
+
     @property
     def method(self) -> str:
+        if self.deletes:
+            return "delete"
         return "get" if self.request is None else "post"
 
+
+_RESPONSE_ID = Parameter("id", "path", "As it was returned", {"minLength": 1})
+_NOT_STORED = {404: "No such response of this API key is stored"}
 
 _POST = _ANY | _KEYED | _BODY | _QUEUED | _NOT_READY
 _GET = _ANY | _KEYED | _NOT_READY
@@ -111,6 +118,21 @@ OPERATIONS = (
     _generation("/v1/completions", "Continue a text", CompletionRequest, replies.CompletionReply),
     _generation("/v1/chat/completions", "Answer in a chat", ChatRequest, replies.ChatReply),
     _generation("/v1/responses", "Answer, in OpenAI's newer form", ResponseRequest, ResponseReply),
+    Operation(
+        "/v1/responses/{id}",
+        "Read a stored response",
+        _GET | _NOT_STORED,
+        reply=ResponseReply,
+        parameters=(_RESPONSE_ID,),
+    ),
+    Operation(
+        "/v1/responses/{id}",
+        "Delete a stored response",
+        _GET | _NOT_STORED,
+        reply=DeletedResponse,
+        parameters=(_RESPONSE_ID,),
+        deletes=True,
+    ),
     replace(
         _generation("/v1/messages", "Answer, in Anthropic's form", MessagesRequest, MessageReply),
         error=AnthropicError,

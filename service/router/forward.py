@@ -21,8 +21,14 @@ from quire.service.router.headers import as_text, passed_on
 from quire.service.router.held import Share, read_body
 from quire.service.router.placement import Location, Placement
 from quire.service.router.replica import Replica
+from quire.service.router.response_affinity import (
+    NOT_FOUND,
+    created_response,
+    previous_response,
+    wanted_response,
+)
 from quire.service.router.state import RouterState
-from quire.service.router.stream_affinity import StreamKey, started_stream, wanted_stream
+from quire.service.router.stream_affinity import started_stream, wanted_stream
 
 log = logging.getLogger("quire.router")
 
@@ -70,6 +76,7 @@ class _Exchange:
         self._body = body  # until it cannot have to be sent again
         self._share = share  # the body's, and its answer's
         self._route: bytes | None = None  # what was decided, as a header
+        self._is_noted = False  # where the response is that it creates
         self._is_predicted = False  # whether there is a prediction for all of the prompt
 
     async def run(self, send: Send) -> None:
@@ -99,9 +106,12 @@ class _Exchange:
         """None once it was streamed. Raises ApiError."""
         state = self._state
         state.check_open()
-        wanted = wanted_stream(self._request)
-        if wanted is not None:
-            return await self._pick_up(connection, wanted)
+        for affinity, wanted in (
+            (state.stream_affinity, wanted_stream(self._request)),
+            (state.response_affinity, wanted_response(self._request)),
+        ):
+            if wanted is not None:
+                return await self._ask_each(connection, affinity.holders(wanted, state.replicas))
         prompt = None
         if state.reader is not None and self._body:
             prompt = await state.reader.read(self._request, self._body)
@@ -128,10 +138,9 @@ class _Exchange:
             raise not_ready("no replica could answer", 2)
         return reply
 
-    async def _pick_up(self, connection: Connection, key: StreamKey) -> Response | None:
-        """As `_answer`: asks whoever was sent the stream, then everybody else."""
+    async def _ask_each(self, connection: Connection, holders: Sequence[Replica]) -> Response | None:
+        """As `_answer`: asks whoever should have it, then everybody else."""
         reply, lost = None, False
-        holders = self._state.stream_affinity.holders(key, self._state.replicas)
         for attempt, replica in enumerate(holders, 1):
             try:
                 reply = await self._attempt(attempt, connection, Placement.at_home(replica))
@@ -141,12 +150,20 @@ class _Exchange:
             if reply is None or reply.status_code != 404:
                 return reply
         if reply is None or lost:
-            raise not_ready("a replica that may have the stream does not answer", 2)
+            raise not_ready("a replica that may have it does not answer", 2)
         return reply
 
     def _place(self, location: Location, tried: set[Replica]) -> Placement:
-        """A stream's id is in use where it was used last, and is refused there."""
+        """A stream's id is in use where it was used last, and is refused there.
+
+        A response is gone on from where it is stored.
+        """
         key, state = started_stream(self._request), self._state
+        previous = previous_response(self._request, self._body)
+        if previous is not None and not tried:
+            storer = state.response_affinity.find(previous, state.replicas)
+            if storer is not None and storer.up:
+                return Placement.at_home(storer)
         if key is None:
             return state.place(location, tried)
         holder = None if tried else state.stream_affinity.find(key, state.replicas)
@@ -194,6 +211,7 @@ class _Exchange:
             replica.lost(f"it answers {answer.status}")
         if answer.status >= 400:
             replica.sent_prefixes.refused(digests)
+        self._note_response(placement, content)
         self._compare(placement, content)
         reply = Response(content, answer.status)
         length = answer.headers.get("content-length", str(len(content)))  # of HEAD: what GET would have
@@ -222,6 +240,7 @@ class _Exchange:
         async for events in whole_events(answer.content.iter_any(), mark):
             await connection.write(events)
             self._drop_body()
+            self._note_response(placement, events)
             self._compare(placement, events)
         await connection.write(b"", last=True)
 
@@ -232,6 +251,12 @@ class _Exchange:
             self._share.take(len(chunk))
             chunks.append(chunk)
         return b"".join(chunks)
+
+    def _note_response(self, placement: Placement, content: bytes) -> None:
+        """Remember where a response is, once its answer names it."""
+        if not self._is_noted and (key := created_response(self._request, content)) is not None:
+            self._state.response_affinity.settle(key, placement.replica)
+            self._is_noted = True
 
     def _drop_body(self) -> None:
         self._share.give_back(len(self._body))
@@ -248,4 +273,6 @@ class _Exchange:
 
 def _is_refusal(reply: Response) -> bool:
     """Whether a replica has not begun on the request that it answers so."""
+    if reply.status_code == 400:
+        return NOT_FOUND in reply.body
     return reply.status_code in BUSY and _STALLED not in reply.body

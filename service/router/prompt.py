@@ -121,6 +121,8 @@ async def _given(
             return _Given(text, cache_salt(request, chat.cache_salt))
         case "/v1/responses":
             response = _responses.decode(body)
+            if response.previous_response_id is not None:
+                return None  # only the replica that has it knows the prompt
             said = with_input([], response.input)
             text = await response_text(renderer, tokenizer, "", response, said)
             return _Given(text, cache_salt(request, None))

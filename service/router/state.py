@@ -42,6 +42,7 @@ class RouterState:
         self.streams: set[Stoppable] = set()
         self.loop_watch = LoopWatch()
         self.stream_affinity = StreamAffinity()
+        self.response_affinity = StreamAffinity()
         self.held = HeldBytes(router.max_held_bytes)
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.renderer = TemplateRenderer(config.max_prompt_bytes)
