@@ -198,7 +198,10 @@ BAD: list[tuple[str, Any]] = [
     ("stream", 1),
     ("seed", 1 << 63),
     ("ignore_eos", "yes"),
-    ("store", True),
+    ("background", True),
+    ("truncation", "auto"),
+    ("logit_bias", {"1000": 1.0}),
+    ("stop_token_ids", [1000]),
     ("metadata", {"a": 5}),
     ("metadata", {"a" * 65: "b"}),
     ("metadata", {"a": "b" * 513}),
@@ -221,8 +224,7 @@ async def test_bad_values_are_named(service: Service, name: str, value: Any) -> 
 @pytest.mark.parametrize(
     "name",
     [
-        *("background", "conversation", "include", "max_tool_calls", "prompt", "reasoning", "service_tier"),
-        *("top_logprobs", "truncation", "user", "messages", "max_tokens", "stop", "n", "stream_options"),
+        *("conversation", "prompt", "user", "messages", "max_tokens", "n", "stream_options"),
     ],
 )
 async def test_unknown_fields_are_named(service: Service, name: str) -> None:
@@ -252,9 +254,6 @@ def test_openai_client(client: openai.OpenAI) -> None:
     items: Any = [{"role": "user", "content": "hello"}, *reply.output, {"role": "user", "content": "more"}]
     again = client.responses.create(model="tiny", input=items, max_output_tokens=60)
     assert again.output_text.startswith(f"hello{reply.output_text}more")
-    with pytest.raises(openai.BadRequestError) as bad:
-        client.responses.create(model="tiny", input="a", previous_response_id=reply.id)
-    assert bad.value.param == "previous_response_id"
 
 
 def test_openai_client_streams(client: openai.OpenAI) -> None:
