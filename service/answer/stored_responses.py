@@ -24,7 +24,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """By tenant and id, in memory. Where they have too many bytes, the longest unused of whoever has most goes."""
+    """By tenant and id, in memory. Beyond `max_bytes`, the longest unused of whoever has most goes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -54,8 +54,8 @@ class ResponseStore:
         if found is None:
             raise ApiError(
                 404,
-                f"there is no response {response_id!r} of this key: it was not stored, was deleted, or has been "
-                "forgotten",
+                f"there is no response {response_id!r} of this key: it was not stored, was deleted, or has "
+                "been forgotten",
                 param="response_id",
                 code="response_not_found",
             )
@@ -69,8 +69,8 @@ class ResponseStore:
         except ApiError:
             raise bad_value(
                 "previous_response_id",
-                f"there is no response {response_id!r} to go on from: it is of another key or server, failed, "
-                "was not stored, or has been forgotten. Send the whole conversation as input",
+                f"there is no response {response_id!r} to go on from: it is of another key or server, "
+                "failed, was not stored, or has been forgotten. Send the whole conversation as input",
                 "previous_response_not_found",
             ) from None
 

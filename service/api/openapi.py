@@ -164,10 +164,19 @@ OPERATIONS = (
         error=OllamaError,
     ),
     Operation(
-        "/api/show", "Describe a served model, in Ollama's form", _POST, ShowRequest, ShowReply, error=OllamaError
+        "/api/show",
+        "Describe a served model, in Ollama's form",
+        _POST,
+        ShowRequest,
+        ShowReply,
+        error=OllamaError,
     ),
-    Operation("/api/tags", "List the served models, in Ollama's form", _GET, reply=OllamaModels, error=OllamaError),
-    Operation("/api/ps", "List the loaded models, in Ollama's form", _GET, reply=RunningModels, error=OllamaError),
+    Operation(
+        "/api/tags", "List the served models, in Ollama's form", _GET, reply=OllamaModels, error=OllamaError
+    ),
+    Operation(
+        "/api/ps", "List the loaded models, in Ollama's form", _GET, reply=RunningModels, error=OllamaError
+    ),
     Operation("/api/version", "The version of Ollama's API", _ANY | _KEYED, reply=Version, error=OllamaError),
     Operation("/v1/models", "List the served models", _GET, reply=replies.ModelList),
     Operation(

@@ -55,7 +55,7 @@ class Gate:
         keys: KeyRing,
         count: Callable[[str, int], None] | None = None,
     ) -> None:
-        """`count` is told of each answer: its endpoint ("other": none), and its status (0: there was none)."""
+        """`count` is told of each answer: its endpoint ("other": none), and its status (0: none came)."""
         self._app = app
         self._count = count
         self._config = config

@@ -144,7 +144,9 @@ USED = [
     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "2"}]},
 ]
 turns = st.builds(
-    lambda role, content: {"role": role, "content": content}, st.sampled_from(["user", "assistant"]), parts("text")
+    lambda role, content: {"role": role, "content": content},
+    st.sampled_from(["user", "assistant"]),
+    parts("text"),
 )
 messages = st.builds(
     lambda said, used, more: {
@@ -156,14 +158,16 @@ messages = st.builds(
         [
             {},
             {"system": "x-anthropic-billing-header: cch=1;\nbe brief", "thinking": {"type": "disabled"}},
-            {"tools": [{"name": "f", "input_schema": {"type": "object"}}, {"type": "web_search_1", "name": "w"}]},
+            {"tools": [{"name": "f", "input_schema": {"type": "object"}}, {"type": "web_search_1"}]},
         ]
     ),
 )  # fmt: skip
 ollama_chats = st.builds(
     lambda said, more: {"model": "tiny", "messages": said, "options": {"num_predict": 1}, **more},
     st.lists(
-        st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from(["user", "assistant"]), texts),
+        st.builds(
+            lambda role, text: {"role": role, "content": text}, st.sampled_from(["user", "assistant"]), texts
+        ),
         min_size=1,
         max_size=4,
     ),

@@ -122,7 +122,9 @@ def test_a_stored_response_is_found_where_it_is(cluster: Cluster) -> None:
     assert client.responses.retrieve(first.id) == first
     other.prefer(cluster.replicas[1])
     stranger = openai.OpenAI(base_url=f"{other.url}/v1", api_key="key", max_retries=0)
-    third = stranger.responses.create(model="tiny", input="c", max_output_tokens=5, previous_response_id=second.id)
+    third = stranger.responses.create(
+        model="tiny", input="c", max_output_tokens=5, previous_response_id=second.id
+    )
     assert stranger.responses.retrieve(third.id) == third
     stranger.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):

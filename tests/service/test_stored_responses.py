@@ -104,7 +104,9 @@ def test_the_store_is_bounded_and_its_room_is_shared() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("more", [{}, {"reasoning": {"effort": "low"}, "prompt_cache_key": "a", "max_tool_calls": 3}])
+@pytest.mark.parametrize(
+    "more", [{}, {"reasoning": {"effort": "low"}, "prompt_cache_key": "a", "max_tool_calls": 3}]
+)
 async def test_every_property_that_is_required_is_there(service: Service, more: dict[str, Any]) -> None:
     events = events_of(await post(service.app, PATH, {**SHORT, "stream": True, **more}))
     told = [event["response"] for event in events if "response" in event]
@@ -117,14 +119,22 @@ async def test_every_property_that_is_required_is_there(service: Service, more: 
 
 @pytest.mark.anyio
 async def test_when_it_was_completed(service: Service, tokenizer: Tokenizer) -> None:
-    service.engine.script = lambda prompt, params, index: tokenizer.encode("a<|end|>", add_special_tokens=False)
+    service.engine.script = lambda prompt, params, index: tokenizer.encode(
+        "a<|end|>", add_special_tokens=False
+    )
     whole = (await post(service.app, PATH, SHORT)).json()
     assert whole["status"] == "completed" and whole["completed_at"] >= whole["created_at"]
 
 
 @pytest.mark.anyio
 async def test_sampling_fields_reach_the_engine(service: Service) -> None:
-    fields: dict[str, Any] = {"top_k": 7, "min_p": 0.125, "seed": 3, "logit_bias": {"65": -5.0}, "min_tokens": 2}
+    fields: dict[str, Any] = {
+        "top_k": 7,
+        "min_p": 0.125,
+        "seed": 3,
+        "logit_bias": {"65": -5.0},
+        "min_tokens": 2,
+    }
     fields |= {"presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.5}
     reply = await post(service.app, PATH, {**SHORT, **fields, "stop": ["zzz"], "stop_token_ids": [300]})
     assert reply.status == 200, reply.body
@@ -137,7 +147,9 @@ async def test_sampling_fields_reach_the_engine(service: Service) -> None:
 
 @pytest.mark.anyio
 async def test_a_stop_string_ends_it(service: Service, tokenizer: Tokenizer) -> None:
-    service.engine.script = lambda prompt, params, index: tokenizer.encode("the cat", add_special_tokens=False)
+    service.engine.script = lambda prompt, params, index: tokenizer.encode(
+        "the cat", add_special_tokens=False
+    )
     reply = (await post(service.app, PATH, {"input": "x", "max_output_tokens": 7, "stop": "ca"})).json()
     assert (reply["output"][0]["content"][0]["text"], reply["status"]) == ("the ", "completed")
 

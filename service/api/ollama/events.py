@@ -46,7 +46,9 @@ def generate_reply(text: str, calls: list[OllamaToolCall], fields: dict[str, Any
 class OllamaAnswer:
     """An answer while it is generated, and its EventEncoder: a stream's last object has how long it took."""
 
-    def __init__(self, generation: Generation, model: str, make: Make, framing: Framing, *, logprobs: bool) -> None:
+    def __init__(
+        self, generation: Generation, model: str, make: Make, framing: Framing, *, logprobs: bool
+    ) -> None:
         self._generation = generation
         self._model = model
         self._make = make

@@ -107,9 +107,7 @@ def _modified(state: ServerState) -> datetime:
 
 def _details(info: EngineInfo) -> ModelDetails:
     family = _family(info)
-    return ModelDetails(
-        format="safetensors", family=family, families=[family], quantization_level=info.dtype
-    )
+    return ModelDetails(format="safetensors", family=family, families=[family], quantization_level=info.dtype)
 
 
 def _family(info: EngineInfo) -> str:

@@ -33,7 +33,16 @@ class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     INERT: ClassVar[tuple[str, ...]] = (
         *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"),
-        *("numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock", "embedding_only"),
+        *(
+            "numa",
+            "low_vram",
+            "f16_kv",
+            "logits_all",
+            "vocab_only",
+            "use_mmap",
+            "use_mlock",
+            "embedding_only",
+        ),
         *("mirostat_tau", "mirostat_eta", "penalize_newline"),
     )
 
@@ -89,7 +98,7 @@ class OllamaCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool's answers the call of its tool_call_id, or else the first of its tool_name that has no answer."""
+    """A tool's answers the call of its tool_call_id, or else the first of its tool_name without an answer."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
@@ -109,8 +118,12 @@ class _Generating(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: LogprobCount | None = None
     keep_alive: KeepAlive | None = None
-    truncate: Annotated[bool, Meta(description="Without effect here: a prompt that is too long is refused")] | None = None
-    shift: Annotated[bool, Meta(description="Without effect here: an answer ends where the context does")] | None = None
+    truncate: (
+        Annotated[bool, Meta(description="Without effect here: a prompt that is too long is refused")] | None
+    ) = None
+    shift: (
+        Annotated[bool, Meta(description="Without effect here: an answer ends where the context does")] | None
+    ) = None
 
 
 class OllamaChatRequest(_Generating, kw_only=True, forbid_unknown_fields=True):

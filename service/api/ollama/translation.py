@@ -58,7 +58,7 @@ def options(body: Generating) -> OllamaOptions:
 
 
 def is_raw(body: Generating, template: ChatTemplate | None) -> bool:
-    """Whether the prompt goes to the model as it is: where that is asked for, and where there is no template."""
+    """Tell whether the prompt goes to the model as it is: if that is asked for, or there is no template."""
     return isinstance(body, OllamaGenerateRequest) and (bool(body.raw) or template is None)
 
 

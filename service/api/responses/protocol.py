@@ -28,18 +28,15 @@ from quire.service.text.tools.protocol import (
 )
 
 _PREVIOUS = (
-    "Goes on from a response of the same WebSocket, and waits for its end, or from one of the same key that was "
-    "stored"
+    "Goes on from a response of the same WebSocket, and waits for its end, or from one of the same key that "
+    "was stored"
 )
 _STREAM_ID = "Given back with each event. Responses of one stream_id are generated one after another"
 _STORE = (
-    "Whether it is kept for GET /v1/responses/{id} and previous_response_id, in memory, until others of the key "
-    "need the room; left out, over HTTP it is, and of a WebSocket, which has its own memory, it is not"
+    "Whether it is kept for GET /v1/responses/{id} and previous_response_id, in memory, until others need "
+    "the room; left out, over HTTP it is, and of a WebSocket, which has its own memory, it is not"
 )
-_TOOLS = (
-    "Functions. Tools of other types, which cannot run here, are left out and named in X-Quire-Ignored; so is "
-    "what only they need"
-)
+_TOOLS = "Functions. Tools of other types, which cannot run here, are left out and named in X-Quire-Ignored"
 _INERT = "Without effect here, and given back with the response"
 _ID = "As it was returned; it changes nothing"
 
@@ -149,7 +146,9 @@ class ResponseRequest(ResponseSampling, kw_only=True, forbid_unknown_fields=True
     previous_response_id: Annotated[str, Meta(max_length=256, description=_PREVIOUS)] | None = None
     reasoning: Annotated[Reasoning, Meta(description=_INERT)] | None = None
     max_tool_calls: Annotated[int, Meta(ge=0, le=1 << 31, description=_INERT)] | None = None
-    background: Annotated[bool, Meta(description="Only false: a response is generated while one waits")] | None = None
+    background: (
+        Annotated[bool, Meta(description="Only false: a response is generated while one waits")] | None
+    ) = None
     truncation: Annotated[Literal["disabled"], Meta(description=_INERT)] | None = None
     service_tier: (
         Annotated[Literal["auto", "default", "flex", "scale", "priority"], Meta(description=_INERT)] | None
@@ -159,7 +158,9 @@ class ResponseRequest(ResponseSampling, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         if self.background:
-            raise FieldError("background", "background must be false: a response is generated while one waits")
+            raise FieldError(
+                "background", "background must be false: a response is generated while one waits"
+            )
         functions = self.functions
         check_tools(functions or None, self.tool_choice, self.parallel_tool_calls)
         given = ["tools"] * bool(self.offered_functions)

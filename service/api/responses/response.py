@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
+from quire.engine.errors import FieldError
 from quire.service.answer.choice import Choice
 from quire.service.answer.generation import Generation, Options, Prompt
-from quire.engine.errors import FieldError
 from quire.service.answer.replies import TokenLogprobs
 from quire.service.api.chat import logprobs_of
 from quire.service.api.logprob_budget import LogprobBudget

@@ -46,7 +46,8 @@ class ResponseSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     ignore_eos: bool | None = None
     top_logprobs: Annotated[LogprobCount, Meta(description=_TOP_LOGPROBS)] | None = None
     include: (
-        Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=32, description=_INCLUDE)] | None
+        Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=32, description=_INCLUDE)]
+        | None
     ) = None
 
     @property
