@@ -123,6 +123,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         api_key_file=arguments.api_key_file,
         cors_origins=tuple(arguments.cors_origin),
         insecure=arguments.insecure,
+        unknown_fields=arguments.unknown_fields,
         max_num_queued_reqs=arguments.max_num_queued_reqs,
         max_num_queued_tokens=arguments.max_num_queued_tokens,
         shutdown_timeout=arguments.shutdown_timeout,

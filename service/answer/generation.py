@@ -34,6 +34,7 @@ class Options:
     stops: tuple[str, ...]
     skip_special_tokens: bool
     continues: bool  # the text goes on where the prompt ended, rather than starting afresh
+    include_stop: bool = False  # the text shows what ended it, if that is a stop string or a plain token
     echo_logprobs: bool = False
     discard_output: bool = False  # max_tokens 0: the engine's one token is not shown
     token_ids: bool = False
@@ -116,6 +117,7 @@ class Generation:
                 options.stops,
                 params.min_tokens,
                 None if tools is None else tools.parser(),
+                include_stop=options.include_stop,
             )
             for i in range(params.n)
         ]

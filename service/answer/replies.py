@@ -63,6 +63,7 @@ class TokenLogprobs(msgspec.Struct):
 
 class ChatLogprobs(msgspec.Struct):
     content: list[TokenLogprobs]
+    refusal: None = None
 
 
 class _Choice(msgspec.Struct, kw_only=True):
@@ -84,6 +85,8 @@ class ReplyMessage(msgspec.Struct):
     role: str
     content: str | None
     tool_calls: list[ReplyToolCall] | msgspec.UnsetType = msgspec.UNSET
+    refusal: None = None
+    annotations: list[dict[str, str]] = []
 
 
 class ChatChoice(_Choice, kw_only=True):

@@ -14,7 +14,7 @@ from quire.service.api.request_params import check_token_ids
 from quire.service.api.requests.tokens import DetokenizeRequest, TokenizeRequest
 from quire.service.http.codec import JsonResponse, decode
 from quire.service.state import ServerState
-from quire.service.text.rendering import render
+from quire.service.text.rendering import render, template_arguments
 
 _to_tokenize = json.Decoder(TokenizeRequest)
 _to_detokenize = json.Decoder(DetokenizeRequest)
@@ -57,7 +57,7 @@ async def tokenize(state: ServerState, request: Request) -> Response:
                 model,
                 [message.as_template_message() for message in body.messages],
                 add_generation_prompt=body.add_generation_prompt is not False,
-                arguments=body.chat_template_kwargs,
+                arguments=template_arguments(tokenizer, body.chat_template_kwargs, None)[0],
             ),
             False,
         )

@@ -19,6 +19,7 @@ from quire.service.api.ollama.replies import (
     ShowReply,
     Version,
 )
+from quire.service.api.request_schemas import widen
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.completions import CompletionRequest
 from quire.service.api.requests.tokens import DetokenizeRequest, TokenizeRequest
@@ -211,6 +212,7 @@ def describe(version: str) -> dict[str, Any]:
         kind for each in OPERATIONS for kind in (each.request, each.reply, each.error) if kind is not None
     ]
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    widen(components, [each.request for each in OPERATIONS if each.request is not None])
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _describe(operation)
@@ -229,6 +231,10 @@ def describe(version: str) -> dict[str, Any]:
                     "description": "Seconds after which to try again",
                     "schema": {"type": "integer", "minimum": 1},
                 },
+                "x-quire-ignored": {
+                    "description": "The fields of the request that had no effect, if there were any",
+                    "schema": {"type": "string"},
+                },
                 "www-authenticate": {
                     "description": "How the key is to be given",
                     "schema": {"type": "string", "const": "Bearer"},
@@ -241,6 +247,8 @@ def describe(version: str) -> dict[str, Any]:
 
 def _describe(operation: Operation) -> dict[str, Any]:
     responses = {"200": _response("OK", {kind: _schema(operation, kind) for kind in operation.content})}
+    if operation.request is not None:
+        responses["200"]["headers"]["x-quire-ignored"] = {"$ref": "#/components/headers/x-quire-ignored"}
     for status, description in sorted(operation.errors.items()):
         error = {_JSON: {"schema": _reference(operation.error)}}
         responses[str(status)] = _response(description, error, status)

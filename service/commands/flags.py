@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from quire.engine.config import BLOCK_SIZES, KVCacheDtype, ModelImpl
 from quire.engine.logs import LogLevel
+from quire.service.config import UnknownFields
 from quire.service.demo import MODEL_FOLDER
 
 Parser = argparse.ArgumentParser
@@ -183,6 +184,14 @@ def add_service_flags(parser: Parser) -> None:
         "--served-model-name",
         action="append",
         help="what requests call the model (may repeat); its folder's or Hub id's if left out",
+    )
+    flag(
+        parser,
+        "--unknown-fields",
+        choices=get_args(UnknownFields),
+        default="refuse",
+        help="what becomes of fields of a request that no API has: 400 that names them, or ignore, with the "
+        "names in the header X-Quire-Ignored",
     )
     flag(parser, "--max-num-queued-reqs", type=int, default=1000, help="prompts that wait; more get 429")
     flag(parser, "--max-num-queued-tokens", type=int, default=2 << 20, help="tokens of those; more get 429")

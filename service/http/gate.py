@@ -26,6 +26,8 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _BEARER = b"bearer "
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _SINGLE = frozenset({b"authorization", b"content-type", b"host", b"origin", b"x-api-key"})
+_IGNORED_NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{1,96}")
+_MAX_TOLD = 256  # names of ignored fields that the log has told of
 _BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 
 
@@ -62,6 +64,7 @@ class Gate:
         self._bodies = Bodies(config)
         self._public = public
         self._keys = keys
+        self._told: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let it through, or answer with an HTTP error, the handshake of a WebSocket too."""
@@ -78,15 +81,15 @@ class Gate:
             nonlocal status
             if message["type"] in _BEGINNINGS:
                 status = message.get("status", 101)
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
-                if ignored := scope["state"].get("ignored"):
-                    message["headers"].append((b"x-quire-ignored", ", ".join(ignored).encode()))
+                own = [(b"x-request-id", request_id), *self._ignored(scope)]
+                message["headers"] = [*message.get("headers", ()), *own]
             return send(message)
 
         try:
             state = scope.setdefault("state", {})
             state["request_id"] = request_id
             state["tenant"] = ""
+            state["ignore_unknown"] = self._config.unknown_fields == "ignore"
             key = self._check(scope, headers)
             if key is not None:
                 state["tenant"], state["key"] = key.tenant, key.name
@@ -109,6 +112,17 @@ class Gate:
             if self._count is not None:
                 self._count(scope["state"].get("endpoint", "other"), status)
             self._log(scope, request_id.decode(), status, time.monotonic() - began)
+
+    def _ignored(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """Return the header that names the fields without effect; the log tells of each once."""
+        names = [
+            name if _IGNORED_NAME.fullmatch(name) else "?" for name in scope["state"].get("ignored", ())
+        ]
+        for name in names:
+            if name not in self._told and len(self._told) < _MAX_TOLD:
+                self._told.add(name)
+                log.info("the field %s of a request has no effect here: it is ignored from now on", name)
+        return [(b"x-quire-ignored", ", ".join(dict.fromkeys(names)).encode())] if names else []
 
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         """Neither queries nor headers: they may hold keys. What probes ask all the time is for debugging.

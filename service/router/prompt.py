@@ -27,7 +27,7 @@ from quire.service.api.responses.messages import with_input
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.response import prompt_text as response_text
 from quire.service.errors import ApiError
-from quire.service.http.codec import decode_body
+from quire.service.http.codec import read
 from quire.service.text.template_renderer import TemplateRenderer
 from quire.service.text.tokenizer import Tokenizer
 
@@ -112,15 +112,20 @@ async def _given(
     """Raises for what a replica would refuse, too."""
     match request.url.path:
         case "/v1/completions":
-            completion = _completions.decode(body)
+            completion = read(body, _completions, ignore_unknown=True).body
             prompts, salt = completion.prompts, cache_salt(request, completion.cache_salt)
-            return _Given(prompts[0], salt, special=True, whole=len(prompts) == 1)
+            if completion.truncate_prompt_tokens is not None:
+                return None
+            special = completion.add_special_tokens is not False
+            return _Given(prompts[0], salt, special=special, whole=len(prompts) == 1)
         case "/v1/chat/completions":
-            chat = decode_body(body, _chats)
+            chat = read(body, _chats, ignore_unknown=True).body
+            if chat.truncate_prompt_tokens is not None:
+                return None
             text = await chat_text(renderer, tokenizer, "", chat)
-            return _Given(text, cache_salt(request, chat.cache_salt))
+            return _Given(text, cache_salt(request, chat.cache_salt), special=bool(chat.add_special_tokens))
         case "/v1/responses":
-            response = _responses.decode(body)
+            response = read(body, _responses, ignore_unknown=True).body
             if response.previous_response_id is not None:
                 return None  # only the replica that has it knows the prompt
             said = with_input([], response.input)

@@ -21,7 +21,7 @@ from quire.service.api.anthropic.protocol import (
 )
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.tool_lists import left_out, own_tools
-from quire.service.text.rendering import TemplateArguments
+from quire.service.text.rendering import ReasoningEffort, TemplateArguments
 from quire.service.text.structured import JsonSchemaFormat, NamedSchema
 from quire.service.text.template import ChatTemplate
 from quire.service.text.tools.protocol import ChosenFunction, ChosenTool, Function, Tool, ToolChoice
@@ -42,6 +42,7 @@ def prompt_request(body: CountTokensRequest, template: ChatTemplate | None) -> C
         tool_choice=choice,
         parallel_tool_calls=False if tools and _only_one(body) else None,
         response_format=None if schema is None else JsonSchemaFormat(json_schema=schema),
+        reasoning_effort=_effort(body, template),
         chat_template_kwargs=TemplateArguments(enable_thinking=False)
         if _asks_for_silence(body, template)
         else None,
@@ -71,7 +72,7 @@ def ignored_fields(body: CountTokensRequest, template: ChatTemplate | None) -> I
     if any(isinstance(block, RedactedThinkingBlock) for block in blocks):
         yield "redacted_thinking"
     yield from left_out(body.tools or (), _OWN)
-    if body.output_config is not None and body.output_config.effort is not None:
+    if body.output_config is not None and body.output_config.effort is not None and not _effort(body, template):
         yield "output_config.effort"
     if isinstance(body.thinking, ThinkingOn):
         yield "thinking.budget_tokens"
@@ -82,6 +83,12 @@ def ignored_fields(body: CountTokensRequest, template: ChatTemplate | None) -> I
 def _asks_for_silence(body: CountTokensRequest, template: ChatTemplate | None) -> bool:
     can_be_asked = template is not None and template.mentions("enable_thinking")
     return isinstance(body.thinking, ThinkingOff) and can_be_asked
+
+
+def _effort(body: CountTokensRequest, template: ChatTemplate | None) -> ReasoningEffort | None:
+    """Return it where the model's chat template has a use for it."""
+    can_be_asked = template is not None and template.mentions("reasoning_effort")
+    return body.output_config.effort if body.output_config is not None and can_be_asked else None
 
 
 def _as_tool(tool: OwnTool) -> Tool:

@@ -12,6 +12,7 @@ from quire.engine.errors import FieldError
 from quire.service.api.responses.sampling import LOGPROBS, ResponseSampling
 from quire.service.api.tool_lists import left_out, own_tools
 from quire.service.json_fields import MAX_TOKENS, ModelName, Text
+from quire.service.text.rendering import ReasoningEffort
 from quire.service.text.structured import FlatFormat, Form, TextFormat, json_form
 from quire.service.text.tools.protocol import (
     MAX_TOOLS,
@@ -42,7 +43,7 @@ _ID = "As it was returned; it changes nothing"
 
 _FUNCTION = ("function",)
 _WITHOUT_EFFECT = (
-    *("reasoning", "max_tool_calls", "background", "truncation", "service_tier", "safety_identifier"),
+    *("max_tool_calls", "background", "truncation", "service_tier", "safety_identifier"),
     "prompt_cache_key",
 )
 
@@ -91,8 +92,6 @@ class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             if (getattr(self, field) is not None) != own:
                 word = "needs" if own else "has no"
                 raise FieldError(field, f"an item of the type {self.type!r} {word} {field}")
-        if self.type == "function_call":
-            self.as_call()  # which looks at the arguments
         if isinstance(self._said, list):
             kind = "output_text" if self.role == "assistant" else "input_text"
             wrong = next((part.type for part in self._said if part.type != kind), None)
@@ -111,7 +110,6 @@ class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return said if isinstance(said, str) else "\n".join(part.text for part in said)
 
     def as_call(self) -> ToolCall:
-        """Raises FieldError if the arguments are no JSON object."""
         function = CalledFunction(name=self.name or "", arguments=self.arguments or "")
         return ToolCall(id=self.call_id or "", function=function)
 
@@ -121,7 +119,7 @@ class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
@@ -162,7 +160,7 @@ class ResponseRequest(ResponseSampling, kw_only=True, forbid_unknown_fields=True
                 "background", "background must be false: a response is generated while one waits"
             )
         functions = self.functions
-        check_tools(functions or None, self.tool_choice, self.parallel_tool_calls)
+        check_tools(functions or None, self.tool_choice)
         given = ["tools"] * bool(self.offered_functions)
         given += ["text.format"] * (not isinstance(self.text_format, TextFormat))
         if len(given) > 1:
@@ -184,8 +182,13 @@ class ResponseRequest(ResponseSampling, kw_only=True, forbid_unknown_fields=True
     def ignored_fields(self) -> list[str]:
         """Name what has no effect."""
         names = [name for name in _WITHOUT_EFFECT if getattr(self, name) not in (None, False)]
+        names += ["reasoning.summary"] if self.reasoning is not None and self.reasoning.summary else []
         names += [f"include.{each}" for each in self.include or () if each != LOGPROBS]
         return [*names, *left_out(self.tools or (), _FUNCTION)]
+
+    @property
+    def effort(self) -> ReasoningEffort | None:
+        return None if self.reasoning is None else self.reasoning.effort
 
     @property
     def is_streamed(self) -> bool:

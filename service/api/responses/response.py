@@ -32,7 +32,7 @@ from quire.service.errors import ApiError, refused
 from quire.service.http.gate import note_ignored
 from quire.service.json_fields import MAX_REPLY_LOGPROBS
 from quire.service.state import ServerState
-from quire.service.text.rendering import TemplateMessage, render
+from quire.service.text.rendering import TemplateMessage, render, template_arguments
 from quire.service.text.tools.use import ToolUse
 
 if TYPE_CHECKING:
@@ -136,7 +136,10 @@ async def prompt_text(
     """Return what the model gets to see once this was `said`. Routers hash it, too. Raises ApiError."""
     instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     tools = [function.as_template_tool() for function in body.offered_functions]
-    return await render(renderer, tokenizer, model, instructions + said, param="input", tools=tools)
+    arguments, _ = template_arguments(tokenizer, None, body.effort)
+    return await render(
+        renderer, tokenizer, model, instructions + said, param="input", arguments=arguments, tools=tools
+    )
 
 
 async def begin(
@@ -146,7 +149,8 @@ async def begin(
     engine, tokenizer, info = state.serving()
     model = state.check_model(body.model)
     check_sampled_ids(body, info)
-    note_ignored(connection.scope, body.ignored_fields)
+    unused = template_arguments(tokenizer, None, body.effort)[1]
+    note_ignored(connection.scope, [*body.ignored_fields, *["reasoning.effort"] * bool(unused)])
     state.admit(1)
     said = with_input(history, body.input)
     text = await prompt_text(state.renderer, tokenizer, model, body, said)
