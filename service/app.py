@@ -10,16 +10,20 @@ from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.service.api.anthropic.endpoint import count_tokens, messages
+from quire.service.api.blocks import block_detail, block_events, block_prefixes
 from quire.service.api.chat import chat_completions
 from quire.service.api.completions import completions
 from quire.service.api.health import health, metrics, ready, startup
+from quire.service.api.lab import begin_lab, step_lab
 from quire.service.api.models import detokenize, get_model, list_models, tokenize
 from quire.service.api.ollama.endpoint import ollama_chat, ollama_generate
 from quire.service.api.ollama.models import ollama_ps, ollama_show, ollama_tags, ollama_version
 from quire.service.api.openapi import describe
-from quire.service.api.responses.endpoint import delete_response, get_response, responses
+from quire.service.api.responses.endpoint import responses, stored_response
 from quire.service.api.responses.socket import ResponsesSocket
-from quire.service.api.streams import pick_up
+from quire.service.api.sockets.endpoint import CHAT, COMPLETIONS, CompletionsSocket
+from quire.service.api.streams import recorded_stream
+from quire.service.api.why import why_of
 from quire.service.errors import ApiError
 from quire.service.http.codec import JsonResponse
 from quire.service.http.cors import with_cors
@@ -35,17 +39,17 @@ def create_app(state: ServerState) -> ASGIApp:
     A bare Router, not Starlette(): its two layers of error handling would wrap every send of a stream.
     """
 
+    def route(path: str, handler: Handler[ServerState], *methods: str) -> Route:
+        return Route(path, Counted(Endpoint(state, handler, *methods), path))
+
     def get(path: str, handler: Handler[ServerState]) -> Route:
-        return Route(path, Counted(Endpoint(state, {"GET": handler}), path))
+        return route(path, handler, "GET")
 
     def post(path: str, handler: Handler[ServerState]) -> Route:
-        return Route(path, Counted(Endpoint(state, {"POST": handler}), path))
+        return route(path, handler, "POST")
 
     def socket(path: str, app: ASGIApp) -> WebSocketRoute:
         return WebSocketRoute(path, Counted(app, path))
-
-    stored = "/v1/responses/{response_id}"
-    of_stored = Endpoint(state, {"GET": get_response, "DELETE": delete_response})
 
     public = [
         get("/health", health),
@@ -57,11 +61,13 @@ def create_app(state: ServerState) -> ASGIApp:
     ]
     keyed = [
         post("/v1/completions", completions),
+        socket("/v1/completions", CompletionsSocket(state, COMPLETIONS)),
         post("/v1/chat/completions", chat_completions),
+        socket("/v1/chat/completions", CompletionsSocket(state, CHAT)),
         post("/v1/responses", responses),
         post("/v1/messages", messages),
         post("/v1/messages/count_tokens", count_tokens),
-        Route(stored, Counted(of_stored, stored)),
+        route("/v1/responses/{response_id}", stored_response, "GET", "DELETE"),
         socket("/v1/responses", ResponsesSocket(state)),
         post("/api/chat", ollama_chat),
         post("/api/generate", ollama_generate),
@@ -69,9 +75,15 @@ def create_app(state: ServerState) -> ASGIApp:
         get("/api/tags", ollama_tags),
         get("/api/ps", ollama_ps),
         get("/api/version", ollama_version),
-        get("/v1/streams/{stream_id}", pick_up),
+        route("/v1/streams/{stream_id}", recorded_stream, "GET", "DELETE"),
+        get("/v1/requests/{request_id}/why", why_of),
         get("/v1/models", list_models),
         get("/v1/models/{name:path}", get_model),
+        get("/v1/blocks/events", block_events),
+        get("/v1/blocks/prefixes", block_prefixes),
+        get("/v1/blocks/{tier}/{block}", block_detail),
+        post("/v1/lab/pools", begin_lab),
+        post("/v1/lab/pools/{pool_id}", step_lab),
         post("/tokenize", tokenize),
         post("/detokenize", detokenize),
     ]

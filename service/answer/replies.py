@@ -155,5 +155,10 @@ class TokenizeReply(msgspec.Struct, kw_only=True):
     token_strs: list[str] | None = None
 
 
+class StoppedStream(msgspec.Struct):
+    id: str
+    stopped: bool  # false: it had ended before
+
+
 class DetokenizeReply(msgspec.Struct):
     prompt: str

@@ -154,7 +154,10 @@ async def generate(
         tools=tools,
     )
     salt = cache_salt(connection, body.cache_salt)
-    return Generation(state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt)
+    times = state.times_of(connection, state.check_model(body.model))
+    return Generation(
+        state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt, times
+    )
 
 
 async def begin(state: ServerState, connection: HTTPConnection, body: ChatRequest) -> Answer:

@@ -113,6 +113,7 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
     """Hand the request to the engine. Raises ApiError."""
     engine, tokenizer, info = state.serving()
     model = state.check_model(body.model)
+    times = state.times_of(connection, model)
     check_sampling(body, info)
     state.admit(len(body.prompts))
     echo, logprobs = bool(body.echo), body.logprobs is not None
@@ -134,6 +135,7 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
         skip_special_tokens=body.skip_special_tokens,
         include_stop=body.include_stop_str_in_output,
         continues=True,
+        is_turn=False,
         echo_logprobs=echo and logprobs,
         discard_output=body.token_limit == 0,
         token_ids=body.return_token_ids,
@@ -142,7 +144,7 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
         num_logprobs=carried.total(num_tokens, most),
     )
     salt = cache_salt(connection, body.cache_salt)
-    generation = Generation(state.admission, engine, tokenizer, prompts, params, options, salt)
+    generation = Generation(state.admission, engine, tokenizer, prompts, params, options, salt, times)
     identity = Identity.new("cmpl", model)
     usage = body.usage_in_stream
 

@@ -22,14 +22,18 @@ from quire.service.api.ollama.replies import (
 from quire.service.api.request_schemas import widen
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.completions import CompletionRequest
+from quire.service.api.requests.lab import LabBegin, LabReply, LabStep
 from quire.service.api.requests.tokens import DetokenizeRequest, TokenizeRequest
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import DeletedResponse, ResponseReply
 from quire.service.errors import ErrorReply
+from quire.service.explain.reply import WhyReply
 from quire.service.http.dialects import AnthropicError, OllamaError
+from quire.service.inspector.replies import BlockReply, PrefixTree
 
 _JSON, _SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
 _LINES = "application/x-ndjson"
+_OPENMETRICS = "application/openmetrics-text"
 _ANY = {
     400: "A value that is not understood or not allowed; `param` names it, the Host header included",
     431: "The path and the headers are too large",
@@ -57,7 +61,7 @@ _RETRIED = (429, 503)
 @dataclass(frozen=True)
 class Parameter:
     name: str
-    place: Literal["path", "header"]
+    place: Literal["path", "header", "query"]
     description: str
     schema: dict[str, Any]
 
@@ -93,8 +97,8 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
     empty: str = ""  # when it is answered with 204
     error: type = ErrorReply
-
     deletes: bool = False
+    endless: bool = False  # a stream that goes on until the client leaves
 
     @property
     def method(self) -> str:
@@ -108,6 +112,9 @@ _NOT_STORED = {404: "No such response of this API key is stored"}
 
 _POST = _ANY | _KEYED | _BODY | _QUEUED | _NOT_READY
 _GET = _ANY | _KEYED | _NOT_READY
+_LAB = (
+    _ANY | _KEYED | {status: _BODY[status] for status in (408, 413, 415)} | {429: "Too much comes in at once"}
+)
 
 
 def _generation(path: str, summary: str, request: type, reply: type) -> Operation:
@@ -195,19 +202,72 @@ OPERATIONS = (
         parameters=(Parameter("stream_id", "path", "Its X-Stream-Id", _STREAM_ID), _LAST_EVENT),
         empty="There is nothing after Last-Event-ID",
     ),
+    Operation(
+        "/v1/streams/{stream_id}",
+        "Stop a stream that was started with an X-Stream-Id",
+        _ANY | _KEYED | {404: _PICKED_UP[404]},
+        reply=replies.StoppedStream,
+        parameters=(Parameter("stream_id", "path", "Its X-Stream-Id", _STREAM_ID),),
+        deletes=True,
+    ),
+    Operation(
+        "/v1/requests/{request_id}/why",
+        "Where the time of a request went, and why",
+        _ANY | _KEYED | {404: "No such request of this API key, or it is forgotten"},
+        reply=WhyReply,
+        parameters=(Parameter("request_id", "path", "Its X-Request-Id", _STREAM_ID),),
+    ),
     Operation("/tokenize", "Text or messages to token ids", _POST, TokenizeRequest, replies.TokenizeReply),
     Operation("/detokenize", "Token ids to text", _POST, DetokenizeRequest, replies.DetokenizeReply),
+    Operation(
+        "/v1/blocks/events",
+        "The map of the KV cache's blocks as it changes, or only their counts",
+        _GET,
+        content=(_SSE,),
+        parameters=(Parameter("detail", "query", "The map, if left out", {"enum": ["map", "counts"]}),),
+        endless=True,
+    ),
+    Operation(
+        "/v1/blocks/{tier}/{block}",
+        "Who holds a block, and its tokens if they are this key's",
+        _GET | {404: "No such block", 500: "The engine failed to tell"},
+        reply=BlockReply,
+        parameters=(
+            Parameter("tier", "path", "Where it is", {"enum": ["device", "host"]}),
+            Parameter("block", "path", "Its number", {"pattern": "^[0-9]{1,9}$"}),
+        ),
+    ),
+    Operation(
+        "/v1/blocks/prefixes",
+        "The texts in the prefix cache, as a tree",
+        _GET | {500: "The engine failed to tell"},
+        reply=PrefixTree,
+    ),
+    Operation("/v1/lab/pools", "Begin a pool of blocks to play with", _LAB, LabBegin, LabReply),
+    Operation(
+        "/v1/lab/pools/{pool_id}",
+        "Do something to a pool of blocks to play with",
+        _LAB
+        | {404: "No such pool of this API key, or no longer", 409: "There is no block left; it is as before"},
+        LabStep,
+        LabReply,
+        parameters=(Parameter("pool_id", "path", "The id that it was given", _STREAM_ID),),
+    ),
     Operation("/health", "Whether the process is alive", _ANY | _NOT_READY, reply=replies.Health),
     Operation("/ready", "Whether requests would be served", _ANY | _NOT_READY, reply=replies.Readiness),
     Operation("/startup", "The start-up phases as they go", _ANY | _NOT_READY, content=(_SSE,)),
-    Operation("/metrics", "Prometheus metrics", _ANY, content=(_TEXT,)),
+    Operation(
+        "/metrics", "Prometheus metrics; OpenMetrics for who accepts it", _ANY, content=(_TEXT, _OPENMETRICS)
+    ),
     Operation("/openapi.json", "This document", _ANY),
     Operation("/", "The chat page", _ANY, content=(_HTML,)),
+    Operation("/blocks", "A page that shows the live pool of blocks", _ANY, content=(_HTML,)),
+    Operation("/blocks/lab", "A page to play with a pool of blocks", _ANY, content=(_HTML,)),
 )
 
 
 def describe(version: str) -> dict[str, Any]:
-    """An OpenAPI 3.1 document, which has no words for the WebSocket mode of /v1/responses."""
+    """An OpenAPI 3.1 document, which has no words for the WebSockets of three of its paths."""
     types = [
         kind for each in OPERATIONS for kind in (each.request, each.reply, each.error) if kind is not None
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -50,6 +51,7 @@ async def decode(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     The fields without effect are noted for the gate, which names them in the answer.
     """
     body, state = await request.body(), request.scope["state"]
+    request.state.received = time.monotonic()
     if body.count(b",") > _MAX_COMMAS:
         raise ApiError(
             413, f"the body has more than {_MAX_COMMAS} commas, so more values than a prompt may have tokens"

@@ -1,8 +1,8 @@
-"""The handlers of one path as an ASGI app."""
+"""A handler of requests as an ASGI app, of one method or several."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from starlette.requests import Request
@@ -16,22 +16,19 @@ Handler = Callable[[State, Request], Awaitable[Response]]
 
 
 class Endpoint(Generic[State]):
-    """Answer some methods. The gate words its errors, and the server leaves out the body for a HEAD."""
+    """Answer these methods. The gate words its errors, and the server leaves out the body for a HEAD."""
 
-    def __init__(self, state: State, handlers: Mapping[str, Handler[State]]) -> None:
-        """By method; who answers a GET answers a HEAD."""
+    def __init__(self, state: State, handler: Handler[State], *methods: str) -> None:
         self._state = state
-        self._handlers = dict(handlers)
-        if "GET" in handlers:
-            self._handlers["HEAD"] = handlers["GET"]
+        self._handler = handler
+        self._methods = ("GET", "HEAD") if methods == ("GET",) else methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        handler = self._handlers.get(scope["method"])
-        if handler is None:
-            known = [method for method in self._handlers if method != "HEAD"]
-            message = f"{scope['path']} does not take {scope['method']}, but {' and '.join(known)}"
-            raise ApiError(405, message, allow=", ".join(self._handlers))
-        response = await handler(self._state, Request(scope, receive))
+        if scope["method"] not in self._methods:
+            taken = " or ".join(method for method in self._methods if method != "HEAD")
+            message = f"{scope['path']} does not take {scope['method']}, but {taken}"
+            raise ApiError(405, message, allow=", ".join(self._methods))
+        response = await self._handler(self._state, Request(scope, receive))
         await response(scope, receive, send)
 
 

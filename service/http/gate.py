@@ -16,6 +16,7 @@ from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError
 from quire.service.http.body import Bodies, Body, too_large
 from quire.service.http.codec import error_response
+from quire.service.http.subprotocols import offered_key
 from quire.service.keys import Key, KeyRing
 from quire.service.origins import is_allowed
 
@@ -82,12 +83,14 @@ class Gate:
             if message["type"] in _BEGINNINGS:
                 status = message.get("status", 101)
                 own = [(b"x-request-id", request_id), *self._ignored(scope)]
+                if "traceparent" in scope["state"]:
+                    own.append((b"traceparent", scope["state"]["traceparent"]))
                 message["headers"] = [*message.get("headers", ()), *own]
             return send(message)
 
         try:
             state = scope.setdefault("state", {})
-            state["request_id"] = request_id
+            state["request_id"], state["began"] = request_id, began
             state["tenant"] = ""
             state["ignore_unknown"] = self._config.unknown_fields == "ignore"
             key = self._check(scope, headers)
@@ -166,7 +169,7 @@ class Gate:
             self._check_handshake(scope, headers)
         key = None
         if self._keys and scope["path"] not in self._public:
-            key = self._check_key(_given_key(headers))
+            key = self._check_key(_given_key(headers, offered_key(scope)))
         if scope.get("method") == "POST":
             self._check_body(headers)
         return key
@@ -199,7 +202,10 @@ class Gate:
             )
             raise ApiError(403, message, param="origin", code="invalid_origin")
         if b"api_key" in parse_qs(scope["query_string"], keep_blank_values=True):
-            message = "give the API key as 'Authorization: Bearer <key>', not in the URL, which gets logged"
+            message = (
+                "give the API key as 'Authorization: Bearer <key>', or from a browser as the subprotocol "
+                "'openai-insecure-api-key.<key>', not in the URL, which gets logged"
+            )
             raise ApiError(401, message, param="api_key", code="invalid_api_key")
 
     def _check_body(self, headers: dict[bytes, bytes]) -> None:
@@ -213,12 +219,12 @@ class Gate:
             raise too_large(self._config)
 
 
-def _given_key(headers: dict[bytes, bytes]) -> bytes:
-    """Return the Bearer token, or else what Anthropic's clients send."""
-    authorization = headers.get(b"authorization", b"")
-    if authorization[: len(_BEARER)].lower() == _BEARER:
+def _given_key(headers: dict[bytes, bytes], offered: bytes) -> bytes:
+    """Return the Bearer token, else what Anthropic's clients send, else what a WebSocket offers."""
+    authorization = headers.get(b"authorization")
+    if authorization is not None and authorization[: len(_BEARER)].lower() == _BEARER:
         return authorization[len(_BEARER) :]
-    return headers.get(b"x-api-key", b"")
+    return headers.get(b"x-api-key", offered if authorization is None else b"")
 
 
 def _check_doubles(scope: Scope) -> None:

@@ -24,7 +24,7 @@ def create_app(state: RouterState) -> ASGIApp:
     """Answers at once; until there are replicas, what is theirs is answered with 503."""
 
     own = {"/health": health, "/ready": ready, "/metrics": metrics}
-    routes = [Route(path, Endpoint(state, {"GET": handler})) for path, handler in own.items()]
+    routes = [Route(path, Endpoint(state, handler, "GET")) for path, handler in own.items()]
     public = {*(route.path for route in routes), *PUBLIC_OF_REPLICAS, *(path for path, _ in page_files())}
     forward, tunnel = Forward(state), Tunnel(state)
 
@@ -51,4 +51,5 @@ async def ready(state: RouterState, request: Request) -> Response:
 async def metrics(state: RouterState, request: Request) -> Response:
     from quire.service.router.exposition import exposition
 
-    return Response(exposition(state), media_type="text/plain; version=0.0.4; charset=utf-8")
+    text, media_type = exposition(state, request.headers.get("accept", ""))
+    return Response(text, media_type=media_type)

@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from quire.engine.hashing import Digest
 from quire.service.errors import ApiError, not_ready
+from quire.service.explain.trace_context import TraceContext
 from quire.service.http.connection import ClientGone, Connection
 from quire.service.http.dialects import STREAM_TYPES, dialect_of
 from quire.service.router.events import whole_events
@@ -28,7 +29,15 @@ from quire.service.router.response_affinity import (
     wanted_response,
 )
 from quire.service.router.state import RouterState
-from quire.service.router.stream_affinity import started_stream, wanted_stream
+from quire.service.router.stream_affinity import (
+    StreamAffinity,
+    StreamKey,
+    started_request,
+    started_stream,
+    wanted_request,
+    wanted_stream,
+)
+from quire.service.tracing.otlp import FinishedSpan, Value
 
 log = logging.getLogger("quire.router")
 
@@ -78,6 +87,8 @@ class _Exchange:
         self._route: bytes | None = None  # what was decided, as a header
         self._is_noted = False  # where the response is that it creates
         self._is_predicted = False  # whether there is a prediction for all of the prompt
+        traced = state.exporter is not None and started_request(request) is not None
+        self._trace = TraceContext.of(request.headers.get("traceparent")) if traced else None
 
     async def run(self, send: Send) -> None:
         async def send_with_route(message: Message) -> None:
@@ -85,7 +96,7 @@ class _Exchange:
                 message["headers"] = [*message["headers"], (b"x-quire-route", self._route)]
             await send(message)
 
-        scope, receive = self._request.scope, self._request.receive
+        scope, receive, began = self._request.scope, self._request.receive, time.time()
         connection = Connection(scope, send_with_route, self._state.config)
         self._state.generations.add(connection)
         reply = None
@@ -101,17 +112,34 @@ class _Exchange:
             self._state.generations.discard(connection)
         if reply is not None:
             await reply(scope, receive, send_with_route)
+        self._export(began)
+
+    def _export(self, began: float) -> None:
+        exporter, trace = self._state.exporter, self._trace
+        if exporter is None or trace is None or not trace.sampled:
+            return
+        attributes: dict[str, Value] = {
+            "http.request.method": self._request.method,
+            "url.path": self._request.url.path,
+            "quire.request_id": self._request.state.request_id.decode(),
+            "quire.route": (self._route or b"").decode(),
+        }
+        span = FinishedSpan(trace, "route", began, time.time(), attributes)
+        exporter.add(lambda: [span])
 
     async def _answer(self, connection: Connection) -> Response | None:
         """None once it was streamed. Raises ApiError."""
         state = self._state
         state.check_open()
-        for affinity, wanted in (
-            (state.stream_affinity, wanted_stream(self._request)),
-            (state.response_affinity, wanted_response(self._request)),
-        ):
-            if wanted is not None:
-                return await self._ask_each(connection, affinity.holders(wanted, state.replicas))
+        wanted = wanted_stream(self._request)
+        if wanted is not None:
+            return await self._pick_up(connection, wanted, state.stream_affinity)
+        asked = wanted_request(self._request)
+        if asked is not None:
+            return await self._pick_up(connection, asked, state.request_affinity)
+        stored = wanted_response(self._request)
+        if stored is not None:
+            return await self._pick_up(connection, stored, state.response_affinity)
         prompt = None
         if state.reader is not None and self._body:
             prompt = await state.reader.read(self._request, self._body)
@@ -138,9 +166,12 @@ class _Exchange:
             raise not_ready("no replica could answer", 2)
         return reply
 
-    async def _ask_each(self, connection: Connection, holders: Sequence[Replica]) -> Response | None:
-        """As `_answer`: asks whoever should have it, then everybody else."""
+    async def _pick_up(
+        self, connection: Connection, key: StreamKey, affinity: StreamAffinity
+    ) -> Response | None:
+        """As `_answer`: asks whoever was sent the stream, or the request, then everybody else."""
         reply, lost = None, False
+        holders = affinity.holders(key, self._state.replicas)
         for attempt, replica in enumerate(holders, 1):
             try:
                 reply = await self._attempt(attempt, connection, Placement.at_home(replica))
@@ -150,7 +181,7 @@ class _Exchange:
             if reply is None or reply.status_code != 404:
                 return reply
         if reply is None or lost:
-            raise not_ready("a replica that may have it does not answer", 2)
+            raise not_ready("a replica that may have what is asked for does not answer", 2)
         return reply
 
     def _place(self, location: Location, tried: set[Replica]) -> Placement:
@@ -165,10 +196,14 @@ class _Exchange:
             if storer is not None and storer.up:
                 return Placement.at_home(storer)
         if key is None:
-            return state.place(location, tried)
-        holder = None if tried else state.stream_affinity.find(key, state.replicas)
-        placement = Placement.at_home(holder) if holder and holder.up else state.place(location, tried)
-        state.stream_affinity.settle(key, placement.replica)
+            placement = state.place(location, tried)
+        else:
+            holder = None if tried else state.stream_affinity.find(key, state.replicas)
+            placement = Placement.at_home(holder) if holder and holder.up else state.place(location, tried)
+            state.stream_affinity.settle(key, placement.replica)
+        request = started_request(self._request)
+        if request is not None:
+            state.request_affinity.settle(request, placement.replica)
         return placement
 
     async def _attempt(
@@ -223,6 +258,9 @@ class _Exchange:
         assert session is not None
         request = self._request
         headers = [*passed_on(request.headers.raw), (b"x-request-id", request.state.request_id)]
+        if self._trace is not None:
+            headers = [header for header in headers if header[0] != b"traceparent"]
+            headers.append((b"traceparent", self._trace.header.encode()))
         return session.request(
             request.method,
             replica.address(request.scope),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from quire.service.errors import TemplateError, bad_value
+from quire.service.text.named_templates import template_names
 from quire.service.text.template_renderer import TemplateRenderer
 
 if TYPE_CHECKING:
@@ -67,8 +68,12 @@ async def render(
     """
     template = tokenizer.chat_template
     if template is None:
+        names = ", ".join(template_names())
         raise bad_value(
-            param, f"the model {model!r} has no chat template: use /v1/completions", "no_chat_template"
+            param,
+            f"the model {model!r} has no chat template: continue text with /v1/completions, or start the "
+            f"server with --chat-template, which takes a file or one of {names}",
+            "no_chat_template",
         )
     if template.tool_format is None:
         uses = any(message["role"] == "tool" or "tool_calls" in message for message in messages)

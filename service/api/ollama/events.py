@@ -116,7 +116,7 @@ class OllamaAnswer:
             return fields
         generation, usage = self._generation, self._generation.usage()
         (group,) = generation.groups
-        end = time.perf_counter()
+        end = time.monotonic()
         return {
             **fields,
             "done_reason": "length" if choice.finish_reason == "length" else "stop",

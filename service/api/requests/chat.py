@@ -22,7 +22,6 @@ from quire.service.text.tools.protocol import (
     check_tools,
 )
 
-
 _NAME = "Of who speaks, or of the tool: the chat template gets it"
 _REASONING = "The assistant's thinking, as it was returned: the chat template gets it"
 _REFUSAL = "What the assistant said instead of an answer: the chat template gets it as text"

@@ -50,17 +50,14 @@ async def responses(state: ServerState, request: Request) -> Response:
     return answer(state, request, own, streamed=bool(body.stream))
 
 
-async def get_response(state: ServerState, request: Request) -> Response:
-    """As it was answered."""
+async def stored_response(state: ServerState, request: Request) -> Response:
+    """As it was answered; or delete it."""
+    tenant, response_id = request.state.tenant, request.path_params["response_id"]
+    if request.method == "DELETE":
+        state.responses.delete(tenant, response_id)
+        return JsonResponse(DeletedResponse(response_id))
     unknown = next(iter(request.query_params), None)
     if unknown not in (None, "include"):
         message = f"{unknown} is not supported here: a stream can be picked up at GET /v1/streams/{{id}}"
         raise bad_value(unknown, message, "unknown_field")
-    stored = state.responses.find(request.state.tenant, request.path_params["response_id"])
-    return Response(stored.reply, media_type="application/json")
-
-
-async def delete_response(state: ServerState, request: Request) -> Response:
-    response_id = request.path_params["response_id"]
-    state.responses.delete(request.state.tenant, response_id)
-    return JsonResponse(DeletedResponse(response_id))
+    return Response(state.responses.find(tenant, response_id).reply, media_type="application/json")

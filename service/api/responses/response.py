@@ -151,6 +151,7 @@ async def begin(
     check_sampled_ids(body, info)
     unused = template_arguments(tokenizer, None, body.effort)[1]
     note_ignored(connection.scope, [*body.ignored_fields, *["reasoning.effort"] * bool(unused)])
+    times = state.times_of(connection, model)
     state.admit(1)
     said = with_input(history, body.input)
     text = await prompt_text(state.renderer, tokenizer, model, body, said)
@@ -176,6 +177,6 @@ async def begin(
     )
     salt = cache_salt(connection, None)
     generation = Generation(
-        state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt
+        state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt, times
     )
     return ModelResponse(body, model, generation, said)
