@@ -17,17 +17,14 @@ from quire.service.errors import ApiError, not_ready
 from quire.service.explain.trace_context import TraceContext
 from quire.service.http.connection import ClientGone, Connection
 from quire.service.http.dialects import STREAM_TYPES, dialect_of
+from quire.service.http.gate import note_ignored
 from quire.service.router.events import whole_events
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.held import Share, read_body
 from quire.service.router.placement import Location, Placement
 from quire.service.router.replica import Replica
-from quire.service.router.response_affinity import (
-    NOT_FOUND,
-    created_response,
-    previous_response,
-    wanted_response,
-)
+from quire.service.router.refusals import ReplicaLost, is_refusal
+from quire.service.router.response_affinity import created_response, previous_response, wanted_response
 from quire.service.router.state import RouterState
 from quire.service.router.stream_affinity import (
     StreamAffinity,
@@ -42,26 +39,12 @@ from quire.service.tracing.otlp import FinishedSpan, Value
 log = logging.getLogger("quire.router")
 
 MAX_ATTEMPTS = 3
-BUSY = frozenset({429, 503})  # it has not begun: another replica may say better; else this is the answer
-_STALLED = b'"code":"engine_stalled"'  # a 503 of what may have begun
-
 # Of GET and HEAD nothing begins that could make a replica die.
 _HARMLESS = frozenset({"GET", "HEAD"})
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _CACHED_TOKENS = re.compile(rb'"cached_tokens":(\d+)')  # inside a JSON string the quotes would be escaped
-
-
-class _ReplicaLost(Exception):
-    """A replica failed, before the first byte of its answer or after it.
-
-    `begun`: it may have begun on the request, which may be why it failed; no other replica is to get that.
-    """
-
-    def __init__(self, message: str, *, begun: bool) -> None:
-        super().__init__(message)
-        self.begun = begun
 
 
 class Forward:
@@ -155,12 +138,12 @@ class _Exchange:
             try:
                 digests = location.digests(placement.replica)
                 reply = await self._attempt(attempt, connection, placement, digests)
-            except _ReplicaLost as lost:
+            except ReplicaLost as lost:
                 if lost.begun:
                     message = "the replica was lost while it worked on this request, which is not tried again"
                     raise ApiError(502, message, code="replica_lost") from None
                 continue
-            if reply is None or not _is_refusal(reply):
+            if reply is None or not is_refusal(reply):
                 return reply
         if reply is None:
             raise not_ready("no replica could answer", 2)
@@ -175,7 +158,7 @@ class _Exchange:
         for attempt, replica in enumerate(holders, 1):
             try:
                 reply = await self._attempt(attempt, connection, Placement.at_home(replica))
-            except _ReplicaLost:
+            except ReplicaLost:
                 lost = True
                 continue
             if reply is None or reply.status_code != 404:
@@ -209,12 +192,12 @@ class _Exchange:
     async def _attempt(
         self, number: int, connection: Connection, placement: Placement, digests: Sequence[Digest] = ()
     ) -> Response | None:
-        """None once it was streamed. Raises _ReplicaLost before the first byte, and ApiError after it."""
+        """None once it was streamed. Raises ReplicaLost before the first byte, and ApiError after it."""
         self._route = placement.header(number)
         self._state.metrics.placed(placement, number)
         try:
             return await self._try(connection, placement, digests)
-        except _ReplicaLost as lost:
+        except ReplicaLost as lost:
             if connection.started:
                 message = "the replica was lost in the middle of its answer"
                 raise ApiError(502, message, code="replica_lost") from None
@@ -224,7 +207,7 @@ class _Exchange:
     async def _try(
         self, connection: Connection, placement: Placement, digests: Sequence[Digest]
     ) -> Response | None:
-        """None once it was streamed. Raises _ReplicaLost."""
+        """None once it was streamed. Raises ReplicaLost."""
         replica = placement.replica
         try:
             with replica.request(digests):
@@ -241,7 +224,7 @@ class _Exchange:
                 replica.lost(error)  # else it may just have closed a connection that was idle for long
             replica.sent_prefixes.refused(digests)
             begun = self._request.method not in _HARMLESS and not isinstance(error, _NEVER_SENT)
-            raise _ReplicaLost(f"{replica.name}: {error or type(error).__name__}", begun=begun) from None
+            raise ReplicaLost(f"{replica.name}: {error or type(error).__name__}", begun=begun) from None
         if answer.status == 503:
             replica.lost(f"it answers {answer.status}")
         if answer.status >= 400:
@@ -274,6 +257,8 @@ class _Exchange:
         self, connection: Connection, answer: aiohttp.ClientResponse, placement: Placement
     ) -> None:
         connection.keep_alive()
+        ignored = answer.headers.get("x-quire-ignored")
+        note_ignored(self._request.scope, [] if ignored is None else ignored.split(", "))
         mark = dialect_of(self._request.url.path).framing.after
         async for events in whole_events(answer.content.iter_any(), mark):
             await connection.write(events)
@@ -307,10 +292,3 @@ class _Exchange:
             if found and int(found[-1]) <= placement.prompt_tokens:
                 self._state.metrics.compare(placement, int(found[-1]))
                 self._is_predicted = False
-
-
-def _is_refusal(reply: Response) -> bool:
-    """Whether a replica has not begun on the request that it answers so."""
-    if reply.status_code == 400:
-        return NOT_FOUND in reply.body
-    return reply.status_code in BUSY and _STALLED not in reply.body
