@@ -74,6 +74,7 @@ _ACCOUNTING = (
     Inert("prompt_cache_retention", Literal["in_memory", "in-memory", "24h"], "KV blocks stay while there is room"),
     Inert("verbosity", Literal["low", "medium", "high"], "models here have no such setting"),
 )
+_GIVEN_BACK = ("safety_identifier", "service_tier", "prompt_cache_key")  # with a response, so in its own type
 _OBFUSCATION = Inert("include_obfuscation", bool, "nothing is padded: use TLS")
 
 INERT: dict[str, tuple[Row, ...]] = {
@@ -137,10 +138,7 @@ INERT: dict[str, tuple[Row, ...]] = {
               "the model is not shown"),
     ),
     "ResponseRequest": (
-        *_ACCOUNTING,
-        Inert("include", Annotated[list[_Label], Meta(max_length=32)], "there is nothing more to include"),
-        Inert("truncation", Literal["disabled"], "an input that is too long is refused"),
-        Inert("background", Literal[False], "responses are generated at once"),
+        *(row for row in _ACCOUNTING if row.name not in _GIVEN_BACK),
         Inert("client_metadata", _Anything, "your own labels"),
         Inert("stream_options", Annotated[dict[str, bool], Meta(max_length=1)], "nothing is padded: use TLS"),
         Refused("conversation", "give previous_response_id, or the whole conversation as input"),

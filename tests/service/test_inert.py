@@ -11,7 +11,8 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from quire.service.api.openapi import OPERATIONS, describe
+from quire.service.api.openapi import describe
+from quire.service.api.operations import OPERATIONS
 from quire.service.http.tidying import structs_in
 from quire.service.inert import INERT, Inert
 from quire.service.text.template import ChatTemplate
