@@ -39,6 +39,7 @@ from quire.engine.frames import (
 )
 from quire.engine.inspection.messages import Answer, Question
 from quire.engine.messages import Abort, Drain, FinishReason, Output, Request, SamplingParams
+from quire.engine.records import RequestRecord
 
 TURN_SECONDS = 0.005  # for which frames are read before what they brought is told, and others have their turn
 EXIT_CODE_SECONDS = 0.5  # for which streams wait to be told with which code it has ended
@@ -140,6 +141,7 @@ class AsyncEngine:
         self.progress: list[Progress] = []
         self.on_stats: Callable[[StepStats], None] | None = None
         self.on_registry: Callable[[RegistryReport], None] | None = None
+        self.on_record: Callable[[RequestRecord], None] | None = None
         self._streams: dict[int, RequestStream] = {}
         self._next_id = 0
         self._answers: dict[int, asyncio.Future[Answer | None]] = {}  # that are waited for, by ticket
@@ -173,11 +175,16 @@ class AsyncEngine:
         )
         self._pump_task = asyncio.create_task(self._pump(reader), name="quire-engine-pump")
 
-    def add(self, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> RequestStream:
-        """Queue a request. Raise FieldError when it could never run, EngineDeadError when none is served."""
+    def add(
+        self, prompt: list[int], params: SamplingParams, cache_salt: str = "", owner: str = ""
+    ) -> RequestStream:
+        """Queue a request; what is cached with salts of the same `owner` may be told of it.
+
+        Raise FieldError when it could never run, EngineDeadError when none is served.
+        """
         if self.state != "ready" or self.info is None:
             raise EngineDeadError(self.error or "the engine is still loading")
-        request = Request(self._next_id, prompt, params, time.monotonic(), cache_salt)
+        request = Request(self._next_id, prompt, params, time.monotonic(), cache_salt, owner)
         self._capacity.check(request)
         self._next_id += 1
         self._send(request)
@@ -263,7 +270,7 @@ class AsyncEngine:
 
     def _receive(self, frame: EngineFrame) -> None:
         match frame:
-            case StepFrame(outputs, stats):
+            case StepFrame(outputs, stats, records):
                 self._last_step = time.monotonic()
                 self._unanswered = False
                 streams = self._streams
@@ -280,6 +287,9 @@ class AsyncEngine:
                             del self._streams[output.request_id]
                 if self.on_stats is not None:
                     self.on_stats(stats)
+                if self.on_record is not None:
+                    for record in records:
+                        self.on_record(record)
             case ProgressFrame(progress):
                 self.progress.append(progress)
             case ReadyFrame(info):

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -73,6 +74,7 @@ def run_engine(connection: socket.socket) -> int:
             start.config,
             lambda progress: connection.sendall(encode_frame(ProgressFrame(progress))),
             start.asked_at,
+            partial(_end_with_lost_rank, connection),
         )
         if start.pinned:
             info = msgspec.structs.replace(info, num_pinned_blocks=pin_prefixes(core, start.pinned))
@@ -102,6 +104,15 @@ def run_engine(connection: socket.socket) -> int:
         if kv_events is not None:
             kv_events.stop()
     return 0
+
+
+def _end_with_lost_rank(connection: socket.socket, error: str) -> None:
+    """End the process, whatever it is waiting for: a step that another rank takes part in never ends."""
+    logger.error("the engine cannot go on: %s", error)
+    with contextlib.suppress(OSError):
+        connection.sendall(encode_frame(FatalFrame(error)))
+    logging.shutdown()
+    os._exit(1)
 
 
 def _serve(
@@ -139,7 +150,7 @@ def _serve(
         frames = []
         outputs = core.step()
         outputs.others += refusals
-        connection.sendall(encode_frame(StepFrame(outputs, core.stats)))
+        connection.sendall(encode_frame(StepFrame(outputs, core.stats, core.records)))
         inspector.observe()
         for ask in asked:
             connection.sendall(encode_frame(_answer(inspector, ask)))

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 from quire.engine.config import EngineInfo, Progress, RegistryReport, StepStats
 from quire.engine.inspection.messages import Answer, Question
 from quire.engine.messages import Output, SamplingParams
+from quire.engine.records import RequestRecord
 
 
 class RequestStream(Protocol):
@@ -22,6 +23,7 @@ class RequestStream(Protocol):
 class Engine(Protocol):
     on_stats: Callable[[StepStats], None] | None
     on_registry: Callable[[RegistryReport], None] | None
+    on_record: Callable[[RequestRecord], None] | None
 
     @property
     def state(self) -> Literal["loading", "ready", "dead"]: ...
@@ -34,7 +36,9 @@ class Engine(Protocol):
 
     def watch_progress(self) -> AsyncIterator[Progress]: ...
 
-    def add(self, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> RequestStream: ...
+    def add(
+        self, prompt: list[int], params: SamplingParams, cache_salt: str = "", owner: str = ""
+    ) -> RequestStream: ...
 
     async def ask(self, question: Question) -> Answer | None: ...
 

@@ -87,6 +87,8 @@ class QuireServer(OrderlyServer):
                 await self.state.engine.stop()
         finally:
             self.state.lab_pools.close()
+            if self.state.exporter is not None:
+                await asyncio.to_thread(self.state.exporter.close)
             await self.state.grammar_trials.close()
             await self.state.renderer.close()
             self.state.pool.shutdown(wait=False, cancel_futures=True)

@@ -15,14 +15,22 @@ Serve = Callable[[object, Request], Awaitable[Response]]
 
 _HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
 }
-_TYPES = {".js": "text/javascript", ".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml"}
+_CHANGES = {"cache-control": "no-cache"}
+_STAYS = {"cache-control": "public, max-age=31536000, immutable"}  # a library's version is in its path
+_TYPES = {
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".html": "text/html",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
+}
 
 
 def page_files(folder: Path = PAGE) -> list[tuple[str, Serve]]:
@@ -41,9 +49,10 @@ def _path(name: PurePath) -> str:
 
 def _serve(file: Path) -> Serve:
     content = file.read_bytes()
-    kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "text/plain"  # a licence
+    headers = {**_HEADERS, **(_STAYS if "vendor" in file.parts else _CHANGES)}
 
     async def serve(state: object, request: Request) -> Response:
-        return Response(content, headers=_HEADERS, media_type=kind)
+        return Response(content, headers=headers, media_type=kind)
 
     return serve

@@ -19,8 +19,8 @@ PACKAGES = ("engine", "kernels", "service", "loadtest")
 LAYERS = (
     ("errors", "shares", "keys", "origins", "json_fields", "engine_client", "demo"),
     ("config", "watchdog"),
-    ("metrics", "text", "inspector"),
-    ("admission", "http"),
+    ("explain", "metrics", "text", "inspector"),
+    ("admission", "http", "tracing"),
     ("answer",),
     ("state",),
     ("api",),
@@ -147,6 +147,7 @@ FRONT = {"quire.kernels.formats.cache_spec"} | {
     for name in (
         *("arrays", "capacity", "client", "config", "errors", "frames", "hashing", "logs", "messages"),
         *("inspection.messages", "lab.paths", "lab.view"),
+        "records",
         *("models.config", "models.hub", "models.json_fields", "models.rope_config"),
         *("registry.deployment", "registry.prompt_hasher", "registry.redis", "sequences.grammar", "urls"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,6 +23,8 @@ from quire.engine.inspection.messages import (
     Question,
 )
 from quire.engine.messages import FinishReason, Output, Request, SamplingParams, TokenLogprob
+from quire.engine.records import Company, RequestRecord
+from quire.engine.sequences.timeline import Timeline
 from quire.service.text.tokenizer import Tokenizer
 
 Script = Callable[[list[int], SamplingParams, int], list[int]]
@@ -154,6 +157,7 @@ class FakeEngine:
         self.error: str | None = None
         self.on_stats: Callable[[StepStats], None] | None = None
         self.on_registry: Callable[[RegistryReport], None] | None = None
+        self.on_record: Callable[[RequestRecord], None] | None = None
         self.progress: list[Progress] = []
         self.auto = auto
         self.script = script
@@ -192,7 +196,9 @@ class FakeEngine:
             self._changed.clear()
             await self._changed.wait()
 
-    def add(self, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> FakeStream:
+    def add(
+        self, prompt: list[int], params: SamplingParams, cache_salt: str = "", owner: str = ""
+    ) -> FakeStream:
         if self.state != "ready":
             raise EngineDeadError(self.error or "loading")
         self._info.capacity.check(Request(len(self.streams), prompt, params))
@@ -205,6 +211,14 @@ class FakeEngine:
         if self.auto and (self._stepper is None or self._stepper.done()):
             self._stepper = asyncio.get_running_loop().create_task(self._run())
         return stream
+
+    def tell_end(self, stream: FakeStream) -> None:
+        """Say what became of a request, as a real engine does once it has ended: nothing took any time."""
+        now = time.monotonic()
+        tokens = len(stream.prompt), 0, 0
+        record = Timeline(now).end(stream.request_id, now, "length", Company(), tokens)
+        if self.on_record is not None:
+            self.on_record(record)
 
     async def until_added(self, count: int) -> None:
         """Waits until it has been given so many requests."""
