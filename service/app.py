@@ -14,7 +14,6 @@ from quire.service.api.blocks import block_detail, block_events, block_prefixes
 from quire.service.api.chat import chat_completions
 from quire.service.api.completions import completions
 from quire.service.api.health import health, metrics, ready, startup
-from quire.service.api.lab import begin_lab, step_lab
 from quire.service.api.models import detokenize, get_model, list_models, tokenize
 from quire.service.api.ollama.endpoint import ollama_chat, ollama_generate
 from quire.service.api.ollama.models import ollama_ps, ollama_show, ollama_tags, ollama_version
@@ -82,8 +81,8 @@ def create_app(state: ServerState) -> ASGIApp:
         get("/v1/blocks/events", block_events),
         get("/v1/blocks/prefixes", block_prefixes),
         get("/v1/blocks/{tier}/{block}", block_detail),
-        post("/v1/lab/pools", begin_lab),
-        post("/v1/lab/pools/{pool_id}", step_lab),
+        post("/v1/lab/pools", _begin_lab),
+        post("/v1/lab/pools/{pool_id}", _step_lab),
         post("/tokenize", tokenize),
         post("/detokenize", detokenize),
     ]
@@ -103,3 +102,18 @@ async def openapi(state: ServerState, request: Request) -> Response:
     except PackageNotFoundError:  # run from a checkout
         number = "0"
     return JsonResponse(describe(number))
+
+
+# The lab takes parts of the engine, whose imports a server that is about to listen does not wait for.
+
+
+async def _begin_lab(state: ServerState, request: Request) -> Response:
+    from quire.service.api.lab import begin_lab
+
+    return await begin_lab(state, request)
+
+
+async def _step_lab(state: ServerState, request: Request) -> Response:
+    from quire.service.api.lab import step_lab
+
+    return await step_lab(state, request)

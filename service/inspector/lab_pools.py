@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from quire.engine.lab.pool import Pool
 from quire.service.errors import ApiError
 from quire.service.shares import Shares
+
+if TYPE_CHECKING:
+    from quire.engine.lab.pool import Pool
 
 NUM_BLOCKS = 64
 MAX_POOLS = 64
@@ -37,6 +40,8 @@ class LabPools:
 
     def begin(self, tenant: str, block_size: int) -> tuple[str, Pool]:
         """Return a new pool and its id."""
+        from quire.engine.lab.pool import Pool  # a server listens before it has imported the engine's parts
+
         while len(self._visits) >= self._max_pools:
             oldest = self._shares.next_to_go(lambda _: False)
             assert oldest is not None, "pools without shares"

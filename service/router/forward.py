@@ -22,8 +22,8 @@ from quire.service.router.events import whole_events
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.held import Share, read_body
 from quire.service.router.placement import Location, Placement
-from quire.service.router.replica import Replica
 from quire.service.router.refusals import ReplicaLost, is_refusal
+from quire.service.router.replica import Replica
 from quire.service.router.response_affinity import created_response, previous_response, wanted_response
 from quire.service.router.state import RouterState
 from quire.service.router.stream_affinity import (
