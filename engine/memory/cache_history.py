@@ -33,7 +33,7 @@ class CacheHistory:
             if before is not None:
                 self._following[before.digest] = prefix
                 if before.content.__class__ is str and prefix.content.__class__ is bytes:
-                    self._salts.setdefault(prefix.content, {})[before.content] = None  # type: ignore[arg-type, index]
+                    self._salts.setdefault(prefix.content, {})[before.content] = None
             return
         evicted, digest = self._evicted, prefix.digest
         evicted.pop(digest, None)
