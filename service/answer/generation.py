@@ -17,7 +17,7 @@ from quire.service.answer.choice import Choice, LogprobEntry
 from quire.service.answer.replies import Usage
 from quire.service.engine_client import Engine, RequestStream
 from quire.service.errors import ApiError, not_ready, refused
-from quire.service.explain.times import RequestTimes
+from quire.service.explain.times import RequestTimes, Status
 from quire.service.text.tools.use import ToolUse
 from quire.service.text.turn_end import TurnEnd
 
@@ -301,7 +301,7 @@ class Generation:
         if times.ended is None:
             times.output_tokens = sum(choice.num_tokens for choice in self.choices)
             times.finish_reasons = [choice.finish_reason or self._end_reason for choice in self.choices]
-            ended = "failed" if self._end_reason == "error" else "aborted"
+            ended: Status = "failed" if self._end_reason == "error" else "aborted"
             self._admission.past_requests.end(times, "finished" if self.finished else ended)
         for group in self._groups.values():
             if group.unfinished:
