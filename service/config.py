@@ -45,6 +45,7 @@ class ServiceConfig:
     max_backlog_bytes: int = 256 << 10  # what may wait for a client that does not read
     max_conversation_bytes: int = 2 << 20  # what a WebSocket remembers of its responses
     max_conversations_bytes: int = 256 << 20  # what all WebSockets remember together
+    max_stored_bytes: int = 256 << 20  # of responses that are kept
     resume_timeout: float = 60.0  # for which a stream with an X-Stream-Id waits for a reader to come back
     max_stream_bytes: int = 1 << 20  # of its events that are kept
     max_recorded_streams: int = 256  # that run

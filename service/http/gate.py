@@ -6,7 +6,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect
@@ -38,7 +38,9 @@ def note_failure(scope: Scope, error: ApiError, engine_requests: list[int]) -> N
 
 
 def note_ignored(scope: Scope, names: Iterable[str]) -> None:
-    """Have the answer's header name the fields of the request that had no effect."""
+    """Have the answer's header name the fields of the request that had no effect: a socket's is out."""
+    if scope["type"] == "websocket":
+        return
     scope["state"]["ignored"] = [*scope["state"].get("ignored", ()), *names]
 
 
@@ -48,8 +50,17 @@ class Gate:
     Answers with X-Request-Id, the client's own if it is well formed.
     """
 
-    def __init__(self, app: ASGIApp, config: ServiceConfig, public: frozenset[str], keys: KeyRing) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: ServiceConfig,
+        public: frozenset[str],
+        keys: KeyRing,
+        count: Callable[[str, int], None] | None = None,
+    ) -> None:
+        """`count` is told of each answer: its endpoint ("other": none), and its status (0: none came)."""
         self._app = app
+        self._count = count
         self._config = config
         self._bodies = Bodies(config)
         self._public = public
@@ -101,13 +112,13 @@ class Gate:
         finally:
             if body is not None:
                 body.close()
+            if self._count is not None:
+                self._count(scope["state"].get("endpoint", "other"), status)
             self._log(scope, request_id.decode(), status, time.monotonic() - began)
 
     def _ignored(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         """Return the header that names the fields without effect; the log tells of each once."""
-        names = [
-            name if _IGNORED_NAME.fullmatch(name) else "?" for name in scope["state"].get("ignored", ())
-        ]
+        names = [name if _IGNORED_NAME.fullmatch(name) else "?" for name in scope["state"].get("ignored", ())]
         for name in names:
             if name not in self._told and len(self._told) < _MAX_TOLD:
                 self._told.add(name)

@@ -45,6 +45,10 @@ def test_openai_client_streams_a_response(port: str) -> None:
     assert "block" in run([sys.executable, "-c", program.replace(PORT, port)])
 
 
+def test_openai_client_goes_on_from_a_stored_response(port: str) -> None:
+    run([sys.executable, "-c", block("python", "retrieve", API).replace(PORT, port)])
+
+
 def test_curl_gets_json_by_a_schema(port: str) -> None:
     reply = json.loads(run(["bash", "-ec", block("sh", "json_schema", API).replace(PORT, port)]))
     answer = json.loads(reply["choices"][0]["message"]["content"])

@@ -276,7 +276,6 @@ REFUSED: list[tuple[Any, int, str, str | None]] = [
     ({"type": "response.create", "input": "a", "background": True}, 400, "invalid_value", "background"),
     ({"type": "response.create", "input": "a", "generate": False}, 400, "unknown_field", "generate"),
     ({"type": "response.create", "input": "a", "stream": False}, 400, "invalid_value", "stream"),
-    ({"type": "response.create", "input": "a", "store": True}, 400, "invalid_value", "store"),
     ({"type": "response.create", "input": "a", "stream_id": ""}, 400, "invalid_value", "stream_id"),
     ({"type": "response.create", "input": "a", "model": "other"}, 404, "model_not_found", "model"),
     ({"type": "response.create", "input": "a" * 3000}, 400, "context_length_exceeded", "input"),

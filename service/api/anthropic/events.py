@@ -52,17 +52,23 @@ class MessageAnswer:
         )
 
     def whole(self) -> MessageReply:
-        """Return the message once its generation has finished. A call that was cut is left out."""
+        """Return the message once its generation has finished.
+
+        A call whose arguments are no JSON object, as where it was cut, is text: nobody could run it.
+        """
         reply = self.begun()
         for part in self.choice.take_parts():
             if isinstance(part, str):
                 if text := part if not reply.content else part.lstrip():
                     reply.content.append(SaidText(text=text))
             elif part.id is not UNSET and part.function.name is not UNSET:
-                given = _object(part.function.arguments)
-                if given is not None:
-                    reply.content.append(SaidCall(id=part.id, name=part.function.name, input=given))
+                text, name = part.function.arguments, part.function.name
+                given = _object(text)
+                call = None if given is None else SaidCall(id=part.id, name=name, input=given)
+                reply.content.append(call or SaidText(text=text))
         reply.stop_reason = stop_reason(self.choice, fills_context=self.fills_context)
+        if reply.stop_reason == "tool_use" and not any(isinstance(each, SaidCall) for each in reply.content):
+            reply.stop_reason = "end_turn"
         reply.stop_sequence = stop_sequence(self.choice)
         return reply
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from msgspec import UNSET
 
 from quire.service.answer.choice import Choice
+from quire.service.answer.replies import TokenLogprobs
 from quire.service.api.responses.open_items import OpenCall, OpenMessage
-from quire.service.api.responses.replies import ItemStatus, Status
+from quire.service.api.responses.replies import ItemStatus, ResponseReply, Status
 from quire.service.api.responses.response import ModelResponse
 from quire.service.api.responses.writer import Event, EventWriter
 from quire.service.errors import ApiError
@@ -26,6 +29,7 @@ class ResponseEvents:
             names["stream_id"] = stream_id
         self._writer = EventWriter(names)
         self._item: OpenMessage | OpenCall | None = None
+        self._logprobs: list[TokenLogprobs] = []  # of tokens whose text is still to be told of
 
     def start(self) -> list[Event]:
         return [
@@ -35,6 +39,7 @@ class ResponseEvents:
 
     def update(self) -> list[Event]:
         """Return the events of what has come since."""
+        self._logprobs += self._response.take_logprobs()
         return [event for part in self._response.choice.take_parts() for event in self._tell(part)]
 
     def finish(self) -> list[Event]:
@@ -68,8 +73,12 @@ class ResponseEvents:
             text = part.function.arguments
             if part.id is not UNSET and part.function.name is not UNSET:
                 events = self._open(OpenCall(self._writer, index, part.id, part.function.name))
-        if text and self._item is not None:
+        if text and isinstance(self._item, OpenMessage):
+            events.append(self._item.more(text, self._logprobs))
+        elif text and self._item is not None:
             events.append(self._item.more(text))
+        if text:  # calls come without
+            self._logprobs = []
         return events
 
     def _open(self, item: OpenMessage | OpenCall) -> list[Event]:
@@ -99,8 +108,13 @@ def error_event(error: ApiError, **names: str | None) -> Event:
 class ResponseEncoder:
     """The EventEncoder of a response's stream."""
 
-    def __init__(self, response: ModelResponse, framing: Framing) -> None:
+    def __init__(
+        self, response: ModelResponse, framing: Framing, keep: Callable[[ResponseReply], None]
+    ) -> None:
+        """`keep` is given the response once it has ended as it should."""
+        self._response = response
         self._framing = framing
+        self._keep = keep
         self._events = ResponseEvents(response)
         self._due = self._events.start()  # it goes out with the first chunk
 
@@ -108,7 +122,9 @@ class ResponseEncoder:
         return self._messages(self._events.update())
 
     def end(self) -> list[bytes]:
-        return self._messages(self._events.finish())
+        messages = self._messages(self._events.finish())
+        self._keep(self._response.snapshot(self._response.final_status))
+        return messages
 
     def failure(self, error: ApiError) -> list[bytes]:
         return self._messages(self._events.failed(error))

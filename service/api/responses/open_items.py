@@ -6,6 +6,7 @@ import secrets
 
 import msgspec
 
+from quire.service.answer.replies import TokenLogprobs
 from quire.service.api.responses.replies import ItemStatus, OutputCall, OutputMessage, OutputText
 from quire.service.api.responses.writer import Event, EventWriter
 
@@ -18,6 +19,7 @@ class OpenMessage:
         self._index = index
         self._place = {"item_id": self.item.id, "output_index": index, "content_index": 0}
         self._texts: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._delta = writer.deltas("response.output_text.delta", **self._place, logprobs=[])
 
     def open(self) -> list[Event]:
@@ -26,17 +28,21 @@ class OpenMessage:
         self.item.content.append(part)
         return [added, self._writer.event("response.content_part.added", **self._place, part=part)]
 
-    def more(self, text: str) -> Event:
+    def more(self, text: str, logprobs: list[TokenLogprobs]) -> Event:
         self._texts.append(text)
-        return self._delta(text)
+        if not logprobs:
+            return self._delta(text)
+        self._logprobs += logprobs
+        kind = "response.output_text.delta"
+        return self._writer.event(kind, **self._place, delta=text, logprobs=logprobs)
 
     def close(self, status: ItemStatus) -> list[Event]:
         self.item.status = status
         (part,) = self.item.content
-        part.text = "".join(self._texts)
+        part.text, part.logprobs = "".join(self._texts), self._logprobs
         event = self._writer.event
         return [
-            event("response.output_text.done", **self._place, text=part.text, logprobs=[]),
+            event("response.output_text.done", **self._place, text=part.text, logprobs=part.logprobs),
             event("response.content_part.done", **self._place, part=part),
             event("response.output_item.done", output_index=self._index, item=self.item),
         ]
