@@ -70,8 +70,8 @@ class ResponseStore:
         except ApiError:
             raise bad_value(
                 "previous_response_id",
-                f"previous_response_id is {response_id!r}, and there is no such response to go on from: it is "
-                "of another key or server, failed, was not stored, or has been forgotten. Send the whole "
+                f"previous_response_id is {response_id!r}, and there is no such response to go on from: it "
+                "is of another key or server, failed, was not stored, or has been forgotten. Send the whole "
                 "conversation as input",
                 "previous_response_not_found",
             ) from None
