@@ -29,7 +29,7 @@ class ResponseStore:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._kept: dict[tuple[str, str], StoredResponse] = {}
-        self._shares: Shares[str] = Shares()
+        self._shares: Shares[tuple[str, str]] = Shares()
 
     @property
     def bytes(self) -> int:
@@ -40,13 +40,14 @@ class ResponseStore:
         size = response.size
         if size > self._max_bytes:
             return
-        self._kept[tenant, response_id] = response
-        self._shares.add(tenant, response_id, size)
+        own = (tenant, response_id)
+        self._kept[own] = response
+        self._shares.add(tenant, own, size)
         while self.bytes > self._max_bytes:
-            found = self._shares.next_to_go(lambda key: key == response_id)
+            found = self._shares.next_to_go(lambda key: key == own)
             if found is None:
                 return
-            self._forget(*found)
+            self._forget(*found[1])
 
     def find(self, tenant: str, response_id: str) -> StoredResponse:
         """Raises ApiError 404."""
@@ -59,7 +60,7 @@ class ResponseStore:
                 param="response_id",
                 code="response_not_found",
             )
-        self._shares.use(tenant, response_id)
+        self._shares.use(tenant, (tenant, response_id))
         return found
 
     def conversation(self, tenant: str, response_id: str) -> list[TemplateMessage]:
@@ -69,8 +70,9 @@ class ResponseStore:
         except ApiError:
             raise bad_value(
                 "previous_response_id",
-                f"there is no response {response_id!r} to go on from: it is of another key or server, "
-                "failed, was not stored, or has been forgotten. Send the whole conversation as input",
+                f"previous_response_id is {response_id!r}, and there is no such response to go on from: it "
+                "is of another key or server, failed, was not stored, or has been forgotten. Send the whole "
+                "conversation as input",
                 "previous_response_not_found",
             ) from None
 
@@ -81,4 +83,4 @@ class ResponseStore:
 
     def _forget(self, tenant: str, response_id: str) -> None:
         del self._kept[tenant, response_id]
-        self._shares.remove(tenant, response_id)
+        self._shares.remove(tenant, (tenant, response_id))

@@ -13,6 +13,7 @@ from quire.engine.errors import FieldError
 T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAMED = re.compile(r"(?:unknown|missing required) field `([^`]*)`")
 _PATH = re.compile(r" - at `\$\.([^`]*)`$")
 
 
@@ -38,6 +39,6 @@ def _read(tool: dict[str, Any], name: str, kind: type[T]) -> T:
         return msgspec.convert(tool, kind)
     except msgspec.ValidationError as error:
         message = str(error)
-        found = _PATH.search(message)
-        field = name if found is None else f"{name}.{found.group(1)}"
+        found = [name, *_PATH.findall(message), *_NAMED.findall(message)]
+        field = ".".join(found)
         raise FieldError(field, f"{field}: {_PATH.sub('', message)}") from None

@@ -12,7 +12,9 @@ from tests.docs.pages import PAGES
 def test_every_field_is_on_the_page_with_its_reason(kind: str) -> None:
     page = PAGES["docs/fields.md"]
     for row in INERT[kind]:
-        line = f"| {kind} | `{row.name}` | {'no effect' if isinstance(row, Inert) else 'refused'} | {row.why} |"
+        line = (
+            f"| {kind} | `{row.name}` | {'no effect' if isinstance(row, Inert) else 'refused'} | {row.why} |"
+        )
         assert line in page, f"docs/fields.md needs the line\n{line}"
 
 

@@ -159,7 +159,8 @@ async def test_failure_in_mid_stream_is_one_last_object(make_service: Callable[.
     service = make_service(auto=False)
     running = exchange(service.app, "/api/chat", {"model": "tiny", "messages": HELLO})
     await service.engine.until_added(1)
-    service.engine.step()
+    for _ in range(3):
+        service.engine.step()
     await running.until(b'"done":false')
     (stream,) = service.engine.streams
     stream.push(Output(stream.request_id, 0, [], finish_reason="error", error="the logits are not finite"))

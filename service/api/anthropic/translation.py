@@ -72,7 +72,11 @@ def ignored_fields(body: CountTokensRequest, template: ChatTemplate | None) -> I
     if any(isinstance(block, RedactedThinkingBlock) for block in blocks):
         yield "redacted_thinking"
     yield from left_out(body.tools or (), _OWN)
-    if body.output_config is not None and body.output_config.effort is not None and not _effort(body, template):
+    if (
+        body.output_config is not None
+        and body.output_config.effort is not None
+        and not _effort(body, template)
+    ):
         yield "output_config.effort"
     if isinstance(body.thinking, ThinkingOn):
         yield "thinking.budget_tokens"

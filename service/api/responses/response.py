@@ -76,7 +76,6 @@ class ModelResponse:
     def snapshot(self, status: Status, error: ApiError | None = None) -> ResponseReply:
         """The response as it stands."""
         body = self._body
-        params = body.sampling_params(1)
         if status == "completed" and self._completed is None:
             self._completed = int(time.time())
         return ResponseReply(
@@ -98,14 +97,14 @@ class ModelResponse:
             prompt_cache_key=body.prompt_cache_key,
             max_tool_calls=body.max_tool_calls,
             reasoning=body.reasoning or Reasoning(),
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
             top_logprobs=body.top_logprobs or 0,
-            temperature=params.temperature,
+            temperature=1.0 if body.temperature is None else body.temperature,
             text=TextConfig(body.text_format),
             tool_choice=body.tool_choice or "auto",
             tools=body.functions,
-            top_p=params.top_p,
+            top_p=body.top_p or 1.0,
             usage=None if status == "in_progress" else self._usage(),
         )
 
