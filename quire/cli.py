@@ -124,6 +124,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         cors_origins=tuple(arguments.cors_origin),
         insecure=arguments.insecure,
         unknown_fields=arguments.unknown_fields,
+        reasoning_parser=arguments.reasoning_parser,
         max_num_queued_reqs=arguments.max_num_queued_reqs,
         max_num_queued_tokens=arguments.max_num_queued_tokens,
         shutdown_timeout=arguments.shutdown_timeout,

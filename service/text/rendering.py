@@ -23,6 +23,9 @@ class TemplateArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     """The template variables that a client may set."""
 
     enable_thinking: bool | None = None
+    thinking: bool | None = None
+    preserve_thinking: bool | None = None
+    clear_thinking: bool | None = None
 
     def given(self) -> dict[str, Any]:
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
@@ -75,6 +78,8 @@ async def render(
         if tools or uses:
             field = "tools" if tools else param
             raise bad_value(field, f"{field}: the chat template of {model!r} knows no tools", "no_tools")
+    if template.mentions(".thinking") and not template.mentions("reasoning_content"):
+        messages = [_renamed(message) for message in messages]
     mark = ""
     if continues:
         mark = f"-continue-{secrets.token_hex(16)}"
@@ -93,3 +98,11 @@ async def render(
     if mark and mark not in prompt:
         raise bad_value(param, f"the chat template of {model!r} does not show the last message's content")
     return prompt[: prompt.rindex(mark)] if mark else prompt
+
+
+def _renamed(message: TemplateMessage) -> TemplateMessage:
+    """With what was thought as gpt-oss's template calls it."""
+    if "reasoning_content" not in message:
+        return message
+    rest = {name: value for name, value in message.items() if name != "reasoning_content"}
+    return {**rest, "thinking": message["reasoning_content"]}

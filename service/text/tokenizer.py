@@ -85,6 +85,10 @@ class Tokenizer:
         """Whether `text` was added to the vocabulary as one token."""
         return text in self._added
 
+    def added_token(self, text: str) -> int | None:
+        """Return the token that was added to the vocabulary as `text`."""
+        return self._added.get(text)
+
     def detokenizer(
         self, context: list[int], *, skip_special_tokens: bool, shown: tuple[str, ...] = ()
     ) -> Detokenizer:

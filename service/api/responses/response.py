@@ -26,7 +26,9 @@ from quire.service.api.responses.replies import (
 )
 from quire.service.errors import ApiError
 from quire.service.state import ServerState
+from quire.service.text.reasoning.use import Reasoning
 from quire.service.text.rendering import TemplateMessage, render
+from quire.service.text.structured import Form
 from quire.service.text.tools.use import ToolUse
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ class ModelResponse:
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(),
+            output_tokens_details=OutputTokensDetails(usage.completion_tokens_details.reasoning_tokens),
             total_tokens=usage.total_tokens,
         )
 
@@ -122,9 +124,17 @@ async def begin(
     limit = info.max_request_tokens
     tokens = await state.encode(text, "input", add_special_tokens=False, limit=limit)
     tools = ToolUse.of(body, tokenizer)
-    grammar = await checked_grammar(state, body.form if tools is None else tools.form)
+    reasoning = Reasoning.of(state.config.reasoning_parser, tokenizer, tokens, {})
+
+    def form() -> Form | None:
+        answer = body.form() if tools is None else tools.form()
+        return answer if reasoning is None else reasoning.form(answer, None)
+
+    grammar = await checked_grammar(state, form)
     params = body.sampling_params(token_budget(body, tokens, "input", info, None), grammar)
-    options = Options(stops=(), skip_special_tokens=True, continues=False, tools=tools)
+    options = Options(
+        stops=(), skip_special_tokens=True, continues=False, tools=tools, reasoning=reasoning
+    )
     salt = cache_salt(connection, None)
     generation = Generation(
         state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt
