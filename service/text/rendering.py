@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from quire.service.errors import TemplateError, bad_value
+from quire.service.text.history import as_wanted
 from quire.service.text.template_renderer import TemplateRenderer
 
 if TYPE_CHECKING:
@@ -78,8 +79,7 @@ async def render(
         if tools or uses:
             field = "tools" if tools else param
             raise bad_value(field, f"{field}: the chat template of {model!r} knows no tools", "no_tools")
-    if template.mentions(".thinking") and not template.mentions("reasoning_content"):
-        messages = [_renamed(message) for message in messages]
+    messages = as_wanted(template.source, messages)
     mark = ""
     if continues:
         mark = f"-continue-{secrets.token_hex(16)}"
@@ -98,11 +98,3 @@ async def render(
     if mark and mark not in prompt:
         raise bad_value(param, f"the chat template of {model!r} does not show the last message's content")
     return prompt[: prompt.rindex(mark)] if mark else prompt
-
-
-def _renamed(message: TemplateMessage) -> TemplateMessage:
-    """With what was thought as gpt-oss's template calls it."""
-    if "reasoning_content" not in message:
-        return message
-    rest = {name: value for name, value in message.items() if name != "reasoning_content"}
-    return {**rest, "thinking": message["reasoning_content"]}

@@ -73,7 +73,7 @@ class Reasoning:
         """calls: the answer is on a channel of its own making."""
         if self.format is HARMONY:
             return _harmony_rules(budget, "" if calls else '<|channel|> "final" <|message|> ')
-        end = next((each for each in self.format.ends if self.tokenizer.has_token(each)), None)
+        end = next((each for each in self.format.ends if self.tokenizer.added_token(each) is not None), None)
         if end is not None:  # a token of its own cannot be part of a text
             limit = "" if budget is None else f"[max_tokens={budget}]"
             thought = "" if budget == 0 else "thought "

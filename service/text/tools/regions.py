@@ -13,6 +13,7 @@ from quire.service.text.tools.lark import TokenOf, free_text, literal
 from quire.service.text.tools.protocol import Function
 
 MAX_HEAD = 1024  # characters of a region before its first bracket
+_SPACE = " \t\r\n;,"  # around calls without markers
 _OPENING, _CLOSING = "[{(", "]})"
 
 
@@ -129,14 +130,14 @@ class RegionParser:
 
     def _bare(self, last: bool) -> Iterator[Piece]:
         """Without a marker a region is what begins with a bracket, where only calls have come."""
-        start = self._buffer.lstrip(" \t\r\n;,") if self._fresh else ""
-        if start and start[0] in "[{":
+        start = _bare_start(self._buffer, self._form.around) if self._fresh else self._buffer
+        if self._fresh and start[:1] in ("[", "{"):
             lead = self._buffer[: len(self._buffer) - len(start)]
             self._buffer = start
             self._enter(lead)
-        elif start or not self._fresh or last:
+        elif last or not self._fresh or not any(each.startswith(start) for each in ("", *self._form.around)):
             text, self._buffer = self._buffer, ""
-            yield from self._say(text)
+            yield from self._say("" if self.num_calls and not start else text)
 
     def _enter(self, lead: str) -> None:
         self._lead = lead
@@ -174,6 +175,14 @@ class RegionParser:
             yield CallStart(call.name)
             yield CallArguments(call.arguments)
         self.done = not self._parallel
+
+
+def _bare_start(text: str, around: tuple[str, ...]) -> str:
+    """Return what follows the white space and the markers at the beginning."""
+    start = text.lstrip(_SPACE)
+    while marker := next((each for each in around if start.startswith(each)), ""):
+        start = start[len(marker) :].lstrip(_SPACE)
+    return start
 
 
 class _End:
