@@ -8,7 +8,6 @@ from typing import Literal
 
 from quire.service.keys import clean_key
 from quire.service.origins import ANY, clean_origin
-from quire.service.text.reasoning.formats import ReasoningParserName
 
 UnknownFields = Literal["refuse", "ignore"]
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -26,7 +25,7 @@ class ServiceConfig:
     cors_origins: tuple[str, ...] = ()  # of other sites whose pages may use this server; "*": of all
     insecure: bool = False
     unknown_fields: UnknownFields = "refuse"  # of requests, that no API has; ignore: and name them
-    reasoning_parser: ReasoningParserName = "auto"  # how models write their thinking; auto: by the template
+    reasoning_parser: str = "auto"  # how models write their thinking; auto: by the template
     max_num_queued_reqs: int = 1000  # prompts accepted whose first token has not come
     max_num_queued_tokens: int = 2 << 20  # of those; a request that comes alone may have more
     max_untokenised_bytes: int = 64 << 20  # of prompts that wait to be tokenised

@@ -31,7 +31,8 @@ CHAT_TEMPLATE = (
     "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] | trim + '\\n\\n' }}{% endif %}"
     "{{ 'You may call functions:\\n<tools>' }}"
     "{% for tool in tools %}{{ '\\n' + tool | tojson }}{% endfor %}"
-    "{{ '\\n</tools>\\nA call is <tool_call>\\n{\"name\": its name, \"arguments\": an object}\\n</tool_call><|end|>' }}"
+    '{{ \'\\n</tools>\\nA call is <tool_call>\\n{"name": its name, "arguments": an object}\\n\' }}'
+    "{{ '</tool_call><|end|>' }}"
     "{% endif %}"
     "{% for message in messages %}"
     "{% if message['role'] == 'tool' %}"

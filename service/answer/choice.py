@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire.engine.messages import Output, TokenLogprob
-from quire.service.text.stop_strings import StopMatcher
 from quire.service.text.pieces import AnswerParser
+from quire.service.text.stop_strings import StopMatcher
 from quire.service.text.tools.calls import AnswerParts, Part
 
 if TYPE_CHECKING:

@@ -142,7 +142,9 @@ class ChunkEncoder:
     def _usage_of(self, choice: Choice) -> Usage:
         """So far. That of all choices would take longer the more there are, for each of their chunks."""
         group = self._groups[choice.index]
-        return Usage.of(len(group.prompt.tokens), choice.num_tokens, group.cached_tokens, choice.num_reasoning)
+        return Usage.of(
+            len(group.prompt.tokens), choice.num_tokens, group.cached_tokens, choice.num_reasoning
+        )
 
     def _open(self, index: int) -> bytes:
         start = self._head + b'{"index":%d,' % index

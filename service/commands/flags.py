@@ -191,8 +191,8 @@ def add_service_flags(parser: Parser) -> None:
         "--reasoning-parser",
         choices=REASONING_PARSERS,
         default="auto",
-        help="how the model writes what it thinks before it answers, which answers then carry apart; auto: as "
-        "its chat template tells; none: all is the answer",
+        help="how the model writes what it thinks before it answers, which answers then carry apart; auto: "
+        "as its chat template tells; none: all is the answer",
     )
     flag(
         parser,

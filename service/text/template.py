@@ -17,8 +17,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from quire.service.errors import TemplateError
-from quire.service.text.template_sandbox import MAX_CHARS, TemplateSandbox
 from quire.service.text.reasoning.formats import reasoning_format_of
+from quire.service.text.template_sandbox import MAX_CHARS, TemplateSandbox
 from quire.service.text.tools.formats import format_of
 
 MAX_TEMPLATE_CHARS = 1 << 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, pairwise
 
 
 def splits(text: str) -> Iterator[list[str]]:
@@ -12,4 +12,4 @@ def splits(text: str) -> Iterator[list[str]]:
     places = range(1, len(text))
     for cuts in ((), *combinations(places, 1), *combinations(places, 2)):
         ends = [0, *cuts, len(text)]
-        yield [text[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+        yield [text[a:b] for a, b in pairwise(ends)]

@@ -11,7 +11,12 @@ from openai.types.chat import ChatCompletion
 from tokenizers import AddedToken
 
 from quire.service.text.pieces import AnswerParser, CallArguments, CallStart, Piece, Thought
-from quire.service.text.reasoning.formats import FORMATS, REASONING_PARSERS, ReasoningFormat, reasoning_format_of
+from quire.service.text.reasoning.formats import (
+    FORMATS,
+    REASONING_PARSERS,
+    ReasoningFormat,
+    reasoning_format_of,
+)
 from quire.service.text.reasoning.harmony import HarmonyParser
 from quire.service.text.reasoning.parser import ThinkingParser
 from quire.service.text.template import ChatTemplate
@@ -304,10 +309,14 @@ async def test_responses_tell_thinking_as_an_item(thinker: Callable[..., Service
     assert message["content"][0]["text"] == "Yes."
     assert reply["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
     streamed = await post(service.app, "/v1/responses", {"input": "hello", "stream": True})
-    events = [json.loads(line[6:]) for line in streamed.body.decode().split("\n") if line.startswith("data: ")]
+    events = [
+        json.loads(line[6:]) for line in streamed.body.decode().split("\n") if line.startswith("data: ")
+    ]
     deltas = [event["delta"] for event in events if event["type"] == "response.reasoning_text.delta"]
     assert "".join(deltas) == "It is nice."
-    kinds = [event["type"].removeprefix("response.") for event in events if not event["type"].endswith("delta")]
+    kinds = [
+        event["type"].removeprefix("response.") for event in events if not event["type"].endswith("delta")
+    ]
     assert kinds[2:7] == [
         "output_item.added", "content_part.added", "reasoning_text.done", "content_part.done",
         "output_item.done",

@@ -41,8 +41,15 @@ JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
 
 BEGIN, END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 ALL, NONE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-XML = "<tool_call>\n<function=f>\n<parameter=city>\nBär [x]\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
-PAIRS = "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>Bär [x]</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
+XML = (
+    "<tool_call>\n<function=f>\n<parameter=city>\nBär [x]\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+PAIRS = (
+    "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>Bär [x]</arg_value>\n<arg_key>days</arg_key>\n"
+    "<arg_value>3</arg_value>\n</tool_call>"
+)
+OTHER = "<tool_call>\n<function=h>\n</function></tool_call>"
 LISTED = f'[{{"name": "f", "arguments": {JSON}}}, {{"name": "g", "arguments": {{}}}}]'
 PYTHON = '[f(city="Bär [x]", days=3), g()]'
 F, FG = [("f", ARGUMENTS)], [("f", ARGUMENTS), ("g", {})]
@@ -51,7 +58,7 @@ F, FG = [("f", ARGUMENTS)], [("f", ARGUMENTS), ("g", {})]
 CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("QWEN_CODER", f"I look.\n{XML}\n", "I look.", F),
     ("QWEN_CODER", f"{XML}\n<tool_call><function=g></function></tool_call>", "", FG),
-    ("QWEN_CODER", "<tool_call>\n<function=h>\n</function></tool_call>", "<tool_call>\n<function=h>\n</function></tool_call>", []),
+    ("QWEN_CODER", OTHER, OTHER, []),
     ("QWEN_CODER", "a <tool_call>", "a <tool_call>", []),
     ("GLM", f"Well. {PAIRS}", "Well.", F),
     ("GLM", "<tool_call>g</tool_call>", "", [("g", {})]),
@@ -77,8 +84,8 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("GRANITE", f"<tool_call>{LISTED}", "", FG),
     ("PHI", f"<|tool_call|>{LISTED}<|/tool_call|>", "", FG),
     ("PHI_FUNCTOOLS", f"functools{LISTED}", "", FG),
-    ("HARMONY_CALLS", f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{JSON}<|call|>", "", F),
-]  # fmt: skip
+    ("HARMONY_CALLS", f"<|channel|>commentary to=functions.f json<|message|>{JSON}<|call|>", "", F),
+]
 
 
 def parse(form: CallFormat, pieces: list[str], *, parallel: bool = True) -> Message:
@@ -88,19 +95,28 @@ def parse(form: CallFormat, pieces: list[str], *, parallel: bool = True) -> Mess
 
 
 @pytest.mark.parametrize(("name", "text", "said", "calls"), CASES, ids=lambda each: str(each)[:30])
-def test_calls_and_text_for_every_split(name: str, text: str, said: str, calls: list[tuple[str, Any]]) -> None:
+def test_calls_and_text_for_every_split(
+    name: str, text: str, said: str, calls: list[tuple[str, Any]]
+) -> None:
     form = getattr(formats, name)
     whole = parse(form, [text])
     assert (whole[0], [(called, json.loads(given)) for called, given in whole[1]]) == (said, calls)
-    for pieces in splits(text) if len(text) < 90 else [list(text), *([text[:at], text[at:]] for at in range(len(text)))]:
+    for pieces in (
+        splits(text) if len(text) < 90 else [list(text), *([text[:at], text[at:]] for at in range(len(text)))]
+    ):
         assert parse(form, pieces) == whole, pieces
     if len(calls) > 1:
         assert [name for name, _ in parse(form, [text], parallel=False)[1]] == ["f"]
 
 
 def test_values_are_of_the_parameters_types() -> None:
-    kinds = {"n": {"type": "number"}, "b": {"type": "boolean"}, "l": {"type": "array"}, "s": {"type": "string"},
-             "m": {"type": ["string", "null"]}}  # fmt: skip
+    kinds: dict[str, Any] = {
+        "n": {"type": "number"},
+        "b": {"type": "boolean"},
+        "l": {"type": "array"},
+        "s": {"type": "string"},
+    }
+    kinds["m"] = {"type": ["string", "null"]}
     functions = [Function(name="f", parameters={"type": "object", "properties": kinds})]
     given = {"n": "1.5", "b": "True", "l": "[1, null]", "s": "[1]", "m": "7", "other": "x y"}
     body = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in given.items())
@@ -116,7 +132,7 @@ FORMS = [name for name in vars(formats) if isinstance(getattr(formats, name), Ca
 
 def tokenizer_of(form: CallFormat) -> Tokenizer:
     backend = tiny_tokenizers.byte_level()
-    if form is formats.HARMONY_CALLS:  # whose markers are always tokens
+    if form in (formats.HARMONY_CALLS, formats.GEMMA, formats.GEMMA_4):  # whose markers are always tokens
         backend.add_special_tokens([AddedToken(each, special=True) for each in form.markers])
     return Tokenizer(backend, ChatTemplate("", {}))
 

@@ -23,7 +23,6 @@ from quire.service.text.tools.protocol import (
     check_tools,
 )
 
-
 _NAME = "Of who speaks, or of the tool: the chat template gets it"
 _REASONING = "The assistant's thinking, as it was returned: the chat template gets it"
 _REFUSAL = "What the assistant said instead of an answer: the chat template gets it as text"
@@ -31,12 +30,12 @@ _CONTINUE = (
     "The answer goes on where the last message, the assistant's, ends; then add_generation_prompt is false"
 )
 _EFFORT = (
-    "The chat template gets it. none turns off thinking that can be turned off; where the template has no use "
-    "for it it is named in X-Quire-Ignored"
+    "The chat template gets it. none turns off thinking that can be turned off; where the template has no "
+    "use for it it is named in X-Quire-Ignored"
 )
 _BUDGET = (
-    "After so many tokens of thinking the template's own end of it comes; where the model does not think it is "
-    "named in X-Quire-Ignored"
+    "After so many tokens of thinking the template's own end of it comes; where the model does not think it "
+    "is named in X-Quire-Ignored"
 )
 
 

@@ -15,7 +15,6 @@ from quire.service.http.framing import Framing
 from quire.service.text.pieces import Thought
 from quire.service.text.tools.calls import Part
 
-
 _OpenItem = OpenMessage | OpenReasoning | OpenCall
 
 

@@ -132,9 +132,7 @@ async def begin(
 
     grammar = await checked_grammar(state, form)
     params = body.sampling_params(token_budget(body, tokens, "input", info, None), grammar)
-    options = Options(
-        stops=(), skip_special_tokens=True, continues=False, tools=tools, reasoning=reasoning
-    )
+    options = Options(stops=(), skip_special_tokens=True, continues=False, tools=tools, reasoning=reasoning)
     salt = cache_salt(connection, None)
     generation = Generation(
         state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt

@@ -8,7 +8,6 @@ from typing import Literal, get_args
 ReasoningFormatName = Literal[
     "qwen3", "deepseek_r1", "glm", "granite", "gpt_oss", "hunyuan", "mistral", "seed_oss"
 ]
-ReasoningParserName = Literal["auto", "none"] | ReasoningFormatName
 REASONING_PARSERS: tuple[str, ...] = ("auto", "none", *get_args(ReasoningFormatName))
 
 

@@ -12,7 +12,7 @@ from quire.service.text.pieces import AnswerParser
 from quire.service.text.reasoning.formats import FORMATS, HARMONY, ReasoningFormat
 from quire.service.text.reasoning.harmony import HarmonyParser
 from quire.service.text.reasoning.parser import ThinkingParser
-from quire.service.text.structured import Form, lark_grammar
+from quire.service.text.structured import Form
 from quire.service.text.tools.use import ToolUse
 
 if TYPE_CHECKING:
@@ -62,12 +62,11 @@ class Reasoning:
         """Return the grammar of a text whose answer is of this form, after thinking. Raises FieldError."""
         if answer is None and budget is None:
             return None
-        grammars = json.loads(_anything() if answer is None else answer.grammar)["grammars"]
-        rules = self._rules(budget, calls=answer is not None and answer.field == "tools")
-        outer = json.loads(lark_grammar(rules))["grammars"]
-        grammars[0]["name"] = "answer"
         field = _BUDGET if answer is None else answer.field
-        return Form(field, json.dumps({"grammars": [*outer, *grammars]}))
+        rules = self._rules(budget, calls=field == "tools")
+        parts = _parts("start: <[*]>*" if answer is None else answer.grammar)
+        parts[0]["name"] = "answer"
+        return Form(field, json.dumps({"grammars": [*_parts(rules), *parts]}))
 
     def _rules(self, budget: int | None, *, calls: bool) -> str:
         """calls: the answer is on a channel of its own making."""
@@ -79,7 +78,9 @@ class Reasoning:
             thought = "" if budget == 0 else "thought "
             thinking = f"thinking: {thought}{self._symbol(end)}\nthought{limit}: TEXT"
         elif budget is not None:
-            raise FieldError(_BUDGET, f"{_BUDGET} needs a model that ends its thinking with a token of its own")
+            raise FieldError(
+                _BUDGET, f"{_BUDGET} needs a model that ends its thinking with a token of its own"
+            )
         else:
             thinking = f"thinking[lazy]: TEXT ({' | '.join(map(json.dumps, self.format.ends))})"
         begin = " | ".join(map(self._symbol, self.format.begins))
@@ -129,8 +130,12 @@ def _said_after(tail: str, begun: int, form: ReasoningFormat) -> bool:
     return bool(tail[begun + len(begin) :].strip())
 
 
-def _anything() -> str:
-    return lark_grammar("start: <[*]>*")
+def _parts(grammar: str) -> list[dict[str, Any]]:
+    """Return what llguidance's text of a grammar is made of: it is a list of grammars, or rules."""
+    if not grammar.startswith("{"):
+        return [{"lark_grammar": grammar}]
+    parts: list[dict[str, Any]] = json.loads(grammar)["grammars"]
+    return parts
 
 
 def _harmony_rules(budget: int | None, head: str) -> str:

@@ -37,7 +37,7 @@ class Apart(NamedTuple):
 
 
 class AnswerParts:
-    """Collects what of one answer has come and not yet been taken: text, thinking and calls, in their order."""
+    """Collects what has come of an answer and not yet been taken: text, thinking and calls, in order."""
 
     __slots__ = ("_count", "_parts", "_texts")
 

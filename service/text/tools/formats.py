@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from quire.service.text.reasoning.formats import HARMONY
 from quire.service.text.tools.gemma_calls import reader, writer
 from quire.service.text.tools.json_calls import (
+    SEPARATOR,
     read_deepseek,
     read_list,
     read_mistral,
@@ -22,7 +23,7 @@ from quire.service.text.tools.lark import ANY_TEXT, TokenOf, free_text, json_of,
 from quire.service.text.tools.protocol import Function
 from quire.service.text.tools.python_calls import read_python, write_fenced_calls, write_list_of_calls
 from quire.service.text.tools.regions import RegionFormat
-from quire.service.text.tools.xml_calls import read_glm, read_qwen, write_glm, write_qwen
+from quire.service.text.tools.xml_calls import TAGS, read_glm, read_qwen, write_glm, write_qwen
 
 _PYTHON_TAG = "<|python_tag|>"
 
@@ -136,28 +137,40 @@ HERMES = ToolFormat("<tool_call>", "</tool_call>", "arguments", "\n")
 LLAMA = ToolFormat("", "", "parameters", "; ")
 HARMONY_CALLS = HarmonyCalls()
 QWEN_CODER = RegionFormat(("<tool_call>",), "</tool_call>", read_qwen, write_qwen)
-GLM = RegionFormat(("<tool_call>",), "</tool_call>", read_glm, write_glm)
+GLM = RegionFormat(("<tool_call>",), "</tool_call>", read_glm, write_glm, within=TAGS)
 LLAMA_4 = RegionFormat(
     (), "", read_python, write_list_of_calls, ("<|python_start|>", "<|python_end|>"), repeats=False
 )
 MISTRAL_LIST = RegionFormat(("[TOOL_CALLS]",), "", read_mistral, write_list, repeats=False)
-MISTRAL = RegionFormat(("[TOOL_CALLS]",), "", read_mistral, write_mistral, between="")
+MISTRAL = RegionFormat(
+    ("[TOOL_CALLS]",), "", read_mistral, write_mistral, within=("[ARGS]", "[CALL_ID]"), between=""
+)
 _DEEPSEEK_AROUND = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 DEEPSEEK = RegionFormat(
-    ("<｜tool▁call▁begin｜>",), "<｜tool▁call▁end｜>", read_deepseek, write_deepseek, _DEEPSEEK_AROUND, between=""
+    ("<｜tool▁call▁begin｜>",),
+    "<｜tool▁call▁end｜>",
+    read_deepseek,
+    write_deepseek,
+    _DEEPSEEK_AROUND,
+    (SEPARATOR,),
+    between="",
 )
-DEEPSEEK_FENCED = RegionFormat(
-    ("<｜tool▁call▁begin｜>",), "<｜tool▁call▁end｜>", read_deepseek, write_fenced_deepseek, _DEEPSEEK_AROUND
-)
+DEEPSEEK_FENCED = replace(DEEPSEEK, write=write_fenced_deepseek, between="\n")
 GEMMA = RegionFormat(
     ("<start_function_call>",),
     "<end_function_call>",
     reader("<escape>"),
     writer("<escape>", "<end_function_call>"),
+    within=("<escape>",),
     between="",
 )
 GEMMA_4 = RegionFormat(
-    ("<|tool_call>",), "<tool_call|>", reader('<|"|>'), writer('<|"|>', "<tool_call|>"), between=""
+    ("<|tool_call>",),
+    "<tool_call|>",
+    reader('<|"|>'),
+    writer('<|"|>', "<tool_call|>"),
+    within=('<|"|>',),
+    between="",
 )
 GEMMA_PYTHON = RegionFormat(("```tool_code",), "```", read_python, write_fenced_calls, repeats=False)
 GRANITE = RegionFormat(("<|tool_call|>", "<tool_call>"), "", read_list, write_list, repeats=False)

@@ -1,4 +1,4 @@
-"""Gemma's calls: call:name{city:<escape>Zürich<escape>,days:3}, where texts stand between two quoting tokens."""
+"""Gemma's calls: call:name{city:<escape>Zürich<escape>,days:3}, where texts stand between quoting tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import msgspec
 from quire.service.text.tools.lark import TokenOf, json_of, literal
 from quire.service.text.tools.protocol import Function
 from quire.service.text.tools.regions import Call, Functions, Reader, Writer
-from quire.service.text.tools.typed_values import is_text, property_schema
+from quire.service.text.tools.typed_values import allowed_texts, is_text, standing_alone, text_expression
 
 _HEAD = re.compile(r"\s*call:([\w.-]+)\s*(\{.*\})\s*", re.DOTALL)
-_KEY = re.compile(r'([{,]\s*)([A-Za-z_][\w.-]*)(\s*:)')
+_KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)(\s*:)")
 
 
 def reader(quote: str) -> Reader:
@@ -45,7 +45,7 @@ def _as_json(text: str, quote: str) -> str:
 
 
 def writer(quote: str, end: str) -> Writer:
-    def write(functions: Sequence[Function], token_of: TokenOf, forced: bool) -> list[str]:
+    def write(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
         quoting, close = literal(quote, token_of), literal(end, token_of)
         rules = ["region: " + " | ".join(f"call_{at}" for at in range(len(functions)))]
         for at, function in enumerate(functions):
@@ -53,13 +53,13 @@ def writer(quote: str, end: str) -> Writer:
             required = function.schema.get("required", ()) if forced or function.strict else ()
             pairs = []
             for number, name in enumerate(names):
-                value = _value(property_schema(function, name), quoting)
+                value = _value(standing_alone(function, name), quoting)
                 rules.append(f"pair_{at}_{number}: {json.dumps(f'{name}:')} {value}")
                 pairs.append((f"pair_{at}_{number}", name in required))
             body = _joined(pairs)
             head = json.dumps(f"call:{function.name}{{")
             rules.append(f'call_{at}: {head} {body} "}}" {close}')
-        return [*rules, r"QUOTED: /[^<]*/"]
+        return rules
 
     return write
 
@@ -67,10 +67,9 @@ def writer(quote: str, end: str) -> Writer:
 def _value(schema: dict[str, Any], quoting: str) -> str:
     if not is_text(schema):
         return json_of(schema)
-    if "enum" in schema:
-        texts = " | ".join(json.dumps(str(each)) for each in schema["enum"])
-        return f"{quoting} ({texts}) {quoting}"
-    return f"{quoting} QUOTED {quoting}"
+    if texts := allowed_texts(schema):
+        return f"{quoting} ({' | '.join(map(json.dumps, texts))}) {quoting}"
+    return f"{quoting} {text_expression(schema)} {quoting}"
 
 
 def _joined(pairs: list[tuple[str, bool]]) -> str:

@@ -14,9 +14,10 @@ from quire.service.text.tools.protocol import Function
 from quire.service.text.tools.regions import Call, Functions
 
 _MISTRAL = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
-_SEPARATOR = "<｜tool▁sep｜>"
+MORE = '(", " call)*'
+SEPARATOR = "<｜tool▁sep｜>"
 _DEEPSEEK = re.compile(
-    rf"\s*(?:function\s*{_SEPARATOR}\s*)?([\w.-]+)\s*(?:{_SEPARATOR}\s*)?(?:\n?```json\s*)?(\{{.*\}})\s*(?:```)?\s*",
+    rf"\s*(?:function\s*{SEPARATOR}\s*)?([\w.-]+)\s*(?:{SEPARATOR}\s*)?(?:\n?```json\s*)?(\{{.*\}})\s*(?:```)?\s*",
     re.DOTALL,
 )
 
@@ -45,8 +46,8 @@ def read_list(region: str, functions: Functions) -> list[Call] | None:
     return calls
 
 
-def write_list(functions: Sequence[Function], token_of: TokenOf, forced: bool) -> list[str]:
-    rules = ['region: "[" call (", " call)* "]"', _either(functions)]
+def write_list(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
+    rules = [f'region: "[" call {MORE if several else ""} "]"', _either(functions)]
     for at, function in enumerate(functions):
         head = json.dumps(f'{{"name": "{function.name}", "arguments": ')
         rules.append(f'call_{at}: {head} {json_of(schema_of(function, forced=forced))} "}}"')
@@ -62,7 +63,7 @@ def read_mistral(region: str, functions: Functions) -> list[Call] | None:
     return None if as_object(arguments) is None else [Call(found.group(1), arguments)]
 
 
-def write_mistral(functions: Sequence[Function], token_of: TokenOf, forced: bool) -> list[str]:
+def write_mistral(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
     separator = literal("[ARGS]", token_of)
     rules = [_either(functions).replace("call:", "region:", 1)]
     for at, function in enumerate(functions):
@@ -79,11 +80,15 @@ def read_deepseek(region: str, functions: Functions) -> list[Call] | None:
     return [Call(found.group(1), found.group(2))]
 
 
-def write_deepseek(functions: Sequence[Function], token_of: TokenOf, forced: bool) -> list[str]:
+def write_deepseek(
+    functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool
+) -> list[str]:
     return _deepseek_rules(functions, token_of, forced, "{name} {separator} {json}")
 
 
-def write_fenced_deepseek(functions: Sequence[Function], token_of: TokenOf, forced: bool) -> list[str]:
+def write_fenced_deepseek(
+    functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool
+) -> list[str]:
     fenced = '"function" {separator} {name} "\\n```json\\n" {json} "\\n```"'
     return _deepseek_rules(functions, token_of, forced, fenced)
 
@@ -94,7 +99,7 @@ def _deepseek_rules(functions: Sequence[Function], token_of: TokenOf, forced: bo
     for at, function in enumerate(functions):
         parts = {
             "{name}": json.dumps(function.name),
-            "{separator}": literal(_SEPARATOR, token_of),
+            "{separator}": literal(SEPARATOR, token_of),
             "{json}": json_of(schema_of(function, forced=forced)),
         }
         body = " ".join(parts.get(part, part) for part in form.split(" "))

@@ -7,11 +7,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from quire.service.text.tools.json_calls import read_list
+from quire.service.text.tools.json_calls import MORE, read_list
 from quire.service.text.tools.lark import TokenOf, json_of
 from quire.service.text.tools.protocol import Function
 from quire.service.text.tools.regions import Call, Functions
-from quire.service.text.tools.typed_values import property_schema
+from quire.service.text.tools.typed_values import standing_alone
 
 MAX_CHARS = 256 << 10
 _NAMES = {"true": True, "false": False, "null": None}
@@ -76,34 +76,38 @@ def _value(node: ast.expr) -> Any:
     raise ValueError("no value")
 
 
-def write_list_of_calls(functions: Sequence[Function], token_of: TokenOf, forced: bool) -> list[str]:
-    return ['region: "[" call (", " call)* "]"', *_write(functions, forced)]
+def write_list_of_calls(
+    functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool
+) -> list[str]:
+    return [f'region: "[" call {MORE if several else ""} "]"', *_write(functions, forced)]
 
 
-def write_fenced_calls(functions: Sequence[Function], token_of: TokenOf, forced: bool) -> list[str]:
-    return ['region: "\\n[" call (", " call)* "]\\n```"', *_write(functions, forced)]
+def write_fenced_calls(
+    functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool
+) -> list[str]:
+    return [f'region: "\\n[" call {MORE if several else ""} "]\\n```"', *_write(functions, forced)]
 
 
 def _write(functions: Sequence[Function], forced: bool) -> list[str]:
-    """JSON's values are Python's, but for three names that are read as well. Keywords in the schema's order."""
+    """JSON's values are Python's, but for three names that are read, too. Keywords in the schema's order."""
     rules = ["call: " + " | ".join(f"call_{at}" for at in range(len(functions)))]
     for at, function in enumerate(functions):
         fits = forced or bool(function.strict)
         schema = function.schema
         names = list(schema.get("properties", {}))
         required = [name for name in names if fits and name in schema.get("required", ())]
-        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         pairs = {}
         for number, name in enumerate(names):
             pairs[name] = f"pair_{at}_{number}"
-            one = {**definitions, **property_schema(function, name)} if fits else {}
+            one = standing_alone(function, name) if fits else {}
             rules.append(f"{pairs[name]}: {json.dumps(f'{name}=')} {json_of(one)}")
         optional = [name for name in names if name not in required]
         first, rest = [pairs[name] for name in required], [pairs[name] for name in optional]
         body = ' ", " '.join(first) + "".join(f' (", " {pair})?' for pair in rest)
         if not first and rest:  # the first of those that are there has no comma
             tails = [
-                pair + "".join(f' (", " {later})?' for later in rest[number + 1 :]) for number, pair in enumerate(rest)
+                pair + "".join(f' (", " {later})?' for later in rest[number + 1 :])
+                for number, pair in enumerate(rest)
             ]
             body = "(" + " | ".join(tails) + ")?"
         rules.append(f'call_{at}: {json.dumps(f"{function.name}(")} {body} ")"')

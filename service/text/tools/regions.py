@@ -25,8 +25,9 @@ class Call(NamedTuple):
 Functions = Mapping[str, Function]
 Reader = Callable[[str, Functions], list[Call] | None]
 """The calls in a region; None if it is something else."""
-Writer = Callable[[Sequence[Function], TokenOf, bool], list[str]]
-"""The rules of a grammar of a region, from `region` on, after its begin; whether all arguments must fit."""
+Writer = Callable[[Sequence[Function], TokenOf, bool, bool], list[str]]
+"""The rules of a grammar of a region, from `region` on, after its begin. The flags: whether all arguments
+must fit, and whether it may have several calls."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class RegionFormat:
     read: Reader
     write: Writer
     around: tuple[str, ...] = ()  # regions; left out of the text
+    within: tuple[str, ...] = ()  # regions, markers that may be tokens
     repeats: bool = True  # a region has one call, and another may follow
     between: str = "\n"  # two regions
 
@@ -51,7 +53,7 @@ class RegionFormat:
     @property
     def markers(self) -> tuple[str, ...]:
         """Tokens that must be seen even where special ones are skipped."""
-        return tuple(filter(None, (*self.begins, self.end, *self.around)))
+        return tuple(filter(None, (*self.begins, self.end, *self.around, *self.within)))
 
     def must_call(self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool) -> str:
         """The rules of a grammar of one call, or of one or more if `parallel`."""
@@ -59,11 +61,11 @@ class RegionFormat:
         more = f" ({literal(self.between, token_of)} {one})*" if parallel and self.repeats else ""
         first, last = ("", "") if len(self.around) < 2 or not self.begin else self.around
         start = f"start: {literal(first, token_of)} {one}{more} {literal(last, token_of)}"
-        return "\n".join([start, *self.write(functions, token_of, True)]) + "\n"
+        return "\n".join([start, *self.write(functions, token_of, True, parallel)]) + "\n"
 
     def may_call(self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool) -> str:
         """The rules of a grammar of any text, in which calls are right."""
-        rules = self.write(functions, token_of, False)
+        rules = self.write(functions, token_of, False, parallel)
         if not self.begin:
             return "\n".join(["start: region | TEXT", r"TEXT: /([^\[{\s](.|\n)*)?/", *rules]) + "\n"
         repeated = parallel and self.repeats

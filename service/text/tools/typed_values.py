@@ -6,10 +6,14 @@ from typing import Any
 
 import msgspec
 
+from quire.engine.errors import FieldError
 from quire.service.text.tools.protocol import Function
 
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 _KINDS = {bool: "boolean", int: "integer", float: "number", type(None): "null", dict: "object", list: "array"}
+_KNOWN = {
+    *("type", "title", "description", "default", "examples", "enum", "const", "minLength", "maxLength"),
+}
 
 
 def property_schema(function: Function, name: str) -> dict[str, Any]:
@@ -18,9 +22,36 @@ def property_schema(function: Function, name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def standing_alone(function: Function, name: str) -> dict[str, Any]:
+    """Return a property's schema with the definitions that it may refer to."""
+    whole = function.schema
+    definitions = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+    return {**definitions, **property_schema(function, name)}
+
+
 def is_text(schema: dict[str, Any]) -> bool:
     """Whether values are strings, and nothing else."""
     return schema.get("type") == "string"
+
+
+def text_expression(schema: dict[str, Any]) -> str:
+    """Return the texts that a schema of texts allows, as an expression. Raises FieldError.
+
+    Where texts stand without quotes a grammar has its own words for them.
+    """
+    beyond = sorted(set(schema) - _KNOWN - {"$defs", "definitions"})
+    if beyond:
+        raise FieldError(
+            "tools", f"tools: {beyond[0]} of a text cannot be enforced in the way this model writes calls"
+        )
+    if "minLength" in schema or "maxLength" in schema:
+        return rf"/(.|\n){{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}/"
+    return r"/(.|\n)*/"
+
+
+def allowed_texts(schema: dict[str, Any]) -> list[str]:
+    """Return the only texts that it may be; none: it may be others."""
+    return [str(each) for each in schema.get("enum", [schema["const"]] if "const" in schema else [])]
 
 
 def typed(text: str, schema: dict[str, Any]) -> Any:

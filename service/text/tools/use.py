@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from quire.service.text.structured import Form, lark_grammar
 from quire.service.text.pieces import AnswerParser
 from quire.service.text.reasoning.harmony import HarmonyParser
+from quire.service.text.structured import Form, lark_grammar
 from quire.service.text.tools.formats import CallFormat, ToolFormat
 from quire.service.text.tools.parser import ToolCallParser
 from quire.service.text.tools.protocol import FlatToolChoice, Function, ToolChoice, chosen_name

@@ -10,11 +10,21 @@ from typing import NamedTuple
 from quire.service.text.tools.lark import TokenOf, json_of, literal
 from quire.service.text.tools.protocol import Function
 from quire.service.text.tools.regions import Call, Functions
-from quire.service.text.tools.typed_values import is_text, property_schema, typed
+from quire.service.text.tools.typed_values import (
+    allowed_texts,
+    is_text,
+    property_schema,
+    standing_alone,
+    text_expression,
+    typed,
+)
 
 _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>)?\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>(.*?)</parameter>\s*", re.DOTALL)
 _KEYED = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+
+
+TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")  # that may be tokens
 
 
 class _Tags(NamedTuple):
@@ -64,11 +74,11 @@ def _read(
     return [Call(name, json.dumps(arguments, ensure_ascii=False))]
 
 
-def write_qwen(functions: Sequence[Function], token_of: TokenOf, forced: bool) -> list[str]:
+def write_qwen(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
     return _write(functions, _QWEN, literal("</tool_call>", token_of), forced)
 
 
-def write_glm(functions: Sequence[Function], token_of: TokenOf, forced: bool) -> list[str]:
+def write_glm(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
     return _write(functions, _GLM, literal("</tool_call>", token_of), forced)
 
 
@@ -85,14 +95,12 @@ def _write(functions: Sequence[Function], tags: _Tags, close: str, forced: bool)
             rule = f"value_{at}_{number}"
             one = property_schema(function, name)
             before, after = json.dumps(tags.before.format(name)), json.dumps(tags.after)
-            if is_text(one) and fits and "enum" in one:
-                texts = " | ".join(json.dumps(str(each)) for each in one["enum"])
-                rules.append(f"{rule}: ({texts}) {after}")
+            if is_text(one) and fits and (texts := allowed_texts(one)):
+                rules.append(f"{rule}: ({' | '.join(map(json.dumps, texts))}) {after}")
             elif is_text(one) or not fits:
-                rules.append(f"{rule}[lazy]: /(.|\\n)*/ {after}")
+                rules.append(f"{rule}[lazy]: {text_expression(one if fits else {})} {after}")
             else:
-                definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-                rules.append(f"{rule}: {json_of({**definitions, **one})} {after}")
+                rules.append(f"{rule}: {json_of(standing_alone(function, name))} {after}")
             parts.append(f"{before} {rule}" if name in required else f"({before} {rule})?")
         head, end = json.dumps(tags.call.format(function.name)), json.dumps(tags.end)
         rules.append(f"call_{at}: {head} {' '.join(parts)} {end} {close}")
