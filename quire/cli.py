@@ -136,6 +136,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         insecure=arguments.insecure,
         unknown_fields=arguments.unknown_fields,
         otlp_endpoint=arguments.otlp_endpoint,
+        reasoning_parser=arguments.reasoning_parser,
         max_num_queued_reqs=arguments.max_num_queued_reqs,
         max_num_queued_tokens=arguments.max_num_queued_tokens,
         shutdown_timeout=arguments.shutdown_timeout,
@@ -367,6 +368,8 @@ def _top(arguments: argparse.Namespace) -> int:
     from quire.service.commands.top import top
 
     return top(arguments.url, arguments.api_key)
+
+
 def _why(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 

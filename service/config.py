@@ -27,6 +27,7 @@ class ServiceConfig:
     insecure: bool = False
     unknown_fields: UnknownFields = "refuse"  # of requests, that no API has; ignore: and name them
     otlp_endpoint: str | None = None  # of a collector that gets requests as traces
+    reasoning_parser: str = "auto"  # how models write their thinking; auto: by the template
     max_num_queued_reqs: int = 1000  # prompts accepted whose first token has not come
     max_num_queued_tokens: int = 2 << 20  # of those; a request that comes alone may have more
     max_untokenised_bytes: int = 64 << 20  # of prompts that wait to be tokenised

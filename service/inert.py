@@ -1,7 +1,7 @@
 """Fields of OpenAI's, Anthropic's and vLLM's APIs that change no token here, and those that would but cannot.
 
 One table: requests are checked by it, `X-Quire-Ignored` names what it ignored, and /openapi.json and
-docs/fields.md list it. A field that is in a request's own type is none of this table's business.
+docs/api.md list it. A field that is in a request's own type is none of this table's business.
 """
 
 from __future__ import annotations

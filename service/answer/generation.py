@@ -18,6 +18,7 @@ from quire.service.answer.replies import Usage
 from quire.service.engine_client import Engine, RequestStream
 from quire.service.errors import ApiError, not_ready, refused
 from quire.service.explain.times import RequestTimes, Status
+from quire.service.text.reasoning.use import Reasoning, answer_parser, markers_of
 from quire.service.text.tools.use import ToolUse
 from quire.service.text.turn_end import TurnEnd
 
@@ -45,6 +46,7 @@ class Options:
     token_ids: bool = False
     tokens_as_ids: bool = False
     tools: ToolUse | None = None
+    reasoning: Reasoning | None = None  # how thinking is told from the answer; None: all is the answer
     num_logprobs: int = 0  # that an answer sent at once may carry
     best: int | None = None  # how many of a prompt's samples are returned, ranked; None: all, in order
 
@@ -118,18 +120,18 @@ class Generation:
             raise not_ready(f"the engine died: {error}") from None
         options, first = self.options, len(self._groups) * params.n
         context = prompt.tokens if options.continues else []
-        tools = options.tools
+        markers = markers_of(options.reasoning, options.tools)
         choices = [
             Choice(
                 first + i,
                 self.tokenizer.detokenizer(
                     context,
                     skip_special_tokens=options.skip_special_tokens,
-                    shown=() if tools is None else tools.format.markers,
+                    shown=markers,
                 ),
                 (*options.stops, *end.strings),
                 params.min_tokens,
-                None if tools is None else tools.parser(),
+                answer_parser(options.reasoning, options.tools),
                 include_stop=options.include_stop,
             )
             for i in range(params.n)
@@ -329,7 +331,7 @@ class Generation:
         prompt = sum(len(group.prompt.tokens) for group in self._groups.values())
         completion = sum(choice.num_tokens for choice in self.choices)
         cached = sum(group.cached_tokens for group in self._groups.values())
-        return Usage.of(prompt, completion, cached)
+        return Usage.of(prompt, completion, cached, sum(choice.num_reasoning for choice in self.choices))
 
     def token_text(self, token: int) -> str:
         """A token in logprobs."""

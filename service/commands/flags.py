@@ -12,6 +12,7 @@ from quire.engine.logs import LogLevel
 from quire.service.config import UnknownFields
 from quire.service.demo import MODEL_FOLDER
 from quire.service.text.named_templates import template_names
+from quire.service.text.reasoning.formats import REASONING_PARSERS
 
 Parser = argparse.ArgumentParser
 OTHER_PARALLELISM = (
@@ -241,6 +242,14 @@ def add_service_flags(parser: Parser) -> None:
         "--served-model-name",
         action="append",
         help="what requests call the model (may repeat); its folder's or Hub id's if left out",
+    )
+    flag(
+        parser,
+        "--reasoning-parser",
+        choices=REASONING_PARSERS,
+        default="auto",
+        help="how the model writes what it thinks before it answers, which answers then carry apart; auto: "
+        "as its chat template tells; none: all is the answer",
     )
     flag(
         parser,

@@ -78,13 +78,14 @@ def read(data: bytes | str, decoder: msgspec.json.Decoder[T], *, ignore_unknown:
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise bad_value(None, f"this is not valid JSON: {error}", "invalid_json") from None
     try:
-        tidied = tidy(msgspec.json.decode(data), decoder.type, ignore_unknown=ignore_unknown)
+        body = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        raise _bad_field(wrong, decoder.type) from None
+    try:
+        tidied = tidy(body, decoder.type, ignore_unknown=ignore_unknown)
         return Read(decoder.decode(msgspec.json.encode(tidied.body)), tidied.ignored)
     except msgspec.ValidationError as error:
-        wrong = error
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        pass
-    raise _bad_field(wrong, decoder.type) from None
+        raise _bad_field(error, decoder.type) from None
 
 
 def _bad_field(error: msgspec.ValidationError, kind: object) -> ApiError:

@@ -21,6 +21,7 @@ from quire.service.keys import Key, KeyRing
 from quire.service.origins import is_allowed
 
 log = logging.getLogger("quire.service.request")
+_notes = logging.getLogger("quire.service")
 
 _LOGGED_PATH = 200  # characters
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -122,7 +123,7 @@ class Gate:
         for name in names:
             if name not in self._told and len(self._told) < _MAX_TOLD:
                 self._told.add(name)
-                log.info("the field %s of a request has no effect here: it is ignored from now on", name)
+                _notes.info("the field %s of a request has no effect here: it is ignored from now on", name)
         return [(b"x-quire-ignored", ", ".join(dict.fromkeys(names)).encode())] if names else []
 
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:

@@ -38,17 +38,62 @@ async def ask(service: Service, path: str = CHAT, **fields: Any) -> Reply:
     return await post(service.app, path, {**given, "max_tokens": 2, "seed": 1, **fields})
 
 
+CACHED = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}
+
 # What popular clients send by default, and the fields of it that have no effect.
 DEFAULTS: list[tuple[str, dict[str, Any], list[str]]] = [
-    ("langchain", {"messages": [{**HELLO[0], "name": "ann"}], "stream": True, "stream_options": {"include_usage": True}}, [""]),
-    ("agents", {"tools": [], "tool_choice": None, "parallel_tool_calls": None, "metadata": {}, "store": False}, [""]),
-    ("openai", {"metadata": {"run": "7"}, "store": True, "service_tier": "auto", "user": "me"}, ["metadata", "service_tier", "store", "user"]),
-    ("vllm", {"add_special_tokens": False, "skip_special_tokens": None, "bad_words": [], "request_id": "r", "length_penalty": 1.0, "early_stopping": False}, ["request_id"]),
-    ("openrouter", {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]}]}, ["messages[].content[].cache_control"]),
-    ("codex", {"prompt_cache_key": "k", "verbosity": "low", "reasoning_effort": "high"}, ["prompt_cache_key", "reasoning_effort", "verbosity"]),
-    ("obfuscating", {"stream": True, "stream_options": {"include_obfuscation": True}}, ["stream_options.include_obfuscation"]),
-    ("empty", {"audio": None, "functions": [], "logit_bias": None, "stop": None, "top_logprobs": 0, "n": None}, [""]),
-]  # fmt: skip
+    (
+        "langchain",
+        {
+            "messages": [{**HELLO[0], "name": "ann"}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+        [""],
+    ),
+    (
+        "agents",
+        {"tools": [], "tool_choice": None, "parallel_tool_calls": None, "metadata": {}, "store": False},
+        [""],
+    ),
+    (
+        "openai",
+        {"metadata": {"run": "7"}, "store": True, "service_tier": "auto", "user": "me"},
+        ["metadata", "service_tier", "store", "user"],
+    ),
+    (
+        "vllm",
+        {
+            "add_special_tokens": False,
+            "skip_special_tokens": None,
+            "bad_words": [],
+            "request_id": "r",
+            "length_penalty": 1.0,
+            "early_stopping": False,
+        },
+        ["request_id"],
+    ),
+    (
+        "openrouter",
+        {"messages": [{"role": "user", "content": [CACHED]}]},
+        ["messages[].content[].cache_control"],
+    ),
+    (
+        "codex",
+        {"prompt_cache_key": "k", "verbosity": "low", "reasoning_effort": "high"},
+        ["prompt_cache_key", "reasoning_effort", "verbosity"],
+    ),
+    (
+        "obfuscating",
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        ["stream_options.include_obfuscation"],
+    ),
+    (
+        "empty",
+        {"audio": None, "functions": [], "logit_bias": None, "stop": None, "top_logprobs": 0, "n": None},
+        [""],
+    ),
+]
 
 
 @pytest.mark.parametrize(("client", "fields", "names"), DEFAULTS, ids=[case[0] for case in DEFAULTS])
@@ -74,7 +119,7 @@ async def test_an_ignored_field_is_of_its_type_and_the_log_tells_of_it_once(
     ):
         reply = await ask(service, **fields)
         assert (reply.status, reply.error["param"]) == (400, param)
-    with caplog.at_level(logging.INFO, "quire.service.request"):
+    with caplog.at_level(logging.INFO, "quire.service"):
         for _ in range(2):
             assert ignored(await ask(service, store=True)) == ["store"]
     assert [record.getMessage() for record in caplog.records if "store" in record.getMessage()] == [
@@ -152,7 +197,8 @@ async def test_answers_come_back_whole(caller: Service) -> None:
         }
         reply = await post(caller.app, CHAT, {"messages": [*HELLO, said, result], "tools": TOOLS})
         assert reply.status == 200, reply.body
-        assert "I look.\n<tool_call>" in prompt_of(caller) and "ok\n</tool_response>" in prompt_of(caller)
+        prompt = prompt_of(caller)
+        assert "<|assistant|>I look.<tool_call>" in prompt and "ok\n</tool_response>" in prompt
 
 
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "nonsense", ""])
@@ -269,7 +315,7 @@ async def test_answers_are_whole_by_openai_s_types(caller: Service, service: Ser
         streamed = await ask(asked, **{"max_tokens": 100} | fields | options)
         for event in streamed.events[:-1]:
             ChatCompletionChunk.model_validate_json(json.dumps(event), strict=True)
-    reply = await ask(service, TEXT, logprobs=2, echo=True)
+    reply = await ask(service, TEXT, logprobs=2)
     Completion.model_validate_json(reply.body, strict=True)
 
 

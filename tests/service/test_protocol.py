@@ -58,7 +58,6 @@ BAD_IN_BOTH: list[tuple[str, Any]] = [
     ("min_tokens", -1),
     ("min_tokens", 1000),
     ("ignore_eos", 0),
-    ("skip_special_tokens", None),
     ("prompt_logprobs", 21),
     ("return_token_ids", "yes"),
     ("user", 5),
@@ -72,7 +71,7 @@ BAD_IN_BOTH: list[tuple[str, Any]] = [
     ("best_of", True),
     ("use_beam_search", 1),
     ("use_beam_search", "true"),
-    ("length_penalty", 1.0),  # without use_beam_search
+    ("length_penalty", 0.5),  # without use_beam_search
     ("early_stopping", True),
     ("early_stopping", "never"),
     ("stream_options", {"include_usage": True}),  # without stream

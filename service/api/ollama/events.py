@@ -29,6 +29,7 @@ from quire.service.text.tools.calls import CallDelta
 
 _encode = msgspec.json.Encoder().encode
 
+
 class Taken(NamedTuple):
     """What has come of an answer."""
 

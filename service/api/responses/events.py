@@ -9,13 +9,16 @@ from msgspec import UNSET
 
 from quire.service.answer.choice import Choice
 from quire.service.answer.replies import TokenLogprobs
-from quire.service.api.responses.open_items import OpenCall, OpenMessage
-from quire.service.api.responses.replies import ItemStatus, ResponseReply, Status
+from quire.service.api.responses.open_items import OpenCall, OpenMessage, OpenReasoning
+from quire.service.api.responses.replies import ItemStatus, OutputReasoning, ResponseReply, Status
 from quire.service.api.responses.response import ModelResponse
 from quire.service.api.responses.writer import Event, EventWriter
 from quire.service.errors import ApiError
 from quire.service.http.framing import Framing
+from quire.service.text.pieces import Thought
 from quire.service.text.tools.calls import Part
+
+_OpenItem = OpenMessage | OpenReasoning | OpenCall
 
 
 class ResponseEvents:
@@ -28,7 +31,7 @@ class ResponseEvents:
         if stream_id is not None:
             names["stream_id"] = stream_id
         self._writer = EventWriter(names)
-        self._item: OpenMessage | OpenCall | None = None
+        self._item: _OpenItem | None = None
         self._logprobs: list[TokenLogprobs] = []  # of tokens whose text is still to be told of
 
     def start(self) -> list[Event]:
@@ -46,8 +49,9 @@ class ResponseEvents:
         """When the choice has finished."""
         status = self._response.final_status
         events = self.update()
-        if not self._response.output:  # of nothing at all it is an empty message
-            events += self._open(OpenMessage(self._writer, 0))
+        output = self._response.output
+        if not output or (isinstance(output[-1], OutputReasoning) and status == "completed"):  # said nothing
+            events += self._open(OpenMessage(self._writer, len(output)))
         events += self._close("incomplete" if status == "incomplete" else "completed")
         return [*events, self._about(f"response.{status}", status)]
 
@@ -69,6 +73,10 @@ class ResponseEvents:
             if not isinstance(self._item, OpenMessage):
                 text = text.lstrip() if index else text  # white space around calls is no text
                 events = self._open(OpenMessage(self._writer, index))
+        elif isinstance(part, Thought):
+            text = part.text
+            if not isinstance(self._item, OpenReasoning):
+                events = self._open(OpenReasoning(self._writer, index))
         else:
             text = part.function.arguments
             if part.id is not UNSET and part.function.name is not UNSET:
@@ -81,7 +89,7 @@ class ResponseEvents:
             self._logprobs = []
         return events
 
-    def _open(self, item: OpenMessage | OpenCall) -> list[Event]:
+    def _open(self, item: _OpenItem) -> list[Event]:
         closed = self._close("completed")
         self._item = item
         self._response.output.append(item.item)
@@ -91,7 +99,7 @@ class ResponseEvents:
         item, self._item = self._item, None
         if item is None:
             return []
-        return item.close(status) if isinstance(item, OpenMessage) else item.close()
+        return item.close() if isinstance(item, OpenCall) else item.close(status)
 
 
 def error_event(error: ApiError, **names: str | None) -> Event:

@@ -38,7 +38,21 @@ class OutputCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_c
     arguments: str = ""
 
 
-OutputItem = OutputMessage | OutputCall
+class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class OutputReasoning(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """What the model thought before what follows."""
+
+    id: str
+    status: ItemStatus = "in_progress"
+    summary: list[dict[str, str]] = []
+    content: list[ReasoningText]
+    encrypted_content: None = None
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall
 
 
 class IncompleteDetails(msgspec.Struct):
@@ -56,7 +70,7 @@ class InputTokensDetails(msgspec.Struct):
 
 
 class OutputTokensDetails(msgspec.Struct):
-    reasoning_tokens: int = 0  # reasoning is part of the text
+    reasoning_tokens: int = 0
 
 
 class ResponseUsage(msgspec.Struct, kw_only=True):

@@ -16,7 +16,8 @@ from quire.service.api.chat import logprobs_of
 from quire.service.api.logprob_budget import LogprobBudget
 from quire.service.api.request_params import cache_salt, check_sampled_ids, checked_grammar, token_budget
 from quire.service.api.responses.messages import with_input, with_output
-from quire.service.api.responses.protocol import Reasoning, ResponseRequest
+from quire.service.api.responses.protocol import Reasoning as ReasoningOptions
+from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import (
     IncompleteDetails,
     InputTokensDetails,
@@ -32,7 +33,9 @@ from quire.service.errors import ApiError, refused
 from quire.service.http.gate import note_ignored
 from quire.service.json_fields import MAX_REPLY_LOGPROBS
 from quire.service.state import ServerState
+from quire.service.text.reasoning.use import Reasoning
 from quire.service.text.rendering import TemplateMessage, render, template_arguments
+from quire.service.text.structured import Form
 from quire.service.text.tools.use import ToolUse
 
 if TYPE_CHECKING:
@@ -96,7 +99,7 @@ class ModelResponse:
             safety_identifier=body.safety_identifier,
             prompt_cache_key=body.prompt_cache_key,
             max_tool_calls=body.max_tool_calls,
-            reasoning=body.reasoning or Reasoning(),
+            reasoning=body.reasoning or ReasoningOptions(),
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
             top_logprobs=body.top_logprobs or 0,
@@ -114,7 +117,7 @@ class ModelResponse:
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(),
+            output_tokens_details=OutputTokensDetails(usage.completion_tokens_details.reasoning_tokens),
             total_tokens=usage.total_tokens,
         )
 
@@ -148,7 +151,7 @@ async def begin(
     engine, tokenizer, info = state.serving()
     model = state.check_model(body.model)
     check_sampled_ids(body, info)
-    unused = template_arguments(tokenizer, None, body.effort)[1]
+    arguments, unused = template_arguments(tokenizer, None, body.effort)
     note_ignored(connection.scope, [*body.ignored_fields, *["reasoning.effort"] * bool(unused)])
     times = state.times_of(connection, model)
     state.admit(1)
@@ -157,7 +160,13 @@ async def begin(
     limit = info.max_request_tokens
     tokens = await state.encode(text, "input", add_special_tokens=False, limit=limit)
     tools = ToolUse.of(body, tokenizer)
-    grammar = await checked_grammar(state, body.form if tools is None else tools.form)
+    reasoning = Reasoning.of(state.config.reasoning_parser, tokenizer, tokens, arguments)
+
+    def form() -> Form | None:
+        answer = body.form() if tools is None else tools.form()
+        return answer if reasoning is None else reasoning.form(answer, None)
+
+    grammar = await checked_grammar(state, form)
     budget = token_budget(body, tokens, "input", info, None)
     carried = _logprob_budget(body)
     if body.token_limit is None:
@@ -172,6 +181,7 @@ async def begin(
         skip_special_tokens=True,
         continues=False,
         tools=tools,
+        reasoning=reasoning,
         num_logprobs=carried.total(len(tokens), budget),
     )
     salt = cache_salt(connection, None)
