@@ -30,6 +30,7 @@ from quire.service.api.request_params import (
     token_budget,
 )
 from quire.service.api.requests.chat import ChatRequest
+from quire.service.api.sampling_defaults import with_defaults
 from quire.service.api.streams import answer
 from quire.service.errors import bad_value
 from quire.service.http.codec import decode
@@ -120,14 +121,14 @@ async def begin(state: ServerState, connection: HTTPConnection, body: ChatReques
     limit = info.max_request_tokens
     tokens = await state.encode(text, "messages", add_special_tokens=False, limit=limit)
     top = (body.top_logprobs or 0) if body.logprobs else None
-    budget = token_budget(body, tokens, "messages", info, None)
+    budget = token_budget(body, tokens, "messages", info, info.sampling_defaults.max_tokens)
     carried = LogprobBudget.of(body, top)
     if body.token_limit is None:
         budget = carried.room(len(tokens), budget)
     carried.check(len(tokens), budget)
     tools = ToolUse.of(body, tokenizer)
     grammar = await checked_grammar(state, body.form if tools is None else tools.form)
-    params = sampling_params(body, budget, top, grammar)
+    params = with_defaults(body, sampling_params(body, budget, top, grammar), info.sampling_defaults)
     options = Options(
         stops=body.stop_strings,
         skip_special_tokens=body.skip_special_tokens,

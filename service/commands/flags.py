@@ -80,8 +80,8 @@ def add_engine_flags(parser: Parser) -> None:
         "--model-impl",
         choices=get_args(ModelImpl),
         default="auto",
-        help="native: a decoder of Quire's own; transformers: that library's modelling code, without CUDA "
-        "graphs; auto: native where there is one",
+        help="native: a decoder of Quire's own; transformers: that library's modelling code, in CUDA "
+        "graphs where it allows that; auto: native where there is one",
     )
     flag(
         parser, "--max-model-len", type=int, help="most tokens of prompt and output; the model's if left out"
@@ -183,6 +183,13 @@ def add_service_flags(parser: Parser) -> None:
         "--served-model-name",
         action="append",
         help="what requests call the model (may repeat); its folder's or Hub id's if left out",
+    )
+    flag(
+        parser,
+        "--generation-config",
+        default="auto",
+        help="how tokens are chosen where a request does not say; auto: as generation_config.json in the "
+        "model's folder has it; vllm: temperature 1 and no more; else a folder with such a file",
     )
     flag(parser, "--max-num-queued-reqs", type=int, default=1000, help="prompts that wait; more get 429")
     flag(parser, "--max-num-queued-tokens", type=int, default=2 << 20, help="tokens of those; more get 429")

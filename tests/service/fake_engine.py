@@ -12,6 +12,7 @@ import msgspec
 from quire.engine.config import EngineInfo, Progress, RegistryReport, StepStats
 from quire.engine.errors import EngineDeadError
 from quire.engine.messages import FinishReason, Output, Request, SamplingParams, TokenLogprob
+from quire.engine.models.generation_config import SamplingDefaults
 from quire.service.text.tokenizer import Tokenizer
 
 Script = Callable[[list[int], SamplingParams, int], list[int]]
@@ -34,6 +35,7 @@ def make_info(tokenizer: Tokenizer) -> EngineInfo:
         "bytes_per_block": 1024,
         "max_num_seqs": 130,
         "windows": (0,),
+        "sampling_defaults": SamplingDefaults(),
     }
     rest: dict[str, Any] = {
         field.name: 1 for field in msgspec.structs.fields(EngineInfo) if field.name not in read

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
+from quire.engine.messages import SamplingParams
 from quire.service.answer.choice import Choice
 from quire.service.answer.generation import Generation, Options, Prompt
 from quire.service.api.request_params import cache_salt, checked_grammar, token_budget
@@ -24,6 +25,7 @@ from quire.service.api.responses.replies import (
     Status,
     TextConfig,
 )
+from quire.service.api.sampling_defaults import with_defaults
 from quire.service.errors import ApiError
 from quire.service.state import ServerState
 from quire.service.text.rendering import TemplateMessage, render
@@ -38,7 +40,12 @@ class ModelResponse:
     """Its `output` grows as its events are made; `generation` is to be closed by whoever drives it."""
 
     def __init__(
-        self, body: ResponseRequest, model: str, generation: Generation, said: list[TemplateMessage]
+        self,
+        body: ResponseRequest,
+        model: str,
+        generation: Generation,
+        said: list[TemplateMessage],
+        params: SamplingParams,
     ) -> None:
         self.id = f"resp_{secrets.token_hex(24)}"
         self.generation = generation
@@ -47,6 +54,7 @@ class ModelResponse:
         self._model = model
         self._created = int(time.time())
         self._said = said
+        self._params = params
 
     @property
     def choice(self) -> Choice:
@@ -63,8 +71,7 @@ class ModelResponse:
 
     def snapshot(self, status: Status, error: ApiError | None = None) -> ResponseReply:
         """The response as it stands."""
-        body = self._body
-        params = body.sampling_params(1)
+        body, params = self._body, self._params
         return ResponseReply(
             id=self.id,
             created_at=self._created,
@@ -123,10 +130,11 @@ async def begin(
     tokens = await state.encode(text, "input", add_special_tokens=False, limit=limit)
     tools = ToolUse.of(body, tokenizer)
     grammar = await checked_grammar(state, body.form if tools is None else tools.form)
-    params = body.sampling_params(token_budget(body, tokens, "input", info, None), grammar)
+    budget = token_budget(body, tokens, "input", info, info.sampling_defaults.max_tokens)
+    params = with_defaults(body, body.sampling_params(budget, grammar), info.sampling_defaults)
     options = Options(stops=(), skip_special_tokens=True, continues=False, tools=tools)
     salt = cache_salt(connection, None)
     generation = Generation(
         state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt
     )
-    return ModelResponse(body, model, generation, said)
+    return ModelResponse(body, model, generation, said, params)
