@@ -8,7 +8,7 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/
 
-.PHONY: setup serve test lint image image-name builder publish image-test cluster-demo soak gpu-test gpu-bench evaluation evaluation-gpu clean
+.PHONY: setup serve test lint models image image-name builder publish image-test cluster-demo soak gpu-test gpu-bench evaluation evaluation-gpu clean
 
 setup: $(VENV)/.ready
 
@@ -33,6 +33,11 @@ lint: setup
 	$(RUN)ruff check .
 	$(RUN)ruff format --check .
 	$(RUN)mypy
+
+# Compares every causal model type of transformers with itself over the paged cache, and writes the table of
+# docs/models.md. Five minutes.
+models: setup
+	$(RUN)python -m tests.models.models_page
 
 # The image under the name that the chart has for it, with its appVersion as the tag, and with docker, podman or buildah.
 IMAGE ?= $(shell sed -n '/^image:/,/repository:/s/^ *repository: \([^ ]*\).*/\1/p' helm/values.yaml)

@@ -43,6 +43,8 @@ class AsyncLLM:
         if self._engine.state != "ready":
             await self._engine.stop()
             raise EngineDeadError(self._engine.error)
+        assert self._engine.info is not None
+        self._defaults = self._engine.info.sampling_defaults
         return self
 
     async def __aexit__(
@@ -57,7 +59,7 @@ class AsyncLLM:
         self, prompt: Prompt, params: SamplingParams | None = None, stop: str | Sequence[str] = ()
     ) -> list[Completion]:
         """Return the prompt's n completions. Raises RequestFailed if the engine cannot compute them."""
-        params = SamplingParams() if params is None else params
+        params = self._defaults.params() if params is None else params
         stream, followed = self._ask(prompt, params, stop_strings(stop, [params]))
         prompt_logprobs = None
         try:
@@ -76,7 +78,7 @@ class AsyncLLM:
         self, prompt: Prompt, params: SamplingParams | None = None, stop: str | Sequence[str] = ()
     ) -> AsyncIterator[str]:
         """Yield the text of the first completion as it comes. Raises as `generate`."""
-        params = SamplingParams() if params is None else params
+        params = self._defaults.params() if params is None else params
         stream, followed = self._ask(prompt, params, stop_strings(stop, [params]))
         first = followed[0].choice
         try:

@@ -115,7 +115,9 @@ def _parser() -> Parser:
 
 
 def _engine_settings(arguments: argparse.Namespace) -> dict[str, object]:
-    return {name: getattr(arguments, name) for name in EngineConfig.__struct_fields__ if name != "model"}
+    """Return the settings that the command has flags for."""
+    names = set(EngineConfig.__struct_fields__) - {"model"}
+    return {name: value for name, value in vars(arguments).items() if name in names}
 
 
 def _engine_config(arguments: argparse.Namespace) -> EngineConfig:

@@ -59,16 +59,16 @@ class LLM:
     ) -> list[list[Completion]]:
         """Return each prompt's n completions, all prompts in one continuous batch.
 
-        `params` are for all prompts, or one for each; without, 16 tokens at temperature 1. Those without a
-        seed draw one for each prompt. Raise ValueError for a prompt that can never fit, and for too many or
-        too few params.
+        `params` are for all prompts, or one for each; without, 16 tokens, chosen as generation_config.json of
+        the model or of the setting `generation_config` has it. Those without a seed draw one for each prompt.
+        Raise ValueError for a prompt that can never fit, and for too many or too few params.
         """
         single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
         each = [cast(Prompt, prompts)] if single else cast(Sequence[Prompt], prompts)
         own = (
             params
             if isinstance(params, list)
-            else [SamplingParams() if params is None else params] * len(each)
+            else [self.info.sampling_defaults.params() if params is None else params] * len(each)
         )
         if len(own) != len(each):
             raise ValueError(
@@ -83,7 +83,7 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None, stop: str | Sequence[str] = ()
     ) -> TextStream:
         """Stream the text of the first completion, as it comes; others may be asked for meanwhile."""
-        params = SamplingParams() if params is None else params
+        params = self.info.sampling_defaults.params() if params is None else params
         stops = stop_strings(stop, [params])
         return self.engine.stream(self._request(prompt, params), stops)
 

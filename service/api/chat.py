@@ -33,6 +33,7 @@ from quire.service.api.request_params import (
 )
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.forms import UNWRAPPED
+from quire.service.api.sampling_defaults import with_defaults
 from quire.service.api.streams import answer
 from quire.service.errors import bad_value
 from quire.service.http.codec import decode
@@ -144,7 +145,7 @@ async def generate(
         unused.append("thinking_token_budget")
     note_ignored(connection.scope, unused)
     top = (body.top_logprobs or 0) if body.logprobs else None
-    budget = token_budget(body, tokens, "messages", info, None)
+    budget = token_budget(body, tokens, "messages", info, info.sampling_defaults.max_tokens)
     carried = LogprobBudget.of(body, top)
     if body.token_limit is None:
         budget = carried.room(len(tokens), budget)
@@ -158,7 +159,7 @@ async def generate(
         return reasoning.form(answer, body.thinking_token_budget)
 
     grammar = await checked_grammar(state, form)
-    params = sampling_params(body, budget, top, grammar, info)
+    params = with_defaults(body, sampling_params(body, budget, top, grammar, info), info.sampling_defaults)
     options = Options(
         stops=body.stop_strings,
         skip_special_tokens=body.skip_special_tokens,

@@ -106,8 +106,8 @@ def add_engine_flags(parser: Parser) -> None:
         "--model-impl",
         choices=get_args(ModelImpl),
         default="auto",
-        help="native: a decoder of Quire's own; transformers: that library's modelling code, without CUDA "
-        "graphs; auto: native where there is one",
+        help="native: a decoder of Quire's own; transformers: that library's modelling code, in CUDA "
+        "graphs where it allows that; auto: native where there is one",
     )
     flag(
         parser, "--max-model-len", type=int, help="most tokens of prompt and output; the model's if left out"
@@ -258,6 +258,13 @@ def add_service_flags(parser: Parser) -> None:
         default="refuse",
         help="what becomes of fields of a request that no API has: 400 that names them, or ignore, with the "
         "names in the header X-Quire-Ignored",
+    )
+    flag(
+        parser,
+        "--generation-config",
+        default="auto",
+        help="how tokens are chosen where a request does not say; auto: as generation_config.json in the "
+        "model's folder has it; vllm: temperature 1 and no more; else a folder with such a file",
     )
     flag(parser, "--max-num-queued-reqs", type=int, default=1000, help="prompts that wait; more get 429")
     flag(parser, "--max-num-queued-tokens", type=int, default=2 << 20, help="tokens of those; more get 429")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import HTTPConnection
 
 from quire.engine.errors import FieldError
+from quire.engine.messages import SamplingParams
 from quire.service.answer.choice import Choice
 from quire.service.answer.generation import Generation, Options, Prompt
 from quire.service.answer.replies import TokenLogprobs
@@ -29,6 +30,7 @@ from quire.service.api.responses.replies import (
     Status,
     TextConfig,
 )
+from quire.service.api.sampling_defaults import with_defaults
 from quire.service.errors import ApiError, refused
 from quire.service.http.gate import note_ignored
 from quire.service.json_fields import MAX_REPLY_LOGPROBS
@@ -47,7 +49,12 @@ class ModelResponse:
     """Its `output` grows as its events are made; `generation` is to be closed by whoever drives it."""
 
     def __init__(
-        self, body: ResponseRequest, model: str, generation: Generation, said: list[TemplateMessage]
+        self,
+        body: ResponseRequest,
+        model: str,
+        generation: Generation,
+        said: list[TemplateMessage],
+        params: SamplingParams,
     ) -> None:
         self.id = f"resp_{secrets.token_hex(24)}"
         self.generation = generation
@@ -57,6 +64,7 @@ class ModelResponse:
         self._created = int(time.time())
         self._completed: int | None = None  # when it was first told of as completed
         self._said = said
+        self._params = params
 
     @property
     def choice(self) -> Choice:
@@ -78,7 +86,7 @@ class ModelResponse:
 
     def snapshot(self, status: Status, error: ApiError | None = None) -> ResponseReply:
         """The response as it stands."""
-        body = self._body
+        body, params = self._body, self._params
         if status == "completed" and self._completed is None:
             self._completed = int(time.time())
         return ResponseReply(
@@ -100,14 +108,14 @@ class ModelResponse:
             prompt_cache_key=body.prompt_cache_key,
             max_tool_calls=body.max_tool_calls,
             reasoning=body.reasoning or ReasoningOptions(),
-            presence_penalty=body.presence_penalty or 0.0,
-            frequency_penalty=body.frequency_penalty or 0.0,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
             top_logprobs=body.top_logprobs or 0,
-            temperature=1.0 if body.temperature is None else body.temperature,
+            temperature=params.temperature,
             text=TextConfig(body.text_format),
             tool_choice=body.tool_choice or "auto",
             tools=body.functions,
-            top_p=body.top_p or 1.0,
+            top_p=params.top_p,
             usage=None if status == "in_progress" else self._usage(),
         )
 
@@ -167,13 +175,13 @@ async def begin(
         return answer if reasoning is None else reasoning.form(answer, None)
 
     grammar = await checked_grammar(state, form)
-    budget = token_budget(body, tokens, "input", info, None)
+    budget = token_budget(body, tokens, "input", info, info.sampling_defaults.max_tokens)
     carried = _logprob_budget(body)
     if body.token_limit is None:
         budget = carried.room(len(tokens), budget)
     carried.check(len(tokens), budget)
     try:
-        params = body.sampling_params(budget, grammar)
+        params = with_defaults(body, body.sampling_params(budget, grammar), info.sampling_defaults)
     except FieldError as error:
         raise refused(error) from None
     options = Options(
@@ -188,4 +196,4 @@ async def begin(
     generation = Generation(
         state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt, times
     )
-    return ModelResponse(body, model, generation, said)
+    return ModelResponse(body, model, generation, said, params)
