@@ -81,10 +81,11 @@ class ResponseEvents:
             text = part.function.arguments
             if part.id is not UNSET and part.function.name is not UNSET:
                 events = self._open(OpenCall(self._writer, index, part.id, part.function.name))
-        if text and isinstance(self._item, OpenMessage):
-            events.append(self._item.more(text, self._logprobs))
-        elif text and self._item is not None:
-            events.append(self._item.more(text))
+        item = self._item
+        if text and isinstance(item, OpenMessage):
+            events.append(item.more(text, self._logprobs))
+        elif text and item is not None:
+            events.append(item.more(text))
         if text:  # calls come without
             self._logprobs = []
         return events

@@ -25,7 +25,7 @@ def property_schema(function: Function, name: str) -> dict[str, Any]:
 def standing_alone(function: Function, name: str) -> dict[str, Any]:
     """Return a property's schema with the definitions that it may refer to."""
     whole = function.schema
-    definitions = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+    definitions: dict[str, Any] = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
     return {**definitions, **property_schema(function, name)}
 
 
