@@ -17,7 +17,7 @@ from quire.service.answer.conversations import ConversationMemory, Conversations
 from quire.service.api.responses.protocol import ResponseCreate
 from quire.service.app import create_app
 from quire.service.config import ServiceConfig
-from quire.service.errors import ApiError, not_ready
+from quire.service.errors import not_ready
 from quire.service.state import ServerState
 from quire.service.text.tokenizer import Tokenizer
 from quire.service.watchdog import DEFAULT_TIMEOUT_ON_CPU
@@ -65,7 +65,7 @@ async def manual(make_service: Callable[..., Service]) -> Service:
 
 
 async def test_the_same_events_as_over_http(manual: Service) -> None:
-    """To the byte, but for ids and times, when both read as fast as the tokens come."""
+    """To the byte, but for ids, times and where it is kept, when both read as fast as the tokens come."""
     body: dict[str, Any] = {"input": "hello", "max_output_tokens": 9, "instructions": "be kind", "seed": 1}
     body |= {"metadata": {"a": "b"}, "temperature": 0.5}
     socket = Socket(manual.app).start()
@@ -79,7 +79,7 @@ async def test_the_same_events_as_over_http(manual: Service) -> None:
     named = (await streamed).body.decode().removesuffix("\n\n").split("\n\n")
     over_http = [EVENT.validate_json(event.split("\ndata: ")[1]).model_dump() for event in named]
     over_socket = [EVENT.validate_python(event, strict=True).model_dump() for event in socket.events]
-    names = ("id", "item_id", "response_id", "created_at", "stream_id")
+    names = ("id", "item_id", "response_id", "created_at", "stream_id", "store")
     assert without(over_socket, *names) == without(over_http, *names)
     assert len([event for event in over_socket if "delta" in event]) > 5
     socket.leave()
@@ -196,7 +196,7 @@ def test_conversations_are_bounded(uses: list[tuple[int, int, bool]]) -> None:
     for number, (other, size, look) in enumerate(uses):
         name = f"{other if look else number}"
         if look and name not in {name for name, _ in expected}:
-            with pytest.raises(ApiError):
+            with pytest.raises(KeyError):
                 kept.find(name)
             continue
         if not look:

@@ -31,7 +31,7 @@ from tests.service.test_tools import ARGUMENTS, PARAMETERS, make_room, tokenizer
 
 pytestmark = pytest.mark.anyio
 PATH, CHAT = "/v1/responses", "/v1/chat/completions"
-NAMES = ("id", "item_id", "response_id", "call_id", "created_at")
+NAMES = ("id", "item_id", "response_id", "call_id", "created_at", "store")
 
 
 def flat(name: str, parameters: dict[str, Any] | None = None, **more: Any) -> Any:
