@@ -93,6 +93,9 @@ def _bad_field(error: msgspec.ValidationError, kind: object) -> ApiError:
     message = str(error)
     found = _PATH.search(message)
     path = found.group(1) if found else ""
+    own = error.__cause__  # a check of ours
+    if isinstance(own, FieldError) and not path:
+        return refused(own)
     named = _NAMED.search(message)
     if named is not None:
         problem, name = named.groups()
@@ -104,5 +107,4 @@ def _bad_field(error: msgspec.ValidationError, kind: object) -> ApiError:
         allowed = alternatives(kind, path) if message.startswith("Invalid") else []
         hint = f"; strings allowed here: {', '.join(map(repr, allowed))}" if allowed else ""
         return bad_value(path, f"{path}: {message}{hint}")
-    own = error.__cause__  # a check of ours
-    return refused(own) if isinstance(own, FieldError) else bad_value(None, message)
+    return bad_value(None, message)
