@@ -156,6 +156,9 @@ INERT: dict[str, tuple[Row, ...]] = {
         Refused("conversation", "give previous_response_id, or the whole conversation as input"),
         Refused("prompt", "there are no stored prompts: give input"),
     ),
+    "CountTokensRequest": (
+        Refused("thread", "send the whole conversation (the client's tool_runner takes thread=False)"),
+    ),
     "InputItem": (
         Inert("phase", Literal["commentary", "final_answer"], "templates know no phases"),
         Inert("created_by", _Label, "your own label"),

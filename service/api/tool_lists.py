@@ -13,7 +13,8 @@ from quire.engine.errors import FieldError
 T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_NAMED = re.compile(r"(?:unknown|missing required) field `([^`]*)`")
+_NAMED = re.compile(r"(unknown|missing required) field `([^`]*)`")
+_CODES = {"unknown": "unknown_field", "missing required": "missing_field"}
 _PATH = re.compile(r" - at `\$\.([^`]*)`$")
 
 
@@ -39,6 +40,8 @@ def _read(tool: dict[str, Any], name: str, kind: type[T]) -> T:
         return msgspec.convert(tool, kind)
     except msgspec.ValidationError as error:
         message = str(error)
-        found = [name, *_PATH.findall(message), *_NAMED.findall(message)]
-        field = ".".join(found)
-        raise FieldError(field, f"{field}: {_PATH.sub('', message)}") from None
+        named = _NAMED.search(message)
+        parts = [name, *_PATH.findall(message), *([] if named is None else [named.group(2)])]
+        code = "invalid_value" if named is None else _CODES[named.group(1)]
+        field = ".".join(parts)
+        raise FieldError(field, f"{field}: {_PATH.sub('', message)}", code) from None

@@ -96,6 +96,9 @@ def _bad_field(error: msgspec.ValidationError, kind: object) -> ApiError:
     message = str(error)
     found = _PATH.search(message)
     path = found.group(1) if found else ""
+    own = error.__cause__  # a check of ours
+    if isinstance(own, FieldError) and not path:
+        return refused(own)
     named = _NAMED.search(message)
     if named is not None:
         problem, name = named.groups()

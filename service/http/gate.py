@@ -16,6 +16,7 @@ from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError
 from quire.service.http.body import Bodies, Body, too_large
 from quire.service.http.codec import error_response
+from quire.service.http.dialects import OLLAMA, dialect_of
 from quire.service.http.subprotocols import offered_key
 from quire.service.keys import Key, KeyRing
 from quire.service.origins import is_allowed
@@ -30,6 +31,7 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _SINGLE = frozenset({b"authorization", b"content-type", b"host", b"origin", b"x-api-key"})
 _IGNORED_NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{1,96}")
 _MAX_TOLD = 256  # names of ignored fields that the log has told of
+_FROM_A_PAGE = frozenset({b"origin", b"referer", b"sec-fetch-site"})  # which browsers send
 _BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 
 
@@ -170,7 +172,7 @@ class Gate:
         if self._keys and scope["path"] not in self._public:
             key = self._check_key(_given_key(headers, offered_key(scope)))
         if scope.get("method") == "POST":
-            self._check_body(headers)
+            self._check_body(scope["path"], headers)
         return key
 
     def _check_size(self, scope: Scope) -> None:
@@ -207,9 +209,11 @@ class Gate:
             )
             raise ApiError(401, message, param="api_key", code="invalid_api_key")
 
-    def _check_body(self, headers: dict[bytes, bytes]) -> None:
+    def _check_body(self, path: str, headers: dict[bytes, bytes]) -> None:
+        """Other sites' pages cannot say that a body is JSON; Ollama's clients need not say it."""
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-        if kind != b"application/json":
+        lenient = dialect_of(path) is OLLAMA and not _FROM_A_PAGE & headers.keys()
+        if kind != b"application/json" and not lenient:
             raise ApiError(415, "the Content-Type must be application/json", param="content-type")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise ApiError(415, "compressed bodies are not supported", param="content-encoding")

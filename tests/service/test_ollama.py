@@ -14,7 +14,7 @@ from quire.service.text.template import ChatTemplate
 from quire.service.text.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers, tool_templates
 from tests.service.asgi import Reply, exchange, get, post
-from tests.service.conftest import Service
+from tests.service.conftest import CHAT_TEMPLATE, Service
 from tests.service.live import Live
 from tests.service.test_tool_parser import hermes
 from tests.service.test_tools import make_room
@@ -210,3 +210,33 @@ async def test_a_stream_of_lines_is_not_recorded(service: Service) -> None:
     body = {"model": "tiny", "messages": HELLO}
     reply = await post(service.app, "/api/chat", body, x_stream_id="a")
     assert (reply.status, "server-sent events" in reply.json()["error"]) == (400, True)
+
+
+@pytest.mark.anyio
+async def test_thinking_stands_beside_the_content(make_service: Callable[..., Service]) -> None:
+    template = CHAT_TEMPLATE + "{# <think> is what it begins with, unless enable_thinking is false #}"
+    tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(template, {}))
+    tokens = tokenizer.encode("<think>\nso\n</think>\n\nyes<|end|>", add_special_tokens=False)
+    service = make_service(script=lambda prompt, params, index: tokens)
+    service.state.tokenizer = tokenizer
+    body = {"model": "tiny", "messages": HELLO, "think": True, "stream": False}
+    reply = await post(service.app, "/api/chat", body)
+    assert "x-quire-ignored" not in reply.headers
+    assert reply.json()["message"] == {"role": "assistant", "content": "yes", "thinking": "so"}
+    objects = objects_of(await post(service.app, "/api/chat", {**body, "stream": True}))
+    assert "".join(each["message"].get("thinking", "") for each in objects) == "so"
+    assert "".join(each["message"]["content"] for each in objects) == "yes"
+
+
+@pytest.mark.anyio
+async def test_no_content_type_is_asked_for_but_of_pages(service: Service) -> None:
+    """As `curl -d` sends it; a page of another site could send that, too, and browsers say so."""
+    body = json.dumps({"model": "tiny", "messages": HELLO, "options": {"num_predict": 1}}).encode()
+    for path, more, status in (
+        ("/api/chat", {}, 200),
+        ("/api/chat", {"origin": "http://evil.example"}, 415),
+        ("/api/chat", {"sec_fetch_site": "cross-site"}, 415),
+        ("/v1/chat/completions", {}, 415),
+    ):
+        form = {"content_type": "application/x-www-form-urlencoded"}
+        assert (await post(service.app, path, body, **form, **more)).status == status

@@ -31,7 +31,7 @@ from tests.service.test_tools import ARGUMENTS, PARAMETERS, make_room, tokenizer
 
 pytestmark = pytest.mark.anyio
 PATH, CHAT = "/v1/responses", "/v1/chat/completions"
-NAMES = ("id", "item_id", "response_id", "call_id", "created_at", "store")
+NAMES = ("id", "item_id", "response_id", "call_id", "created_at", "completed_at")
 
 
 def flat(name: str, parameters: dict[str, Any] | None = None, **more: Any) -> Any:
@@ -383,7 +383,7 @@ async def test_a_socket_tells_of_calls_as_http_does(speaker: Callable[..., Speak
     service = speaker(TALK)
     streamed = await post(service.app, PATH, {"input": "hello", "tools": TOOLS, "stream": True})
     socket = Socket(service.app).start()
-    socket.create(tools=TOOLS)
+    socket.create(tools=TOOLS, store=True)
     first = (await answer_of(socket, 1))["response"]
     events = [EVENT.validate_python(event, strict=True).model_dump() for event in socket.events]
     assert folded(events) == events[-1]["response"]["output"]

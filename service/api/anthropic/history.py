@@ -45,7 +45,7 @@ def chat_messages(body: CountTokensRequest) -> list[Message]:
     calls: set[str] = set()
     for at, turn in enumerate(turns):
         for message in _of_turn(turn, f"messages[{at}]", calls):
-            if said and said[-1].role == message.role != "tool" and len(said) > bool(system):
+            if said and said[-1].role == message.role != "tool":
                 said[-1] = _together(said[-1], message)
             else:
                 said.append(message)
@@ -55,7 +55,10 @@ def chat_messages(body: CountTokensRequest) -> list[Message]:
 
 
 def _of_turn(turn: AnthropicMessage, name: str, calls: set[str]) -> Iterator[Message]:
-    """What tools gave comes first, as it answers what was called before. `calls` gets those that are made."""
+    """What tools gave comes first, as it answers what was called before. `calls` gets those that are made.
+
+    Few chat templates take a system message later than the first: the user's turn shows what one says.
+    """
     texts, made, thinking = [], [], []
     for at, block in enumerate(turn.blocks):
         match block:
@@ -73,7 +76,9 @@ def _of_turn(turn: AnthropicMessage, name: str, calls: set[str]) -> Iterator[Mes
                     field = f"{name}.content[{at}].tool_use_id"
                     raise FieldError(field, f"{field} is {identity!r}, which no tool_use before it has")
                 yield Message(role="tool", tool_call_id=identity, content=_result(block))
-    if made or texts or turn.role == "assistant":
+    if turn.role == "system":
+        yield Message(role="user", content=f"<system-reminder>\n{_joined(texts)}\n</system-reminder>")
+    elif made or texts or turn.role == "assistant":
         yield Message(
             role=turn.role,
             content=_joined(texts),

@@ -43,17 +43,21 @@ def prompt_request(body: CountTokensRequest, template: ChatTemplate | None) -> C
         parallel_tool_calls=False if tools and _only_one(body) else None,
         response_format=None if schema is None else JsonSchemaFormat(json_schema=schema),
         reasoning_effort=_effort(body, template),
-        chat_template_kwargs=TemplateArguments(enable_thinking=False)
-        if _asks_for_silence(body, template)
-        else None,
+        chat_template_kwargs=_thinking(body, template),
     )
 
 
 def chat_request(body: MessagesRequest, prompt: ChatRequest, room: int) -> ChatRequest:
-    """Return `prompt` with how to answer it; `room` is how many tokens an answer may have at most."""
+    """Return `prompt` with how to answer it; `room` is how many tokens an answer may have at most.
+
+    A budget that thinking could not exceed in any case is none.
+    """
+    most = min(body.max_tokens, room)
+    budget = body.thinking.budget_tokens if isinstance(body.thinking, ThinkingOn) else most
     return msgspec.structs.replace(
         prompt,
-        max_tokens=min(body.max_tokens, room),
+        max_tokens=most,
+        thinking_token_budget=budget if budget < most else None,
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
@@ -78,15 +82,16 @@ def ignored_fields(body: CountTokensRequest, template: ChatTemplate | None) -> I
         and not _effort(body, template)
     ):
         yield "output_config.effort"
-    if isinstance(body.thinking, ThinkingOn):
-        yield "thinking.budget_tokens"
-    elif isinstance(body.thinking, ThinkingOff) and not _asks_for_silence(body, template):
+    if isinstance(body.thinking, ThinkingOff) and _thinking(body, template) is None:
         yield "thinking"
 
 
-def _asks_for_silence(body: CountTokensRequest, template: ChatTemplate | None) -> bool:
-    can_be_asked = template is not None and template.mentions("enable_thinking")
-    return isinstance(body.thinking, ThinkingOff) and can_be_asked
+def _thinking(body: CountTokensRequest, template: ChatTemplate | None) -> TemplateArguments | None:
+    """Return what the model's chat template is told, if it can be; adaptive is as the template has it."""
+    given = isinstance(body.thinking, ThinkingOn | ThinkingOff)
+    if not given or template is None or not template.mentions("enable_thinking"):
+        return None
+    return TemplateArguments(enable_thinking=isinstance(body.thinking, ThinkingOn))
 
 
 def _effort(body: CountTokensRequest, template: ChatTemplate | None) -> ReasoningEffort | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
@@ -136,6 +137,15 @@ def _logprob_budget(body: ResponseRequest) -> LogprobBudget:
     return LogprobBudget("top_logprobs", 0, of_output, MAX_REPLY_LOGPROBS)
 
 
+def _with_one_head(messages: list[TemplateMessage]) -> list[TemplateMessage]:
+    """Make what the system says first one message: most chat templates take no second one."""
+    heads = list(takewhile(lambda message: message["role"] == "system", messages))
+    if len(heads) < 2:
+        return messages
+    text = "\n\n".join(head["content"] for head in heads)
+    return [{"role": "system", "content": text}, *messages[len(heads) :]]
+
+
 async def prompt_text(
     renderer: TemplateRenderer,
     tokenizer: Tokenizer,
@@ -147,9 +157,8 @@ async def prompt_text(
     instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     tools = [function.as_template_tool() for function in body.offered_functions]
     arguments, _ = template_arguments(tokenizer, None, body.effort)
-    return await render(
-        renderer, tokenizer, model, instructions + said, param="input", arguments=arguments, tools=tools
-    )
+    messages = _with_one_head(instructions + said)
+    return await render(renderer, tokenizer, model, messages, param="input", arguments=arguments, tools=tools)
 
 
 async def begin(
