@@ -144,7 +144,8 @@ FRONT = {"quire.kernels.formats.cache_spec"} | {
     f"quire.engine.{name}"
     for name in (
         *("arrays", "capacity", "client", "config", "errors", "frames", "hashing", "logs", "messages"),
-        *("models.config", "models.hub", "models.json_fields", "models.rope_config"),
+        *("models.attention_shape", "models.config", "models.generation_config", "models.hub"),
+        *("models.json_fields", "models.rope_config"),
         *("registry.deployment", "registry.prompt_hasher", "registry.redis", "sequences.grammar", "urls"),
     )
 }
