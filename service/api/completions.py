@@ -20,9 +20,10 @@ from quire.service.api.request_params import (
     checked_grammar,
     sampling_params,
     token_budget,
+    tokenising_limit,
+    truncated,
 )
 from quire.service.api.requests.completions import CompletionRequest
-from quire.service.api.sampling_defaults import with_defaults
 from quire.service.api.streams import answer
 from quire.service.errors import bad_value
 from quire.service.http.codec import decode
@@ -88,8 +89,9 @@ async def _read_prompts(state: ServerState, body: CompletionRequest) -> list[Pro
     _, _, info = state.serving()
     texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
     if texts:  # then all of them are
-        limit = info.max_request_tokens
-        tokens = await state.encode_all(texts, "prompt", add_special_tokens=True, limit=limit)
+        special = body.add_special_tokens is not False
+        limit = tokenising_limit(body, info)
+        tokens = await state.encode_all(texts, "prompt", add_special_tokens=special, limit=limit)
     else:
         tokens = [prompt for prompt in body.prompts if not isinstance(prompt, str)]
         for prompt in tokens:
@@ -97,7 +99,7 @@ async def _read_prompts(state: ServerState, body: CompletionRequest) -> list[Pro
         if body.echo:
             texts = await state.decode_all(tokens, skip_special_tokens=body.skip_special_tokens)
     if not body.echo:
-        return [Prompt(each, None) for each in tokens]
+        return [Prompt(truncated(body, each, info), None) for each in tokens]
     return [Prompt(each, text) for each, text in zip(tokens, texts, strict=True)]
 
 
@@ -111,6 +113,7 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
     """Hand the request to the engine. Raises ApiError."""
     engine, tokenizer, info = state.serving()
     model = state.check_model(body.model)
+    times = state.times_of(connection, model)
     check_sampling(body, info)
     state.admit(len(body.prompts))
     echo, logprobs = bool(body.echo), body.logprobs is not None
@@ -123,8 +126,7 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
         budget = token_budget(
             body, prompt.tokens, "prompt", info, info.sampling_defaults.max_tokens or DEFAULT_MAX_TOKENS
         )
-        sampling = sampling_params(body, max(budget, 1), body.logprobs, grammar)
-        sampling = with_defaults(body, sampling, info.sampling_defaults)
+        sampling = sampling_params(body, max(budget, 1), body.logprobs, grammar, info)
         if echo and logprobs and body.prompt_logprobs is None:
             sampling = structs.replace(sampling, prompt_logprobs=body.logprobs)
         params.append(sampling)
@@ -133,7 +135,9 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
     options = Options(
         stops=body.stop_strings,
         skip_special_tokens=body.skip_special_tokens,
+        include_stop=body.include_stop_str_in_output,
         continues=True,
+        is_turn=False,
         echo_logprobs=echo and logprobs,
         discard_output=body.token_limit == 0,
         token_ids=body.return_token_ids,
@@ -142,7 +146,7 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
         num_logprobs=carried.total(num_tokens, most),
     )
     salt = cache_salt(connection, body.cache_salt)
-    generation = Generation(state.admission, engine, tokenizer, prompts, params, options, salt)
+    generation = Generation(state.admission, engine, tokenizer, prompts, params, options, salt, times)
     identity = Identity.new("cmpl", model)
     usage = body.usage_in_stream
 

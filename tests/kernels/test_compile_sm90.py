@@ -288,14 +288,14 @@ def plain_variants() -> dict[str, Case]:
     merge = {"HEAD_DIM": 128, "PART": 32, "TILE": 64, "SPLITS": 64}
     argmax = {"CHUNKS": 63, "CHUNKS_PADDED": 64}
     vocabulary = {"VOCABULARY": 128256}
-    chunk_argmax = vocabulary | {"CHUNK": sampling.CHUNK, "ON_GPU": True}
+    chunk_argmax = vocabulary | {"CHUNK": sampling.CHUNK, "ON_GPU": True, "FIRST": 0}
     threshold = vocabulary | {"MIN_TEMPERATURE": thresholds.MIN_TEMPERATURE, "BLOCK": thresholds.BLOCK}
     variants |= {
         "embed": (embedding._embed_kernel, dependent | {"COLUMNS": 4096, "BLOCK": 1024}, {"num_warps": 4}),
         "merge": (decode_splits._merge_kernel, dependent | merge, {"num_warps": 1}),
         "thresholds": (thresholds._threshold_kernel, dependent | threshold, {"num_warps": 32}),
-        "chunk_argmax": (sampling._chunk_argmax_kernel, dependent | chunk_argmax, {"num_warps": 4}),
-        "argmax": (sampling._argmax_kernel, dependent | argmax, {"num_warps": 4}),
+        "chunk_argmax": (sampling.chunk_argmax_kernel, dependent | chunk_argmax, {"num_warps": 4}),
+        "argmax": (sampling.argmax_kernel, dependent | argmax, {"num_warps": 4}),
     }
     pointers = {"q": "*bf16", "out": "*bf16", "partials": "*fp32", "lse": "*fp32"}
     pointers |= dict.fromkeys(("x", "weight", "norm"), "*bf16")
