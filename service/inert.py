@@ -71,11 +71,7 @@ _ACCOUNTING = (
     Inert("safety_identifier", _Label, "nobody is watched"),
     Inert("service_tier", Literal["auto", "default", "flex", "scale", "priority"], "there is one tier"),
     Inert("prompt_cache_key", _Label, "prefixes are found by their tokens"),
-    Inert(
-        "prompt_cache_retention",
-        Literal["in_memory", "in-memory", "24h"],
-        "KV blocks stay while there is room",
-    ),
+    Inert("prompt_cache_retention", Literal["in_memory", "in-memory", "24h"], "KV blocks stay while there is room"),
     Inert("verbosity", Literal["low", "medium", "high"], "models here have no such setting"),
 )
 _OBFUSCATION = Inert("include_obfuscation", bool, "nothing is padded: use TLS")
@@ -89,25 +85,20 @@ INERT: dict[str, tuple[Row, ...]] = {
         Inert("request_id", _Label, "the header X-Request-Id names a request"),
         Inert("spaces_between_special_tokens", bool, "text is decoded as the tokenizer says"),
         Inert("guided_decoding_backend", _Label, "there is one"),
-        Refused(
-            "logits_processors",
-            "code of a client is not run in the server; logit_bias, bad_words and "
-            "allowed_token_ids are there",
-        ),
+        Refused("logits_processors", "code of a client is not run in the server; logit_bias, bad_words and "
+                "allowed_token_ids are there"),
         Refused("guided_grammar", "give structured_outputs.grammar"),
         Refused("guided_whitespace_pattern", "JSON comes on one line"),
         Refused("kv_transfer_params", "blocks are not sent to other engines"),
         Refused("vllm_xargs", "they belong to plug-ins of vLLM"),
         Refused("prompt_embeds", "prompts are text or token ids"),
     ),
-    "CompletionRequest": (Refused("suffix", "text cannot be inserted between two others"),),
+    "CompletionRequest": (
+        Refused("suffix", "text cannot be inserted between two others"),
+    ),
     "ChatRequest": (
         _CACHE_CONTROL,
-        Inert(
-            "modalities",
-            Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)],
-            "text is all there is",
-        ),
+        Inert("modalities", Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)], "text is all there is"),
         Inert("include", Annotated[list[_Label], Meta(max_length=32)], "there is nothing more to include"),
         Refused("audio", "models here write text"),
         Refused("prediction", "predicted output is not used"),
@@ -142,11 +133,8 @@ INERT: dict[str, tuple[Row, ...]] = {
     "Tool": (_CACHE_CONTROL,),
     "Function": (_CACHE_CONTROL,),
     "NamedSchema": (
-        Inert(
-            "description",
-            Annotated[str, Meta(max_length=MAX_BYTES)],
-            "the text follows the schema, which the model is not shown",
-        ),
+        Inert("description", Annotated[str, Meta(max_length=MAX_BYTES)], "the text follows the schema, which "
+              "the model is not shown"),
     ),
     "ResponseRequest": (
         *_ACCOUNTING,
@@ -163,9 +151,7 @@ INERT: dict[str, tuple[Row, ...]] = {
         Inert("created_by", _Label, "your own label"),
     ),
     "ContentPart": (_CACHE_CONTROL,),
-    "TextOptions": (
-        Inert("verbosity", Literal["low", "medium", "high"], "models here have no such setting"),
-    ),
+    "TextOptions": (Inert("verbosity", Literal["low", "medium", "high"], "models here have no such setting"),),
 }
 
 

@@ -88,3 +88,5 @@ async def block_detail(state: ServerState, request: Request) -> Response:
     if reply.tokens:
         (reply.text,) = await state.decode_all([reply.tokens], skip_special_tokens=False)
     return JsonResponse(reply)
+
+

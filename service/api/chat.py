@@ -132,9 +132,7 @@ async def generate(
 ) -> Generation:
     """Hand the request to the engine; `continues`: its answer has begun in the prompt. Raises ApiError."""
     engine, tokenizer, info = state.serving()
-    note_ignored(
-        connection.scope, template_arguments(tokenizer, body.chat_template_kwargs, body.reasoning_effort)[1]
-    )
+    note_ignored(connection.scope, template_arguments(tokenizer, body.chat_template_kwargs, body.reasoning_effort)[1])
     top = (body.top_logprobs or 0) if body.logprobs else None
     budget = token_budget(body, tokens, "messages", info, info.sampling_defaults.max_tokens)
     carried = LogprobBudget.of(body, top)

@@ -118,9 +118,8 @@ def sampling_params(
 ) -> SamplingParams:
     """Return what the engine is asked. Raises ApiError 400."""
     try:
-        params = with_defaults(
-            body, body.sampling_params(max_tokens, logprobs, grammar), info.sampling_defaults
-        )
+        params = body.sampling_params(max_tokens, logprobs, grammar)
+        params = with_defaults(body, params, info.sampling_defaults)
     except FieldError as error:
         raise refused(error) from None
     if body.allowed_token_ids is None:

@@ -105,7 +105,9 @@ class Gate:
 
     def _ignored(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         """Return the header that names the fields without effect; the log tells of each once."""
-        names = [name if _IGNORED_NAME.fullmatch(name) else "?" for name in scope["state"].get("ignored", ())]
+        names = [
+            name if _IGNORED_NAME.fullmatch(name) else "?" for name in scope["state"].get("ignored", ())
+        ]
         for name in names:
             if name not in self._told and len(self._told) < _MAX_TOLD:
                 self._told.add(name)

@@ -143,12 +143,7 @@ async def test_answers_come_back_whole(caller: Service) -> None:
         {**message, "tool_calls": [call | {"index": 0}], "phase": "commentary", "annotations": []},
         {**message, "content": [{"type": "text", "text": message["content"]}], "name": "helper"},
     ):
-        result = {
-            "role": "tool",
-            "tool_call_id": call["id"],
-            "name": "f",
-            "content": [{"type": "text", "text": "ok"}],
-        }
+        result = {"role": "tool", "tool_call_id": call["id"], "name": "f", "content": [{"type": "text", "text": "ok"}]}
         reply = await post(caller.app, CHAT, {"messages": [*HELLO, said, result], "tools": TOOLS})
         assert reply.status == 200, reply.body
         assert "I look.\n<tool_call>" in prompt_of(caller) and "ok\n</tool_response>" in prompt_of(caller)

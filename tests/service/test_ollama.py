@@ -103,13 +103,7 @@ async def test_options_reach_the_engine(service: Service, tokenizer: Tokenizer) 
     options = {"temperature": 0.5, "top_k": 7, "top_p": 0.25, "min_p": 0.125, "repeat_penalty": 1.5}
     options |= {"num_predict": 4, "seed": 3, "presence_penalty": 0.5, "frequency_penalty": 0.25}
     inert = {"num_ctx": 4096, "num_gpu": 99, "mirostat": 0, "typical_p": 1.0, "use_mmap": True}
-    body = {
-        "model": "tiny",
-        "messages": HELLO,
-        "options": options | inert,
-        "keep_alive": "5m",
-        "stream": False,
-    }
+    body = {"model": "tiny", "messages": HELLO, "options": options | inert, "keep_alive": "5m", "stream": False}
     reply = await post(service.app, "/api/chat", body)
     assert reply.status == 200, reply.body
     ignored = ["keep_alive", "options.num_ctx", "options.num_gpu", "options.use_mmap"]
@@ -142,13 +136,7 @@ async def test_a_format_is_enforced(service: Service) -> None:
 
 @pytest.mark.anyio
 async def test_logprobs(service: Service) -> None:
-    body = {
-        "model": "tiny",
-        "messages": HELLO,
-        "logprobs": True,
-        "top_logprobs": 2,
-        "options": {"num_predict": 3},
-    }
+    body = {"model": "tiny", "messages": HELLO, "logprobs": True, "top_logprobs": 2, "options": {"num_predict": 3}}
     objects = objects_of(await post(service.app, "/api/chat", body))
     entries = [entry for each in objects for entry in each.get("logprobs", [])]
     assert [len(entry["top_logprobs"]) for entry in entries] == [2, 2, 2]
