@@ -79,7 +79,7 @@ async def test_the_same_events_as_over_http(manual: Service) -> None:
     named = (await streamed).body.decode().removesuffix("\n\n").split("\n\n")
     over_http = [EVENT.validate_json(event.split("\ndata: ")[1]).model_dump() for event in named]
     over_socket = [EVENT.validate_python(event, strict=True).model_dump() for event in socket.events]
-    names = ("id", "item_id", "response_id", "created_at", "stream_id", "store")
+    names = ("id", "item_id", "response_id", "created_at", "stream_id")
     assert without(over_socket, *names) == without(over_http, *names)
     assert len([event for event in over_socket if "delta" in event]) > 5
     socket.leave()
