@@ -25,6 +25,8 @@ from quire.engine.config import (
 from quire.engine.errors import EngineDeadError
 from quire.engine.frames import (
     LENGTH,
+    AnswerFrame,
+    Ask,
     Command,
     EngineFrame,
     FatalFrame,
@@ -35,6 +37,7 @@ from quire.engine.frames import (
     StepFrame,
     encode_frame,
 )
+from quire.engine.inspection.messages import Answer, Question
 from quire.engine.messages import Abort, Drain, FinishReason, Output, Request, SamplingParams
 from quire.engine.records import RequestRecord
 
@@ -141,6 +144,8 @@ class AsyncEngine:
         self.on_record: Callable[[RequestRecord], None] | None = None
         self._streams: dict[int, RequestStream] = {}
         self._next_id = 0
+        self._answers: dict[int, asyncio.Future[Answer | None]] = {}  # that are waited for, by ticket
+        self._next_ticket = 0
         self._told: list[RequestStream] = []  # whose listeners are to be called in this turn of the loop
         self._turn_began = 0.0  # by the loop's clock, when there were any
         self._changed = asyncio.Event()
@@ -185,6 +190,19 @@ class AsyncEngine:
         self._send(request)
         stream = self._streams[request.id] = RequestStream(self, request)
         return stream
+
+    async def ask(self, question: Question) -> Answer | None:
+        """Return the answer to a question about blocks, None if it fails. Raises EngineDeadError."""
+        if self.state != "ready":
+            raise EngineDeadError(self.error or "the engine is still loading")
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        answer = self._answers[ticket] = self._loop.create_future()
+        self._send(Ask(ticket, question))
+        try:
+            return await answer
+        finally:
+            del self._answers[ticket]
 
     def drain(self) -> None:
         """No more requests are going to come; those that run go on."""
@@ -281,6 +299,10 @@ class AsyncEngine:
             case RegistryFrame(report):
                 if self.on_registry is not None:
                     self.on_registry(report)
+            case AnswerFrame(ticket, answer):
+                waiter = self._answers.get(ticket)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(answer)
             case FatalFrame(error):
                 self._die(error)
         self._changed.set()
@@ -292,6 +314,9 @@ class AsyncEngine:
         self.error = error
         self._unanswered = False
         self._end_streams("error", error)
+        for waiter in self._answers.values():
+            if not waiter.done():
+                waiter.set_exception(EngineDeadError(error))
         self._changed.set()
 
     def _end_streams(self, reason: FinishReason, error: str | None = None) -> None:

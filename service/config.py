@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from quire.engine.urls import check_http_url
 from quire.service.keys import clean_key
 from quire.service.origins import ANY, clean_origin
 
+UnknownFields = Literal["refuse", "ignore"]
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -23,6 +25,7 @@ class ServiceConfig:
     api_key_file: Path | None = None  # of more of them, which a SIGHUP has read again
     cors_origins: tuple[str, ...] = ()  # of other sites whose pages may use this server; "*": of all
     insecure: bool = False
+    unknown_fields: UnknownFields = "refuse"  # of requests, that no API has; ignore: and name them
     otlp_endpoint: str | None = None  # of a collector that gets requests as traces
     max_num_queued_reqs: int = 1000  # prompts accepted whose first token has not come
     max_num_queued_tokens: int = 2 << 20  # of those; a request that comes alone may have more

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Literal, Protocol
 
 from quire.engine.config import EngineInfo, Progress, RegistryReport, StepStats
+from quire.engine.inspection.messages import Answer, Question
 from quire.engine.messages import Output, SamplingParams
 from quire.engine.records import RequestRecord
 
@@ -38,6 +39,8 @@ class Engine(Protocol):
     def add(
         self, prompt: list[int], params: SamplingParams, cache_salt: str = "", owner: str = ""
     ) -> RequestStream: ...
+
+    async def ask(self, question: Question) -> Answer | None: ...
 
     def drain(self) -> None: ...
 

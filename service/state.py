@@ -20,6 +20,8 @@ from quire.service.explain.past_requests import PastRequests
 from quire.service.explain.times import RequestTimes
 from quire.service.explain.trace_context import TraceContext
 from quire.service.http.cancellation import Interruptible, Stoppable
+from quire.service.inspector.feed import BlockFeed
+from quire.service.inspector.lab_pools import LabPools
 from quire.service.keys import KeyRing
 from quire.service.metrics.counts import Metrics
 from quire.service.metrics.loop_watch import LoopWatch
@@ -60,6 +62,8 @@ class ServerState:
         self.recordings = Recordings(config, self.keys, self.generations)
         self.conversations = ConversationMemory(config.max_conversations_bytes)
         self.loop_watch = LoopWatch()
+        self.lab_pools = LabPools()
+        self.blocks = BlockFeed(has_keys=config.asks_for_keys)
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.queue = QueueLimits(config)
         self.watchdog = Watchdog(config.stall_timeout)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from quire.engine.errors import EngineDeadError, FieldError
 from quire.engine.messages import FinishReason, Output, SamplingParams, TokenLogprob
 from quire.service.admission import Admission
@@ -17,6 +19,7 @@ from quire.service.engine_client import Engine, RequestStream
 from quire.service.errors import ApiError, not_ready, refused
 from quire.service.explain.times import RequestTimes, Status
 from quire.service.text.tools.use import ToolUse
+from quire.service.text.turn_end import TurnEnd
 
 if TYPE_CHECKING:
     from quire.service.text.tokenizer import Tokenizer
@@ -35,6 +38,8 @@ class Options:
     stops: tuple[str, ...]
     skip_special_tokens: bool
     continues: bool  # the text goes on where the prompt ended, rather than starting afresh
+    is_turn: bool = True  # of a chat, and so it ends with the turn
+    include_stop: bool = False  # the text shows what ended it, if that is a stop string or a plain token
     echo_logprobs: bool = False
     discard_output: bool = False  # max_tokens 0: the engine's one token is not shown
     token_ids: bool = False
@@ -53,6 +58,7 @@ class Group:
     choices: list[Choice]
     unfinished: int
     started: bool = False
+    first_output: float = 0.0  # when it came, as monotonic() has it
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
 
@@ -80,7 +86,7 @@ class Generation:
         self._metrics = admission.metrics
         self.tokenizer = tokenizer
         self.options = options
-        self._arrival = time.monotonic()
+        self.arrival = time.monotonic()  # when it came
         self._groups: dict[int, Group] = {}
         self._inbox: list[Output] = []
         self._listener: Callable[[], None] | None = None
@@ -95,12 +101,15 @@ class Generation:
         except BaseException:
             self.close()
             raise
-        times.queued, times.engine_requests = self._arrival, self.engine_requests
+        times.queued, times.engine_requests = self.arrival, self.engine_requests
         times.prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
         admission.past_requests.add(times)
         admission.watchdog.generations.add(self)
 
     def _add(self, engine: Engine, prompt: Prompt, params: SamplingParams, cache_salt: str) -> None:
+        end = self.tokenizer.turn_end if self.options.is_turn and not params.ignore_eos else TurnEnd()
+        if end.tokens:
+            params = structs.replace(params, stop_token_ids=(*params.stop_token_ids, *end.tokens))
         try:
             stream = engine.add(prompt.tokens, params, cache_salt, self.times.tenant)
         except FieldError as error:
@@ -118,9 +127,10 @@ class Generation:
                     skip_special_tokens=options.skip_special_tokens,
                     shown=() if tools is None else tools.format.markers,
                 ),
-                options.stops,
+                (*options.stops, *end.strings),
                 params.min_tokens,
                 None if tools is None else tools.parser(),
+                include_stop=options.include_stop,
             )
             for i in range(params.n)
         ]
@@ -246,6 +256,7 @@ class Generation:
 
     def _start(self, group: Group, output: Output, now: float) -> None:
         group.started = True
+        group.first_output = now
         group.cached_tokens = output.cached_tokens
         self.times.cached_tokens += output.cached_tokens
         group.prompt_logprobs = output.prompt_logprobs
@@ -259,7 +270,7 @@ class Generation:
         metrics.cached_tokens += output.cached_tokens
         metrics.cached_host_tokens += output.cached_host_tokens
         request_id = self.times.request_id
-        metrics.time_to_first_token.observe(now - self._arrival, 1, request_id)
+        metrics.time_to_first_token.observe(now - self.arrival, 1, request_id)
         if output.queue_seconds is not None:
             metrics.queue_time.observe(output.queue_seconds, 1, request_id)
 
@@ -281,7 +292,7 @@ class Generation:
         self._metrics.finished["stop" if reason == "tool_calls" else reason] += 1
         group.stream.abort()  # does nothing, unless a stop string ended it before the engine did
         self.unfinished -= 1
-        self._metrics.request_latency.observe(now - self._arrival, 1, self.times.request_id)
+        self._metrics.request_latency.observe(now - self.arrival, 1, self.times.request_id)
 
     def close(self) -> None:
         """Abort what is unfinished. Idempotent."""

@@ -20,7 +20,6 @@ from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError
 from quire.service.explain.spans import server_timing
 from quire.service.http.cancellation import Interruptible
-from quire.service.http.codec import JsonResponse
 from quire.service.http.connection import ClientGone, Connection
 from quire.service.http.gate import note_failure
 
@@ -81,6 +80,14 @@ async def failure_of(work: Interruptible, steps: Awaitable[None]) -> ApiError | 
     return None
 
 
+async def encoded_reply(generation: Generation, reply: Callable[[], msgspec.Struct], pool: Executor) -> bytes:
+    """Return the whole answer as JSON: made in another thread, so that streams go on, if it may take long."""
+    if generation.options.num_logprobs <= INLINE_LOGPROBS:
+        return msgspec.json.encode(reply())
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(pool, lambda: msgspec.json.encode(reply()))
+
+
 class GenerationResponse(Response):
     """Owns the generation: whatever happens, it is closed.
 
@@ -104,7 +111,7 @@ class GenerationResponse(Response):
         self._generation = generation
         self._reply = reply
         self._events = events
-        self._made: JsonResponse | None = None
+        self._made: Response | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = Connection(scope, send, self._config)
@@ -137,10 +144,6 @@ class GenerationResponse(Response):
             outbox.close()
 
     async def _make_reply(self) -> None:
-        """In another thread, so that streams go on, if it may take long."""
         await self._generation.complete()
-        if self._generation.options.num_logprobs <= INLINE_LOGPROBS:
-            self._made = JsonResponse(self._reply())
-            return
-        loop = asyncio.get_running_loop()
-        self._made = await loop.run_in_executor(self._pool, lambda: JsonResponse(self._reply()))
+        reply = await encoded_reply(self._generation, self._reply, self._pool)
+        self._made = Response(reply, media_type="application/json")

@@ -109,13 +109,24 @@ class _Families(Collector):
         swapped = {"out": stats.swap_out_blocks, "in": stats.swap_in_blocks}
         for name, unit, scale in (
             ("quire_kv_swap_blocks", "Blocks", 1),
-            ("quire_kv_swap_bytes", "Bytes", info.bytes_per_block),
+            ("quire_kv_swap_bytes", "Bytes", info.bytes_per_block * info.tensor_parallel_size),
         ):
             yield counter(
                 name,
                 f"{unit} copied between device and host memory; out: to the host, spilled cached ones too",
                 *(({"direction": direction}, count * scale) for direction, count in swapped.items()),
             )
+        memory = enumerate(info.rank_memory_bytes)
+        yield gauge(
+            "quire_rank_memory_bytes",
+            "Memory that each rank had taken of its device when it had started",
+            *(({"rank": str(rank)}, taken) for rank, taken in memory),
+        )
+        yield gauge(
+            "quire_all_reduce_seconds",
+            "Sum of a token's hidden states over the ranks, as timed at start; 0 with one rank",
+            ({}, info.all_reduce_seconds),
+        )
         slots = stats.active_blocks * info.block_size
         waste = 1 - stats.tokens_filled / slots if slots else 0.0
         yield gauge("quire_kv_fragmentation_ratio", "Slots of active blocks that hold no token", ({}, waste))

@@ -16,7 +16,7 @@ from quire.engine.hashing import Digest
 from quire.service.errors import ApiError, not_ready
 from quire.service.explain.trace_context import TraceContext
 from quire.service.http.connection import ClientGone, Connection
-from quire.service.http.framing import SSE
+from quire.service.http.dialects import STREAM_TYPES, dialect_of
 from quire.service.router.events import whole_events
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.held import Share, read_body
@@ -100,7 +100,7 @@ class _Exchange:
             log.info("request aborted: %s", gone)
         except ApiError as error:
             self._state.metrics.failures["during" if connection.started else "before"] += 1
-            await connection.fail(error, SSE.message(error.body()))
+            await connection.fail(error, dialect_of(scope["path"]).failure(error))
         finally:
             self._state.generations.discard(connection)
         if reply is not None:
@@ -214,7 +214,7 @@ class _Exchange:
                     replica.sent_prefixes.answered(
                         digests, time.monotonic()
                     )  # headers come with the first token
-                    if answer.content_type == "text/event-stream" and answer.status == 200:
+                    if answer.content_type in STREAM_TYPES and answer.status == 200:
                         await self._stream(connection, answer, placement)
                         return None
                     content = await self._whole(answer)
@@ -255,7 +255,8 @@ class _Exchange:
         self, connection: Connection, answer: aiohttp.ClientResponse, placement: Placement
     ) -> None:
         connection.keep_alive()
-        async for events in whole_events(answer.content.iter_any()):
+        mark = dialect_of(self._request.url.path).framing.after
+        async for events in whole_events(answer.content.iter_any(), mark):
             await connection.write(events)
             self._drop_body()
             self._compare(placement, events)

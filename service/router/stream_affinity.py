@@ -15,7 +15,7 @@ MAX_STREAMS = 1 << 14  # of each tenant; replicas keep fewer
 
 _PATH = "/v1/streams/"
 _WHY = re.compile(r"/v1/requests/([A-Za-z0-9._-]{1,64})/why")
-_STARTS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
+_STARTS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 
 StreamKey = tuple[str, str]  # the tenant, and the id that the client chose, of a stream or a request
 

@@ -52,7 +52,7 @@ def request_spans(times: RequestTimes) -> list[FinishedSpan]:
     total, parts = stretches(times, times.ended)
     began = epoch + times.began
     # What others sent has no names in a trace: whoever reads traces may have no key at all.
-    told = [
+    told: list[tuple[float, str, dict[str, Value]]] = [
         (began + total, cause.kind, _cause_attributes(cause))
         for cause in causes(times, total, lambda number: None)
     ]

@@ -330,3 +330,23 @@ def test_the_text_through_a_router(cluster: Cluster) -> None:
     body = {"input": "hello", "max_output_tokens": 9}
     reply = httpx.post(f"{cluster.router.url}/v1/responses", json=body, headers=KEY, timeout=SECONDS).json()
     assert over_socket == reply["output"][0]["content"][0]["text"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_tagged_answers_through_a_router(cluster: Cluster, path: str) -> None:
+    """With the key as a page in a browser gives it."""
+    url = f"ws://127.0.0.1:{cluster.router.port}{path}"
+    protocols: Any = ["openai-insecure-api-key.key", "quire"]
+    asked: dict[str, Any] = {"prompt": "hello"}
+    if path != "/v1/completions":
+        asked = {"messages": [{"role": "user", "content": "hello"}]}
+    with connect(url, open_timeout=SECONDS, subprotocols=protocols) as client:
+        assert client.subprotocol == "quire"
+        for tag in "ab":
+            client.send(json.dumps({**asked, "max_tokens": 9, "stream": False, "tag": tag}))
+        frames = [json.loads(client.recv(SECONDS)) for _ in range(4)]
+    body = {**asked, "max_tokens": 9}
+    reply = httpx.post(f"{cluster.router.url}{path}", json=body, headers=KEY, timeout=SECONDS).json()
+    for tag in "ab":
+        whole, done = (frame for frame in frames if frame["tag"] == tag)
+        assert (whole["choices"], done) == (reply["choices"], {"tag": tag, "done": True})

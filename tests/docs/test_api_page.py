@@ -73,6 +73,12 @@ def test_openai_client_talks_over_a_socket(port: str) -> None:
     assert first != second
 
 
+def test_five_lines_of_python_stream_over_a_socket(port: str) -> None:
+    program = block("python", "/v1/completions", API)
+    assert len(program.split("\n\n")) == 2 and len(program.splitlines()) == 6
+    assert run([sys.executable, "-c", program.replace(PORT, port)]).strip()
+
+
 def test_curl_picks_a_stream_up_again(port: str, tmp_path: Path) -> None:
     commands = block("sh", "X-Stream-Id", API).replace(PORT, port)
     shown = run(["bash", "-ec", f"cd {tmp_path}\n{commands}"])

@@ -12,6 +12,16 @@ import msgspec
 
 from quire.engine.config import EngineInfo, Progress, RegistryReport, StepStats
 from quire.engine.errors import EngineDeadError
+from quire.engine.inspection.messages import (
+    FREE,
+    Answer,
+    BlockAnswer,
+    BlockQuestion,
+    PoolAnswer,
+    PoolQuestion,
+    PrefixAnswer,
+    Question,
+)
 from quire.engine.messages import FinishReason, Output, Request, SamplingParams, TokenLogprob
 from quire.engine.records import Company, RequestRecord
 from quire.engine.sequences.timeline import Timeline
@@ -157,6 +167,8 @@ class FakeEngine:
         self.cached_host_tokens = 0
         self.logprobs = [-0.5]  # of every token of a sample, by its index
         self.stopped = False
+        self.asked: list[Question] = []
+        self.answers: dict[type, Answer] = {}  # instead of those of an engine that holds nothing
         self.draining = False
         self._changed = asyncio.Event()
         self._added = asyncio.Event()
@@ -259,6 +271,19 @@ class FakeEngine:
             commit_seconds=0.004,
             requests_in_memory=13,
         )
+
+    async def ask(self, question: Question) -> Answer | None:
+        if self.state != "ready":
+            raise EngineDeadError(self.error or "loading")
+        self.asked.append(question)
+        blocks, host = self._info.num_blocks, self._info.num_host_blocks
+        nothing: dict[type, Answer] = {
+            PoolQuestion: PoolAnswer(
+                0.0, 0.0, blocks, host, 16, bytes(blocks + host), bytes(blocks + host), [], 0, [], 0
+            ),
+            BlockQuestion: BlockAnswer(FREE, 0, []),
+        }
+        return (nothing | self.answers).get(type(question), PrefixAnswer(0.0, [], 0, 0, 0))
 
     def drain(self) -> None:
         self.draining = True
