@@ -159,7 +159,6 @@ function goOn(message) {
 }
 
 function begin(messages) {
-  library.saveNow();
   answers.begin(library.current, messages, model);
   transcript.update(library.current.rows);
   transcript.follow();
