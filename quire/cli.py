@@ -19,6 +19,8 @@ from quire.service.commands.flags import (
     DEFAULT_MAX_TOKENS,
     Parser,
     add_address_flags,
+    add_chat_template,
+    add_client_flags,
     add_engine_flags,
     add_model,
     add_sampling_flags,
@@ -27,6 +29,7 @@ from quire.service.commands.flags import (
     flag,
 )
 from quire.service.demo import MODEL_FOLDER, MODEL_NAME
+from quire.service.text.named_templates import read_template
 
 log = logging.getLogger("quire.service")
 
@@ -46,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "generate": _generate,
         "bench": _bench,
         "doctor": _doctor,
+        "top": _top,
+        "why": _why,
     }
     try:
         sys.exit(commands[arguments.command](arguments))
@@ -68,6 +73,7 @@ def _parser() -> Parser:
     )
     add_model(route)
     add_address_flags(route)
+    add_chat_template(route)
     flag(route, "--replica", action="append", help="a replica's URL (may repeat); the registry's if left out")
     flag(route, "--replica-dns", help="name:port whose addresses are the replicas', asked every few seconds")
     flag(route, "--redis-url", help="where replicas tell which blocks they hold; rediss:// for TLS")
@@ -100,6 +106,11 @@ def _parser() -> Parser:
     add_engine_flags(doctor)
     flag(doctor, "--plan", action="store_true", help="print which kernels compute a layer, and start nothing")
     flag(doctor, "--gpu", choices=GPU_NAMES, help="with --plan: of this GPU; this machine's if left out")
+    top = commands.add_parser("top", help="show a server's requests and blocks in this terminal")
+    add_client_flags(top)
+    why = commands.add_parser("why", help="tell where the time of a request went, and why")
+    why.add_argument("request_id", metavar="ID", help="the X-Request-Id that came with its answer")
+    add_client_flags(why)
     return parser
 
 
@@ -123,6 +134,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         api_key_file=arguments.api_key_file,
         cors_origins=tuple(arguments.cors_origin),
         insecure=arguments.insecure,
+        unknown_fields=arguments.unknown_fields,
+        otlp_endpoint=arguments.otlp_endpoint,
         max_num_queued_reqs=arguments.max_num_queued_reqs,
         max_num_queued_tokens=arguments.max_num_queued_tokens,
         shutdown_timeout=arguments.shutdown_timeout,
@@ -142,7 +155,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from quire.service.commands.serve import launch
 
     pinned = read_pinned_prefixes(map(Path, arguments.pin_prefix))
-    return launch(service, config, registry, pinned, kv_events)
+    return launch(service, config, registry, pinned, kv_events, _chat_template(arguments))
 
 
 def _route(arguments: argparse.Namespace) -> int:
@@ -157,6 +170,7 @@ def _route(arguments: argparse.Namespace) -> int:
         api_key_file=arguments.api_key_file,
         cors_origins=tuple(arguments.cors_origin),
         insecure=arguments.insecure,
+        otlp_endpoint=arguments.otlp_endpoint,
         shutdown_timeout=arguments.shutdown_timeout,
         keep_alive=86400.0,  # the replicas' own comments pass through
     )
@@ -167,6 +181,7 @@ def _route(arguments: argparse.Namespace) -> int:
         redis_url=arguments.redis_url,
         allow_replicas=_split(arguments.allow_replica),
         cache_seed=arguments.cache_seed,
+        chat_template=_chat_template(arguments),
     )
     from quire.service.router.server import route
 
@@ -184,6 +199,11 @@ def _api_keys(arguments: argparse.Namespace) -> tuple[str, ...]:
             _API_KEY_VARIABLE,
         )
     return tuple(arguments.api_key)
+
+
+def _chat_template(arguments: argparse.Namespace) -> str | None:
+    """Return the source of the one that is given. Raises ValueError."""
+    return None if arguments.chat_template is None else read_template(arguments.chat_template)
 
 
 def _split(lists: list[str]) -> tuple[str, ...]:
@@ -236,7 +256,14 @@ def _generate(arguments: argparse.Namespace) -> int:
     if arguments.max_tokens is not None and arguments.max_tokens < 1:
         raise ValueError(f"--max-tokens must be at least 1, got {arguments.max_tokens}")
     text = arguments.prompt if arguments.prompt is not None else sys.stdin.read()
-    llm = LLM(arguments.model, on_progress=PhaseBars().show, **_engine_settings(arguments))
+    if arguments.chat_template is not None and not arguments.chat:
+        raise ValueError("--chat-template is of chats: give --chat too")
+    llm = LLM(
+        arguments.model,
+        chat_template=arguments.chat_template,
+        on_progress=PhaseBars().show,
+        **_engine_settings(arguments),
+    )
     prompt = (
         llm.chat_prompt([{"role": "user", "content": text}])
         if arguments.chat
@@ -333,6 +360,19 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from quire.doctor import doctor
 
     doctor(_engine_config(arguments))
+    return 0
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from quire.service.commands.top import top
+
+    return top(arguments.url, arguments.api_key)
+def _why(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from quire.why import ask, show
+
+    show(ask(arguments.url, arguments.api_key, arguments.request_id), Console())
     return 0
 
 

@@ -18,12 +18,14 @@ from quire.engine.startup import start_with_graphs
 from quire.offline_engine import OfflineEngine, TextStream, without_collections
 from quire.service.commands.progress import PhaseBars
 from quire.service.demo import MODEL_FOLDER
+from quire.service.text.named_templates import read_template, template_names
 from quire.service.text.tokenizer import Tokenizer
 
 
 class LLM:
     """`LLM(model).generate(prompts, SamplingParams(max_tokens=64))`; `settings` are EngineConfig's fields.
 
+    chat_template: the name of one, or a file, to use instead of the model's (`quire serve --help` has names).
     A model is a folder or a Hub id; left out, it is the bundled demo model. All CUDA graphs are captured
     before it is there. A terminal shows how it starts, unless `on_progress` is given. Raises TypeError for a
     setting that there is not, and ValueError as EngineConfig, the loader and the tokenizer do.
@@ -35,6 +37,7 @@ class LLM:
         self,
         model: str = MODEL_FOLDER,
         *,
+        chat_template: str | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         **settings: object,
     ) -> None:
@@ -43,7 +46,8 @@ class LLM:
         if on_progress is None:
             on_progress = PhaseBars().show if sys.stderr.isatty() else lambda _: None
         self.core, self.info = start_with_graphs(config, on_progress)
-        self.tokenizer = Tokenizer.from_folder(resolve_model(model))
+        template = None if chat_template is None else read_template(chat_template)
+        self.tokenizer = Tokenizer.from_folder(resolve_model(model), template)
         self.engine = OfflineEngine(self.core, self.tokenizer)
         self._ids = itertools.count()
 
@@ -87,10 +91,17 @@ class LLM:
         """Return token ids of a conversation, by the model's chat template, that ask for the next answer."""
         template = self.tokenizer.chat_template
         if template is None:
-            raise ValueError("this model has no chat template; give it a plain prompt")
+            names = ", ".join(template_names())
+            raise ValueError(
+                f"this model has no chat template: give it a plain prompt, or a chat_template ({names}, or a "
+                "file)"
+            )
         text = template.render(messages, add_generation_prompt=True)
         return ChatPrompt(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+        end = self.tokenizer.turn_end.tokens
+        if end and isinstance(prompt, ChatPrompt) and not params.ignore_eos:
+            params = msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *end))
         return Request(next(self._ids), tokens, params)

@@ -98,8 +98,9 @@ class OfflineEngine:
         job = Job(requests)
         with without_collections(), PostponedInterrupt() as interrupt:
             asked = [
-                _Asked(job, request, self._follow(request, stops) if stops else self._gather(request))
+                _Asked(job, request, self._follow(request, own) if own else self._gather(request))
                 for request in requests
+                for own in [self._stops(request, stops)]
             ]
             try:
                 self._begin(job, asked, queue)
@@ -114,11 +115,16 @@ class OfflineEngine:
     def stream(self, request: Request, stops: tuple[str, ...] = ()) -> TextStream:
         """Stream the text of its first choice, as it comes."""
         job = Job([request])
-        choices = self._follow(request, stops)
+        choices = self._follow(request, self._stops(request, stops))
         stream = TextStream(self, job, choices[0])
         with PostponedInterrupt():
             self._begin(job, [_Asked(job, request, choices)], self.core.add_all)
         return stream
+
+    def _stops(self, request: Request, asked: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the strings that end it: those that were asked for, and of a chat the end of its turn."""
+        is_turn = isinstance(request.prompt, ChatPrompt) and not request.params.ignore_eos
+        return (*asked, *self.tokenizer.turn_end.strings) if is_turn else asked
 
     def _gather(self, request: Request) -> list[Gathered]:
         end = partial(self._ended.append, request.id)

@@ -12,6 +12,7 @@ from quire.service.answer.stream import GenerationResponse
 from quire.service.api.answers import Answer
 from quire.service.errors import ApiError, bad_value
 from quire.service.http.codec import JsonResponse
+from quire.service.http.dialects import dialect_of
 from quire.service.http.framing import SSE
 from quire.service.state import ServerState
 
@@ -23,7 +24,8 @@ def answer(state: ServerState, request: Request, own: Answer, *, streamed: bool)
     """
     headers = dict(reversed(request.scope["headers"]))  # of doubled ones the first
     stream_id = headers.get(b"x-stream-id")
-    generation, events = own.generation, own.encoder(SSE) if streamed else None
+    framing = dialect_of(request.url.path).framing
+    generation, events = own.generation, own.encoder(framing) if streamed else None
     try:
         if b"last-event-id" in headers:
             raise bad_value("last-event-id", "Last-Event-ID belongs to GET /v1/streams/{id}")
@@ -31,8 +33,9 @@ def answer(state: ServerState, request: Request, own: Answer, *, streamed: bool)
             return GenerationResponse(
                 state.config, state.generations, state.pool, generation, reply=own.reply, events=events
             )
-        if events is None:
-            raise bad_value("x-stream-id", "X-Stream-Id may only be given with stream: true")
+        if events is None or framing is not SSE:
+            message = "X-Stream-Id may only be given with stream: true, for a stream of server-sent events"
+            raise bad_value("x-stream-id", message)
         recording = state.recordings.start(
             request.state.tenant, stream_id.decode("latin-1"), generation, events
         )

@@ -9,9 +9,15 @@ from typing import Any, get_args
 
 from quire.engine.config import BLOCK_SIZES, KVCacheDtype, ModelImpl
 from quire.engine.logs import LogLevel
+from quire.service.config import UnknownFields
 from quire.service.demo import MODEL_FOLDER
+from quire.service.text.named_templates import template_names
 
 Parser = argparse.ArgumentParser
+OTHER_PARALLELISM = (
+    "a server divides its model by --tensor-parallel-size only; for more requests run several servers "
+    "behind quire route"
+)
 DEFAULT_MAX_TOKENS = 256  # of `quire generate`
 
 
@@ -34,6 +40,16 @@ def flag(parser: Parser, name: str, *, default: object = None, **options: Any) -
         parser.add_argument(name, default=default if value is None else value, **options)
 
 
+class _Refused(argparse.Action):
+    """A flag of vLLM's that there is another way for."""
+
+    def __call__(
+        self, parser: Parser, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        if str(values) != "1":
+            parser.error(f"{option}: {OTHER_PARALLELISM}")
+
+
 def environment_lines(variable: str) -> list[str]:
     """Return the lines of an environment variable that are not empty."""
     lines = os.environ.get(variable, "").split("\n")
@@ -46,6 +62,15 @@ def add_model(parser: Parser) -> None:
         nargs="?",
         default=os.environ.get("QUIRE_MODEL", MODEL_FOLDER),
         help="a folder that save_pretrained wrote, or a Hub id; else the bundled demo model [QUIRE_MODEL]",
+    )
+
+
+def add_chat_template(parser: Parser) -> None:
+    flag(
+        parser,
+        "--chat-template",
+        help="of chats, instead of the model's or where it has none: a file, or one of "
+        f"{', '.join(template_names())}; a turn then ends where the template ends it",
     )
 
 
@@ -131,6 +156,21 @@ def add_engine_flags(parser: Parser) -> None:
         "drawn at random without --redis-url, else empty",
     )
     flag(parser, "--enforce-eager", action="store_true", help="no CUDA graphs")
+    flag(
+        parser,
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        help="GPUs, or processes on a CPU, that the model is divided among; it must divide the heads",
+    )
+    flag(
+        parser,
+        "--disable-custom-all-reduce",
+        action="store_true",
+        help="have NCCL alone sum over the GPUs, and not kernels that write into each other's memory",
+    )
+    parser.add_argument("--pipeline-parallel-size", action=_Refused, help="refused, but for 1")
+    parser.add_argument("--data-parallel-size", action=_Refused, help="refused, but for 1")
     flag(parser, "--seed", type=int, help="of dummy weights; 0 if left out")
 
 
@@ -159,6 +199,12 @@ def add_address_flags(parser: Parser) -> None:
         "every site; none if left out",
     )
     flag(parser, "--insecure", action="store_true", help="allow a host that others reach without a key")
+    flag(
+        parser,
+        "--otlp-endpoint",
+        help="send requests as traces to the OpenTelemetry collector at this URL, by OTLP/HTTP; to none if "
+        "left out",
+    )
     flag(parser, "--log-format", choices=("text", "json"), default="text", help="json: one object a line")
     flag(
         parser,
@@ -176,13 +222,33 @@ def add_address_flags(parser: Parser) -> None:
     )
 
 
+def add_client_flags(parser: Parser) -> None:
+    """Add where a server is that is asked something, and as whom."""
+    flag(parser, "--url", default="http://127.0.0.1:8000", help="the server's, or a router's")
+    keys = environment_lines("QUIRE_API_KEY")
+    parser.add_argument(
+        "--api-key",
+        default=keys[0] if keys else None,
+        help="a key that the server knows; whoever may list processes sees it, so rather set [QUIRE_API_KEY]",
+    )
+
+
 def add_service_flags(parser: Parser) -> None:
     add_address_flags(parser)
+    add_chat_template(parser)
     flag(
         parser,
         "--served-model-name",
         action="append",
         help="what requests call the model (may repeat); its folder's or Hub id's if left out",
+    )
+    flag(
+        parser,
+        "--unknown-fields",
+        choices=get_args(UnknownFields),
+        default="refuse",
+        help="what becomes of fields of a request that no API has: 400 that names them, or ignore, with the "
+        "names in the header X-Quire-Ignored",
     )
     flag(parser, "--max-num-queued-reqs", type=int, default=1000, help="prompts that wait; more get 429")
     flag(parser, "--max-num-queued-tokens", type=int, default=2 << 20, help="tokens of those; more get 429")
@@ -219,6 +285,7 @@ def add_service_flags(parser: Parser) -> None:
 def add_sampling_flags(parser: Parser) -> None:
     flag(parser, "--prompt", help="the text to continue; read from standard input if left out")
     flag(parser, "--chat", action="store_true", help="the prompt is a user's message: use the chat template")
+    add_chat_template(parser)
     flag(
         parser,
         "--max-tokens",

@@ -54,7 +54,9 @@ def test_code_can_be_read(page: str) -> None:
 
 
 def test_flags_that_are_named_exist() -> None:
-    commands = [["quire.cli", name] for name in ("serve", "generate", "bench", "doctor", "route")]
+    commands = [
+        ["quire.cli", name] for name in ("serve", "generate", "bench", "doctor", "route", "top", "why")
+    ]
     commands += [
         ["quire.loadtest", name] for name in ("run", "sweep", "compare", "record", "figures", "simulate")
     ]
