@@ -8,14 +8,19 @@ import { stopStream } from "./stream.js";
 
 export class Answers {
   #library;
+  #begun;
   #changed;
   #ended;
   #reading = new Map(); // message → {conversation, abort}
   #waiting = new Set(); // ids of messages that another tab reads
 
-  /** changed(conversation, message) is called for all that comes, ended(conversation, message) once it is final. */
-  constructor(library, { changed, ended }) {
+  /**
+   * begun() is called once what was asked is stored, changed(conversation, message) for all that comes, and
+   * ended(conversation, message) when it is final.
+   */
+  constructor(library, { begun, changed, ended }) {
     this.#library = library;
+    this.#begun = begun;
     this.#changed = changed;
     this.#ended = ended;
   }
@@ -39,7 +44,11 @@ export class Answers {
       const request = async (signal) => {
         missing -= 1;
         // Other tabs may see them only when all are this tab's, for they adopt what nobody reads.
-        if (missing === 0) save(this.#library.saveNow(conversation));
+        if (missing === 0) {
+          this.#library.saveNow(conversation);
+          this.#begun();
+          save();
+        }
         await saved;
         return requestFor(conversation, message, model, index, signal);
       };

@@ -10,7 +10,7 @@ from playwright.sync_api import Page
 # of code, colours, and space between blocks are left out.
 RENDER = """async (texts) => {
     const { Prose } = await import("/static/prose.js");
-    const shown = ({ localName, data }) => localName !== "figcaption" && (data === undefined || data !== "\\n");
+    const shown = ({ localName, data }) => localName !== "figcaption" && data !== "\\n";
     const tree = (node) => {
         if (node.nodeType === Node.TEXT_NODE) return node.data.replace(/^\\n|\\n$/g, "");
         if (node.localName === "code" || node.matches(".math")) return [node.localName, node.textContent];
