@@ -25,10 +25,6 @@ export class Answers {
     this.#ended = ended;
   }
 
-  get any() {
-    return this.#reading.size > 0;
-  }
-
   isReading(conversation) {
     return this.#of(conversation.id).length > 0;
   }

@@ -81,7 +81,7 @@ async function showConnection(state) {
   showState(phase, model);
   if (phase === "ready") showModel();
   composer.setReady(phase === "ready", phase === "ready" ? invitation() : PLACEHOLDERS[phase]);
-  if (state.phase === "ready") kvbar.poll();
+  if (state.phase === "ready") kvbar.follow();
 }
 
 function invitation() {
@@ -111,7 +111,6 @@ function showAround() {
   const busy = answers.isReading(library.current);
   composer.setBusy(busy);
   byId("messages").classList.toggle("busy", busy); // then there is nothing to edit, and no other branch to show
-  if (model) kvbar.setBusy(answers.any);
   showUse(model, library.current.branch);
   if (library.current.isEmpty) settings.show(load(DEFAULTS, {}), "For new chats.");
   else settings.show(library.current.settings ?? {}, "For this chat.");
@@ -174,7 +173,6 @@ function showChange(conversation, message) {
 function showEnd(conversation, message) {
   if (conversation.id !== library.current.id) {
     chats.mark(conversation.id);
-    kvbar.setBusy(answers.any);
     return;
   }
   transcript.viewOf(message)?.render();

@@ -531,8 +531,9 @@ def test_enter_beside_an_answer_sends_nothing_later(page: Page, stub: StubServer
     stub.scripts = [endless]
     ask(page, "Go on and on")
     expect(prose(page)).to_contain_text("more")
-    others = re.compile("/(metrics|startup|v1/models)$")
+    others = re.compile("/(blocks/events.*|startup|v1/models)$")
     page.route(others, lambda route: route.abort())
+    stub.watches += 1
     expect(page.locator("#model")).to_have_attribute("data-phase", "offline")
     message = page.get_by_label("Message", exact=True)
     message.fill("Later")
