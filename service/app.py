@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quire.service.api.about import docs, openapi, version
 from quire.service.api.chat import chat_completions
 from quire.service.api.completions import completions
 from quire.service.api.health import health, metrics, ready, startup
 from quire.service.api.models import detokenize, get_model, list_models, tokenize
-from quire.service.api.openapi import describe
 from quire.service.api.responses.endpoint import responses
 from quire.service.api.responses.socket import ResponsesSocket
 from quire.service.api.streams import pick_up
 from quire.service.errors import ApiError
-from quire.service.http.codec import JsonResponse
 from quire.service.http.cors import with_cors
 from quire.service.http.endpoint import Endpoint, Handler
 from quire.service.http.gate import Gate
@@ -44,6 +39,8 @@ def create_app(state: ServerState) -> ASGIApp:
         get("/startup", startup),
         get("/metrics", metrics),
         get("/openapi.json", openapi),
+        get("/docs", docs),
+        get("/version", version),
         *(get(path, handler) for path, handler in page_files()),
     ]
     keyed = [
@@ -64,11 +61,3 @@ def create_app(state: ServerState) -> ASGIApp:
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     raise ApiError(404, f"there is no {scope['path']}")
-
-
-async def openapi(state: ServerState, request: Request) -> Response:
-    try:
-        number = version("quire")
-    except PackageNotFoundError:  # run from a checkout
-        number = "0"
-    return JsonResponse(describe(number))

@@ -15,6 +15,7 @@ from quire.service.answer.choice import Choice, LogprobEntry
 from quire.service.answer.replies import Usage
 from quire.service.engine_client import Engine, RequestStream
 from quire.service.errors import ApiError, not_ready, refused
+from quire.service.http.access_line import Cost
 from quire.service.text.tools.use import ToolUse
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Generation:
         self._inbox: list[Output] = []
         self._listener: Callable[[], None] | None = None
         self._failed: ApiError | None = None
+        self._first_token: float | None = None  # seconds
         self._end_reason: FinishReason = "abort"  # of prompts that are unfinished when it is closed
         self.backlog = 0  # bytes, about, that have come since their reader last set this to 0
         self.unfinished = len(prompts)
@@ -243,6 +245,8 @@ class Generation:
         metrics.cached_tokens += output.cached_tokens
         metrics.cached_host_tokens += output.cached_host_tokens
         metrics.time_to_first_token.observe(now - self._arrival)
+        if self._first_token is None:
+            self._first_token = now - self._arrival
         if output.queue_seconds is not None:
             metrics.queue_time.observe(output.queue_seconds)
 
@@ -296,6 +300,12 @@ class Generation:
         completion = sum(choice.num_tokens for choice in self.choices)
         cached = sum(group.cached_tokens for group in self._groups.values())
         return Usage.of(prompt, completion, cached)
+
+    def cost(self) -> Cost:
+        """Return what the log tells of it."""
+        usage = self.usage()
+        cached = sum(group.cached_tokens for group in self._groups.values())
+        return Cost(usage.prompt_tokens, cached, usage.completion_tokens, self._first_token)
 
     def token_text(self, token: int) -> str:
         """A token in logprobs."""

@@ -119,7 +119,9 @@ OPERATIONS = (
     Operation("/ready", "Whether requests would be served", _ANY | _NOT_READY, reply=replies.Readiness),
     Operation("/startup", "The start-up phases as they go", _ANY | _NOT_READY, content=(_SSE,)),
     Operation("/metrics", "Prometheus metrics", _ANY, content=(_TEXT,)),
+    Operation("/version", "The version of Quire", _ANY, reply=replies.Version),
     Operation("/openapi.json", "This document", _ANY),
+    Operation("/docs", "This document as a page", _ANY, content=(_HTML,)),
     Operation("/", "The chat page", _ANY, content=(_HTML,)),
 )
 

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError
+from quire.service.http.access_line import fields_of, words_of
 from quire.service.http.body import Bodies, Body, too_large
 from quire.service.http.codec import error_response
 from quire.service.keys import Key, KeyRing
@@ -27,11 +28,6 @@ _BEARER = b"bearer "
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _SINGLE = frozenset({b"authorization", b"content-type", b"host", b"origin"})
 _BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
-
-
-def note_failure(scope: Scope, error: ApiError, engine_requests: list[int]) -> None:
-    """Have the request's line in the log say how it failed, and the numbers it has in the engine's log."""
-    scope["state"]["failure"] = {"error": error.code, "engine_requests": engine_requests}
 
 
 class Gate:
@@ -100,11 +96,12 @@ class Gate:
         answers_probe = status < 400 or (scope["path"] == "/ready" and status == 503)  # "not yet" is no fault
         log.log(
             logging.DEBUG if scope["path"] in self._public and answers_probe else logging.INFO,
-            " ".join(["%s"] * (3 + len(key))),
+            " ".join(["%s"] * (3 + len(key))) + ": %s",
             method,
             path,
             status or "gone",  # before there was an answer
             *key.values(),
+            words_of(scope, seconds),
             extra={
                 "request_id": request_id,
                 "method": method,
@@ -112,7 +109,7 @@ class Gate:
                 "status": status,
                 "seconds": round(seconds, 6),
                 **key,
-                **scope["state"].get("failure", {}),
+                **fields_of(scope),
             },
         )
 
