@@ -53,7 +53,7 @@ def test_a_conversation() -> None:
         terminal.expect_exact(">>> ")
         shown = plain(terminal.before)
         assert "They are paged." in shown and "**" not in shown  # drawn, not as it was written
-        assert "━" in shown  # a heading's or a table's line
+        assert "────" in shown  # between a table's heading and its rows
         terminal.sendline("/set temperature 0.2")
         terminal.expect_exact("temperature is 0.2.")
         terminal.expect_exact(">>> ")

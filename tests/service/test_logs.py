@@ -86,7 +86,7 @@ async def test_each_request_is_a_line_without_content(make_service: Callable[...
     assert (first["method"], first["path"], first["request_id"]) == ("POST", PATH, "mine")
     cost = rf"POST {PATH} 200 key-1: \d+ in, 0 cached, 3 out, first after [\d.]+ s, all after [\d.]+ s"
     assert re.fullmatch(cost, first["message"]) and first["level"] == "info"
-    assert (first["prompt_tokens"], first["cached_tokens"], first["output_tokens"]) == (6, 0, 3)
+    assert (first["prompt_tokens"], first["cached_tokens"], first["output_tokens"]) == (9, 0, 3)
     assert 0 <= first["first_token"] <= first["seconds"]
     assert requests[-1]["message"].startswith(f"POST {PATH} gone key-1: ")
     assert ", 0 out, no token, " in requests[-1]["message"]
