@@ -25,6 +25,8 @@ from quire.engine.config import (
 from quire.engine.errors import EngineDeadError
 from quire.engine.frames import (
     LENGTH,
+    AnswerFrame,
+    Ask,
     Command,
     EngineFrame,
     FatalFrame,
@@ -35,7 +37,9 @@ from quire.engine.frames import (
     StepFrame,
     encode_frame,
 )
+from quire.engine.inspection.messages import Answer, Question
 from quire.engine.messages import Abort, Drain, FinishReason, Output, Request, SamplingParams
+from quire.engine.records import RequestRecord
 
 TURN_SECONDS = 0.005  # for which frames are read before what they brought is told, and others have their turn
 EXIT_CODE_SECONDS = 0.5  # for which streams wait to be told with which code it has ended
@@ -137,8 +141,11 @@ class AsyncEngine:
         self.progress: list[Progress] = []
         self.on_stats: Callable[[StepStats], None] | None = None
         self.on_registry: Callable[[RegistryReport], None] | None = None
+        self.on_record: Callable[[RequestRecord], None] | None = None
         self._streams: dict[int, RequestStream] = {}
         self._next_id = 0
+        self._answers: dict[int, asyncio.Future[Answer | None]] = {}  # that are waited for, by ticket
+        self._next_ticket = 0
         self._told: list[RequestStream] = []  # whose listeners are to be called in this turn of the loop
         self._turn_began = 0.0  # by the loop's clock, when there were any
         self._changed = asyncio.Event()
@@ -168,16 +175,34 @@ class AsyncEngine:
         )
         self._pump_task = asyncio.create_task(self._pump(reader), name="quire-engine-pump")
 
-    def add(self, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> RequestStream:
-        """Queue a request. Raise FieldError when it could never run, EngineDeadError when none is served."""
+    def add(
+        self, prompt: list[int], params: SamplingParams, cache_salt: str = "", owner: str = ""
+    ) -> RequestStream:
+        """Queue a request; what is cached with salts of the same `owner` may be told of it.
+
+        Raise FieldError when it could never run, EngineDeadError when none is served.
+        """
         if self.state != "ready" or self.info is None:
             raise EngineDeadError(self.error or "the engine is still loading")
-        request = Request(self._next_id, prompt, params, time.monotonic(), cache_salt)
+        request = Request(self._next_id, prompt, params, time.monotonic(), cache_salt, owner)
         self._capacity.check(request)
         self._next_id += 1
         self._send(request)
         stream = self._streams[request.id] = RequestStream(self, request)
         return stream
+
+    async def ask(self, question: Question) -> Answer | None:
+        """Return the answer to a question about blocks, None if it fails. Raises EngineDeadError."""
+        if self.state != "ready":
+            raise EngineDeadError(self.error or "the engine is still loading")
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        answer = self._answers[ticket] = self._loop.create_future()
+        self._send(Ask(ticket, question))
+        try:
+            return await answer
+        finally:
+            del self._answers[ticket]
 
     def drain(self) -> None:
         """No more requests are going to come; those that run go on."""
@@ -245,7 +270,7 @@ class AsyncEngine:
 
     def _receive(self, frame: EngineFrame) -> None:
         match frame:
-            case StepFrame(outputs, stats):
+            case StepFrame(outputs, stats, records):
                 self._last_step = time.monotonic()
                 self._unanswered = False
                 streams = self._streams
@@ -262,6 +287,9 @@ class AsyncEngine:
                             del self._streams[output.request_id]
                 if self.on_stats is not None:
                     self.on_stats(stats)
+                if self.on_record is not None:
+                    for record in records:
+                        self.on_record(record)
             case ProgressFrame(progress):
                 self.progress.append(progress)
             case ReadyFrame(info):
@@ -271,6 +299,10 @@ class AsyncEngine:
             case RegistryFrame(report):
                 if self.on_registry is not None:
                     self.on_registry(report)
+            case AnswerFrame(ticket, answer):
+                waiter = self._answers.get(ticket)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(answer)
             case FatalFrame(error):
                 self._die(error)
         self._changed.set()
@@ -282,6 +314,9 @@ class AsyncEngine:
         self.error = error
         self._unanswered = False
         self._end_streams("error", error)
+        for waiter in self._answers.values():
+            if not waiter.done():
+                waiter.set_exception(EngineDeadError(error))
         self._changed.set()
 
     def _end_streams(self, reason: FinishReason, error: str | None = None) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from quire.engine.capacity import Capacity
 from quire.engine.urls import check_http_url, check_redis_url
 
+MOST_RANKS = 64  # of one model
 PreemptionMode = Literal["auto", "swap", "recompute"]
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 ModelImpl = Literal["auto", "native", "transformers"]
@@ -40,6 +41,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enforce_eager: bool = False
     seed: int | None = None  # of dummy weights; None: 0
     cache_seed: str | None = None  # what block digests are seeded with; None: drawn at random
+    tensor_parallel_size: int = 1  # ranks that the model is divided among, each with a device
+    disable_custom_all_reduce: bool = False  # sums over GPUs are NCCL's alone
 
     def __post_init__(self) -> None:
         if self.block_size not in BLOCK_SIZES:
@@ -66,6 +69,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"--seed ({self.seed}) is of dummy weights and needs --load-format dummy; what is sampled is "
                 "seeded by a request's own seed (--sampling-seed of quire generate)"
             )
+        if not 1 <= self.tensor_parallel_size <= MOST_RANKS:
+            raise ValueError(
+                f"--tensor-parallel-size must be between 1 and {MOST_RANKS}, got {self.tensor_parallel_size}"
+            )
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(
                 f"--max-model-len must be at least 2, a token of prompt and one of output, got "
@@ -74,7 +81,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of a started engine; a front end checks requests against it."""
+    """The description of a started engine; a front end checks requests against it.
+
+    Bytes, weights and widths are those of one rank: each holds and computes as much.
+    """
 
     model: str
     architecture: str
@@ -98,6 +108,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     body_weight_bytes: int  # read for every token: all but embeddings and the output head
     head_weight_bytes: int  # read for every sampled token
     has_grammars: bool = False  # whether a request may say what its text must be
+    tensor_parallel_size: int = 1
+    rank_memory_bytes: tuple[int, ...] = ()  # that each rank took of its device when it had started
+    all_reduce_seconds: float = 0.0  # of one token's hidden states over the ranks; 0 with one
     num_pinned_blocks: int = 0  # of num_blocks: never evicted, so no request can have them to itself
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from quire.engine.config import StepStats
 from quire.engine.messages import Abort, Output, Request, StepOutputs
+from quire.engine.records import RequestRecord
 from quire.engine.schedule.bisection import Bisection
 from quire.engine.schedule.plan import Runner, StepHandle, StepPlan, StepResult
 from quire.engine.schedule.scheduler import Scheduler
@@ -49,9 +50,10 @@ class EngineCore:
         self.runner = runner
         self.mask_wait = MASK_WAIT
         self.bisection = Bisection(scheduler)
-        self.clock = clock
+        self.clock = scheduler.state.clock = scheduler.blocks.history.clock = clock
         self.stats = self._stats(0, 0, (0.0, 0.0, 0.0, 0.0))
         self.plan: StepPlan | None = None  # of the last step
+        self.records: list[RequestRecord] = []  # of requests that ended since the step before the last one
         self._capture_at = float("-inf")  # not before then while requests run
         self._unreturned: list[Output] = []  # of a step that has not ended yet
         self.torn = False  # a step was left where no other can go on
@@ -181,6 +183,7 @@ class EngineCore:
         prefills = len(plan.prefill_tokens) if plan else 0
         phases = (scheduled - begin, launched - scheduled, waited - launched, committed - waited)
         self.stats = self._stats(prefills, decodes, phases)
+        self.records = self.scheduler.state.take_records()
         self.torn = False
         return outputs
 

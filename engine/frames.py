@@ -17,7 +17,9 @@ from quire.engine.config import (
     RegistryReport,
     StepStats,
 )
+from quire.engine.inspection.messages import Answer, Question
 from quire.engine.messages import Abort, Drain, Request, StepOutputs
+from quire.engine.records import RequestRecord
 
 LENGTH = struct.Struct("<I")
 
@@ -43,10 +45,23 @@ class ReadyFrame(msgspec.Struct, array_like=True, tag="ready"):
 class StepFrame(msgspec.Struct, array_like=True, tag="step"):
     outputs: StepOutputs
     stats: StepStats
+    records: list[RequestRecord] = []  # of requests that have ended, which an abort does too
 
 
 class RegistryFrame(msgspec.Struct, array_like=True, tag="registry"):
     report: RegistryReport
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """Front end to engine: a question about its blocks. The answer has the same ticket."""
+
+    ticket: int
+    question: Question
+
+
+class AnswerFrame(msgspec.Struct, array_like=True, tag="answer"):
+    ticket: int
+    answer: Answer | None  # None: the engine failed to find it, and goes on
 
 
 class FatalFrame(msgspec.Struct, array_like=True, tag="fatal"):
@@ -55,13 +70,23 @@ class FatalFrame(msgspec.Struct, array_like=True, tag="fatal"):
     error: str
 
 
-Command = Request | Abort | Drain
-EngineFrame = ProgressFrame | ReadyFrame | StepFrame | RegistryFrame | FatalFrame
+class RankStart(msgspec.Struct, array_like=True):
+    """Rank 0 to another, once: who it is, and what it is to run."""
+
+    config: EngineConfig
+    rank: int
+    store: str  # the file through which ranks find each other
+    channel: int  # file descriptors of the channel's memory and of its own bell
+    bell: int
+
+
+Command = Request | Abort | Drain | Ask
+EngineFrame = ProgressFrame | ReadyFrame | StepFrame | RegistryFrame | AnswerFrame | FatalFrame
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode_frame(frame: StartFrame | Command | EngineFrame) -> bytes:
+def encode_frame(frame: StartFrame | RankStart | Command | EngineFrame) -> bytes:
     """The frame's bytes with their length before them."""
     buffer = bytearray(LENGTH.size)
     _encoder.encode_into(frame, buffer, LENGTH.size)

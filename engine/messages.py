@@ -183,6 +183,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     params: SamplingParams
     arrival: float = 0.0  # time.monotonic() at the front end, seconds
     cache_salt: str = ""  # prompts share cached blocks only with those of the same salt
+    owner: str = ""  # what the salts of its owner begin with, who may be told what these have cached
 
     def __post_init__(self) -> None:
         params = self.params

@@ -17,6 +17,7 @@ from quire.kernels.compiling import only_compiled
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import gpu_of
 from quire.kernels.linear.hopper_matmul import launch_each
+from quire.kernels.parallel.ranks import Ranks
 
 
 def precompile(
@@ -27,14 +28,16 @@ def precompile(
     kv_format: KVFormat,
     device: torch.device,
     dtype: torch.dtype,
+    ranks: Ranks | None = None,
 ) -> None:
     """Ask for the kernels of all steps that a start runs; within `compiling_beside` other threads compile.
 
     By a layer of each kind, and the last one: it takes a second, and memory that is free again afterwards.
+    `config` is that of one of the `ranks`.
     """
     windows = (*dict.fromkeys(config.windows), config.windows[-1])
     config = replace(config, num_layers=len(windows), windows=windows)
-    model = build_model(config, backend, Weights(device, dtype), limits.max_model_len)
+    model = build_model(config, backend, Weights(device, dtype, ranks), limits.max_model_len)
     dequantized = dequantized_dtype(config, kv_format, dtype, gpu_of(device), block_size)
     cache = KVCache(config, 1, block_size, kv_format, device, backend.copy_blocks, dequantized)
     runner = ModelRunner(model, backend, cache, limits, device)

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +22,8 @@ import msgspec
 from quire.engine import garbage
 from quire.engine.core import EngineCore
 from quire.engine.frames import (
+    AnswerFrame,
+    Ask,
     Command,
     FatalFrame,
     FrameReader,
@@ -31,6 +34,7 @@ from quire.engine.frames import (
     StepFrame,
     encode_frame,
 )
+from quire.engine.inspection.inspector import Inspector
 from quire.engine.logs import configure_logging
 from quire.engine.messages import Drain, Output, StepOutputs
 from quire.engine.pinned_prefixes import pin_prefixes
@@ -70,6 +74,7 @@ def run_engine(connection: socket.socket) -> int:
             start.config,
             lambda progress: connection.sendall(encode_frame(ProgressFrame(progress))),
             start.asked_at,
+            partial(_end_with_lost_rank, connection),
         )
         if start.pinned:
             info = msgspec.structs.replace(info, num_pinned_blocks=pin_prefixes(core, start.pinned))
@@ -101,6 +106,15 @@ def run_engine(connection: socket.socket) -> int:
     return 0
 
 
+def _end_with_lost_rank(connection: socket.socket, error: str) -> None:
+    """End the process, whatever it is waiting for: a step that another rank takes part in never ends."""
+    logger.error("the engine cannot go on: %s", error)
+    with contextlib.suppress(OSError):
+        connection.sendall(encode_frame(FatalFrame(error)))
+    logging.shutdown()
+    os._exit(1)
+
+
 def _serve(
     connection: socket.socket,
     reader: FrameReader,
@@ -109,6 +123,7 @@ def _serve(
     publisher: Publisher | None,
 ) -> None:
     decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+    inspector = Inspector(core)
     steps, reported = 0, float("-inf")
     while True:
         idle = not core.has_work and not frames
@@ -123,22 +138,37 @@ def _serve(
                 connection.sendall(encode_frame(StepFrame(StepOutputs(), core.stats)))
             continue
         refusals: list[Output] = []
+        asked: list[Ask] = []
         for frame in frames:
             command = decoder.decode(frame)
-            if not isinstance(command, Drain):
+            if isinstance(command, Ask):
+                asked.append(command)
+            elif not isinstance(command, Drain):
                 refusals += core.handle(command)
             elif publisher is not None:
                 publisher.drain()
         frames = []
         outputs = core.step()
         outputs.others += refusals
-        connection.sendall(encode_frame(StepFrame(outputs, core.stats)))
+        connection.sendall(encode_frame(StepFrame(outputs, core.stats, core.records)))
+        inspector.observe()
+        for ask in asked:
+            connection.sendall(encode_frame(_answer(inspector, ask)))
         if publisher is not None:
             publisher.observe(core.stats)
         steps += 1
         if steps % CHECK_EVERY == 0:
             check_scheduler(core.scheduler.state, CHECK_SHARES[steps // CHECK_EVERY % len(CHECK_SHARES)])
         garbage.collect(garbage.BUSY_OBJECTS if core.has_work else garbage.IDLE_OBJECTS)
+
+
+def _answer(inspector: Inspector, ask: Ask) -> AnswerFrame:
+    """Answer a question about blocks, whose failure is not the requests'."""
+    try:
+        return AnswerFrame(ask.ticket, inspector.answer(ask.question))
+    except Exception:
+        logger.exception("a question about blocks could not be answered")
+        return AnswerFrame(ask.ticket, None)
 
 
 def main() -> None:

@@ -12,6 +12,8 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -36,15 +38,18 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
+from quire.engine.parallel.fit import fits, smallest, weight_bytes
+from quire.engine.parallel.group import RankGroup
+from quire.engine.parallel.leader import Leader, LeadingRunner
 from quire.engine.precompile import precompile
 from quire.engine.registry.deployment import hash_seed
-from quire.engine.schedule.plan import StepPlan
+from quire.engine.schedule.plan import Runner, StepPlan
 from quire.engine.schedule.preemption import PreemptionPolicy
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequences.grammar import grammars_of
 from quire.kernels.backend import torch_backend, triton_backend
 from quire.kernels.compiling import compiling_beside
-from quire.kernels.formats.kv_format import UNSCALED
+from quire.kernels.formats.kv_format import UNSCALED, KVFormat
 from quire.kernels.gpu import FIRST_CAPABILITY, Gpu, gpu_of
 
 logger = logging.getLogger("quire.engine")
@@ -66,6 +71,7 @@ LONGER_CONTEXT = 8
 UNFUSED_TOKENS = (
     304  # whose products `quire.kernels.linear.hopper_matmul` does not take but for the smallest models
 )
+TIMED_SUMS = 5  # over the ranks
 RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
 
 Phase = Literal["download", "weights", "kernels", "memory", "warm-up", "graphs", "ready"]
@@ -100,13 +106,15 @@ def start_engine(
     config: EngineConfig,
     on_progress: Callable[[Progress], None] = lambda _: None,
     asked_at: float | None = None,
+    on_lost: Callable[[str], None] | None = None,
 ) -> tuple[EngineCore, EngineInfo]:
     """Load, measure and warm up. Raises ValueError that says what does not fit and which flag to change.
 
     asked_at: `time.monotonic()` of any process here, from which progress counts its seconds; None: now.
+    on_lost: told, by a thread of its own, why the engine cannot go on when another rank is lost.
     """
     report = _Reporter(on_progress, time.monotonic() if asked_at is None else asked_at)
-    core, info = _start(config, report)
+    core, info = _start(config, report, on_lost)
     report.phase("ready", "s")(1, 1)
     return core, info
 
@@ -132,13 +140,41 @@ def capture_all(core: EngineCore, report: Callable[[int, int], None] = lambda *_
         report(total, total)
 
 
-def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineInfo]:
-    device = choose_device(config)
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A rank's part of an engine, ready to step. `model` is the whole one, `part` what the rank computes."""
+
+    folder: Path
+    model: ModelConfig
+    part: ModelConfig
+    runner: ModelRunner
+    weight_bytes: int
+    kv_format: KVFormat
+    num_blocks: int
+    num_host_blocks: int
+    device_bytes: int  # of a block, all told
+    memory_bytes: tuple[int, ...]  # that each rank takes of its device
+    all_reduce_seconds: float  # of one token's hidden states; 0 with one rank
+
+
+def build_rank(
+    config: EngineConfig,
+    device: torch.device,
+    ranks: RankGroup | None = None,
+    report: _Reporter | None = None,
+) -> Rank:
+    """Load what a rank holds, measure and warm up; all ranks do so at the same time. ranks: None, one alone.
+
+    Raises ValueError that says what does not fit and which flag to change.
+    """
+    report = report or _Reporter(lambda _: None, time.monotonic())
     gpu = gpu_of(device)
     folder = resolve_model(config.model, report.phase("download", "B"))
-    model_config = read_model(folder, config.model_impl)
+    whole = read_model(folder, config.model_impl)
+    model_config = whole.of_rank(config.tensor_parallel_size)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # one core is the API process's
+        # One core is the API process's.
+        torch.set_num_threads(max(1, ((os.cpu_count() or 1) - 1) // config.tensor_parallel_size))
     dtype = _dtype(config, model_config, device)
     kv_format = named_format(config.kv_cache_dtype, model_config, dtype, gpu, config.block_size)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
@@ -148,13 +184,17 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     )
     limits = Limits(config.max_num_seqs, max_num_batched_tokens, max_model_len)
     native = model_config.implementation == "native"
+    if device.type == "cuda" and native:  # else the bytes are not known before
+        total = torch.cuda.mem_get_info(device)[1]
+        _refuse_too_large(config, whole, dtype.itemsize, kv_format, total)
     with_graphs = device.type == "cuda" and not config.enforce_eager
     kernels = report.phase("kernels", "kernels")
     with compiling_beside(kernels) if with_graphs and native else nullcontext():
         if with_graphs and native:
             kernels(0, 1)
-            precompile(model_config, backend, limits, config.block_size, kv_format, device, dtype)
-        model, weight_bytes = load_model(
+            alone = None if ranks is None else ranks.alone()
+            precompile(model_config, backend, limits, config.block_size, kv_format, device, dtype, alone)
+        model, num_bytes = load_model(
             folder,
             model_config,
             backend,
@@ -163,6 +203,7 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
             max_model_len=max_model_len,
             load_format=config.load_format,
             seed=config.seed or 0,
+            ranks=ranks,
             on_progress=report.phase("weights", "B"),
         )
     dequantized = dequantized_dtype(model_config, kv_format, dtype, gpu, config.block_size)
@@ -173,9 +214,10 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     memory(0, 1)
     block_bytes = bytes_per_block(model_config, config.block_size, kv_format)
     device_bytes = block_bytes + dequantized_bytes_per_block(model_config, config.block_size, dequantized)
-    num_blocks = config.num_gpu_blocks_override or _measure_blocks(config, runner, device_bytes)
+    num_blocks = config.num_gpu_blocks_override or _measure_blocks(config, runner, device_bytes, ranks)
     runner.cache = KVCache(model_config, num_blocks, *held)
-    num_host_blocks = min(int(config.swap_space * 2**30) // block_bytes, num_blocks)
+    num_host_blocks = int(config.swap_space * 2**30) // (block_bytes * config.tensor_parallel_size)
+    num_host_blocks = min(num_host_blocks, num_blocks)
     if num_host_blocks:
         runner.cache.add_host_tier(num_host_blocks)
     memory(num_blocks, num_blocks)
@@ -188,44 +230,106 @@ def _start(config: EngineConfig, report: _Reporter) -> tuple[EngineCore, EngineI
     if with_graphs and isinstance(runner.queue, CudaQueue):
         runner.add_graphs(Recorder(runner.queue.stream).record)
     warm_up(1, 1)
+    taken = num_bytes + num_blocks * device_bytes
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        taken = total - free
+    return Rank(
+        folder=folder,
+        model=whole,
+        part=model_config,
+        runner=runner,
+        weight_bytes=num_bytes,
+        kv_format=kv_format,
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        device_bytes=device_bytes,
+        memory_bytes=(taken,) if ranks is None else ranks.gather(taken),
+        all_reduce_seconds=0.0 if ranks is None else _all_reduce_seconds(ranks, model_config, dtype),
+    )
 
+
+def _all_reduce_seconds(ranks: RankGroup, part: ModelConfig, dtype: torch.dtype) -> float:
+    """Time the sum over the ranks that a layer of a step of one token takes twice, launch and all."""
+    x = torch.zeros(1, part.hidden_size, dtype=dtype, device=ranks.device)
+    seconds = []
+    for _ in range(TIMED_SUMS):
+        ranks.barrier()
+        begin = time.perf_counter()
+        ranks.all_reduce(x)
+        if x.is_cuda:
+            torch.cuda.synchronize(x.device)
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+def _start(
+    config: EngineConfig, report: _Reporter, on_lost: Callable[[str], None] | None = None
+) -> tuple[EngineCore, EngineInfo]:
+    device = choose_device(config)
+    if config.tensor_parallel_size == 1:
+        rank = build_rank(config, device, report=report)
+        return _engine(config, device, rank, rank.runner)
+    folder = resolve_model(config.model, report.phase("download", "B"))
+    # What cannot be divided is refused before processes start.
+    read_model(folder, config.model_impl).of_rank(config.tensor_parallel_size)
+    leader = Leader(config, on_lost)
+    try:
+        rank = build_rank(config, device, leader.join(device), report)
+        return _engine(config, device, rank, LeadingRunner(rank.runner, leader))
+    except BaseException:
+        leader.close()
+        raise
+
+
+def _engine(
+    config: EngineConfig, device: torch.device, rank: Rank, runner: ModelRunner | LeadingRunner
+) -> tuple[EngineCore, EngineInfo]:
+    """Return the engine whose runner executes steps on all ranks, of which `rank` is the first."""
+    folder, model_config, limits = rank.folder, rank.part, rank.runner.limits
+    num_blocks, num_host_blocks = rank.num_blocks, rank.num_host_blocks
+    dtype = _dtype(config, model_config, device)
     grammars = grammars_of(folder, model_config.vocab_size, model_config.eos_token_ids)
-    matrix_bytes = model_config.vocab_size * model_config.embedding_size * dtype.itemsize
+    matrix_bytes = model_config.vocab_rows * model_config.embedding_size * dtype.itemsize
+    block_bytes = bytes_per_block(model_config, config.block_size, rank.kv_format)
     learned_positions = 0 if model_config.rope else model_config.max_position_embeddings
     info = EngineInfo(
         model=config.model,
         architecture=model_config.architecture,
         dtype=UNSCALED[dtype].name,
-        kv_cache_dtype=kv_format.name,
-        device=gpu.name,
+        kv_cache_dtype=rank.kv_format.name,
+        device=gpu_of(device).name,
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
-        max_model_len=max_model_len,
+        max_model_len=limits.max_model_len,
         block_size=config.block_size,
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
         bytes_per_block=block_bytes,
-        expanded_bytes=(device_bytes - block_bytes) * num_blocks,
-        weight_bytes=weight_bytes,
+        expanded_bytes=(rank.device_bytes - block_bytes) * num_blocks,
+        weight_bytes=rank.weight_bytes,
         layer_weights=model_config.layer_weights,
         query_width=model_config.num_heads * model_config.head_dim,
         windows=model_config.windows,
-        body_weight_bytes=weight_bytes
+        body_weight_bytes=rank.weight_bytes
         - matrix_bytes * (1 if model_config.tie_word_embeddings else 2)
         - learned_positions * model_config.hidden_size * dtype.itemsize,
         head_weight_bytes=matrix_bytes,
         has_grammars=grammars is not None,
+        tensor_parallel_size=config.tensor_parallel_size,
+        rank_memory_bytes=rank.memory_bytes,
+        all_reduce_seconds=rank.all_reduce_seconds,
     )
     cache_seed = secrets.randbits(64) if config.cache_seed is None else hash_seed(config.cache_seed)
     hasher = BlockHasher(config.block_size, cache_seed) if config.enable_prefix_caching else None
     policy = PreemptionPolicy(mode=config.preemption_mode)
     if config.preemption_mode == "auto" and num_host_blocks:
-        policy = measure_costs(runner, num_blocks)
+        policy = measure_costs(rank.runner, num_blocks, runner)
     scheduler = Scheduler(
         info.capacity,
-        max_num_batched_tokens,
+        limits.max_num_batched_tokens,
         model_config.eos_token_ids,
         hasher=hasher,
         num_host_blocks=num_host_blocks,
@@ -250,13 +354,22 @@ def _warm_up_general(runner: ModelRunner) -> bool:
     return True
 
 
-def choose_device(config: EngineConfig) -> torch.device:
-    """Return the device of the flag. Raises ValueError if it is not there, or too old for the kernels."""
+def choose_device(config: EngineConfig, rank: int = 0) -> torch.device:
+    """Return a rank's device, of the kind that the flag names.
+
+    Raises ValueError if it is not there, or too old for the kernels, or if there are fewer than ranks.
+    """
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ValueError("--device cuda: this torch sees no CUDA device; use --device cpu or auto")
-    device = torch.device("cuda")
+    ranks = config.tensor_parallel_size
+    if ranks > 1 and torch.cuda.device_count() < ranks:
+        raise ValueError(
+            f"--tensor-parallel-size {ranks} needs {ranks} GPUs, and this process sees "
+            f"{torch.cuda.device_count()}; give a smaller size, or see nvidia-smi and CUDA_VISIBLE_DEVICES"
+        )
+    device = torch.device("cuda", rank) if ranks > 1 else torch.device("cuda")
     gpu = gpu_of(device)
     if gpu.capability < FIRST_CAPABILITY:
         raise ValueError(
@@ -264,6 +377,23 @@ def choose_device(config: EngineConfig) -> torch.device:
             "capability 8.0 (Ampere) or later; use --device cpu"
         )
     return device
+
+
+def _refuse_too_large(
+    config: EngineConfig, model: ModelConfig, itemsize: int, held: KVFormat, total: int
+) -> None:
+    """Raise ValueError if a GPU of `total` bytes does not hold its weights; name how many GPUs do."""
+    ranks = config.tensor_parallel_size
+    budget = int(total * config.gpu_memory_utilization) - RESERVE_BYTES
+    weights = weight_bytes(model.of_rank(ranks), itemsize)
+    if weights < budget:
+        return
+    enough = smallest(fits(model, itemsize, held, budget))
+    hint = "take a smaller model" if enough is None else f"give --tensor-parallel-size {enough}"
+    raise ValueError(
+        f"on each of {ranks} GPUs the weights take {weights / 2**30:.1f} GiB, and {budget / 2**30:.1f} GiB "
+        f"of its {total / 2**30:.1f} may be used; {hint}, or raise --gpu-memory-utilization"
+    )
 
 
 def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
@@ -281,8 +411,10 @@ def _default_batched_tokens(device: torch.device, gpu: Gpu) -> int:
     return BATCHED_TOKENS_PER_MULTIPROCESSOR * gpu.multiprocessors
 
 
-def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int) -> int:
-    """Return how many KV blocks fit beside the weights and the largest step's activations."""
+def _measure_blocks(
+    config: EngineConfig, runner: ModelRunner, block_bytes: int, ranks: RankGroup | None = None
+) -> int:
+    """Return how many KV blocks fit on every rank beside the weights and the largest step's activations."""
     if runner.device.type == "cuda":
         activations = _activation_bytes(runner)
         if not config.enforce_eager:  # a graph's are its own, which all share
@@ -291,10 +423,16 @@ def _measure_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int)
         free, total = torch.cuda.mem_get_info(runner.device)
         budget = int(total * config.gpu_memory_utilization) - (total - free)
         spare = budget - activations - RESERVE_BYTES
-        hint = "raise --gpu-memory-utilization, or lower --max-num-batched-tokens or --max-num-seqs"
+        hint = (
+            "raise --gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or divide the "
+            f"model among more GPUs than {config.tensor_parallel_size} by --tensor-parallel-size"
+        )
     else:
         spare = min(CPU_CACHE_BYTES, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+        spare //= config.tensor_parallel_size
         hint = "free some memory, or give --num-gpu-blocks-override"
+    if ranks is not None:
+        spare = ranks.least(spare)
     if spare < block_bytes:
         raise ValueError(
             f"no memory is left for the KV cache: {spare / 2**20:.0f} MiB beside the weights, and one block "
@@ -324,16 +462,20 @@ def _activation_bytes(runner: ModelRunner) -> int:
     return max(of(largest), unfused)
 
 
-def measure_costs(runner: ModelRunner, num_blocks: int) -> PreemptionPolicy:
-    """Time a transfer of a few blocks and two prefills: what a preemption costs either way."""
+def measure_costs(runner: ModelRunner, num_blocks: int, all_ranks: Runner | None = None) -> PreemptionPolicy:
+    """Time a transfer of a few blocks and two prefills: what a preemption costs either way.
+
+    all_ranks: what launches on every rank, if `runner` is one of several.
+    """
     assert runner.cache.host is not None
     count = min(TIMED_BLOCKS, num_blocks, len(runner.cache.host))
     blocks = np.arange(count, dtype=np.int32)
     pairs = np.stack([blocks, blocks], axis=1)
     nothing = largest_step(Limits(1, 1, 1), sampled=1)
     transfer = msgspec.structs.replace(nothing, swap_out=pairs)
-    seconds = [_best_seconds(runner, plan) for plan in (transfer, nothing)]
-    per_token, per_pair = _prefill_costs(runner)
+    launching = all_ranks or runner
+    seconds = [_best_seconds(launching, plan) for plan in (transfer, nothing)]
+    per_token, per_pair = _prefill_costs(runner, launching)
     return PreemptionPolicy(
         seconds_per_block=max(seconds[0] - seconds[1], 0.0) / count,
         seconds_per_token=per_token,
@@ -341,7 +483,7 @@ def measure_costs(runner: ModelRunner, num_blocks: int) -> PreemptionPolicy:
     )
 
 
-def _prefill_costs(runner: ModelRunner) -> tuple[float, float]:
+def _prefill_costs(runner: ModelRunner, launching: Runner) -> tuple[float, float]:
     """Seconds a token, and for each one before it: of the longest prefill that is timed.
 
     As a prompt's beginning, and far behind one: what comes between costs the same a token, but for attention.
@@ -350,18 +492,18 @@ def _prefill_costs(runner: ModelRunner) -> tuple[float, float]:
     for count in TIMED_TOKENS[runner.device.type]:
         tokens = min(count, most)
         chunk = largest_step(Limits(1, tokens, tokens), sampled=1)
-        seconds = _best_seconds(runner, chunk)
+        seconds = _best_seconds(launching, chunk)
         if tokens == most or seconds > QUICK_SECONDS:
             break
     before = min(LONGER_CONTEXT * tokens, runner.limits.max_model_len - tokens)
     per_pair = 0.0
     if before > 0:
         farther = msgspec.structs.replace(chunk, context_lens=chunk.context_lens + np.int32(before))
-        per_pair = max(_best_seconds(runner, farther, times=2) - seconds, 0.0) / (tokens * before)
+        per_pair = max(_best_seconds(launching, farther, times=2) - seconds, 0.0) / (tokens * before)
     return max(seconds / tokens - per_pair * tokens / 2, 0.0), per_pair
 
 
-def _best_seconds(runner: ModelRunner, plan: StepPlan, times: int = 3) -> float:
+def _best_seconds(runner: Runner, plan: StepPlan, times: int = 3) -> float:
     taken = []
     for _ in range(times):
         begin = time.perf_counter()

@@ -15,14 +15,20 @@ from grafana_foundation_sdk.models.common import (
     StackingMode,
     TooltipDisplayMode,
 )
-from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DataSourceRef, VariableRefresh
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DashboardLinkType,
+    DataSourceRef,
+    VariableRefresh,
+)
 
-from grafana.panels import ROWS, Panel
+from grafana.panels import ROWS, Panel, Query
 
 # In the chart's folder, since Helm reads no other; grafana/dashboard.json is a link to it.
 PATH = Path(__file__).parents[1] / "helm" / "files" / "dashboard.json"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 REFS = "ABCDEFGH"
+ADDRESS = "http://127.0.0.1:8000"  # of a server or a router, as browsers see it
 SERIES = '__name__=~"quire_kv_capacity_blocks|quire_route_replicas"'  # what replicas and routers have one of
 
 
@@ -41,6 +47,13 @@ def dashboard() -> build.Dashboard:
         .with_variable(build.DatasourceVariable("datasource").label("Data source").type("prometheus"))
         .with_variable(_servers("job", "Job", f"{{{SERIES}}}"))
         .with_variable(_servers("instance", "Instance", f'{{{SERIES}, job=~"$job"}}'))
+        .with_variable(build.TextBoxVariable("quire").label("Quire's URL").default_value(ADDRESS))
+        .link(
+            build.DashboardLink("Blocks")
+            .type(DashboardLinkType.LINK)
+            .url("${quire}/blocks")
+            .target_blank(True)
+        )
     )
     ids = count(1)
     for title, panels in ROWS.items():
@@ -66,10 +79,12 @@ def _servers(name: str, label: str, series: str) -> build.QueryVariable:
 
 
 def _queries(panel: Panel) -> list[prometheus.Dataquery]:
-    return [
-        prometheus.Dataquery().ref_id(ref).expr(query.expr).legend_format(query.legend)
-        for ref, query in zip(REFS, panel.queries, strict=False)
-    ]
+    return [_query(query).ref_id(ref) for ref, query in zip(REFS, panel.queries, strict=False)]
+
+
+def _query(query: Query) -> prometheus.Dataquery:
+    built = prometheus.Dataquery().expr(query.expr).legend_format(query.legend)
+    return built.exemplar(True) if query.exemplars else built
 
 
 def _stat(panel: Panel) -> stat.Panel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 HERE = 'job=~"$job", instance=~"$instance"'  # Grafana's variables: the servers that were chosen
@@ -13,6 +13,7 @@ WINDOW = "$__rate_interval"
 class Query:
     expr: str
     legend: str = ""
+    exemplars: bool = False  # whether single requests are shown in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,12 @@ def total(metric: str, labels: str = "", by: str = "") -> str:
 def quantiles(metric: str, *percents: int) -> tuple[Query, ...]:
     buckets = rate(f"{metric}_bucket", by="le")
     return tuple(Query(f"histogram_quantile({p / 100}, {buckets})", f"p{p}") for p in percents)
+
+
+def of_requests(metric: str) -> tuple[Query, ...]:
+    """Quantiles of what is measured of each request, and some requests by their ids: see docs/why.md."""
+    *others, last = quantiles(metric, 50, 95, 99)
+    return (*others, replace(last, exemplars=True))
 
 
 def mean(metric: str, by: str) -> str:
@@ -128,7 +135,7 @@ LATENCY = (
             "ratio."
         ),
         "s",
-        quantiles(TTFT, 50, 95, 99),
+        of_requests(TTFT),
     ),
     Panel(
         "Inter-token latency",
@@ -137,7 +144,7 @@ LATENCY = (
             "--max-num-batched-tokens if only p99 does: long prompts then hold up the others less."
         ),
         "s",
-        quantiles("vllm:inter_token_latency_seconds", 50, 95, 99),
+        of_requests("vllm:inter_token_latency_seconds"),
     ),
     Panel(
         "Request latency",
@@ -146,7 +153,7 @@ LATENCY = (
             "not, clients ask for longer answers."
         ),
         "s",
-        quantiles("vllm:e2e_request_latency_seconds", 50, 95, 99),
+        of_requests("vllm:e2e_request_latency_seconds"),
     ),
     Panel(
         "Queue time",
@@ -155,7 +162,7 @@ LATENCY = (
             "there, a smaller --max-num-queued-reqs refuses early what would wait too long."
         ),
         "s",
-        quantiles("vllm:request_queue_time_seconds", 50, 95, 99),
+        of_requests("vllm:request_queue_time_seconds"),
     ),
 )
 

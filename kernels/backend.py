@@ -18,7 +18,20 @@ from quire.kernels.pointwise.embedding import embed
 from quire.kernels.pointwise.norm import rms_norm, rms_norm_reference
 from quire.kernels.sampling.logprobs import logprobs, logprobs_reference
 from quire.kernels.sampling.masks import mask_tokens, mask_tokens_reference
+from quire.kernels.sampling.part_logprobs import (
+    logprobs_of_all,
+    logprobs_of_all_reference,
+    logprobs_of_part,
+    logprobs_of_part_reference,
+)
+from quire.kernels.sampling.parts import (
+    best_of_all,
+    best_of_all_reference,
+    best_of_part,
+    best_of_part_reference,
+)
 from quire.kernels.sampling.sample import sample, sample_reference
+from quire.kernels.sampling.state import SamplingState
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +46,10 @@ class Backend:
     logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
     mask_tokens: Callable[[Tensor, Tensor, Tensor], None]
     token_places: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    best_of_part: Callable[[Tensor, Tensor, Tensor, SamplingState, int, int], Tensor]
+    best_of_all: Callable[[Tensor, Tensor, Tensor], Tensor]
+    logprobs_of_part: Callable[[Tensor, Tensor, int, int, int], Tensor]
+    logprobs_of_all: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
 
 
 def torch_backend() -> Backend:
@@ -46,9 +63,26 @@ def torch_backend() -> Backend:
         logprobs_reference,
         mask_tokens_reference,
         token_places_reference,
+        best_of_part_reference,
+        best_of_all_reference,
+        logprobs_of_part_reference,
+        logprobs_of_all_reference,
     )
 
 
 def triton_backend() -> Backend:
     """Return the kernels, for a CUDA device."""
-    return Backend(embed, rms_norm, wide_linear, copy_blocks, sample, logprobs, mask_tokens, token_places)
+    return Backend(
+        embed,
+        rms_norm,
+        wide_linear,
+        copy_blocks,
+        sample,
+        logprobs,
+        mask_tokens,
+        token_places,
+        best_of_part,
+        best_of_all,
+        logprobs_of_part,
+        logprobs_of_all,
+    )

@@ -1,4 +1,4 @@
-"""The choice of kernels for a decoder layer: four tables of recipes, the first that is right and quick wins.
+"""The choice of kernels for a decoder layer: tables of recipes, the first that is right and quick wins.
 
 A layer is five operations: project in, attend, project out, gate, and project out again (down). `plan_layer`
 is a pure function of descriptions, so that it can be asked about any GPU anywhere: see `quire doctor --plan`.
@@ -109,7 +109,7 @@ class Attending:
         takes = hopper_decode.supports(
             self.gpu, layer.dtype, self.format, cache.head_dim, layer.group, self.step.block_size
         )
-        return DecodeKernel.HOPPER if takes else DecodeKernel.SPLIT
+        return DecodeKernel.HOPPER if takes and layer.plain else DecodeKernel.SPLIT
 
     @property
     def prefill_by(self) -> PrefillKernel:
@@ -117,7 +117,9 @@ class Attending:
         takes = hopper_prefill.supports(
             self.gpu, layer.dtype, self.format, cache.head_dim, layer.group, self.step.block_size
         )
-        quick = not cache.window and hopper_prefill.prefers(self.step.longest_query, layer.group)
+        quick = (
+            layer.plain and not cache.window and hopper_prefill.prefers(self.step.longest_query, layer.group)
+        )
         return PrefillKernel.HOPPER if takes and quick else PrefillKernel.TRITON
 
     @property
@@ -268,6 +270,39 @@ PROJECT_OUT: tuple[Recipe[Product, ProjectOut], ...] = (
 )
 
 
+# Products of which every rank has a part: what follows is their sum over the ranks.
+PROJECT_OUT_OF_RANKS: tuple[Recipe[Product, ProjectOut], ...] = (
+    Recipe(
+        "skinny product (linear.skinny), then sum over ranks and norm",
+        lambda case: skinny.supports(case.gpu, case.dtype, case.tokens, case.weight, gated=False),
+        _prefers_skinny,
+        lambda case: partial(operations.fused_add_over_ranks, by=linear_of_few),
+    ),
+    Recipe(
+        "product of one token (linear.gemv), then sum over ranks and norm",
+        _takes_one,
+        _is_fused,
+        lambda case: partial(operations.fused_add_over_ranks, by=linear_of_one),
+    ),
+    Recipe(
+        "product of many tokens (linear.hopper_matmul), then sum over ranks and norm",
+        _multiplies_many,
+        lambda case: case.many(spared=0),
+        lambda case: operations.matmul_add_over_ranks,
+    ),
+    Recipe(
+        "product with weights asked for ahead (linear.hopper_stream), then sum over ranks and norm",
+        _streams,
+        lambda case: case.tiling() is not None,
+        lambda case: partial(operations.streamed_add_over_ranks, tiles=case.tiles()),
+    ),
+    Recipe(
+        "cuBLAS, then sum over ranks and norm", _has_kernels, _always, lambda case: operations.add_over_ranks
+    ),
+    Recipe("torch, then sum over ranks", _always, _always, lambda case: operations.add_over_ranks),
+)
+
+
 def _is_newest(case: Attending) -> bool:
     return case.step.newest is not None
 
@@ -307,6 +342,7 @@ ATTEND: tuple[Recipe[Attending, Attend], ...] = (
         UNMERGED,
         lambda case: (
             _decodes_new(case)
+            and case.layer.output.share == "whole"
             and split_output.supports(case.gpu, case.layer.dtype, case.layer.output, case.layer.num_heads)
         ),
         _prefers_unmerged,
@@ -394,10 +430,11 @@ def plan_layer(
         return Product(gpu, layer.dtype, tokens, weight, tuning, fused, unmerged)
 
     wanted = step.wanted
+    project_out = PROJECT_OUT if layer.output.share == "whole" else PROJECT_OUT_OF_RANKS
     return LayerOps(
         project_in=choose(PROJECT_IN, product(step.tokens, layer.qkv)),
         attend=attending,
-        project_out=choose(PROJECT_OUT, product(wanted, layer.output, unmerged=attending.name == UNMERGED)),
+        project_out=choose(project_out, product(wanted, layer.output, unmerged=attending.name == UNMERGED)),
         gate=choose(GATE, product(wanted, layer.up)),
-        down=choose(PROJECT_OUT, product(wanted, layer.down)),
+        down=choose(project_out, product(wanted, layer.down)),
     )

@@ -15,7 +15,7 @@ class LayerShape:
     """A decoder layer: its products, its attention, and what that keeps.
 
     up: the product into the MLP; with `gated` a gate and an up projection, with RMSNorms before and after it,
-    else a layer of OPT and GPT-2.
+    else a layer of OPT and GPT-2. plain: its attention is, see `attention.batch.AttentionLayer`.
     """
 
     dtype: torch.dtype
@@ -26,6 +26,7 @@ class LayerShape:
     up: Matrix
     down: Matrix
     gated: bool
+    plain: bool = True
 
     @property
     def group(self) -> int:

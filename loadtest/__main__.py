@@ -69,6 +69,12 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     target.add_argument("--model", help="the first that the server lists, if left out")
     target.add_argument("--api", choices=("completions", "chat"), default="completions")
     target.add_argument(
+        "--transport",
+        choices=("sse", "websocket"),
+        default="sse",
+        help="of answers; websocket: Quire's, with a socket for each request that is under way",
+    )
+    target.add_argument(
         "--api-key-env", metavar="NAME", help="the environment variable that holds the server's API key"
     )
     target.add_argument("--timeout", type=float, default=600.0, help="seconds that a request may take")

@@ -40,6 +40,15 @@ def write_json(path: Path, device: str, figures: Mapping[str, object]) -> None:
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
+def add_line(figures: Mapping[str, object], path: Path | None) -> None:
+    """Print one JSON object, a line, and append it to a file if one is given."""
+    line = json.dumps(figures)
+    print(line, flush=True)
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
 def append_json(path: Path, result: DataclassInstance) -> None:
     """Append one JSON object, a line, to a file that may not be there yet."""
     path.parent.mkdir(parents=True, exist_ok=True)

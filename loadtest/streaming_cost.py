@@ -4,10 +4,10 @@
 
 The real API process, streaming from an engine without a model (quire.loadtest.servers.modelless): one that
 sends as many tokens as are read, so that what piles up is merged; and one at a pace that leaves each token
-an event. The measure is the process's own CPU time per token, which means something on a busy machine too;
-a core's second over it is the rate that one core sustains. Beside it, with the same client and server
-software, a plain Starlette loop that sends an event for each token (quire.loadtest.servers.plain_stream),
-ready-made or as JSON.
+an event. Both over event streams and over WebSockets, whose frames are events here, too. The measure is the
+process's own CPU time per token, which means something on a busy machine too; a core's second over it is the
+rate that one core sustains. Beside it, with the same client and server software, a plain Starlette loop that
+sends an event for each token (quire.loadtest.servers.plain_stream), ready-made or as JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,6 +26,10 @@ from quire.loadtest.provenance import Provenance
 from quire.loadtest.servers.server_process import TICK_SECONDS, cpu_seconds, free_port, running
 
 ASK = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+OPEN = (
+    b"GET /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
 
 
 @dataclass(frozen=True)
@@ -52,49 +57,81 @@ class Cost:
         }
 
 
+@dataclass(frozen=True)
+class Wire:
+    """How an answer is asked for, and what stands once in each of its events, and once at its end."""
+
+    ask: Callable[[bytes], bytes]
+    event: bytes
+    end: bytes
+
+
+def _post(body: bytes) -> bytes:
+    return ASK + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def _open_and_say(body: bytes) -> bytes:
+    """Return a handshake, and a text frame of less than 126 bytes under a mask of zeros."""
+    return OPEN + bytes((0x81, 0x80 | len(body))) + bytes(4) + body
+
+
+SSE = Wire(_post, b"data: {", b"data: [DONE]")
+WEBSOCKET = Wire(_open_and_say, b'{"object":', b'{"done":true}')
+
+
 class Reader(asyncio.Protocol):
     """Counts the events of one answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, wire: Wire) -> None:
         self.events = 0
         self.done = asyncio.get_running_loop().create_future()
+        self._wire = wire
         self._rest = b""
 
     def data_received(self, data: bytes) -> None:
+        wire = self._wire
         data = self._rest + data
-        self.events += data.count(b"data: {")
-        self._rest = data[-len(b"data: [DONE]") :]
-        if b"data: [DONE]" in data and not self.done.done():
+        self.events += data.count(wire.event)
+        self._rest = data[-len(wire.end) :]
+        if wire.end in data and not self.done.done():
             self.done.set_result(None)
         # what may be the beginning of a marker is looked at again, a whole one is not counted twice
-        self.events -= self._rest.count(b"data: {")
+        self.events -= self._rest.count(wire.event)
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.done.done():
-            self.done.set_exception(error or ConnectionError("the server closed before [DONE]"))
+            self.done.set_exception(error or ConnectionError("the server closed before the end"))
 
 
-async def read_streams(port: int, streams: int, tokens: int) -> int:
+async def read_streams(port: int, streams: int, tokens: int, wire: Wire) -> int:
     """Ask for `streams` answers at once; how many events came."""
     loop = asyncio.get_running_loop()
     body = json.dumps({"prompt": "a", "max_tokens": tokens, "stream": True}).encode()
     readers = []
     for _ in range(streams):
-        transport, reader = await loop.create_connection(Reader, "127.0.0.1", port)
+        transport, reader = await loop.create_connection(lambda: Reader(wire), "127.0.0.1", port)
         readers.append((transport, reader))
     for transport, _ in readers:
-        transport.write(ASK + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        transport.write(wire.ask(body))
     for transport, reader in readers:
         await reader.done
         transport.close()
     return sum(reader.events for _, reader in readers)
 
 
-def measure(server: str, module: str, *arguments: str, port: int, streams: int, tokens: int) -> Cost:
+def measure(
+    server: str,
+    module: str,
+    *arguments: str,
+    port: int,
+    streams: int,
+    tokens: int,
+    wire: Wire = SSE,
+) -> Cost:
     with running(module, *arguments, port=port) as pid:
-        uvloop.run(read_streams(port, streams, max(tokens // 10, 8)))  # warms it up
+        uvloop.run(read_streams(port, streams, max(tokens // 10, 8), wire))  # warms it up
         cpu, begin = cpu_seconds(pid), time.monotonic()
-        events = uvloop.run(read_streams(port, streams, tokens))
+        events = uvloop.run(read_streams(port, streams, tokens, wire))
         seconds = time.monotonic() - begin
         spent = max(cpu_seconds(pid) - cpu, TICK_SECONDS)
         return Cost(server, streams, streams * tokens, events, seconds, spent)
@@ -111,14 +148,21 @@ def main() -> None:
     arguments = parser.parse_args()
     streams, tokens = arguments.streams, arguments.tokens
     costs = []
-    for name, pace in (("quire", "0"), ("quire, paced", arguments.pace_ms)):
-        port = free_port()
-        flags = ("--port", str(port), "--sequences", str(streams), "--step-ms", pace)
-        costs.append(
-            measure(
-                name, "quire.loadtest.servers.modelless", *flags, port=port, streams=streams, tokens=tokens
+    for way, wire in (("", SSE), (", socket", WEBSOCKET)):
+        for name, pace in (("quire", "0"), ("quire, paced", arguments.pace_ms)):
+            port = free_port()
+            flags = ("--port", str(port), "--sequences", str(streams), "--step-ms", pace)
+            costs.append(
+                measure(
+                    name + way,
+                    "quire.loadtest.servers.modelless",
+                    *flags,
+                    port=port,
+                    streams=streams,
+                    tokens=tokens,
+                    wire=wire,
+                )
             )
-        )
     for form in ("bytes", "json"):
         port = free_port()
         plain = (str(port), str(tokens), form)
@@ -130,11 +174,11 @@ def main() -> None:
         )
     rows = [cost.row() for cost in costs]
     print(f"{streams} streams of {tokens} tokens")
-    print(f"{'':>16}{'CPU µs/token':>14}{'tokens/s a core':>17}{'events/token':>14}")
+    print(f"{'':>20}{'CPU µs/token':>14}{'tokens/s a core':>17}{'events/token':>14}")
     for cost, row in zip(costs, rows, strict=True):
         merged = cost.events / cost.tokens
         print(
-            f"{cost.server:>16}{row['cpu_us_per_token']:>14}{row['tokens_per_core_second']:>17,}{merged:>14.2f}"
+            f"{cost.server:>20}{row['cpu_us_per_token']:>14}{row['tokens_per_core_second']:>17,}{merged:>14.2f}"
         )
     if arguments.json is not None:
         result = {"provenance": asdict(Provenance.here()), "servers": rows}

@@ -73,6 +73,12 @@ def single() -> list[Work]:
     return [Work(_tokens(random.Random(4), 128), 512)]
 
 
+def few() -> list[Work]:
+    """Make 8 equal requests, 512 tokens in and out."""
+    rng = random.Random(9)
+    return [Work(_tokens(rng, 512), 512) for _ in range(8)]
+
+
 def prefill() -> list[Work]:
     """Make 16 long prompts, one token each."""
     rng = random.Random(5)
@@ -110,6 +116,7 @@ WORKLOADS: dict[str, Callable[[], list[Work]]] = {
     workload.__name__: workload
     for workload in (
         single,
+        few,
         decode256,
         mixed,
         sharegpt,

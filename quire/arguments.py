@@ -6,10 +6,13 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from quire.engine import messages
 from quire.engine.config import EngineConfig
 from quire.sampling_params import SamplingParams
 from quire.service.commands.unknown_flags import of_vllm
+from quire.service.text.named_templates import template_names
 from quire.service.text.tokenizer import Tokenizer
 
 Prompt = (
@@ -95,9 +98,27 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> ChatPrompt
     """Return token ids that ask for a conversation's next answer. Raises ValueError without a template."""
     template = tokenizer.chat_template
     if template is None:
-        raise ValueError("this model has no chat template; give it a plain prompt")
+        names = ", ".join(template_names())
+        raise ValueError(
+            f"this model has no chat template: give it a plain prompt, or a chat_template ({names}, "
+            "or a file)"
+        )
     text = template.render(list(messages), add_generation_prompt=True)
     return ChatPrompt(tokenizer.encode(text, add_special_tokens=False))
+
+
+def ended_by_turn(tokenizer: Tokenizer, prompt: str | list[int], params: Params) -> Params:
+    """Return params by which an answer to a conversation ends with the tokens that end its turn."""
+    end = tokenizer.turn_end.tokens
+    if not end or not isinstance(prompt, ChatPrompt) or params.ignore_eos:
+        return params
+    return msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *end))
+
+
+def turn_stops(tokenizer: Tokenizer, prompt: str | list[int], params: Params) -> tuple[str, ...]:
+    """Return the strings that end the turn of an answer to a conversation."""
+    is_turn = isinstance(prompt, ChatPrompt) and not params.ignore_eos
+    return tuple(tokenizer.turn_end.strings) if is_turn else ()
 
 
 def engine_settings(values: Mapping[str, object], unknown: Iterable[str]) -> dict[str, object]:

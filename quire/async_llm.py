@@ -15,11 +15,13 @@ from quire.arguments import (
     Params,
     Prompt,
     chat_prompt,
+    ended_by_turn,
     engine_settings,
     for_engine,
     params_list,
     prompt_list,
     stop_strings,
+    turn_stops,
 )
 from quire.completion import Followed, PromptLogprobs
 from quire.engine.client import AsyncEngine, RequestStream
@@ -31,6 +33,7 @@ from quire.offline_engine import RequestFailed
 from quire.request_output import RequestMetrics, RequestOutput
 from quire.service.answer.choice import Choice
 from quire.service.demo import MODEL_FOLDER
+from quire.service.text.named_templates import read_template
 from quire.service.text.tokenizer import Tokenizer
 
 
@@ -65,12 +68,16 @@ class AsyncLLM:
         enforce_eager: bool = False,
         seed: int | None = None,
         cache_seed: str | None = None,
+        tensor_parallel_size: int = 1,
+        disable_custom_all_reduce: bool = False,
+        chat_template: str | None = None,
         **unknown: Any,
     ) -> None:
         settings = engine_settings(locals(), unknown)
         self._engine = AsyncEngine(msgspec.convert({"model": model, **settings}, EngineConfig))
         self._model = model
-        self.tokenizer = Tokenizer.from_folder(resolve_model(model))
+        template = None if chat_template is None else read_template(chat_template)
+        self.tokenizer = Tokenizer.from_folder(resolve_model(model), template)
 
     def __repr__(self) -> str:
         return f"AsyncLLM({self._model!r}: {self._engine.state})"
@@ -156,8 +163,9 @@ class _Request:
     def __init__(
         self, llm: AsyncLLM, prompt: str | list[int], params: Params, stop: str | Sequence[str]
     ) -> None:
-        (stops,) = stop_strings(stop, [params])
         tokenizer = llm.tokenizer
+        (stops,) = stop_strings(stop, [params])
+        stops = (*stops, *turn_stops(tokenizer, prompt, params))
         self._prompt = (
             tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
         )
@@ -179,7 +187,9 @@ class _Request:
         self._first: float | None = None  # when its first token came
         self._cached_tokens = 0
         self._prompt_logprobs: PromptLogprobs | None = None
-        self._stream: RequestStream = llm._engine.add(self._prompt, for_engine([params])[0])
+        self._stream: RequestStream = llm._engine.add(
+            self._prompt, ended_by_turn(tokenizer, prompt, for_engine([params])[0])
+        )
 
     def abort(self) -> None:
         """Want no more of it; nothing if it has ended."""

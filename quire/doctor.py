@@ -11,7 +11,12 @@ import msgspec
 import torch
 
 from quire.engine.config import EngineConfig, EngineInfo
-from quire.engine.startup import start_engine
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.hub import resolve_model
+from quire.engine.models.reading import read_model
+from quire.engine.parallel.fit import fits
+from quire.engine.startup import RESERVE_BYTES, start_engine
+from quire.kernels.formats.kv_format import SCALED, UNSCALED
 from quire.machine import Finding
 from quire.service.commands.advice import advise
 from quire.service.commands.progress import PhaseBars
@@ -37,12 +42,38 @@ def doctor(config: EngineConfig, findings: Iterable[Finding], command: str) -> b
         raise ValueError(
             f"too little memory on the device: {error}; try --dtype bfloat16, a smaller model, --device cpu"
         ) from None
-    for name, words in describe(info):
+    for name, words in [*describe(info), *_on_gpus(config, info)]:
         print(f"{name:<10} {words}")
     for sentence in [*advice, *advise(info, config)]:
         print(f"\n{sentence}")
     print(f"\nverdict    it runs here. Type: {command}")
     return True
+
+
+def _on_gpus(config: EngineConfig, info: EngineInfo) -> list[tuple[str, str]]:
+    """Return how the model would fit on other numbers of such GPUs, by its configuration alone."""
+    if info.device == "cpu":
+        return []
+    model = read_model(resolve_model(config.model), config.model_impl)
+    if model.implementation != "native":  # one GPU, and the bytes of its weights follow from nothing here
+        return []
+    return on_gpus(model, info, config, torch.cuda.mem_get_info()[1])
+
+
+def on_gpus(model: ModelConfig, info: EngineInfo, config: EngineConfig, total: int) -> list[tuple[str, str]]:
+    """Return a line for each number of GPUs, of `total` bytes each, that divides the model."""
+    budget = int(total * config.gpu_memory_utilization) - RESERVE_BYTES
+    dtype: torch.dtype = getattr(torch, info.dtype)
+    held = SCALED.get(info.kv_cache_dtype, UNSCALED[dtype])
+    return [
+        (
+            f"on {fit.ranks} GPU{'s' if fit.ranks > 1 else ''}",
+            f"weights {_size(fit.weight_bytes)} each, about {fit.tokens:,} tokens of KV cache"
+            if fit.tokens
+            else f"no: weights would take {_size(fit.weight_bytes)} each",
+        )
+        for fit in fits(model, dtype.itemsize, held, budget)
+    ]
 
 
 def describe(info: EngineInfo) -> list[tuple[str, str]]:
@@ -55,9 +86,11 @@ def describe(info: EngineInfo) -> list[tuple[str, str]]:
     block, blocks = _size(info.bytes_per_block), _size(info.num_blocks * info.bytes_per_block)
     beside = f", and {_size(info.expanded_bytes)} to expand a layer" if info.expanded_bytes else ""
     host = _size(info.num_host_blocks * info.bytes_per_block)
+    ranks = info.tensor_parallel_size
+    beside_it = f", {ranks} of them; memory is what each takes" if ranks > 1 else ""
     return [
         ("model", f"{info.model} ({info.architecture})"),
-        ("device", info.device),
+        ("device", info.device + beside_it),
         ("weights", f"{_size(info.weight_bytes)} in {info.dtype}"),
         ("KV block", f"{info.block_size} tokens, {block} in {info.kv_cache_dtype}"),
         ("KV cache", f"{info.num_blocks:,} blocks, {tokens:,} tokens, {blocks}{beside}"),

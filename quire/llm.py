@@ -17,6 +17,7 @@ from quire.arguments import (
     Params,
     Prompt,
     chat_prompt,
+    ended_by_turn,
     engine_settings,
     for_engine,
     params_list,
@@ -33,6 +34,7 @@ from quire.prompt_bar import prompt_bar
 from quire.request_output import RequestOutput
 from quire.service.commands.progress import PhaseBars
 from quire.service.demo import MODEL_FOLDER
+from quire.service.text.named_templates import read_template
 from quire.service.text.tokenizer import Tokenizer
 
 
@@ -41,8 +43,11 @@ class LLM:
 
     A model is a folder or a Hub id; left out, it is the bundled demo model. The others are the flags of
     `quire serve`, with their defaults. All CUDA graphs are captured before it is there. A terminal shows how
-    it starts, unless `on_progress` is given. Raises TypeError for a setting that there is not, and ValueError
-    as EngineConfig, the loader and the tokenizer do.
+    it starts, unless `on_progress` is given. `chat_template` is the name of one, or a file, to use instead of
+    the model's (`quire serve --help` has names).
+
+    Raises TypeError for a setting that there is not, and ValueError as EngineConfig, the loader and the
+    tokenizer do.
 
     One thread at a time may use it. Ctrl-C ends what it interrupts; the LLM can be used again. Leaving a
     `with`, or `close`, gives its memory back. Several may be there, each with its share of the memory.
@@ -69,6 +74,9 @@ class LLM:
         enforce_eager: bool = False,
         seed: int | None = None,
         cache_seed: str | None = None,
+        tensor_parallel_size: int = 1,
+        disable_custom_all_reduce: bool = False,
+        chat_template: str | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         **unknown: Any,
     ) -> None:
@@ -77,7 +85,8 @@ class LLM:
         if on_progress is None:
             on_progress = PhaseBars().show if sys.stderr.isatty() else lambda _: None
         core, self.info = start_with_graphs(config, on_progress)
-        self.tokenizer = Tokenizer.from_folder(resolve_model(model))
+        template = None if chat_template is None else read_template(chat_template)
+        self.tokenizer = Tokenizer.from_folder(resolve_model(model), template)
         self._engine: OfflineEngine | None = OfflineEngine(core, self.tokenizer)
         self._ids = itertools.count()
 
@@ -189,4 +198,4 @@ class LLM:
 
     def _request(self, prompt: str | list[int], params: Params) -> Request:
         tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-        return Request(next(self._ids), tokens, params)
+        return Request(next(self._ids), tokens, ended_by_turn(self.tokenizer, prompt, params))

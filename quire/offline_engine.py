@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from operator import getitem
 
-from quire.arguments import ChatPrompt
+from quire.arguments import ChatPrompt, turn_stops
 from quire.completion import Followed, Gathered, PromptLogprobs
 from quire.engine.core import EngineCore
 from quire.engine.messages import Output, Request, StepOutputs
@@ -136,7 +136,8 @@ class OfflineEngine:
             own = stops or [()] * len(requests)
             asked = [
                 _Asked(job, request, self._follow(request, ends) if ends else self._gather(request))
-                for request, ends in zip(requests, own, strict=True)
+                for request, given in zip(requests, own, strict=True)
+                for ends in [self._stops(request, given)]
             ]
             try:
                 self._begin(job, asked, queue)
@@ -153,11 +154,15 @@ class OfflineEngine:
     def stream(self, request: Request, stops: tuple[str, ...] = ()) -> TextStream:
         """Stream the text of its first choice, as it comes."""
         job = Job([request])
-        choices = self._follow(request, stops)
+        choices = self._follow(request, self._stops(request, stops))
         stream = TextStream(self, job, choices[0])
         with PostponedInterrupt():
             self._begin(job, [_Asked(job, request, choices)], self.core.add_all)
         return stream
+
+    def _stops(self, request: Request, asked: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the strings that end it: those that were asked for, and of a chat the end of its turn."""
+        return (*asked, *turn_stops(self.tokenizer, request.prompt, request.params))
 
     def _gather(self, request: Request) -> list[Gathered]:
         end = partial(self._ended.append, request.id)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError, bad_value
+from quire.service.explain.past_requests import PastRequests
 from quire.service.metrics.counts import Metrics
 from quire.service.watchdog import Watchdog
 
@@ -92,8 +93,9 @@ class QueueLimits:
 
 @dataclass(frozen=True)
 class Admission:
-    """By whom a request is counted, queued and watched while the engine works on it."""
+    """By whom a request is counted, queued, watched and remembered while the engine works on it."""
 
     metrics: Metrics
     queue: QueueLimits
     watchdog: Watchdog
+    past_requests: PastRequests

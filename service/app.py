@@ -6,13 +6,20 @@ from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.service.api.about import docs, openapi, version
+from quire.service.api.anthropic.endpoint import count_tokens, messages
+from quire.service.api.blocks import block_detail, block_events, block_prefixes
 from quire.service.api.chat import chat_completions
 from quire.service.api.completions import completions
 from quire.service.api.health import health, metrics, ready, startup
+from quire.service.api.lab import begin_lab, step_lab
 from quire.service.api.models import detokenize, get_model, list_models, tokenize
+from quire.service.api.ollama.endpoint import ollama_chat, ollama_generate
+from quire.service.api.ollama.models import ollama_ps, ollama_show, ollama_tags, ollama_version
 from quire.service.api.responses.endpoint import responses
 from quire.service.api.responses.socket import ResponsesSocket
-from quire.service.api.streams import pick_up
+from quire.service.api.sockets.endpoint import CHAT, COMPLETIONS, CompletionsSocket
+from quire.service.api.streams import recorded_stream
+from quire.service.api.why import why_of
 from quire.service.errors import ApiError
 from quire.service.http.cors import with_cors
 from quire.service.http.endpoint import Endpoint, Handler
@@ -45,12 +52,28 @@ def create_app(state: ServerState) -> ASGIApp:
     ]
     keyed = [
         post("/v1/completions", completions),
+        WebSocketRoute("/v1/completions", CompletionsSocket(state, COMPLETIONS)),
         post("/v1/chat/completions", chat_completions),
+        WebSocketRoute("/v1/chat/completions", CompletionsSocket(state, CHAT)),
         post("/v1/responses", responses),
+        post("/v1/messages", messages),
+        post("/v1/messages/count_tokens", count_tokens),
         WebSocketRoute("/v1/responses", ResponsesSocket(state)),
-        get("/v1/streams/{stream_id}", pick_up),
+        post("/api/chat", ollama_chat),
+        post("/api/generate", ollama_generate),
+        post("/api/show", ollama_show),
+        get("/api/tags", ollama_tags),
+        get("/api/ps", ollama_ps),
+        get("/api/version", ollama_version),
+        Route("/v1/streams/{stream_id}", Endpoint(state, recorded_stream, "GET", "DELETE")),
+        get("/v1/requests/{request_id}/why", why_of),
         get("/v1/models", list_models),
         get("/v1/models/{name:path}", get_model),
+        get("/v1/blocks/events", block_events),
+        get("/v1/blocks/prefixes", block_prefixes),
+        get("/v1/blocks/{tier}/{block}", block_detail),
+        post("/v1/lab/pools", begin_lab),
+        post("/v1/lab/pools/{pool_id}", step_lab),
         post("/tokenize", tokenize),
         post("/detokenize", detokenize),
     ]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from quire.engine.urls import check_http_url
 from quire.service.keys import clean_key
 from quire.service.origins import ANY, clean_origin
 
+UnknownFields = Literal["refuse", "ignore"]
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -22,6 +25,8 @@ class ServiceConfig:
     api_key_file: Path | None = None  # of more of them, which a SIGHUP has read again
     cors_origins: tuple[str, ...] = ()  # of other sites whose pages may use this server; "*": of all
     insecure: bool = False
+    unknown_fields: UnknownFields = "refuse"  # of requests, that no API has; ignore: and name them
+    otlp_endpoint: str | None = None  # of a collector that gets requests as traces
     max_num_queued_reqs: int = 1000  # prompts accepted whose first token has not come
     max_num_queued_tokens: int = 2 << 20  # of those; a request that comes alone may have more
     max_untokenised_bytes: int = 64 << 20  # of prompts that wait to be tokenised
@@ -63,6 +68,8 @@ class ServiceConfig:
             raise ValueError(
                 f"--stall-timeout must be above 0 and at most 86400 seconds, got {self.stall_timeout}"
             )
+        if self.otlp_endpoint is not None:
+            check_http_url("--otlp-endpoint", self.otlp_endpoint)
         keys = [clean_key(key, f"--api-key number {at}") for at, key in enumerate(self.api_keys, 1)]
         object.__setattr__(self, "api_keys", tuple(keys))
         origins = tuple(map(clean_origin, self.cors_origins))

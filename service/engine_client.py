@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Literal, Protocol
 
 from quire.engine.config import EngineInfo, Progress, RegistryReport, StepStats
+from quire.engine.inspection.messages import Answer, Question
 from quire.engine.messages import Output, SamplingParams
+from quire.engine.records import RequestRecord
 
 
 class RequestStream(Protocol):
@@ -21,6 +23,7 @@ class RequestStream(Protocol):
 class Engine(Protocol):
     on_stats: Callable[[StepStats], None] | None
     on_registry: Callable[[RegistryReport], None] | None
+    on_record: Callable[[RequestRecord], None] | None
 
     @property
     def state(self) -> Literal["loading", "ready", "dead"]: ...
@@ -33,7 +36,11 @@ class Engine(Protocol):
 
     def watch_progress(self) -> AsyncIterator[Progress]: ...
 
-    def add(self, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> RequestStream: ...
+    def add(
+        self, prompt: list[int], params: SamplingParams, cache_salt: str = "", owner: str = ""
+    ) -> RequestStream: ...
+
+    async def ask(self, question: Question) -> Answer | None: ...
 
     def drain(self) -> None: ...
 

@@ -90,6 +90,9 @@ class QuireServer(OrderlyServer):
             if self.state.engine is not None:
                 await self.state.engine.stop()
         finally:
+            self.state.lab_pools.close()
+            if self.state.exporter is not None:
+                await asyncio.to_thread(self.state.exporter.close)
             await self.state.grammar_trials.close()
             await self.state.renderer.close()
             self.state.pool.shutdown(wait=False, cancel_futures=True)

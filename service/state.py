@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from quire.engine.config import EngineInfo
@@ -15,16 +16,25 @@ from quire.service.answer.resumption.recordings import Recordings
 from quire.service.config import ServiceConfig
 from quire.service.engine_client import Engine
 from quire.service.errors import ApiError, no_room, not_ready, too_large
+from quire.service.explain.past_requests import PastRequests
+from quire.service.explain.times import RequestTimes
+from quire.service.explain.trace_context import TraceContext
 from quire.service.http.cancellation import Interruptible, Stoppable
+from quire.service.inspector.feed import BlockFeed
+from quire.service.inspector.lab_pools import LabPools
 from quire.service.keys import KeyRing
 from quire.service.metrics.counts import Metrics
 from quire.service.metrics.loop_watch import LoopWatch
 from quire.service.text.grammar_trials import GrammarTrials
 from quire.service.text.sizes import utf8_size
 from quire.service.text.template_renderer import TemplateRenderer
+from quire.service.tracing.exporter import SpanExporter
+from quire.service.tracing.otlp import request_spans
 from quire.service.watchdog import Watchdog
 
 if TYPE_CHECKING:
+    from starlette.requests import HTTPConnection
+
     from quire.service.text.tokenizer import Tokenizer
 
 # In bytes of text or in tokens:
@@ -52,15 +62,23 @@ class ServerState:
         self.recordings = Recordings(config, self.keys, self.generations)
         self.conversations = ConversationMemory(config.max_conversations_bytes)
         self.loop_watch = LoopWatch()
+        self.lab_pools = LabPools()
+        self.blocks = BlockFeed(has_keys=config.asks_for_keys)
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.queue = QueueLimits(config)
         self.watchdog = Watchdog(config.stall_timeout)
+        self.past_requests = PastRequests()
+        self.exporter: SpanExporter | None = None
+        if config.otlp_endpoint is not None:
+            self.exporter = SpanExporter(config.otlp_endpoint, "quire")
+            self.past_requests.on_whole = self._export
         self.grammar_trials = GrammarTrials()
         self.renderer = TemplateRenderer(config.max_prompt_bytes)
 
     def set_engine(self, engine: Engine) -> None:
         engine.on_stats = self.metrics.step
         engine.on_registry = self.metrics.registry_report
+        engine.on_record = self.past_requests.record
         self.engine = engine
         self.engine_set.set()
 
@@ -98,7 +116,25 @@ class ServerState:
 
     @property
     def admission(self) -> Admission:
-        return Admission(self.metrics, self.queue, self.watchdog)
+        return Admission(self.metrics, self.queue, self.watchdog, self.past_requests)
+
+    def times_of(self, connection: HTTPConnection, model: str) -> RequestTimes:
+        """Begin to note the times of a request, on a WebSocket of one whose message has just come."""
+        now, state = time.monotonic(), connection.scope["state"]
+        began, received = state.get("began", now), state.get("received", now)
+        if connection.scope["type"] == "websocket":
+            began = received = now
+        request_id = state["request_id"].decode()
+        path = connection.scope["path"]
+        given = connection.headers.get("traceparent")
+        trace = TraceContext.of(given) if given is not None or self.exporter is not None else None
+        if trace is not None:
+            state["traceparent"] = trace.header.encode()  # which the answer has, too
+        return RequestTimes(state["tenant"], request_id, began, received, path, model, trace)
+
+    def _export(self, times: RequestTimes) -> None:
+        if self.exporter is not None and times.trace is not None and times.trace.sampled:
+            self.exporter.add(partial(request_spans, times))
 
     def admit(self, prompts: int, tokens: int = 0) -> None:
         """Raises ApiError 429 if the queue has no room for so many more."""

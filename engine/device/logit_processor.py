@@ -14,8 +14,10 @@ from torch import Tensor
 
 from quire.engine.arrays import Int32
 from quire.engine.device.staging import sent
+from quire.engine.models.vocabulary import all_logits
 from quire.engine.schedule.plan import RowStart, StepPlan
 from quire.kernels.backend import Backend
+from quire.kernels.parallel.ranks import Ranks
 from quire.kernels.sampling.state import SamplingState
 
 BANNED = float("-inf")
@@ -25,6 +27,7 @@ BANNED = float("-inf")
 class _Wishes:
     """A row's own parameters, besides those of the sampler."""
 
+    filtered: bool  # by top-k, top-p or min-p
     constrained: bool
     penalised: bool
     repetition: float
@@ -39,6 +42,7 @@ class _Wishes:
     def of(cls, start: RowStart) -> _Wishes:
         params = start.params
         return cls(
+            filtered=bool(params.temperature and (params.top_k or params.top_p < 1 or params.min_p)),
             constrained=bool(params.grammar),
             penalised=bool(
                 params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
@@ -61,7 +65,16 @@ class _Wishes:
 class LogitProcessor:
     """Keeps the wishes of the rows, and for penalised rows what tokens they have seen."""
 
-    def __init__(self, rows: int, vocab_size: int, device: torch.device, backend: Backend) -> None:
+    def __init__(
+        self,
+        rows: int,
+        vocab_size: int,
+        device: torch.device,
+        backend: Backend,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """ranks: those that the vocabulary is divided among: rows with filters are drawn again, too."""
+        self._ranks = ranks
         self._wishes: dict[int, _Wishes] = {}
         self._shape = (rows, vocab_size)
         self._device = device
@@ -74,10 +87,13 @@ class LogitProcessor:
         for start in starts:
             wishes = _Wishes.of(start)
             self._wishes.pop(start.row, None)
-            if wishes.changes_logits or wishes.logprobs is not None:
+            if self._draws_again(wishes) or wishes.logprobs is not None:
                 self._wishes[start.row] = wishes
             if wishes.penalised:
                 self._count_from_scratch(start)
+
+    def _draws_again(self, wishes: _Wishes) -> bool:
+        return wishes.changes_logits or (self._ranks is not None and wishes.filtered)
 
     def wanted_logprobs(self, rows: list[int]) -> tuple[list[int], int]:
         """Return the indices of the sampled rows that want logprobs, and the most candidates one wants."""
@@ -101,14 +117,14 @@ class LogitProcessor:
         `rows` are those of the plan's samples.
         """
         touched = [
-            i for i, row in enumerate(rows) if row in self._wishes and self._wishes[row].changes_logits
+            i for i, row in enumerate(rows) if row in self._wishes and self._draws_again(self._wishes[row])
         ]
         if not touched:
             return
         device_rows = self._tensor([rows[i] for i in touched], torch.int32)
         index = self._tensor(touched, torch.int64)
         positions = plan.sample_positions[touched]
-        chosen = logits.index_select(0, index).float()
+        chosen = all_logits(logits.index_select(0, index), self._shape[1], self._ranks).float()
         if len(plan.masked_samples):
             masked = self._tensor(np.searchsorted(touched, plan.masked_samples), torch.int64)
             self._backend.mask_tokens(chosen, masked, self._tensor(plan.masks, torch.int32))

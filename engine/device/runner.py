@@ -39,6 +39,7 @@ from quire.engine.device.streams import (
     ThreadHandle,
     ThreadQueue,
 )
+from quire.engine.device.vocabulary_parts import VocabularyParts
 from quire.engine.models.loader import Model
 from quire.engine.schedule.cascade import SMALLEST_CASCADE, Cascades
 from quire.engine.schedule.plan import PromptLogprobs, StepPlan
@@ -54,7 +55,7 @@ TABLE_ENTRIES = 1 << 18  # of whole tables that a step sends: a hundred rows of 
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """The logits [S, V] of a step and the tokens [S] drawn from them."""
+    """The logits [S, V / ranks] of a step and the tokens [S] drawn from them."""
 
     logits: Tensor
     tokens: Tensor
@@ -92,7 +93,8 @@ class ModelRunner:
         self.last_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
         self.staging = Staging(staging_words(limits, max_blocks), device)
         self.row_state = RowState(rows, device, self.staging)
-        self.processor = LogitProcessor(rows, config.vocab_size, device, backend)
+        self.vocabulary = VocabularyParts(config.vocab_size, backend, model.ranks)
+        self.processor = LogitProcessor(rows, config.vocab_size, device, backend, model.ranks)
         self.workspace: DecodeWorkspace | DecodeGather = DecodeGather()
         self.queue: CudaQueue | ThreadQueue = ThreadQueue()
         self.cascades: Cascades | None = None
@@ -154,12 +156,23 @@ class ModelRunner:
         if self.captures is not None:
             self.captures.next(missed=missed)
 
+    def drop_graphs(self) -> None:
+        """Forget all graphs, once nothing is under way; steps run without."""
+        if self.captures is not None:
+            self.queue.settle()
+            self.decode_graphs = self.mixed_graphs = self.captures = None
+
     def launch(self, plan: StepPlan) -> CudaHandle | ThreadHandle:
         """Start a step; return its handle, which its results are had from."""
         transfer = None
         if len(plan.swap_out) or len(plan.swap_in):
             transfer = partial(self.cache.swap, plan.swap_out, plan.swap_in)
         return self.queue.submit(lambda: self._execute(plan), transfer)
+
+    def order_after(self, handle: CudaHandle | ThreadHandle) -> None:
+        """Have steps that are launched from now on begin once the blocks of that one have moved."""
+        if isinstance(handle, CudaHandle) and isinstance(self.queue, CudaQueue):
+            self.queue.order_after(handle)
 
     def settle(self) -> None:
         """Wait, after a step has raised, until nothing is under way. Raises if the device cannot go on."""
@@ -203,7 +216,7 @@ class ModelRunner:
         return _Sampled(logits[:batch], tokens[:batch], ())
 
     def _decode(self, inputs: DecodeInputs[Tensor]) -> tuple[Tensor, Tensor]:
-        """Compute a step of decodes and sample it; return logits [B, V] and tokens [B]."""
+        """Compute a step of decodes and sample it; return logits [B, V / ranks] and tokens [B]."""
         rows, context_lens = inputs.rows, inputs.context_lens
         tokens, positions, slots = self._places(None, rows, inputs.positions)
         shared = None
@@ -217,7 +230,7 @@ class ModelRunner:
             slots=slots,
             decode=self._decode_batch(rows, context_lens, inputs.order, shared),
         )
-        logits = self.model.logits(self.model.forward(batch, self.cache.layers))
+        logits = self.model.part_logits(self.model.forward(batch, self.cache.layers))
         return logits, self._sample(logits, rows, context_lens)
 
     def _mixed(self, plan: StepPlan) -> _Sampled:
@@ -244,7 +257,7 @@ class ModelRunner:
             hidden = self._forward(*split_mixed(uploaded), int(plan.query_lens.max()))
         else:
             (hidden,) = size.run()
-        logits = self.model.logits(hidden[drawn.hidden])
+        logits = self.model.part_logits(hidden[drawn.hidden])
         tokens = self._sample(logits, drawn.rows, drawn.positions)
         prompt_logprobs = tuple(
             self._prompt_logprobs(hidden, run, targets)
@@ -306,19 +319,19 @@ class ModelRunner:
         )
 
     def _sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        return self.backend.sample(logits, rows, positions, self.row_state.state, self.last_tokens)
+        return self.vocabulary.sample(logits, rows, positions, self.row_state.state, self.last_tokens)
 
     def _logprobs(self, logits: Tensor, tokens: Tensor, wanted: list[int], k: int) -> DeviceLogprobs:
-        if len(wanted) == len(tokens):
-            return DeviceLogprobs(*self.backend.logprobs(logits, tokens, k))
-        index = sent(wanted, torch.int64, self.device)
-        return DeviceLogprobs(*self.backend.logprobs(logits[index], tokens[index], k))
+        if len(wanted) < len(tokens):
+            index = sent(wanted, torch.int64, self.device)
+            logits, tokens = logits[index], tokens[index]
+        return DeviceLogprobs(*self.vocabulary.logprobs(logits, tokens, k))
 
     def _prompt_logprobs(self, hidden: Tensor, run: PromptLogprobs, targets: Tensor) -> DeviceLogprobs:
         """Return those of the prompt tokens after hidden[run.first], slice by slice of the wide logits."""
         wanted = hidden[run.first : run.first + len(targets)]
         parts = [
-            self.backend.logprobs(self.model.logits(rows), tokens, run.k)
+            self.vocabulary.logprobs(self.model.part_logits(rows), tokens, run.k)
             for rows, tokens in zip(wanted.split(LOGPROB_SLICE), targets.split(LOGPROB_SLICE), strict=True)
         ]
         return DeviceLogprobs(*(torch.cat(column) for column in zip(*parts, strict=True)))

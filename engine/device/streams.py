@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -119,16 +120,24 @@ class CudaHandle:
         self._result = result.unpacked(pinned)
         self._arrived = torch.cuda.Event()
         self._arrived.record()
-        self._transferred = transferred
+        self.transferred = transferred
 
     def wait(self) -> StepResult:
         self._arrived.synchronize()
         return self._result.numpy()
 
+    def arrived(self, seconds: float) -> bool:
+        """Return whether the results are there, once they are or so many seconds have passed."""
+        end = time.perf_counter() + seconds
+        while not self._arrived.query():
+            if time.perf_counter() > end:
+                return False
+        return True
+
     def has_moved(self, *, wait: bool = False) -> bool:
-        if self._transferred is not None and wait:
-            self._transferred.synchronize()
-        return self._transferred is None or bool(self._transferred.query())
+        if self.transferred is not None and wait:
+            self.transferred.synchronize()
+        return self.transferred is None or bool(self.transferred.query())
 
 
 class CudaQueue:
@@ -165,6 +174,11 @@ class CudaQueue:
         with torch.cuda.stream(self.stream):
             return CudaHandle(step(), transferred)
 
+    def order_after(self, handle: CudaHandle) -> None:
+        """Have later steps begin once the blocks of this one have moved."""
+        if handle.transferred is not None:
+            self.stream.wait_event(handle.transferred)
+
     def run(self, work: Callable[[], object]) -> None:
         """Run what is no step where steps run, and wait until the device has done it."""
         with torch.cuda.stream(self.stream):
@@ -180,6 +194,10 @@ class ThreadHandle:
 
     def wait(self) -> StepResult:
         return self._future.result().numpy()
+
+    def arrived(self, seconds: float) -> bool:
+        """Return whether the results are there, once they are or so many seconds have passed."""
+        return bool(wait([self._future], seconds).done)
 
     def has_moved(self, *, wait: bool = False) -> bool:
         return wait or self._future.done()

@@ -8,11 +8,13 @@ from itertools import chain, zip_longest
 
 from quire.engine.arrays import as_int32
 from quire.engine.hashing import BlockHasher, Prefix, Prefixes
+from quire.engine.memory.cache_history import CacheHistory
 from quire.engine.memory.host_tier import HostTier
 from quire.engine.memory.moves import Moves
 from quire.engine.memory.pinned_tails import PinnedTails
 from quire.engine.memory.pool import BlockPool, OutOfBlocks
 from quire.engine.memory.prefix_cache import Found, Match, PrefixCache
+from quire.engine.records import Miss
 from quire.engine.sequences.rows import Index, Rows
 from quire.engine.sequences.sequence import NO_ROW, BlockTable, Sequence, SequenceGroup
 
@@ -43,6 +45,10 @@ class BlockManager:
         self.block_size = block_size
         self.tails = PinnedTails()
         self.host = HostTier(num_host_blocks, self.pool, self.cache)
+        self.history = CacheHistory(num_blocks + num_host_blocks)
+        if hasher is not None:
+            self.cache.listeners.append(self.history.changed)
+            self.host.cache.listeners.append(self.history.changed)
         self.moves = Moves()
         self.copies_on_write = 0  # since start
         self._prefixes = None if hasher is None else Prefixes(hasher)
@@ -206,6 +212,13 @@ class BlockManager:
         if match is None or match.prefixes is not prefixes:
             match = self._matches[sequence] = Match(prefixes, self.cache, self.host.cache)
         return match.renew()
+
+    def explain_miss(self, sequence: Sequence, found: int) -> Miss:
+        """Say why the `found`-th block of `sequence`, for which they were matched, was not found."""
+        prefixes, owner = sequence.prefixes, sequence.group.request.owner
+        if found < len(prefixes) and self.cache.find(prefixes[found]) is not None:
+            return Miss("last_token", found * self.block_size)
+        return self.history.explain(prefixes, found, self.block_size, owner)
 
     def with_tail(self, sequence: Sequence, found: Found) -> Found:
         """Return `found`, and a pinned block that begins with what comes next, all but the last token."""

@@ -111,6 +111,12 @@ class BlockPool:
         self._on_evict(block)
         return block
 
+    def evict(self) -> int:
+        """Free the cached block that would be given out first, before anybody needs it; return it."""
+        block = self._evict()
+        self._free.append(block)
+        return block
+
     def next_to_evict(self, count: int) -> list[int]:
         """Return up to `count` cached blocks in the order in which they would be evicted."""
         return list(islice(self._cached, count))

@@ -15,6 +15,7 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh"]
 Implementation = Literal["native", "transformers"]
 
+VOCABULARY_ROWS = 16  # of which a rank has a multiple: noise is drawn for four tokens at once
 MAX_HEAD_DIM = 256  # what the attention kernels take
 
 _DTYPES: dict[str, Dtype] = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
@@ -29,7 +30,10 @@ _PLAIN: dict[str, Activation] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What the engine needs to know of a model before its weights are there."""
+    """What the engine needs to know of a model before its weights are there.
+
+    Heads and the MLP's width are those of one rank, see `of_rank`; all else is the model's.
+    """
 
     architecture: str
     num_layers: int
@@ -58,6 +62,8 @@ class ModelConfig:
     norm_affine: bool = True  # layer norms have weight and bias
     implementation: Implementation = "native"  # transformers: `quire.engine.models.general`
     scales: tuple[float, ...] = ()  # of each layer's scores; none: 1 ÷ √head_dim
+    ranks: int = 1  # that heads, the MLP's width and the vocabulary are divided among
+    kv_copies: int = 1  # ranks that hold the same KV heads
 
     @property
     def cache_specs(self) -> tuple[CacheSpec, ...]:
@@ -70,6 +76,43 @@ class ModelConfig:
         projections = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
         matrices = 3 if self.activation == "silu" else 2
         return projections + matrices * self.hidden_size * self.intermediate_size
+
+    @property
+    def vocab_rows(self) -> int:
+        """Tokens of the vocabulary that a rank holds; the last ranks may have fewer."""
+        return rows_of_rank(self.vocab_size, self.ranks)
+
+    def of_rank(self, ranks: int) -> ModelConfig:
+        """Return the model as each of so many ranks computes it. Raises ValueError if they do not divide it.
+
+        KV heads are repeated where there are fewer than ranks.
+        """
+        if ranks > 1 and self.implementation == "transformers":
+            raise ValueError(
+                f"--tensor-parallel-size {ranks}: {self.architecture} runs by transformers' code, which is "
+                "not divided among GPUs; give 1, or with --model-impl native a model of one of the "
+                f"architectures {', '.join(_READERS)}"
+            )
+        if not self._divides(ranks):
+            which = [str(other) for other in range(1, self.num_heads + 1) if self._divides(other)]
+            raise ValueError(
+                f"--tensor-parallel-size {ranks} does not divide the {self.num_heads} attention heads, the "
+                f"{self.num_kv_heads} KV heads or the MLP's width of {self.intermediate_size} evenly; give "
+                f"one of {', '.join(which)}"
+            )
+        return replace(
+            self,
+            num_heads=self.num_heads // ranks,
+            num_kv_heads=max(self.num_kv_heads // ranks, 1),
+            intermediate_size=self.intermediate_size // ranks,
+            ranks=ranks,
+            kv_copies=max(ranks // self.num_kv_heads, 1),
+        )
+
+    def _divides(self, ranks: int) -> bool:
+        kv_heads = self.num_kv_heads
+        fits = kv_heads % ranks == 0 or ranks % kv_heads == 0
+        return fits and self.num_heads % ranks == 0 and self.intermediate_size % ranks == 0
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelConfig:
@@ -104,6 +147,11 @@ class ModelConfig:
         if config.rope is not None and config.head_dim % 2:
             raise fields.error("head_dim", config.head_dim, "even, since rotary embedding pairs its halves")
         return config
+
+
+def rows_of_rank(rows: int, ranks: int) -> int:
+    """Return how many of so many tokens' rows a rank holds: a multiple of 16, but all if it is alone."""
+    return rows if ranks == 1 else -(-rows // (ranks * VOCABULARY_ROWS)) * VOCABULARY_ROWS
 
 
 def _decoder(fields: Fields, architecture: str) -> ModelConfig:

@@ -9,7 +9,9 @@ from torch import Tensor
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.layers import LayerPlans, attention_layer
 from quire.engine.models.rope import rope_table
+from quire.engine.models.vocabulary import all_logits, embed
 from quire.engine.models.weights import Weights
+from quire.engine.parallel.share import Columns
 from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, of_newest
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
@@ -40,34 +42,37 @@ class Decoder:
             raise ValueError(f"{config.architecture} needs rotary positions")
         self.config = config
         self.backend = backend
-        self.embedding = weights.embedding("model.embed_tokens", config.vocab_size, config.hidden_size)
+        self.ranks = weights.ranks
+        self.embedding = weights.vocabulary("model.embed_tokens", config.vocab_size, config.hidden_size)
         rope = rope_table(config.rope, config.head_dim, max_model_len, weights.device)
         self.layers = [self._layer(weights, layer, rope) for layer in range(config.num_layers)]
         self.final_norm = weights.rms_norm("model.norm", config.hidden_size)
         self.norms_after = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
         self.plans = LayerPlans(config, weights.dtype, weights.device, plan_layer)
-        self.head = weights.output_head("model.embed_tokens", self.embedding, tied=config.tie_word_embeddings)
+        self.head = weights.output_head(
+            "model.embed_tokens", self.embedding, config.vocab_size, tied=config.tie_word_embeddings
+        )
 
     def _layer(self, weights: Weights, layer: int, rope: Tensor) -> _Layer:
         config = self.config
         name = f"model.layers.{layer}"
         hidden, inner = config.hidden_size, config.intermediate_size
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        qkv = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        queries = Columns(config.num_heads * config.head_dim)
+        keys = Columns(config.num_kv_heads * config.head_dim, config.kv_copies)
+        qkv = {"q_proj": (queries,), "k_proj": (keys,), "v_proj": (keys,)}
+        gate_up = dict.fromkeys(("gate_proj", "up_proj"), (Columns(inner),))
         q_norm = k_norm = None
         if config.qk_norm:
             q_norm = weights.rms_norm(f"{name}.self_attn.q_norm", config.head_dim)
             k_norm = weights.rms_norm(f"{name}.self_attn.k_norm", config.head_dim)
         return _Layer(
             input_norm=weights.rms_norm(f"{name}.input_layernorm", hidden),
-            qkv=weights.linear(f"{name}.self_attn", qkv, hidden, bias=config.qkv_bias),
+            qkv=weights.columns(f"{name}.self_attn", qkv, hidden, bias=config.qkv_bias),
             attention=attention_layer(config, layer, rope, q_norm, k_norm),
-            output=weights.linear(f"{name}.self_attn", {"o_proj": hidden}, q_size, bias=config.output_bias),
+            output=weights.rows(f"{name}.self_attn.o_proj", hidden, queries.size, bias=config.output_bias),
             mlp_norm=weights.rms_norm(f"{name}.post_attention_layernorm", hidden),
-            gate_up=weights.linear(
-                f"{name}.mlp", {"gate_proj": inner, "up_proj": inner}, hidden, bias=config.mlp_bias
-            ),
-            down=weights.linear(f"{name}.mlp", {"down_proj": hidden}, inner, bias=config.mlp_bias),
+            gate_up=weights.columns(f"{name}.mlp", gate_up, hidden, bias=config.mlp_bias),
+            down=weights.rows(f"{name}.mlp.down_proj", hidden, inner, bias=config.mlp_bias),
         )
 
     def forward(self, batch: ForwardBatch, cache: list[LayerCache]) -> Tensor:
@@ -76,7 +81,7 @@ class Decoder:
         [R, H] of `batch.newest` where that is given: the last layer does no more than those need.
         """
         eps = self.config.norm_eps
-        hidden = Hidden(self.backend.embed(batch.tokens, self.embedding))
+        hidden = Hidden(embed(batch.tokens, self.embedding, self.backend.embed, self.ranks))
         for layer, norm_after, layer_cache, ops, newest in zip(
             self.layers,
             self.norms_after,
@@ -96,4 +101,8 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute hidden [S, H] -> [S, V]."""
+        return all_logits(self.part_logits(hidden), self.config.vocab_size, self.ranks)
+
+    def part_logits(self, hidden: Tensor) -> Tensor:
+        """Compute hidden [S, H] -> [S, V / ranks], the logits of this rank's tokens."""
         return self.backend.wide_linear(hidden, self.head)

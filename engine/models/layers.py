@@ -18,7 +18,7 @@ from quire.kernels.attention.batch import AttentionLayer, ForwardBatch
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import Gpu, gpu_of
-from quire.kernels.linear.linear import Matrix
+from quire.kernels.linear.linear import Matrix, Share
 from quire.kernels.shapes import LayerShape, StepShape
 
 Plan = TypeVar("Plan")
@@ -50,14 +50,15 @@ def layer_shape(config: ModelConfig, layer: int, dtype: torch.dtype) -> LayerSha
     """Return a layer, computed in dtype, as the choice of kernels sees it."""
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, inner, gated = config.hidden_size, config.intermediate_size, config.rope is not None
+    share: Share = "whole" if config.ranks == 1 else "inputs"
     return LayerShape(
         dtype=dtype,
         num_heads=config.num_heads,
         cache=config.cache_specs[layer],
         qkv=Matrix(q_size + 2 * kv_size, hidden, config.qkv_bias),
-        output=Matrix(hidden, q_size, config.output_bias),
+        output=Matrix(hidden, q_size, config.output_bias, share=share),
         up=Matrix(2 * inner if gated else inner, hidden, config.mlp_bias),
-        down=Matrix(hidden, inner, config.mlp_bias),
+        down=Matrix(hidden, inner, config.mlp_bias, share=share),
         gated=gated,
     )
 

@@ -17,7 +17,9 @@ from quire.engine.models.decoder import Decoder
 from quire.engine.models.gpt2 import GPT2
 from quire.engine.models.opt import OPT
 from quire.engine.models.weights import Weights
+from quire.engine.parallel.share import Share
 from quire.kernels.backend import Backend
+from quire.kernels.parallel.ranks import Ranks
 
 if TYPE_CHECKING:
     from quire.engine.models.general.model import GeneralModel
@@ -60,11 +62,13 @@ def load_model(
     max_model_len: int,
     load_format: Literal["auto", "dummy"] = "auto",
     seed: int = 0,
+    ranks: Ranks | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Model, int]:
     """Load the model on `device` in `dtype`; return its weights' bytes, too.
 
-    `on_progress` gets (done, total) bytes.
+    `ranks`: those that it is divided among, `config` being that of one of them; of the files only what this
+    rank holds is read. `on_progress` gets (done, total) bytes.
 
     `dummy` reads no files: normal noise, the same for a seed on a kind of device. Raises ValueError for a
     folder without safetensors, and for missing, unknown, mis-shaped or quantised tensors, by name.
@@ -72,7 +76,7 @@ def load_model(
     report = on_progress or (lambda done, total: None)
     if config.implementation == "transformers":
         return _load_general(folder, config, backend, device, dtype, seed if load_format == "dummy" else None)
-    weights = Weights(torch.device(device), dtype)
+    weights = Weights(torch.device(device), dtype, ranks)
     model = build_model(config, backend, weights, max_model_len)
     with torch.no_grad():
         total = weights.num_bytes
@@ -110,23 +114,38 @@ def _load(
     done, total = 0, weights.num_bytes
     for file in files:
         for name in file.offset_keys():  # in the order of the bytes on disk
-            place = weights.places.get(_full_name(name, model, weights))
+            full_name = _full_name(name, model, weights)
+            place = weights.places.get(full_name)
             if place is not None:
-                place.copy_(file.get_tensor(name))
+                _copy(file, name, weights.shares.get(full_name), place)
                 done += place.nbytes
                 report(done, total)
     for file in files:
         for name in file.offset_keys():
             twin = weights.tied.get(name)
-            if twin is not None and not _equal(file.get_tensor(name), weights.places[twin]):
+            if twin is not None and not _equal(file, name, weights.shares.get(twin), weights.places[twin]):
                 raise ValueError(
                     f"{folder}: config.json ties {name} to {twin}, but the two differ; "
                     f"set tie_word_embeddings to false to use both"
                 )
 
 
-def _equal(tensor: Tensor, parameter: Tensor) -> bool:
-    return torch.equal(tensor.to(parameter), parameter)
+def _copy(file: Any, name: str, share: Share | None, place: Tensor) -> None:
+    """Copy a tensor of the file, or only a share of it, to its place."""
+    if share is None:
+        place.copy_(file.get_tensor(name))
+        return
+    whole, offset = file.get_slice(name), 0
+    for begin, end in share.ranges:
+        part = whole[begin:end] if share.dim == 0 else whole[:, begin:end]
+        place.narrow(share.dim, offset, end - begin).copy_(part)
+        offset += end - begin
+
+
+def _equal(file: Any, name: str, share: Share | None, parameter: Tensor) -> bool:
+    other = torch.empty_like(parameter)
+    _copy(file, name, share, other)
+    return torch.equal(other, parameter)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -164,7 +183,7 @@ def _open(path: Path) -> Any:  # safetensors has no types
 
 def _full_name(name: str, model: Decoder | OPT | GPT2, weights: Weights) -> str:
     """Add the base prefix, which a checkpoint of the bare decoder leaves out."""
-    return name if name in weights.places else model.base_prefix + name
+    return name if weights.shape_of(name) is not None else model.base_prefix + name
 
 
 def _check(folder: Path, files: list[Any], model: Decoder | OPT | GPT2, weights: Weights) -> None:
@@ -176,8 +195,8 @@ def _check(folder: Path, files: list[Any], model: Decoder | OPT | GPT2, weights:
             if re.fullmatch(model.ignored, name) is not None:
                 continue
             full_name = _full_name(name, model, weights)
-            place = weights.places.get(weights.tied.get(name, full_name))
-            if place is None:
+            wanted = weights.shape_of(weights.tied.get(name, full_name))
+            if wanted is None:
                 problems.append(f"{name} is no weight of {model.config.architecture}")
                 continue
             if full_name in found:
@@ -185,11 +204,12 @@ def _check(folder: Path, files: list[Any], model: Decoder | OPT | GPT2, weights:
             found.add(full_name)
             header = file.get_slice(name)
             shape, kind = list(header.get_shape()), header.get_dtype()
-            if shape != list(place.shape):
-                problems.append(f"{name} has shape {shape}, but config.json asks for {list(place.shape)}")
+            if shape != list(wanted):
+                problems.append(f"{name} has shape {shape}, but config.json asks for {list(wanted)}")
             if kind not in _FLOAT_TYPES:
                 problems.append(f"{name} holds {kind}; only {', '.join(_FLOAT_TYPES)} are supported")
-    problems += [f"{name} is missing" for name in weights.places if name not in found]
+    names = (*weights.places, *weights.elsewhere)
+    problems += [f"{name} is missing" for name in names if name not in found]
     if problems:
         rest = f" … and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise ValueError(f"{folder} does not fit its config.json: {'; '.join(problems[:10])}{rest}")

@@ -8,7 +8,9 @@ from torch import Tensor
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.layers import ACTIVATIONS, LayerPlans, attention_layer
 from quire.engine.models.plain_block import Block
+from quire.engine.models.vocabulary import all_logits, embed
 from quire.engine.models.weights import Weights
+from quire.engine.parallel.share import Columns
 from quire.kernels.attention.batch import ForwardBatch
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
@@ -27,9 +29,10 @@ class OPT:
         del max_model_len  # learned positions come in the checkpoint's number
         self.config = config
         self.backend = backend
+        self.ranks = weights.ranks
         name = "model.decoder"
         hidden, size = config.hidden_size, config.embedding_size
-        self.embedding = weights.embedding(f"{name}.embed_tokens", config.vocab_size, size)
+        self.embedding = weights.vocabulary(f"{name}.embed_tokens", config.vocab_size, size)
         rows = config.max_position_embeddings + POSITION_OFFSET
         self.positions = weights.embedding(f"{name}.embed_positions", rows, hidden)[POSITION_OFFSET:]
         self.project_in = self.project_out = None
@@ -44,7 +47,7 @@ class OPT:
                 f"{name}.final_layer_norm", hidden, config.norm_eps, affine=config.norm_affine
             )
         self.head = weights.output_head(
-            f"{name}.embed_tokens", self.embedding, tied=config.tie_word_embeddings
+            f"{name}.embed_tokens", self.embedding, config.vocab_size, tied=config.tie_word_embeddings
         )
 
     def _layer(self, weights: Weights, layer: int) -> Block:
@@ -56,16 +59,17 @@ class OPT:
             config.norm_eps,
             config.norm_affine,
         )
-        qkv = dict.fromkeys(("q_proj", "k_proj", "v_proj"), hidden)
+        heads = Columns(config.num_heads * config.head_dim)
+        qkv = dict.fromkeys(("q_proj", "k_proj", "v_proj"), (heads,))
         return Block(
             attention_norm=weights.layer_norm(f"{name}.self_attn_layer_norm", hidden, eps, affine=affine),
-            qkv=weights.linear(f"{name}.self_attn", qkv, hidden, bias=config.qkv_bias),
+            qkv=weights.columns(f"{name}.self_attn", qkv, hidden, bias=config.qkv_bias),
             attention=attention_layer(config, layer),
-            output=weights.linear(f"{name}.self_attn", {"out_proj": hidden}, hidden, bias=config.output_bias),
+            output=weights.rows(f"{name}.self_attn.out_proj", hidden, heads.size, bias=config.output_bias),
             mlp_norm=weights.layer_norm(f"{name}.final_layer_norm", hidden, eps, affine=affine),
-            up=weights.linear(name, {"fc1": inner}, hidden, bias=config.mlp_bias),
+            up=weights.columns(name, {"fc1": (Columns(inner),)}, hidden, bias=config.mlp_bias),
             activation=ACTIVATIONS[config.activation],
-            down=weights.linear(name, {"fc2": hidden}, inner, bias=config.mlp_bias),
+            down=weights.rows(f"{name}.fc2", hidden, inner, bias=config.mlp_bias),
         )
 
     def forward(self, batch: ForwardBatch, cache: list[LayerCache]) -> Tensor:
@@ -73,7 +77,7 @@ class OPT:
 
         [R, H] of `batch.newest` where that is given: the last layer does no more than those need.
         """
-        x = F.embedding(batch.tokens, self.embedding)
+        x = embed(batch.tokens, self.embedding, F.embedding, self.ranks)
         if self.project_in is not None:
             x = self.project_in(x)
         x = x + F.embedding(batch.positions, self.positions)
@@ -85,6 +89,10 @@ class OPT:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute hidden [S, H] -> [S, V]."""
+        return all_logits(self.part_logits(hidden), self.config.vocab_size, self.ranks)
+
+    def part_logits(self, hidden: Tensor) -> Tensor:
+        """Compute hidden [S, H] -> [S, V / ranks], the logits of this rank's tokens."""
         if self.project_out is not None:
             hidden = self.project_out(hidden)
         return self.backend.wide_linear(hidden, self.head)

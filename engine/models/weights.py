@@ -1,58 +1,126 @@
-"""A model's parameters: allocated once, on the device, and filled part by part."""
+"""A model's parameters, or a rank's shares: allocated once, on the device, and filled part by part."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
+from quire.engine.models.config import rows_of_rank
 from quire.engine.models.layers import LayerNorm
+from quire.engine.parallel.share import Columns, Share, of_columns, of_vocabulary
 from quire.kernels.linear.linear import Linear
+from quire.kernels.parallel.ranks import Ranks
 
 
 class Weights:
     """Allocates parameters for a model's constructor and knows which checkpoint tensor fills which part.
 
     `places` maps a checkpoint's tensor name to the view that it is copied into: a whole parameter, its slice
-    of a fused one, or its transpose. `tied` maps a name that a checkpoint may repeat to the name it equals.
+    of a fused one, or its transpose. `shares` says for some of them which part of the tensor that is, and
+    `elsewhere` has the shapes of tensors of which this rank has nothing. `tied` maps a name that a checkpoint
+    may repeat to the name it equals.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, ranks: Ranks | None = None) -> None:
+        """ranks: those that the model is divided among; None: all of it is here."""
         self.device = device
         self.dtype = dtype
+        self.ranks = ranks
         self.places: dict[str, Tensor] = {}
+        self.shares: dict[str, Share] = {}
+        self.elsewhere: dict[str, tuple[int, ...]] = {}
         self.tied: dict[str, str] = {}
-        self._drawn: list[Tensor] = []  # what `draw` fills: everything but norms
+        # What `draw` fills, everything but norms: parameters, and of which larger ones they are a share.
+        self._drawn: list[tuple[Tensor | None, Share | None]] = []
 
     @property
     def num_bytes(self) -> int:
         return sum(view.numel() * view.element_size() for view in self.places.values())
 
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor of the checkpoint; None if the model has none of that name."""
+        if name in self.shares:
+            return self.shares[name].shape
+        place = self.places.get(name)
+        return self.elsewhere.get(name) if place is None else tuple(place.shape)
+
     def embedding(self, name: str, rows: int, columns: int) -> Tensor:
-        """Return a matrix [rows, columns], also that of an output head."""
+        """Return a matrix [rows, columns] that every rank has."""
         weight = self._matrix(rows, columns)
         self.places[f"{name}.weight"] = weight
         return weight
 
-    def linear(
-        self, prefix: str, parts: dict[str, int], in_features: int, *, bias: bool, transposed: bool = False
-    ) -> Linear:
+    def vocabulary(self, name: str, rows: int, columns: int) -> Tensor:
+        """Return a matrix of a row for each token, or this rank's rows of it: [rows / ranks, columns].
+
+        Rows past the vocabulary's end are zero.
+        """
+        if self.ranks is None:
+            return self.embedding(name, rows, columns)
+        begin, end = of_vocabulary(rows, self.ranks.rank, self.ranks.size)
+        share = Share((rows, columns), 0, ((begin, end),))
+        weight = self._matrix(rows_of_rank(rows, self.ranks.size), columns, share)
+        weight[end - begin :].zero_()
+        self._place(f"{name}.weight", weight[: end - begin], share)
+        return weight
+
+    def linear(self, prefix: str, parts: dict[str, int], in_features: int, *, bias: bool) -> Linear:
         """Projections of one input fused into one: `parts` maps each one's name to its output size, in order.
 
+        Every rank has all of it.
+        """
+        columns = {part: (Columns(size),) for part, size in parts.items()}
+        return self._linear(prefix, columns, in_features, 0, 1, bias=bias, transposed=False)
+
+    def columns(
+        self,
+        prefix: str,
+        parts: Mapping[str, tuple[Columns, ...]],
+        in_features: int,
+        *,
+        bias: bool,
+        transposed: bool = False,
+    ) -> Linear:
+        """Projections of one input fused into one, whose outputs are divided among the ranks.
+
+        parts: maps each one's name to its outputs, or to several that stand one after the other in it.
         transposed: the checkpoint keeps [in, out] (GPT-2's Conv1D).
         """
-        out_features = sum(parts.values())
-        weight = self._matrix(out_features, in_features)
-        offset = 0
-        vector = self._allocate(out_features) if bias else None
-        for part, size in parts.items():
-            rows = weight[offset : offset + size]
-            self.places[f"{prefix}.{part}.weight"] = rows.T if transposed else rows
-            if vector is not None:
-                self.places[f"{prefix}.{part}.bias"] = vector[offset : offset + size]
-            offset += size
-        return Linear(weight, vector)
+        rank, ranks = (0, 1) if self.ranks is None else (self.ranks.rank, self.ranks.size)
+        return self._linear(
+            prefix, parts, in_features, bias=bias, transposed=transposed, rank=rank, ranks=ranks
+        )
+
+    def rows(
+        self,
+        name: str,
+        out_features: int,
+        in_features: int,
+        *,
+        bias: bool,
+        transposed: bool = False,
+    ) -> Linear:
+        """Return a projection whose inputs are divided among the ranks: this one has `in_features` of them.
+
+        Rank 0 has the bias.
+        """
+        if self.ranks is None:
+            prefix, part = name.rsplit(".", 1)
+            columns = {part: (Columns(out_features),)}
+            return self.columns(prefix, columns, in_features, bias=bias, transposed=transposed)
+        (inputs,), whole = of_columns((Columns(in_features),), self.ranks.rank, self.ranks.size)
+        share = Share((out_features, whole), 1, (inputs,))
+        weight = self._matrix(out_features, in_features, share)
+        self._place(f"{name}.weight", *((weight.T, share.transposed) if transposed else (weight, share)))
+        vector = None
+        if bias and self.ranks.rank == 0:
+            vector = self.places[f"{name}.bias"] = self._allocate(out_features)
+        elif bias:
+            self.elsewhere[f"{name}.bias"] = (out_features,)
+            self._drawn.append((None, Share((out_features,), 0, ())))
+        return Linear(weight, vector, self.ranks)
 
     def rms_norm(self, name: str, size: int) -> Tensor:
         weight = torch.ones(size, dtype=self.dtype, device=self.device)
@@ -66,27 +134,81 @@ class Weights:
         self.places[f"{name}.bias"] = bias
         return LayerNorm(self.rms_norm(name, size), bias, eps)
 
-    def output_head(self, embedding_name: str, embedding: Tensor, *, tied: bool) -> Tensor:
-        """Return `lm_head.weight` [vocab, hidden]: its own, or the embedding."""
+    def output_head(self, embedding_name: str, embedding: Tensor, rows: int, *, tied: bool) -> Tensor:
+        """Return `lm_head.weight` [vocab, hidden], or this rank's rows: its own, or the embedding."""
         if not tied:
-            return self.embedding("lm_head", *embedding.shape)
+            return self.vocabulary("lm_head", rows, embedding.shape[1])
         self.tied["lm_head.weight"] = f"{embedding_name}.weight"
         return embedding
 
     def draw(self, seed: int) -> Iterable[Tensor]:
-        """Fill with normal noise, std 0.02, the same for a seed; norms stay 1. Yields each one filled."""
-        generator = torch.Generator(self.device).manual_seed(seed)
-        for parameter in self._drawn:
-            yield parameter.normal_(std=0.02, generator=generator)
+        """Fill with normal noise, std 0.02, the same for a seed; norms stay 1. Yields each one filled.
 
-    def _matrix(self, rows: int, columns: int) -> Tensor:
+        Ranks hold the same numbers as one alone would: each matrix is drawn whole, one at a time.
+        """
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for parameter, share in self._drawn:
+            if share is None:
+                assert parameter is not None
+                yield parameter.normal_(std=0.02, generator=generator)
+                continue
+            whole = torch.empty(share.shape, dtype=self.dtype, device=self.device)
+            whole.normal_(std=0.02, generator=generator)
+            if parameter is not None:
+                parameter.narrow(share.dim, 0, share.length).copy_(share.of(whole))
+                yield parameter
+
+    def _linear(
+        self,
+        prefix: str,
+        parts: Mapping[str, tuple[Columns, ...]],
+        in_features: int,
+        rank: int,
+        ranks: int,
+        *,
+        bias: bool,
+        transposed: bool,
+    ) -> Linear:
+        every = tuple(columns for part in parts.values() for columns in part)
+        out_features = sum(columns.size for columns in every)
+        ranges, whole = of_columns(every, rank, ranks)
+        divided = ranks > 1
+        weight = self._matrix(
+            out_features, in_features, Share((whole, in_features), 0, ranges) if divided else None
+        )
+        vector = None
+        if bias:
+            vector = self._allocate(out_features, share=Share((whole,), 0, ranges) if divided else None)
+        offset = 0
+        for part, columns in parts.items():
+            size = sum(each.size for each in columns)
+            rows = weight[offset : offset + size]
+            own, length = of_columns(columns, rank, ranks)
+            share = Share((length, in_features), 0, own) if divided else None
+            name = f"{prefix}.{part}"
+            if transposed:
+                self._place(f"{name}.weight", rows.T, None if share is None else share.transposed)
+            else:
+                self._place(f"{name}.weight", rows, share)
+            if vector is not None:
+                share = Share((length,), 0, own) if divided else None
+                self._place(f"{name}.bias", vector[offset : offset + size], share)
+            offset += size
+        return Linear(weight, vector)
+
+    def _place(self, name: str, view: Tensor, share: Share | None) -> None:
+        self.places[name] = view
+        if share is not None:
+            self.shares[name] = share
+
+    def _matrix(self, rows: int, columns: int, share: Share | None = None) -> Tensor:
         if (
             self.device.type == "cpu"
         ):  # by columns: one row of activations times such a weight is twice as fast
-            return self._allocate(columns, rows).T
-        return self._allocate(rows, columns)
+            return self._allocate(columns, rows, share=None if share is None else share.transposed).T
+        return self._allocate(rows, columns, share=share)
 
-    def _allocate(self, *shape: int) -> Tensor:
+    def _allocate(self, *shape: int, share: Share | None = None) -> Tensor:
         parameter = torch.empty(shape, dtype=self.dtype, device=self.device)
-        self._drawn.append(parameter)
+        self._drawn.append((parameter, share))
         return parameter

@@ -31,6 +31,9 @@ def commit(state: SchedulerState, result: StepResult) -> StepOutputs:
         state.transfers.append(step.transfers)
     for wanted, got in zip(step.prompt_logprobs, result.prompt_logprobs, strict=True):
         collect_prompt_logprobs(wanted, got)
+    for group in step.begun:
+        if group.timeline.name in ("prefill", "recompute"):  # else it has been preempted or aborted since
+            group.timeline.decode(state.clock(), state.steps)
     needs_host = _needs_host(state, step, result)
     special = np.flatnonzero(needs_host).tolist() if np.count_nonzero(needs_host) else []
     outputs = commit_plain(state, step, result, special)
@@ -131,6 +134,7 @@ def _find_masks(state: SchedulerState, grown: list[tuple[Sequence, Output]]) -> 
     for sequence, output in grown:
         if sequence.constraint is not None:
             sequence.constraint.accept(output.tokens[-1])
+            sequence.group.timeline.enter("masks", state.clock())
             constraints.append(sequence.constraint)
             state.pending_masks.add(sequence)
     find_masks(constraints)
@@ -153,6 +157,7 @@ def resume_masked(state: SchedulerState, seconds: float | None) -> list[Output]:
             )
             finish(state, sequence, "error")
         elif stayed:
+            sequence.group.timeline.enter("decode", state.clock())
             state.rows.set_decoding(sequence, True)
     return outputs
 
@@ -172,6 +177,8 @@ def _resume(state: SchedulerState, group: SequenceGroup) -> None:
     if group.swapped:
         state.blocks.host.publish(group)
     elif group.beams is None or not group.beams.pending:
+        if not group.prefill_queue:
+            group.timeline.decode(state.clock(), state.steps)
         for sequence in group.live:
             if sequence.table and sequence not in group.prefill_queue:
                 state.rows.set_decoding(sequence, True)

@@ -71,6 +71,7 @@ class InFlightStep(msgspec.Struct):
     prompt_logprobs: list[WantedPromptLogprobs]
     filled: Filled  # sequences that filled blocks, by then
     transfers: Transfers
+    begun: list[SequenceGroup] = []  # that decode once it is done
     handle: StepHandle | None = None  # once it is launched
 
     def forget_row(self, sequence: Sequence) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from quire.engine.messages import FinishReason, Request
+from quire.engine.records import Preemption
 from quire.engine.schedule.draft import StepDraft
 from quire.engine.schedule.state import SchedulerState
 from quire.engine.sequences.grammar import Constraint
@@ -27,6 +28,14 @@ def queue_request(state: SchedulerState, request: Request, constraint: Constrain
     state.num_in_lockstep += group.in_lockstep
     for token in group.stop_tokens:
         state.ending_at[token] += 1
+    now = state.clock()
+    if request.params.grammar:
+        group.timeline.name = "grammar"
+        group.timeline.enter("queue", now)
+    if not state.waiting:
+        state.queue_waits.end(now)
+    group.timeline.waited_before = state.queue_waits.read(now)
+    group.timeline.queued_behind = len(state.waiting)
     state.groups[request.id] = group
     state.alive.add(group)
     state.waiting.append(group)
@@ -36,24 +45,30 @@ def start(state: SchedulerState, group: SequenceGroup, draft: StepDraft) -> None
     """Give rows to a group that waits."""
     state.waiting.remove(group)
     state.running.append(group)
+    group.timeline.come_back(state.clock())
     for sequence in group.live:
         state.rows.assign(sequence)
         draft.start(sequence)
 
 
-def preempt(state: SchedulerState, group: SequenceGroup, *, swapped: bool) -> None:
-    """Take rows and device blocks from the newest running group, which waits before all newer ones."""
+def preempt(state: SchedulerState, group: SequenceGroup, *, swapped: bool) -> Preemption:
+    """Take rows and device blocks from the newest running group, which waits before all newer ones.
+
+    Return the record of it, which does not say for whom.
+    """
     assert state.running.pop() is group
     for sequence in group.live:
         _leave_row(state, sequence)
     group.swapped = swapped
     state.num_swapped += swapped
     insort(state.waiting, group, key=attrgetter("order"))
+    return group.timeline.preempt(state.clock(), "swap" if swapped else "recompute", state.steps)
 
 
 def swap_in(state: SchedulerState, group: SequenceGroup) -> None:
     """Bring the blocks of `group`, which has got rows, from host memory."""
     state.blocks.swap_in(group)
+    group.timeline.enter("swap_in", state.clock())
     group.swapped = False
     state.num_swapped -= 1
 
@@ -82,11 +97,14 @@ def finish(state: SchedulerState, sequence: Sequence, reason: FinishReason) -> N
         group.prefill_queue.remove(sequence)
     if not group.live:
         queue.remove(group)
-        _end_group(state, group)
+        _end_group(state, group, reason)
 
 
-def _end_group(state: SchedulerState, group: SequenceGroup) -> None:
+def _end_group(state: SchedulerState, group: SequenceGroup, reason: FinishReason) -> None:
     del state.groups[group.request.id]
+    state.stalled.discard(group)
+    tokens = group.num_prompt, group.cached_tokens, group.cached_host_tokens
+    state.records.append(group.timeline.end(group.request.id, state.clock(), reason, state.steps, tokens))
     state.num_in_lockstep -= group.in_lockstep
     state.num_swapped -= group.swapped
     for token in group.stop_tokens:

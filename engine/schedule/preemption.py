@@ -55,7 +55,7 @@ class Preemption:
         self.swaps = 0  # groups that were preempted and went to host memory, since start
         self._state = state
         self._blocks = state.blocks
-        self._policy = policy
+        self.policy = policy
 
     def ensure_capacity(self, draft: StepDraft, sequence: Sequence, num_tokens: int) -> Grant:
         """Back `num_tokens` of `sequence` with blocks."""
@@ -115,14 +115,15 @@ class Preemption:
         # Little is lost then: the group was let in just now, or is computing several sequences again.
         drafted = any(prefill.row in rows for prefill in draft.prefills) or not self._blocks.is_written(group)
         draft.preempted |= rows
-        swap = not drafted and self._policy.swaps(blocks, contexts) and self._blocks.swap_out(group)
-        preempt(self._state, group, swapped=swap)
+        swap = not drafted and self.policy.swaps(blocks, contexts) and self._blocks.swap_out(group)
+        record = preempt(self._state, group, swapped=swap)
         if swap:
             self.swaps += 1
             draft.await_blocks(group)
         else:
             self.recomputes += 1
             group.prefill_queue = []
+        record.beneficiary, record.blocks, record.tokens = beneficiary.group.request.id, blocks, sum(contexts)
         preemption = {
             "request": group.request.id,
             "beneficiary": beneficiary.group.request.id,

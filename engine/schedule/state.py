@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 from weakref import WeakSet
 
 import numpy as np
@@ -10,8 +12,10 @@ import numpy as np
 from quire.engine.capacity import Capacity
 from quire.engine.hashing import BlockHasher
 from quire.engine.memory.manager import BlockManager
+from quire.engine.records import Company, RequestRecord
 from quire.engine.schedule.draft import InFlightStep, Transfers
 from quire.engine.schedule.plan import NOT_FINITE
+from quire.engine.schedule.queue_waits import QueueWaits
 from quire.engine.sequences.pending_masks import PendingMasks
 from quire.engine.sequences.rows import Rows
 from quire.engine.sequences.sequence import Sequence, SequenceGroup
@@ -48,7 +52,17 @@ class SchedulerState:
         self.num_swapped = 0  # groups that wait in host memory
         self.in_turn = True  # older groups run before newer ones
         self.num_arrivals = 0
+        self.clock: Callable[[], float] = time.monotonic
+        self.queue_waits = QueueWaits()
+        self.stalled: set[SequenceGroup] = set()  # running, and waiting for blocks in transfer
+        self.steps = Company()  # all that were planned
+        self.records: list[RequestRecord] = []  # of requests that have ended and were not told of
         self.alive: WeakSet[SequenceGroup] = WeakSet()  # those that have ended too, until they are let go
+
+    def take_records(self) -> list[RequestRecord]:
+        """Return those of the requests that have ended since the last time."""
+        records, self.records = self.records, []
+        return records
 
     @property
     def tokens_filled(self) -> int:

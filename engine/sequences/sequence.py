@@ -12,6 +12,7 @@ from quire.engine.messages import FinishReason, Request, TokenLogprob
 from quire.engine.sequences.beam_search import BeamSearch
 from quire.engine.sequences.grammar import Constraint
 from quire.engine.sequences.row_tokens import RowTokens
+from quire.engine.sequences.timeline import Timeline
 
 NO_ROW = -1
 BlockTable = list[int]
@@ -132,6 +133,7 @@ class SequenceGroup:
         "sequences",
         "stop_tokens",
         "swapped",
+        "timeline",
         "transferring",
     )
 
@@ -159,6 +161,7 @@ class SequenceGroup:
         self.transferring = False  # blocks are on their way, to or from host memory
         self.queue_seconds: float | None = None
         self.first_output_due = True
+        self.timeline = Timeline(request.arrival)
 
     def end(self) -> None:
         """Let go of what names it, now that its last sequence has ended.

@@ -16,8 +16,10 @@ from quire.kernels.shapes import StepShape
 class AttentionLayer:
     """What attention of one layer is, in every step.
 
-    window: how many newest keys a query sees, 0 means all. rope [max_pos, D] fp32, cosines then sines, or
-    None for models without; q_norm and k_norm [D], or both None. Raises ValueError if only one is given.
+    window: how many newest keys a query sees, 0 means all. softcap: what a scaled score stays below, by tanh;
+    0 is none. sinks [Hq]: the score of a key without a value that each head sees besides, or None. rope
+    [max_pos, D] fp32, cosines then sines, or None for models without; q_norm and k_norm [D], or both None.
+    Raises ValueError if only one is given.
     """
 
     num_heads: int
@@ -29,6 +31,8 @@ class AttentionLayer:
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     eps: float = 0.0
+    softcap: float = 0.0
+    sinks: Tensor | None = None
 
     def __post_init__(self) -> None:
         if (self.q_norm is None) != (self.k_norm is None):
@@ -38,6 +42,11 @@ class AttentionLayer:
     def group(self) -> int:
         """Query heads that a kv head serves."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def plain(self) -> bool:
+        """Whether weights are the softmax of scaled scores, and nothing else."""
+        return not self.softcap and self.sinks is None
 
     def queries(self, qkv: Tensor) -> Tensor:
         """View the query heads [T, Hq, D] of a fused projection qkv [T, (Hq + 2 Hkv) D]."""

@@ -151,6 +151,7 @@ def _prefix_kernel(
     members: tl.tensor,
     lens: tl.tensor,
     scale_log2: tl.tensor,
+    softcap_log2: tl.tensor,
     q_stride: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
@@ -210,7 +211,7 @@ def _prefix_kernel(
             BLOCK_SIZE, HEAD_DIM, DIM, TILE, False, kv_scales, scale_block_stride, q_tile.dtype, PLANES,
         )  # fmt: skip
         blocks = load_blocks(table, key + TILE, end, BLOCK_SIZE, TILE)
-        acc, peak, total = attend(q_tile, k, v, is_query, acc, peak, total, scale_log2, False)
+        acc, peak, total = attend(q_tile, k, v, is_query, acc, peak, total, scale_log2, False, softcap_log2)
 
     partial = (member.to(tl.int64) * MAX_SPANS + span) * num_q_heads + q_head
     tl.store(partials + partial[:, None] * HEAD_DIM + dim[None, :], acc / total[:, None], mask=mask)
@@ -230,6 +231,7 @@ def prefix_attention(
     shared: SharedPrefixes,
     scale: float,
     workspace: PrefixWorkspace,
+    softcap: float = 0.0,
 ) -> None:
     """Attend to the prefixes of the cascades' rows, leaving partial results in the workspace.
 
@@ -245,7 +247,7 @@ def prefix_attention(
     tiles = prefix_tiles(gpu_of(q.device), dim, q.dtype, cache.format)
     _prefix_kernel[num_kv_heads, cascades, MAX_SPANS.value](
         workspace.partials, workspace.lse, q, kv, block_tables, rows, shared.members, shared.lens,
-        scale * LOG2_E,
+        scale * LOG2_E, softcap * LOG2_E or None,
         q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(cache.scales),
         GROUP=group, ROWS=width, BLOCK_M=LANES, BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim, DIM=dim, TILE=tiles.keys, PLANES=bool(cache.format.planes),

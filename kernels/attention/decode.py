@@ -144,7 +144,7 @@ def decode_splits(
     gpu = gpu_of(q.device)
     if by is None:
         takes = hopper.supports(gpu, q.dtype, held, head_dim, group, block_size)
-        takes = takes and kv.stride(3) == kv.shape[-1]
+        takes = takes and layer.plain and kv.stride(3) == kv.shape[-1]
         by = DecodeKernel.HOPPER if takes else DecodeKernel.SPLIT
     tiles = decode_tiles(gpu, lanes, dim, q.dtype, held)
     tile = hopper.TILE if by is DecodeKernel.HOPPER else tiles.keys
@@ -152,7 +152,9 @@ def decode_splits(
     prefixes: tuple[Tensor | None, ...] = (None, None, None, None)
     if shared is not None and layer.window == 0:
         splits = 1  # what is left of such a batch is short
-        prefix_attention(q, cache, batch.block_tables, batch.rows, shared, layer.scale, workspace.prefix)
+        prefix_attention(
+            q, cache, batch.block_tables, batch.rows, shared, layer.scale, workspace.prefix, layer.softcap
+        )
         prefixes = (shared.cascade_of, shared.lens, workspace.prefix.partials, workspace.prefix.lse)
     else:
         splits = splits or plan_splits(count, num_kv_heads, max_tiles)
@@ -178,8 +180,9 @@ def decode_splits(
             early, stages = 1, min(FULL_STAGES, stages)
         decode_kernel[num_kv_heads, count, splits](
             out, workspace.partials, workspace.lse, q, kv, batch.block_tables, batch.rows, batch.context_lens,
-            batch.order, *prefixes, layer.scale * LOG2_E, layer.window,
-            q.stride(0), batch.block_tables.stride(0), *kv.stride()[:4], *words(cache.scales), *heads,
+            batch.order, *prefixes, layer.scale * LOG2_E, layer.window, layer.softcap * LOG2_E or None,
+            layer.sinks, q.stride(0), batch.block_tables.stride(0), *kv.stride()[:4], *words(cache.scales),
+            *heads,
             GROUP=group, BLOCK_M=lanes, BLOCK_SIZE=block_size, HEAD_DIM=head_dim, DIM=dim, TILE=tile,
             PLANES=bool(held.planes), NEW=new, FIRST=first, EARLY=early,
             BESIDE=beside and launch["DEPENDENT"], num_warps=4, num_stages=stages, **launch,

@@ -9,12 +9,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.kernels.attention.cascade import MAX_SPANS, spans_of
 from quire.kernels.attention.kv_tile import LOWEST, ask_for_tile, attend, load_blocks, load_tile
 from quire.kernels.attention.qk_norm_rope import load_angles, load_weights, normed_and_rotated, other_half
+from quire.kernels.attention.softmax import capped, load_sinks
 from quire.kernels.attention.splits import tiles_and_splits
 from quire.kernels.formats import fp12
 from quire.kernels.formats.fp8 import as_exact, attend_paired, load_paired_tile, split_dims
 from quire.kernels.formats.kv_scales import load_words, packed
 
-HEADROOM = tl.constexpr(12)  # log2 of how far a prefix may outweigh a key that fp16 holds in full
+HEADROOM = tl.constexpr(12)  # log2 of how far a prefix or sink may outweigh a key that fp16 holds in full
 
 
 @triton.jit
@@ -36,6 +37,7 @@ READS_EARLY = frozenset(
         "order",
         "cascade_of",
         "shared_lens",
+        "sinks",
         "rope",
         "q_norm",
         "k_norm",
@@ -63,6 +65,8 @@ def decode_kernel(
     prefix_lse: tl.tensor,
     scale_log2: tl.tensor,
     window: tl.tensor,
+    softcap_log2: tl.tensor,
+    sinks: tl.tensor,
     q_stride: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
@@ -174,6 +178,10 @@ def decode_kernel(
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     peak = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    if sinks is not None:  # as a key without a value, of the first split
+        sink = load_sinks(sinks, q_head, lane < GROUP)
+        peak = tl.where(split == 0, sink, peak)
+        total = tl.where(split == 0, 1.0, total)
     if cascade_of is not None:
         _, spans = spans_of(shared_len)
         for span in range(spans):
@@ -203,17 +211,28 @@ def decode_kernel(
                 tl.store(kv_scales + word, packed(k_scale, v_scale))
                 new_k *= k_scale.to(tl.float32)
                 new_v *= v_scale.to(tl.float32)
-        score = tl.sum(q_tile.to(tl.float32) * new_k.to(tl.float32), 1)
-        peak = tl.where(last, score * scale_log2, peak)
-        total = tl.where(last, 1.0, total)
-        acc += tl.where(last, new_v.to(tl.float32), 0.0)
+        score = tl.sum(q_tile.to(tl.float32) * new_k.to(tl.float32), 1) * scale_log2
+        if softcap_log2 is not None:
+            score = capped(score, softcap_log2)
+        if sinks is None:
+            peak = tl.where(last, score, peak)
+            total = tl.where(last, 1.0, total)
+            acc += tl.where(last, new_v.to(tl.float32), 0.0)
+        else:
+            new_peak = tl.where(last, tl.maximum(peak, score), peak)
+            weight = tl.where(last, tl.exp2(score - new_peak), 0.0)
+            total = total * tl.exp2(peak - new_peak) + weight
+            acc += weight[:, None] * new_v.to(tl.float32)
+            peak = new_peak
     if kv_scales is None or PLANES:
         if FIRST:
             key = begin * TILE + tl.arange(0, TILE)
             seen = (key >= first_key) & (key < cached_len)
             begin += 1
             blocks = load_blocks(table, begin * TILE, context_len, BLOCK_SIZE, TILE)
-            acc, peak, total = attend(q_tile, k, v, seen[None, :], acc, peak, total, scale_log2, True)
+            acc, peak, total = attend(
+                q_tile, k, v, seen[None, :], acc, peak, total, scale_log2, True, softcap_log2
+            )
         for tile in range(begin, end):
             k, v = load_tile(
                 kv, blocks, tile * TILE, cached_len, block_stride, part_stride, slot_stride,
@@ -222,10 +241,12 @@ def decode_kernel(
             blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
             key = tile * TILE + tl.arange(0, TILE)
             seen = (key >= first_key) & (key < cached_len)
-            acc, peak, total = attend(q_tile, k, v, seen[None, :], acc, peak, total, scale_log2, True)
+            acc, peak, total = attend(
+                q_tile, k, v, seen[None, :], acc, peak, total, scale_log2, True, softcap_log2
+            )
     else:
         q_exact = as_exact(q_tile, kv)
-        if cascade_of is not None:
+        if cascade_of is not None or sinks is not None:
             peak -= HEADROOM
             total *= 2**HEADROOM
             acc *= 2**HEADROOM
@@ -242,7 +263,7 @@ def decode_kernel(
             key = tile * TILE + tl.arange(0, TILE)
             seen = (key >= first_key) & (key < context_len)
             even, odd, peak, total = attend_paired(
-                q_exact, k, v, scales, seen[None, :], even, odd, peak, total, scale_log2
+                q_exact, k, v, scales, seen[None, :], even, odd, peak, total, scale_log2, softcap_log2
             )
         acc = tl.interleave(even, odd)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quire.kernels.attention.batch import AttentionLayer, DecodeBatch
 from quire.kernels.attention.gather import DecodeGather
+from quire.kernels.attention.softmax import weights_reference
 from quire.kernels.formats.layer_cache import LayerCache
 
 
@@ -20,16 +21,15 @@ def decode_reference(
     gather = batch.workspace if isinstance(batch.workspace, DecodeGather) else DecodeGather()
     num_kv_heads, (num_q_heads, head_dim) = cache.kv_heads, q.shape[1:]
     group = num_q_heads // num_kv_heads
+    sinks = None if layer.sinks is None else layer.sinks.view(num_kv_heads, group, 1)
     shape = torch.Size((*cache.kv.shape[:4], head_dim))
     for part in gather.parts(batch.block_tables, batch.rows, batch.context_lens, shape, layer.window):
         k, v = cache.read(part.index).flatten(3, 4).narrow(3, 0, part.longest).unbind(1)
         # Grouped query heads are the matmul's M side, so K and V are never repeated.
         grouped = q[part.members].reshape(-1, num_kv_heads, group, head_dim).float() * layer.scale
         scores = grouped @ k.mT
-        if part.hidden is None:
-            attended = scores.softmax(-1) @ v
-        else:
-            weights = scores.masked_fill_(part.hidden, float("-inf")).softmax(-1)
-            # Unused slots may hold NaN, and 0 · NaN is NaN.
-            attended = weights @ v.masked_fill(part.hidden.mT, 0.0)
+        weights = weights_reference(scores, part.hidden, layer.softcap, sinks)
+        if part.hidden is not None:  # unused slots may hold NaN, and 0 · NaN is NaN
+            v = v.masked_fill(part.hidden.mT, 0.0)
+        attended = weights @ v
         out[part.members] = attended.view(-1, num_q_heads, head_dim).to(out.dtype)

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.attention.softmax import capped
 from quire.kernels.formats.fp8 import dequantize_tile
 from quire.kernels.formats.fp12 import load_planes_tile
 from quire.kernels.formats.kv_scales import load_words
@@ -136,13 +137,17 @@ def attend(
     total: tl.tensor,
     scale_log2: tl.tensor,
     MASKED: tl.constexpr,
+    softcap_log2: tl.tensor = None,
 ) -> tl.tensor:
     """One step of online softmax (Milakov & Gimelshein 2018) in base 2; returns the new (acc, peak, total).
 
     q [M, DIM], k and v [TILE, DIM], seen [M or 1, TILE] (used if MASKED), acc [M, DIM], peak and total [M].
-    `scale_log2` is the softmax scale times log2(e).
+    `scale_log2` is the softmax scale times log2(e), and `softcap_log2` that of scores or None.
     """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if softcap_log2 is not None:
+        scores = capped(scores * scale_log2, softcap_log2)
+        scale_log2 = 1.0
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1) * scale_log2)

@@ -22,6 +22,7 @@ from quire.kernels.attention.kv_tile import (
     load_tile,
     tile_keys,
 )
+from quire.kernels.attention.softmax import load_sinks, weights_reference
 from quire.kernels.formats.fp8 import as_exact
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.formats.kv_scales import words
@@ -69,6 +70,8 @@ def _prefill_kernel(
     num_sequences: tl.tensor,
     scale_log2: tl.tensor,
     window: tl.tensor,
+    softcap_log2: tl.tensor,
+    sinks: tl.tensor,
     q_stride: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
@@ -119,6 +122,9 @@ def _prefill_kernel(
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     peak = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    if sinks is not None:  # as a key without a value
+        peak = load_sinks(sinks, q_head, lane < BLOCK_Q * GROUP)
+        total += 1.0
     # Without a window all queries see all keys up to the first position's: whole tiles that need no mask.
     first_tile = 0
     masked_tile = tl.maximum(first_position + 1, 0) // TILE
@@ -132,7 +138,7 @@ def _prefill_kernel(
             BLOCK_SIZE, HEAD_DIM, DIM, TILE, False, kv_scales, scale_block_stride, q_tile.dtype, PLANES,
         )  # fmt: skip
         blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
-        acc, peak, total = attend(q_tile, k, v, True, acc, peak, total, scale_log2, False)
+        acc, peak, total = attend(q_tile, k, v, True, acc, peak, total, scale_log2, False, softcap_log2)
     position = first_position + lane // GROUP
     for tile in range(masked_tile, tl.cdiv(end, TILE)):
         k, v = load_tile(
@@ -142,7 +148,7 @@ def _prefill_kernel(
         blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
         age = position[:, None] - (tile * TILE + tl.arange(0, TILE))[None, :]
         seen = (age >= 0) & ((age < window) | (window == 0))
-        acc, peak, total = attend(q_tile, k, v, seen, acc, peak, total, scale_log2, True)
+        acc, peak, total = attend(q_tile, k, v, seen, acc, peak, total, scale_log2, True, softcap_log2)
 
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     offset = ((token * tl.num_programs(0) * GROUP + q_head) * HEAD_DIM)[:, None] + dim[None, :]
@@ -183,8 +189,10 @@ def prefill(
     group = num_q_heads // num_kv_heads
     numbers = cache.kv if cache.dequantized is None else cache.dequantized
     if by is None:
-        takes = numbers.dtype == q.dtype and hopper.takes_heads(
-            gpu_of(q.device), q.dtype, head_dim, group, block_size
+        takes = (
+            layer.plain
+            and numbers.dtype == q.dtype
+            and hopper.takes_heads(gpu_of(q.device), q.dtype, head_dim, group, block_size)
         )
         quick = not layer.window and hopper.prefers(batch.max_query_len, group)
         by = PrefillKernel.HOPPER if takes and quick else PrefillKernel.TRITON
@@ -198,7 +206,7 @@ def prefill(
     tiles = prefill_tiles(gpu_of(q.device), block_m, dim, q.dtype, cache.format)
     _prefill_kernel[num_kv_heads, num_tokens // (block_m // group) + num_sequences](
         out, q, cache.kv, batch.block_tables, batch.rows, batch.query_starts, batch.context_lens,
-        num_sequences, layer.scale * LOG2_E, layer.window,
+        num_sequences, layer.scale * LOG2_E, layer.window, layer.softcap * LOG2_E or None, layer.sinks,
         q.stride(0), batch.block_tables.stride(0), *cache.kv.stride()[:4], *words(cache.scales),
         GROUP=group, BLOCK_M=block_m, BLOCK_SIZE=block_size, HEAD_DIM=head_dim, DIM=dim,
         TILE=tiles.keys, PLANES=bool(cache.format.planes), num_warps=block_m // 16, num_stages=tiles.stages,
@@ -209,7 +217,7 @@ def prefill(
 def prefill_reference(
     q: torch.Tensor, out: torch.Tensor, batch: PrefillBatch, layer: AttentionLayer, cache: LayerCache
 ) -> None:
-    """Do the same as `prefill` in plain torch, on any device: one SDPA call per sequence."""
+    """Do the same as `prefill` in plain torch, on any device: one sequence after the other."""
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size, window = cache.kv_heads, cache.block_size, layer.window
     heads = torch.arange(num_kv_heads, device=q.device)[:, None]
@@ -235,8 +243,15 @@ def prefill_reference(
         group = num_q_heads // num_kv_heads
         grouped = q[begin:end].float().reshape(end - begin, num_kv_heads, group, head_dim)
         grouped = grouped.permute(1, 2, 0, 3).reshape(num_kv_heads, -1, head_dim)
-        attended = F.scaled_dot_product_attention(
-            grouped[None], k[None], v[None], attn_mask=seen.repeat(group, 1), scale=layer.scale
-        )
+        if layer.plain:
+            attended = F.scaled_dot_product_attention(
+                grouped[None], k[None], v[None], attn_mask=seen.repeat(group, 1), scale=layer.scale
+            )
+        else:
+            sinks = None
+            if layer.sinks is not None:
+                sinks = layer.sinks.view(num_kv_heads, group, 1).repeat_interleave(end - begin, 1)
+            scores = grouped @ k.mT * layer.scale
+            attended = weights_reference(scores, ~seen.repeat(group, 1), layer.softcap, sinks) @ v
         attended = attended.view(num_kv_heads, group, end - begin, head_dim).permute(2, 0, 1, 3)
         out[begin:end] = attended.reshape(end - begin, num_q_heads, head_dim).to(q.dtype)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.attention.softmax import capped
 from quire.kernels.formats.kv_scales import unless_broken, unpack
 
 DTYPE = torch.float8_e4m3fn
@@ -118,6 +119,7 @@ def attend_paired(
     peak: tl.tensor,
     total: tl.tensor,
     scale_log2: tl.tensor,
+    softcap_log2: tl.tensor = None,
 ) -> tl.tensor:
     """Attend as `attention.kv_tile.attend` does, to what `load_paired_tile` gave.
 
@@ -131,7 +133,10 @@ def attend_paired(
     v_exponent = (v_scale.to(tl.int32, bitcast=True) >> 23) - 127
     v_power = ((127 - v_exponent) << 23).to(tl.float32, bitcast=True)  # one over 2^exponent
     scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
-    scores = scores * (k_scale.to(tl.float32) * scale_log2)[None, :] + v_exponent.to(tl.float32)[None, :]
+    scores = scores * (k_scale.to(tl.float32) * scale_log2)[None, :]
+    if softcap_log2 is not None:
+        scores = capped(scores, softcap_log2)
+    scores = scores + v_exponent.to(tl.float32)[None, :]
     scores = tl.where(seen, scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1))
     weights = tl.exp2(scores - new_peak[:, None])

@@ -9,7 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.parallel.ranks import SumOverRanks
+
 MOST_TOKENS_OF_LT = 384  # beyond, cuBLASLt is no better at long sums, and up to 15 % worse
+
+
+Share = Literal["whole", "inputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +22,14 @@ class Matrix:
     """A linear layer's weight [outputs, inputs] as the choice of kernels sees it.
 
     format: how its numbers are held; dense is in the dtype that is computed in. share: the part of it that is
-    on this device.
+    on this device; with some of the inputs its products are parts of sums over ranks.
     """
 
     outputs: int
     inputs: int
     biased: bool = False
     format: Literal["dense"] = "dense"
-    share: Literal["whole"] = "whole"
+    share: Share = "whole"
 
     @property
     def elements(self) -> int:
@@ -32,15 +37,19 @@ class Matrix:
 
 
 class Linear:
-    """weight [out, in], bias [out] or None: x [T, in] -> [T, out], by torch."""
+    """weight [out, in], bias [out] or None: x [T, in] -> [T, out], by torch.
 
-    __slots__ = ("_few_added", "bias", "format", "share", "weight")
+    ranks: if this rank has some of the inputs, what sums the products of all ranks.
+    """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    __slots__ = ("_few_added", "bias", "format", "ranks", "share", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, ranks: SumOverRanks | None = None) -> None:
         self.weight = weight
         self.bias = bias
+        self.ranks = ranks
         self.format: Literal["dense"] = "dense"
-        self.share: Literal["whole"] = "whole"
+        self.share: Share = "whole" if ranks is None else "inputs"
         self._few_added = bias
         outputs, inputs = weight.shape
         if bias is None and weight.is_cuda and inputs > 2 * outputs:
@@ -54,4 +63,9 @@ class Linear:
         return Matrix(outputs, inputs, self.bias is not None, self.format, self.share)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Multiply by the whole weight: with some of the inputs here, sum over the ranks."""
+        return self.part(x) if self.ranks is None else self.ranks.all_reduce(self.part(x))
+
+    def part(self, x: Tensor) -> Tensor:
+        """Multiply by what is here of the weight."""
         return F.linear(x, self.weight, self._few_added if len(x) <= MOST_TOKENS_OF_LT else self.bias)

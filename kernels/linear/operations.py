@@ -51,14 +51,14 @@ FusedProduct: TypeAlias = Callable[..., None]  # `linear_of_few` or `linear_of_o
 def fused_linear(hidden: Hidden, norm: Tensor, eps: float, layer: Linear, by: FusedProduct) -> Tensor:
     x, weight = hidden.residual, layer.weight
     out = torch.empty(len(x), weight.shape[0], dtype=x.dtype, device=x.device)
-    by(out, x, weight, layer.bias, norm, eps, gated=False, added=False)
+    by(out, *_normed_within(hidden, norm, eps, layer), gated=False, added=False)
     return out
 
 
 def fused_gate(hidden: Hidden, norm: Tensor, eps: float, layer: Linear, by: FusedProduct) -> Tensor:
     x, weight = hidden.residual, layer.weight
     out = torch.empty(len(x), weight.shape[0] // 2, dtype=x.dtype, device=x.device)
-    by(out, x, weight, layer.bias, norm, eps, gated=True, added=False)
+    by(out, *_normed_within(hidden, norm, eps, layer), gated=True, added=False)
     return out
 
 
@@ -76,6 +76,15 @@ def merging_add(
     assert isinstance(x, SplitPartials)
     add_split_output(residual, layer.weight, layer.bias, x)
     return Hidden(residual)
+
+
+def _normed_within(
+    hidden: Hidden, norm: Tensor, eps: float, layer: Linear
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, float]:
+    """Return what such a kernel multiplies, and by what norm first: none if it is at hand."""
+    if hidden.normed is not None:
+        return hidden.normed, layer.weight, layer.bias, None, 0.0
+    return hidden.residual, layer.weight, layer.bias, norm, eps
 
 
 # -- by Hopper's kernel that asks for weights ahead ---------------------------------------------------------
@@ -151,6 +160,44 @@ def reference_add(
 ) -> Hidden:
     assert isinstance(x, Tensor)
     return _after_norm(*add_rms_norm_reference(layer(x), residual, norm, eps))
+
+
+# -- by ranks that have some of the inputs each -------------------------------------------------------------
+# Their sum over the ranks, that with the residual and the norm are one operation of `kernels.parallel`.
+
+
+def add_over_ranks(
+    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float
+) -> Hidden:
+    return _sum_over_ranks(layer.part(whole(x)), residual, layer, norm, eps)
+
+
+def fused_add_over_ranks(
+    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float, by: FusedProduct
+) -> Hidden:
+    x = whole(x)
+    part = torch.empty(len(x), layer.weight.shape[0], dtype=x.dtype, device=x.device)
+    by(part, x, layer.weight, layer.bias, None, 0.0, gated=False, added=False)
+    return _sum_over_ranks(part, residual, layer, norm, eps)
+
+
+def matmul_add_over_ranks(
+    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float
+) -> Hidden:
+    return _sum_over_ranks(hopper_matmul(whole(x), layer.weight), residual, layer, norm, eps)
+
+
+def streamed_add_over_ranks(
+    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float, tiles: Tiling
+) -> Hidden:
+    return _sum_over_ranks(
+        hopper_linear(whole(x), layer.weight, layer.bias, tiles), residual, layer, norm, eps
+    )
+
+
+def _sum_over_ranks(part: Tensor, residual: Tensor, layer: Linear, norm: Tensor, eps: float) -> Hidden:
+    assert layer.ranks is not None
+    return _after_norm(*layer.ranks.add_rms_norm(part, residual, norm, eps))
 
 
 # -- the output head ----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Te
     count, vocabulary = logits.shape
     device = logits.device
     chunks = triton.cdiv(vocabulary, CHUNK)
-    width = 32 if k <= 32 else triton.next_power_of_2(k)  # few variants to compile
+    width = candidates_width(k)
     parts = torch.empty(3, count, chunks, dtype=torch.float32, device=device)
     best = torch.empty(count, chunks, k, dtype=torch.float32, device=device)
     best_tokens = torch.empty(count, chunks, k, dtype=torch.int32, device=device)
@@ -30,14 +30,20 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Te
     top = torch.empty(count, k, dtype=torch.float32, device=device)
     top_tokens = torch.empty(count, k, dtype=torch.int32, device=device)
     if count:
-        _chunk_kernel[(count, chunks)](
-            logits, tokens, *parts, best, best_tokens, logits.stride(0), k, vocabulary, CHUNK, num_warps=8
-        )
-        _merge_kernel[(count,)](
-            logits, tokens, *parts, best, best_tokens, chosen, rank, top, top_tokens,
+        chunk_kernel[(count, chunks)](
+            logits, tokens, None, *parts, best, best_tokens, logits.stride(0), k, 0, vocabulary, CHUNK,
+            num_warps=8,
+        )  # fmt: skip
+        merge_kernel[(count,)](
+            logits, tokens, None, *parts, best, best_tokens, chosen, rank, top, top_tokens,
             logits.stride(0), k, chunks, triton.next_power_of_2(chunks), width, num_warps=8,
         )  # fmt: skip
     return chosen, rank, top_tokens, top
+
+
+def candidates_width(k: int) -> int:
+    """Return how many candidates the kernel that merges chunks has room for: few variants to compile."""
+    return 32 if k <= 32 else triton.next_power_of_2(k)
 
 
 def logprobs_reference(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -50,10 +56,11 @@ def logprobs_reference(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, 
     return (chosen - total).squeeze(1), rank.int(), best_tokens.int(), best - total
 
 
-@triton.jit(do_not_specialize=["k"])
-def _chunk_kernel(
+@triton.jit(do_not_specialize=["k", "first"])
+def chunk_kernel(
     logits_ptr: tl.tensor,
     tokens_ptr: tl.tensor,
+    known_ptr: tl.tensor,
     peaks_ptr: tl.tensor,
     totals_ptr: tl.tensor,
     greater_ptr: tl.tensor,
@@ -61,16 +68,24 @@ def _chunk_kernel(
     best_tokens_ptr: tl.tensor,
     stride: tl.tensor,
     k: tl.tensor,
+    first: tl.tensor,
     VOCABULARY: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Find a chunk's greatest logit, sum of exponentials, how many exceed the chosen token's, the k best."""
+    """Find a chunk's greatest logit, sum of exponentials, how many exceed the chosen token's, the k best.
+
+    The first of VOCABULARY logits is that of token `first`. known: the chosen tokens' logits [N] fp32, where
+    they need not be among these.
+    """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = token < VOCABULARY
     logits = tl.load(logits_ptr + row * stride + token, inside, other=float("-inf")).to(tl.float32)
-    chosen = tl.load(logits_ptr + row * stride + tl.maximum(tl.load(tokens_ptr + row), 0)).to(tl.float32)
+    if known_ptr is not None:
+        chosen = tl.load(known_ptr + row)
+    else:
+        chosen = tl.load(logits_ptr + row * stride + tl.maximum(tl.load(tokens_ptr + row), 0)).to(tl.float32)
     peak = tl.maximum(tl.max(logits), LEAST)
     slot = row * tl.num_programs(1) + chunk
     tl.store(peaks_ptr + slot, peak)
@@ -81,14 +96,15 @@ def _chunk_kernel(
         best = tl.max(scores)
         best_token = tl.min(tl.where(inside & (scores == best), token, VOCABULARY - 1))
         tl.store(best_ptr + slot * k + i, best)
-        tl.store(best_tokens_ptr + slot * k + i, best_token)
+        tl.store(best_tokens_ptr + slot * k + i, first + best_token)
         scores = tl.where(token == best_token, float("-inf"), scores)
 
 
 @triton.jit(do_not_specialize=["k"])
-def _merge_kernel(
+def merge_kernel(
     logits_ptr: tl.tensor,
     tokens_ptr: tl.tensor,
+    known_ptr: tl.tensor,
     peaks_ptr: tl.tensor,
     totals_ptr: tl.tensor,
     greater_ptr: tl.tensor,
@@ -112,7 +128,10 @@ def _merge_kernel(
     peak = tl.max(peaks)
     total = peak + tl.log(tl.sum(tl.load(totals_ptr + slot, here, other=0.0) * tl.exp(peaks - peak)))
     greater = tl.sum(tl.load(greater_ptr + slot, here, other=0.0))
-    chosen = tl.load(logits_ptr + row * stride + tl.maximum(tl.load(tokens_ptr + row), 0)).to(tl.float32)
+    if known_ptr is not None:
+        chosen = tl.load(known_ptr + row)
+    else:
+        chosen = tl.load(logits_ptr + row * stride + tl.maximum(tl.load(tokens_ptr + row), 0)).to(tl.float32)
     tl.store(chosen_ptr + row, chosen - total)
     tl.store(rank_ptr + row, 1 + greater.to(tl.int32))
 

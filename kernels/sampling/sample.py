@@ -38,7 +38,7 @@ def sample(
     chunks = triton.cdiv(vocabulary, CHUNK)
     best = torch.empty(samples, chunks, dtype=torch.float32, device=logits.device)
     best_tokens = torch.empty(samples, chunks, dtype=torch.int32, device=logits.device)
-    _chunk_argmax_kernel[(samples, chunks)](
+    chunk_argmax_kernel[(samples, chunks)](
         logits,
         thresholds,
         rows,
@@ -52,9 +52,10 @@ def sample(
         vocabulary,
         CHUNK,
         ON_GPU=logits.is_cuda,
+        FIRST=0,
         **dependent_launch(logits.device),
     )
-    _argmax_kernel[(samples,)](
+    argmax_kernel[(samples,)](
         best, best_tokens, rows, tokens, last_tokens, chunks, triton.next_power_of_2(chunks),
         **dependent_launch(logits.device),
     )  # fmt: skip
@@ -78,6 +79,16 @@ def sample_reference(
 def _draw(logits: Tensor, positions: Tensor, state: SamplingState) -> Tensor:
     """Draw among the kept tokens (Gumbel-max): argmax of logit - temperature * log(exponential)."""
     kept = logits >= keep_thresholds_reference(logits, state).unsqueeze(1)
+    return noisy_scores(logits, kept, positions, state).argmax(dim=-1)
+
+
+def noisy_scores(
+    logits: Tensor, kept: Tensor, positions: Tensor, state: SamplingState, first: int = 0
+) -> Tensor:
+    """Return logit - temperature * log(exponential) of the kept logits [S, V], and -inf for the others.
+
+    first: the token that column 0 is of, a multiple of 4.
+    """
     vocabulary = logits.shape[1]
     quads = -(-vocabulary // 4)  # one Philox call gives the noise of four neighbouring tokens
     scores = logits.new_full((len(logits), quads * 4), -torch.inf)
@@ -85,10 +96,15 @@ def _draw(logits: Tensor, positions: Tensor, state: SamplingState) -> Tensor:
     scores = scores.view(-1, 4)
     for quad in scores.isfinite().any(1).nonzero().squeeze(1).split(1 << 18):
         row = quad // quads
-        counter = (quad % quads, positions[row].long(), state.index[row].long(), torch.zeros_like(row))
+        counter = (
+            first // 4 + quad % quads,
+            positions[row].long(),
+            state.index[row].long(),
+            torch.zeros_like(row),
+        )
         noise = log_exponential_reference(philox_reference(state.seed[row], counter))
         scores[quad] -= state.temperature[row].unsqueeze(1) * noise
-    return scores.view(len(logits), -1).argmax(dim=-1)
+    return scores.view(len(logits), -1)[:, :vocabulary]
 
 
 # Before kernels ahead have ended, see `kernels.launch`.
@@ -96,7 +112,7 @@ READS_EARLY = frozenset(("rows_ptr", "temperature_ptr"))
 
 
 @triton.jit
-def _chunk_argmax_kernel(
+def chunk_argmax_kernel(
     logits_ptr: tl.tensor,
     thresholds_ptr: tl.tensor,
     rows_ptr: tl.tensor,
@@ -110,8 +126,10 @@ def _chunk_argmax_kernel(
     VOCABULARY: tl.constexpr,
     CHUNK: tl.constexpr,
     ON_GPU: tl.constexpr,
+    FIRST: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
+    """Find the best token of a chunk of VOCABULARY logits, the first of which is that of token FIRST."""
     sample = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     row = tl.load(rows_ptr + sample)
@@ -127,7 +145,7 @@ def _chunk_argmax_kernel(
         kept = logits >= tl.load(thresholds_ptr + sample)
         scores = tl.where(kept, logits, float("-inf"))
     if (temperature > 0) & (tl.max(scores) > float("-inf")):
-        quad = chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
+        quad = FIRST // 4 + chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
         position = tl.load(positions_ptr + sample) + tl.zeros_like(quad)
         index = tl.load(index_ptr + row) + tl.zeros_like(quad)
         a, b, c, d = tl.philox(tl.load(seed_ptr + row), quad, position, index, tl.zeros_like(quad))
@@ -138,11 +156,11 @@ def _chunk_argmax_kernel(
     best = tl.max(scores)
     slot = sample * tl.num_programs(1) + chunk
     tl.store(best_ptr + slot, best)
-    tl.store(best_tokens_ptr + slot, tl.min(tl.where(scores == best, token, VOCABULARY)))
+    tl.store(best_tokens_ptr + slot, FIRST + tl.min(tl.where(scores == best, token, VOCABULARY)))
 
 
 @triton.jit
-def _argmax_kernel(
+def argmax_kernel(
     best_ptr: tl.tensor,
     best_tokens_ptr: tl.tensor,
     rows_ptr: tl.tensor,

@@ -155,6 +155,8 @@ def _measure(
         workload=workload,
     )
     label = arguments.label or _label(workload, rate, concurrency)
+    if target.transport == "websocket" and not arguments.label:
+        label = f"{label}, WebSocket"
     return RunResult.of(label, target, load, _slo(arguments), (before, after), records)
 
 
@@ -171,6 +173,7 @@ def _target(arguments: Arguments) -> Target:
         token_ids=not arguments.openai_only,
         extra_body=extra,
         timeout=arguments.timeout,
+        transport=arguments.transport,
     )
     if target.model:
         return target

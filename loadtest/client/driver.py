@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from quire.loadtest.client.http_client import HttpClient
 from quire.loadtest.client.records import Record
 from quire.loadtest.client.sessions import Session
 from quire.loadtest.client.target import Target, ask
+from quire.loadtest.client.transports import Transport
 
 Numbered = tuple[int, Session]
 """A session and its number in the whole run."""
@@ -28,20 +28,20 @@ async def drive(
     `start`: time.monotonic() from which schedules and records count. With a concurrency, so many sessions
     are under way at any time, and each begins when a place is free, whatever its `at`.
     """
-    client = target.client(api_key)
+    transport = target.open_transport(api_key)
     try:
         if concurrency is None:
-            records = await _open_loop(client, target, sessions, start, on_done)
+            records = await _open_loop(transport, target, sessions, start, on_done)
         else:
             await asyncio.sleep(start - time.monotonic())
-            records = await _closed_loop(client, target, iter(sessions), concurrency, start, on_done)
+            records = await _closed_loop(transport, target, iter(sessions), concurrency, start, on_done)
     finally:
-        client.close()
+        await transport.close()
     return sorted(records, key=lambda record: (record.session, record.turn))
 
 
 async def _open_loop(
-    client: HttpClient,
+    transport: Transport,
     target: Target,
     sessions: Iterable[Numbered],
     start: float,
@@ -51,12 +51,12 @@ async def _open_loop(
     async with asyncio.TaskGroup() as tasks:
         for number, session in sorted(sessions, key=lambda item: item[1].at):
             await asyncio.sleep(start + session.at - time.monotonic())
-            tasks.create_task(_run(client, target, number, session, session.at, start, records, on_done))
+            tasks.create_task(_run(transport, target, number, session, session.at, start, records, on_done))
     return records
 
 
 async def _closed_loop(
-    client: HttpClient,
+    transport: Transport,
     target: Target,
     sessions: Iterator[Numbered],
     concurrency: int,
@@ -68,7 +68,7 @@ async def _closed_loop(
     async def place() -> None:
         for number, session in sessions:
             due = time.monotonic() - start
-            await _run(client, target, number, session, due, start, records, on_done)
+            await _run(transport, target, number, session, due, start, records, on_done)
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(concurrency):
@@ -77,7 +77,7 @@ async def _closed_loop(
 
 
 async def _run(
-    client: HttpClient,
+    transport: Transport,
     target: Target,
     number: int,
     session: Session,
@@ -93,7 +93,7 @@ async def _run(
             due = time.monotonic() - start + turn.think
             await asyncio.sleep(turn.think)
         record = Record(session=number, turn=i, due=due, sent=due)
-        text = await ask(client, target, turn, history, record, start, time.monotonic)
+        text = await ask(transport, target, turn, history, record, start, time.monotonic)
         records.append(record)
         on_done(record)
         if record.failure:

@@ -8,7 +8,7 @@ from quire.loadtest.client.lengths import ALPACA, SHAREGPT
 from quire.loadtest.client.sessions import Recipe
 from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table, bars
 from quire.loadtest.evaluation.setting import LATENCY_LIMIT, Outcome, Setting, ratio, sustained
-from quire.loadtest.simulator.geometry import OPT_13B
+from quire.loadtest.simulator.geometry import OPT_13B, SERVERS
 from quire.loadtest.simulator.systems import NAMES, Kind
 
 KINDS: tuple[Kind, ...] = ("paged", "oracle", "pow2", "max", "request-level")
@@ -32,6 +32,9 @@ PAPER_BATCHES: dict[str, tuple[float, dict[Kind, float]]] = {
     "ShareGPT": (2.0, {"max": 7.00, "pow2": 9.81, "oracle": 13.62, "paged": 30.42}),
     "Alpaca": (30.0, {"max": 7.00, "pow2": 43.24, "oracle": 72.75, "paged": 132.44}),
 }
+
+# Table 1: GB of parameters, and tokens whose keys and values fit.
+PAPER_SERVERS = {"OPT-13B": (26, 15_700), "OPT-66B": (132, 9_700), "OPT-175B": (346, 60_100)}
 
 
 def latency_chart(title: str, lines: Mapping[str, Sequence[Outcome]]) -> Chart:
@@ -68,29 +71,60 @@ def rate_table(
 
 
 def fig12(setting: Setting) -> Figure:
-    tables, charts = [], []
-    for workload, (recipe, rates) in WORKLOADS.items():
-        sessions = setting.sessions(recipe)
-        curves = {
-            kind: setting.curve(f"{workload}, {NAMES[kind]}", setting.system(kind), sessions, *rates)
-            for kind in KINDS
-        }
-        outcomes = setting.run_curves(curves)
-        title = f"{workload}: rate"
-        tables.append(rate_table(title, outcomes, "paper: vLLM ÷ it", PAPER_RATIOS[workload]))
-        named = {NAMES[kind]: each for kind, each in outcomes.items()}
-        charts.append(latency_chart(f"OPT-13B, {workload}", named))
+    """Simulate all panels: OPT-13B, 66B and 175B on the servers of table 1, with two workloads each."""
+    tables, charts = [servers_table()], []
+    for server in SERVERS:
+        name = server.model.name
+        costs = setting.server_costs(server)
+        for workload, (recipe, rates) in WORKLOADS.items():
+            sessions = setting.sessions(recipe)
+            curves = {
+                kind: setting.curve(
+                    f"{name}, {workload}, {NAMES[kind]}",
+                    setting.system_on(server, kind),
+                    sessions,
+                    *rates,
+                    costs=costs,
+                )
+                for kind in KINDS
+            }
+            outcomes = setting.run_curves(curves)
+            title = f"{name}, {workload}: rate"
+            tables.append(rate_table(title, outcomes, "paper: vLLM ÷ it", PAPER_RATIOS[workload]))
+            named = {NAMES[kind]: each for kind, each in outcomes.items()}
+            charts.append(latency_chart(f"{name}, {workload}", named))
     return Figure(
         name="fig12",
         title="Normalised latency against the request rate",
-        source="PagedAttention, Fig. 12; section 6.2",
-        costs=setting.costs_source(OPT_13B),
+        source="PagedAttention, Fig. 12; section 6.2, table 1",
+        costs="; ".join(setting.server_costs(server).describe() for server in SERVERS),
         tables=tables,
         charts=charts,
         notes=[
-            "The paper's ranges are over OPT-13B, 66B and 175B; here it is OPT-13B.",
+            "The paper's ranges are over OPT-13B, 66B and 175B.",
+            "Several GPUs: each reads its part of the weights and of the cache and does its part of the "
+            "products, and two sums over the GPUs follow in every layer.",
             "FasterTransformer's batches neither pad here nor compute rows that have ended, and Orca's steps "
             "cost what Quire's do: only memory differs, so the baselines do better than theirs did.",
+        ],
+    )
+
+
+def servers_table() -> Table:
+    """Compare the servers with table 1 of the paper."""
+    return Table(
+        title="Servers (table 1)",
+        header=["model", "GPUs", "parameters, GB", "paper", "KV slots", "paper: KV slots"],
+        rows=[
+            [
+                server.model.name,
+                f"{server.ranks.size} × {server.device.name}",
+                server.model.weight_bytes / 1e9,
+                PAPER_SERVERS[server.model.name][0],
+                server.slots,
+                PAPER_SERVERS[server.model.name][1],
+            ]
+            for server in SERVERS
         ],
     )
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from quire.loadtest.analysis.knee import rate_at
 from quire.loadtest.client.arrivals import arrival_times
 from quire.loadtest.client.sessions import Recipe, Session, draw_sessions, due_at
-from quire.loadtest.simulator.geometry import A100_40GB, OPT_13B, Model, kv_slots
+from quire.loadtest.simulator.geometry import A100_40GB, OPT_13B, Model, Server, kv_slots
 from quire.loadtest.simulator.simulation import simulate
 from quire.loadtest.simulator.step_costs import StepCosts, roofline
 from quire.loadtest.simulator.systems import Kind, System
@@ -47,12 +47,23 @@ class Setting:
     def step_costs(self, model: Model, block_size: int = 16, pieces: int = 1) -> StepCosts:
         return self.costs or roofline(model, A100_40GB, block_size, pieces)
 
+    def server_costs(self, server: Server) -> StepCosts:
+        """Return what a step costs on one of the paper's servers; fits are of one GPU, so of the first."""
+        if server.ranks.size == 1:
+            return self.step_costs(server.model)
+        return roofline(server.model, server.device, 16, ranks=server.ranks)
+
     def costs_source(self, model: Model) -> str:
         """Tell in words where costs come from, with the error of a fit."""
         return self.step_costs(model).describe()
 
     def system(self, kind: Kind, block_size: int = 16) -> System:
         return System(kind, self.slots, self.max_model_len, block_size)
+
+    def system_on(self, server: Server, kind: Kind) -> System:
+        """Return a system with the memory that it has on a server, as much smaller as this setting's is."""
+        slots = self.slots * server.slots // kv_slots(OPT_13B)
+        return System(kind, slots, self.max_model_len, 16)
 
     def sessions(self, recipe: Recipe, least: int = 8) -> list[Session]:
         """Draw a recipe's sessions with this setting's seed and size."""
@@ -67,8 +78,10 @@ class Setting:
         *rates: float,
         model: Model = OPT_13B,
         pieces: int = 1,
+        costs: StepCosts | None = None,
     ) -> Curve:
-        costs = self.step_costs(model, system.block_size, pieces)
+        """costs: of a step; if left out, `step_costs` of the model."""
+        costs = costs or self.step_costs(model, system.block_size, pieces)
         return Curve(label, system, sessions, rates, costs, self.seed)
 
     def run_curves(self, curves: Mapping[Key, Curve]) -> dict[Key, list[Outcome]]:

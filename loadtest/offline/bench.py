@@ -84,6 +84,7 @@ class Result:
     command: str
     engine_out_tok_s: float  # of the engine alone
     traced: Traced | None = None
+    tensor_parallel_size: int = 1  # what a step needs is of one of so many ranks
 
 
 def requests(work: list[Work], seed: int) -> list[Request]:
@@ -215,6 +216,7 @@ def bench(
         device=info.device,
         dtype=info.dtype,
         kv_cache_dtype=info.kv_cache_dtype,
+        tensor_parallel_size=info.tensor_parallel_size,
         engine_out_tok_s=round(output_tokens / statistics.median(run.seconds for run in alone), 1),
         **asdict(Provenance.here()),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ class Model:
 
     name: str
     layers: int
+    hidden: int
     weight_bytes: int
     kv_bytes_per_token: int
     max_model_len: int
@@ -42,6 +44,7 @@ class Model:
         return cls(
             name=name,
             layers=layers,
+            hidden=hidden,
             weight_bytes=size * (layers * (attention + mlp) + positions + embeddings),
             kv_bytes_per_token=size * 2 * layers * kv_heads * head_dim,
             max_model_len=config["max_position_embeddings"],
@@ -72,7 +75,50 @@ A100_40GB = Device(
     flops_share=0.5,
 )
 
+# The same chip with more and quicker memory.
+A100_80GB = dataclasses.replace(A100_40GB, name="A100 80GB", bandwidth=2.039e12)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Devices that compute one model together (tensor parallelism), and what a sum over them takes.
+
+    bandwidth: bytes/s that a device sends to the others. sum_seconds: a sum over ranks of next to nothing.
+    """
+
+    size: int = 1
+    bandwidth: float = 1.0
+    sum_seconds: float = 0.0
+
+    def seconds(self, nbytes: float) -> float:
+        """Return what a sum of so many bytes a rank takes: each sends 2 (size - 1) / size of them."""
+        if self.size == 1:
+            return 0.0
+        return self.sum_seconds + 2 * (self.size - 1) / self.size * nbytes / self.bandwidth
+
+
+ONE_RANK = Ranks()
+
+
+def a100s(size: int) -> Ranks:
+    """Return A100s joined by NVLink: 300 GB/s a device one way, of which sums reach four fifths.
+
+    20 µs is what NCCL takes for a small sum; both are assumptions.
+    """
+    return Ranks(size, bandwidth=0.8 * 300e9, sum_seconds=20e-6)
+
+
 OPT_13B = Model.from_config("OPT-13B", CONFIGS["opt-13b"])
+OPT_66B = Model.from_config(
+    "OPT-66B",
+    CONFIGS["opt-13b"]
+    | {"hidden_size": 9216, "num_hidden_layers": 64, "num_attention_heads": 72, "ffn_dim": 36864},
+)
+OPT_175B = Model.from_config(
+    "OPT-175B",
+    CONFIGS["opt-13b"]
+    | {"hidden_size": 12288, "num_hidden_layers": 96, "num_attention_heads": 96, "ffn_dim": 49152},
+)
 LLAMA_13B = Model.from_config(
     "LLaMA-13B",
     {
@@ -92,3 +138,26 @@ KV_BYTES = 12 << 30  # of an A100 40GB beside a 13B model: 15.7K slots (PagedAtt
 def kv_slots(model: Model, kv_bytes: int = KV_BYTES) -> int:
     """Return the tokens whose keys and values fit."""
     return kv_bytes // model.kv_bytes_per_token
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A model on its devices, and the bytes of all of them together that are left for keys and values."""
+
+    model: Model
+    device: Device
+    ranks: Ranks
+    kv_bytes: int
+
+    @property
+    def slots(self) -> int:
+        """Return the tokens whose keys and values fit."""
+        return kv_slots(self.model, self.kv_bytes)
+
+
+# PagedAttention, table 1.
+SERVERS = (
+    Server(OPT_13B, A100_40GB, ONE_RANK, KV_BYTES),
+    Server(OPT_66B, A100_40GB, a100s(4), 21 << 30),
+    Server(OPT_175B, A100_80GB, a100s(8), 264 << 30),
+)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.schedule.plan import StepPlan
-from quire.loadtest.simulator.geometry import Device, Model
+from quire.loadtest.simulator.geometry import ONE_RANK, Device, Model, Ranks
 
 FEATURES = ("step", "prefill_tokens", "decode_rows", "context_tokens", "prefill_pairs", "copies", "swaps")
 """One for the step itself; tokens prefilled; rows that decode; tokens whose keys and values those rows read;
@@ -67,31 +67,39 @@ def step_features(plan: StepPlan) -> Features:
     )
 
 
-def roofline(model: Model, device: Device, block_size: int, pieces: int = 1) -> StepCosts:
+def roofline(
+    model: Model, device: Device, block_size: int, pieces: int = 1, ranks: Ranks = ONE_RANK
+) -> StepCosts:
     """Reckon weights and context read once a step, products at a share of the peak, one after the other.
 
     `pieces`: separate copies that moving one block over the link takes: 1 where a block is one region across
-    all layers, 2 × layers where each layer has its own.
+    all layers, 2 × layers where each layer has its own. `ranks`: each device does its part of all of it, and
+    two sums over them follow in every layer, of a hidden state for each token.
     """
-    bandwidth = device.bandwidth * device.bandwidth_share
-    flops = device.flops * device.flops_share
+    bandwidth = device.bandwidth * device.bandwidth_share * ranks.size
+    flops = device.flops * device.flops_share * ranks.size
     block_bytes = block_size * model.kv_bytes_per_token
-    per_token = 2 * model.weight_bytes / model.dtype_bytes / flops
+    sums = 2 * model.layers
+    sum_start = ranks.seconds(0)
+    sum_of_token = ranks.seconds(model.hidden * model.dtype_bytes) - sum_start
+    per_token = 2 * model.weight_bytes / model.dtype_bytes / flops + sums * sum_of_token
     # A pair takes 2 × head_dim FLOPs for the score and as many for the value, in every head and layer.
     per_pair = 2 * model.kv_bytes_per_token / model.dtype_bytes / flops
+    link = device.link_bandwidth * ranks.size
     return StepCosts(
         seconds=[
-            model.weight_bytes / bandwidth,
+            model.weight_bytes / bandwidth + sums * sum_start,
             per_token,
             per_token,
             model.kv_bytes_per_token / bandwidth,
             per_pair,
             2 * block_bytes / bandwidth,
-            pieces * device.transfer_seconds + block_bytes / device.link_bandwidth,
+            pieces * device.transfer_seconds + block_bytes / link,
         ],
         source=(
-            f"roofline of {model.name} on {device.name}: {device.bandwidth_share:.0%} of its bandwidth, "
-            f"{device.flops_share:.0%} of its FLOP/s"
+            f"roofline of {model.name} on {'' if ranks.size == 1 else f'{ranks.size} × '}{device.name}: "
+            f"{device.bandwidth_share:.0%} of its bandwidth, {device.flops_share:.0%} of its FLOP/s"
+            + ("" if ranks.size == 1 else f", a sum over ranks {ranks.sum_seconds * 1e6:g} µs and more")
         ),
     )
 

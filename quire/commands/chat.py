@@ -11,8 +11,10 @@ from quire.engine.config import EngineConfig
 from quire.service.commands.flags import (
     add_batch_flags,
     add_cache_flags,
+    add_chat_template,
     add_model_flags,
     add_sampling_flags,
+    first_line,
     flag,
 )
 from quire.service.commands.parser import Parser
@@ -35,10 +37,11 @@ def add_flags(parser: Parser) -> None:
     )
     group = parser.group("Conversation", "/help in it tells of its commands")
     flag(group, "--system", shown="nothing", help="What the model is told before the conversation.")
+    add_chat_template(group)
     flag(group, "--max-tokens", type=int, shown="as many as fit", help="Most tokens of an answer.")
     add_sampling_flags(group)
     group = parser.group("Server", "where MODEL is a URL")
-    flag(group, "--api-key", metavar="KEY", shown="none", help="The server's key.")
+    flag(group, "--api-key", type=first_line, metavar="KEY", shown="none", help="The server's key.")
     flag(group, "--model-name", metavar="NAME", shown="its first", help="Which of the server's models.")
     add_model_flags(parser.group("Model", "where it is not"))
     add_batch_flags(parser.group("Batch"))
@@ -67,19 +70,21 @@ def _speaker(arguments: Namespace) -> Speaker:
 
     SamplingParams(top_p=arguments.top_p, top_k=arguments.top_k, temperature=arguments.temperature)
     if _URL.match(arguments.model):
-        for name in EngineConfig.__struct_fields__:
+        for name in (*EngineConfig.__struct_fields__, "chat_template"):
             if name != "model" and name in arguments.given:
                 told = name.replace("_", "-")
                 raise ValueError(f"--{told} is of a model in this process, and {arguments.model} is a server")
-        key = (
-            (arguments.api_key or "").split("\n")[0].strip()
-        )  # the environment may hold a line each for a server
-        return ServerSpeaker(arguments.model, key, arguments.model_name)
+        return ServerSpeaker(arguments.model, arguments.api_key, arguments.model_name)
     for name in ("api_key", "model_name"):
         if name in arguments.given:
             raise ValueError(f"--{name.replace('_', '-')} is for a server: give its URL instead of a model")
     from quire.llm import LLM
     from quire.service.commands.progress import PhaseBars
 
-    llm = LLM(arguments.model, on_progress=PhaseBars().show, **engine_settings(arguments))
+    llm = LLM(
+        arguments.model,
+        chat_template=arguments.chat_template,
+        on_progress=PhaseBars().show,
+        **engine_settings(arguments),
+    )
     return EngineSpeaker(llm, model_name(arguments.model))

@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 
 from quire.commands.settings import engine_settings
-from quire.service.commands.flags import add_engine_flags, add_sampling_flags, flag
+from quire.service.commands.flags import add_chat_template, add_engine_flags, add_sampling_flags, flag
 from quire.service.commands.parser import Parser
 
 DEFAULT_MAX_TOKENS = 16  # as LLM and /v1/completions have it; a chat's answer has what fits
@@ -17,6 +17,7 @@ def add_flags(parser: Parser) -> None:
     group = parser.group("Prompt and sampling", "with the defaults of LLM and of requests to a server")
     flag(group, "--prompt", shown="read from standard input", help="The text to continue.")
     flag(group, "--chat", action="store_true", help="The prompt is a user's message: use the chat template.")
+    add_chat_template(group)
     flag(
         group,
         "--max-tokens",
@@ -35,8 +36,15 @@ def run(arguments: Namespace) -> int:
 
     if arguments.max_tokens is not None and arguments.max_tokens < 1:
         raise ValueError(f"--max-tokens must be at least 1, got {arguments.max_tokens}")
+    if arguments.chat_template is not None and not arguments.chat:
+        raise ValueError("--chat-template is of chats: give --chat too")
     text = arguments.prompt if arguments.prompt is not None else _read_prompt()
-    llm = LLM(arguments.model, on_progress=PhaseBars().show, **engine_settings(arguments))
+    llm = LLM(
+        arguments.model,
+        chat_template=arguments.chat_template,
+        on_progress=PhaseBars().show,
+        **engine_settings(arguments),
+    )
     prompt = (
         llm.chat_prompt([{"role": "user", "content": text}])
         if arguments.chat

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from quire.commands.settings import api_keys, comma_separated, model_name
+from quire.commands.settings import api_keys, chat_template, comma_separated, model_name
 from quire.engine.models.hub import check_model
-from quire.service.commands.flags import add_address_flags, add_model, flag
+from quire.service.commands.flags import add_address_flags, add_chat_template, add_model, flag
 from quire.service.commands.parser import Parser
 
 
@@ -51,6 +51,7 @@ def add_flags(parser: Parser) -> None:
         shown="empty",
         help="The secret that the replicas' block digests are seeded with.",
     )
+    add_chat_template(group)
     add_address_flags(parser)
 
 
@@ -67,6 +68,7 @@ def run(arguments: Namespace) -> int:
         api_key_file=arguments.api_key_file,
         cors_origins=tuple(arguments.cors_origin),
         insecure=arguments.insecure,
+        otlp_endpoint=arguments.otlp_endpoint,
         shutdown_timeout=arguments.shutdown_timeout,
         keep_alive=86400.0,  # the replicas' own comments pass through
     )
@@ -77,6 +79,7 @@ def run(arguments: Namespace) -> int:
         redis_url=arguments.redis_url,
         allow_replicas=comma_separated(arguments.allow_replica),
         cache_seed=arguments.cache_seed,
+        chat_template=chat_template(arguments),
     )
     check_model(router.model)
     from quire.service.commands.address import check_address

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from quire.commands.settings import api_keys, engine_config, kv_events_config, model_name, registry_config
+from quire.commands.settings import (
+    api_keys,
+    chat_template,
+    engine_config,
+    kv_events_config,
+    model_name,
+    registry_config,
+)
 from quire.engine.models.hub import check_model
 from quire.service.commands.flags import add_engine_flags, add_service_flags
 from quire.service.commands.parser import Parser
@@ -30,6 +37,8 @@ def run(arguments: Namespace) -> int:
         api_key_file=arguments.api_key_file,
         cors_origins=tuple(arguments.cors_origin),
         insecure=arguments.insecure,
+        unknown_fields=arguments.unknown_fields,
+        otlp_endpoint=arguments.otlp_endpoint,
         max_num_queued_reqs=arguments.max_num_queued_reqs,
         max_num_queued_tokens=arguments.max_num_queued_tokens,
         shutdown_timeout=arguments.shutdown_timeout,
@@ -45,6 +54,7 @@ def run(arguments: Namespace) -> int:
     kv_events = kv_events_config(arguments)
     if kv_events is not None and not config.enable_prefix_caching:
         raise ValueError("--kv-events-config tells of the prefix cache: leave out --no-enable-prefix-caching")
+    template = chat_template(arguments)
     check_model(config.model)
     from quire.service.commands.address import check_address
     from quire.service.commands.pinned_prefixes import read_pinned_prefixes
@@ -52,4 +62,4 @@ def run(arguments: Namespace) -> int:
 
     pinned = read_pinned_prefixes(map(Path, arguments.pin_prefix))
     check_address(service.host, service.port)
-    return launch(service, config, registry, pinned, kv_events)
+    return launch(service, config, registry, pinned, kv_events, template)

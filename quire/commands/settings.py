@@ -13,6 +13,7 @@ import msgspec
 from quire.engine.config import EngineConfig, KVEventsConfig, RegistryConfig
 from quire.service.commands.parser import lines_of
 from quire.service.demo import MODEL_FOLDER, MODEL_NAME
+from quire.service.text.named_templates import read_template
 
 log = logging.getLogger("quire.service")
 
@@ -20,8 +21,9 @@ _API_KEY_VARIABLE = "QUIRE_API_KEY"
 
 
 def engine_settings(arguments: Namespace) -> dict[str, Any]:
-    """Return EngineConfig's fields but for the model."""
-    return {name: getattr(arguments, name) for name in EngineConfig.__struct_fields__ if name != "model"}
+    """Return those of EngineConfig's fields, but for the model, that the command has flags for."""
+    names = set(EngineConfig.__struct_fields__) - {"model"}
+    return {name: value for name, value in vars(arguments).items() if name in names}
 
 
 def engine_config(arguments: Namespace) -> EngineConfig:
@@ -71,6 +73,11 @@ def api_keys(arguments: Namespace) -> tuple[str, ...]:
             _API_KEY_VARIABLE,
         )
     return tuple(arguments.api_key)
+
+
+def chat_template(arguments: Namespace) -> str | None:
+    """Return the source of the one that is given. Raises ValueError."""
+    return None if arguments.chat_template is None else read_template(arguments.chat_template)
 
 
 def comma_separated(lists: list[str]) -> tuple[str, ...]:

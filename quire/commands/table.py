@@ -91,6 +91,16 @@ COMMANDS = (
         ),
     ),
     Command(
+        "top",
+        "show a server's requests and blocks in this terminal",
+        ("quire top --url http://127.0.0.1:8000",),
+    ),
+    Command(
+        "why",
+        "tell where the time of a request went, and why",
+        ("quire why chatcmpl-7 --url http://127.0.0.1:8000",),
+    ),
+    Command(
         "completion",
         "print the script by which a shell completes all this",
         (

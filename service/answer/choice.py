@@ -24,6 +24,7 @@ class Choice:
 
     __slots__ = (
         "_detokenizer",
+        "_include_stop",
         "_length",
         "_matcher",
         "_min_tokens",
@@ -47,11 +48,17 @@ class Choice:
         stops: tuple[str, ...],
         min_tokens: int = 0,
         parser: ToolCallParser | None = None,
+        *,
+        include_stop: bool = False,
     ) -> None:
-        """Stop strings are looked for in what follows the first `min_tokens` tokens."""
+        """Stop strings are looked for in what follows the first `min_tokens` tokens.
+
+        include_stop: the text shows what ended it.
+        """
         self.index = index
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stops) if stops else None
+        self._include_stop = include_stop
+        self._matcher = StopMatcher(stops, included=include_stop) if stops else None
         self._min_tokens = min_tokens
         self._parser = parser
         self.parts = None if parser is None else AnswerParts()  # instead of texts
@@ -100,7 +107,7 @@ class Choice:
             self.num_tokens += 1
             if output.logprobs is not None:
                 self.logprobs.append(LogprobEntry(token, output.logprobs[at], self._length))
-            if at < last or output.stop_token is None:  # the text does not show what ended it
+            if at < last or output.stop_token is None or self._include_stop:
                 self._show(self._detokenizer.push([token]))
                 if self.finish_reason is not None:
                     return

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from quire.engine.errors import EngineDeadError, FieldError
 from quire.engine.messages import FinishReason, Output, SamplingParams, TokenLogprob
 from quire.service.admission import Admission
@@ -15,8 +17,10 @@ from quire.service.answer.choice import Choice, LogprobEntry
 from quire.service.answer.replies import Usage
 from quire.service.engine_client import Engine, RequestStream
 from quire.service.errors import ApiError, not_ready, refused
+from quire.service.explain.times import RequestTimes
 from quire.service.http.access_line import Cost
 from quire.service.text.tools.use import ToolUse
+from quire.service.text.turn_end import TurnEnd
 
 if TYPE_CHECKING:
     from quire.service.text.tokenizer import Tokenizer
@@ -35,6 +39,8 @@ class Options:
     stops: tuple[str, ...]
     skip_special_tokens: bool
     continues: bool  # the text goes on where the prompt ended, rather than starting afresh
+    is_turn: bool = True  # of a chat, and so it ends with the turn
+    include_stop: bool = False  # the text shows what ended it, if that is a stop string or a plain token
     echo_logprobs: bool = False
     discard_output: bool = False  # max_tokens 0: the engine's one token is not shown
     token_ids: bool = False
@@ -53,6 +59,7 @@ class Group:
     choices: list[Choice]
     unfinished: int
     started: bool = False
+    first_output: float = 0.0  # when it came, as monotonic() has it
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
 
@@ -73,12 +80,14 @@ class Generation:
         params: list[SamplingParams],
         options: Options,
         cache_salt: str,
+        times: RequestTimes,
     ) -> None:
         self._admission = admission
+        self.times = times
         self._metrics = admission.metrics
         self.tokenizer = tokenizer
         self.options = options
-        self._arrival = time.perf_counter()
+        self.arrival = time.monotonic()  # when it came
         self._groups: dict[int, Group] = {}
         self._inbox: list[Output] = []
         self._listener: Callable[[], None] | None = None
@@ -94,11 +103,17 @@ class Generation:
         except BaseException:
             self.close()
             raise
+        times.queued, times.engine_requests = self.arrival, self.engine_requests
+        times.prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
+        admission.past_requests.add(times)
         admission.watchdog.generations.add(self)
 
     def _add(self, engine: Engine, prompt: Prompt, params: SamplingParams, cache_salt: str) -> None:
+        end = self.tokenizer.turn_end if self.options.is_turn and not params.ignore_eos else TurnEnd()
+        if end.tokens:
+            params = structs.replace(params, stop_token_ids=(*params.stop_token_ids, *end.tokens))
         try:
-            stream = engine.add(prompt.tokens, params, cache_salt)
+            stream = engine.add(prompt.tokens, params, cache_salt, self.times.tenant)
         except FieldError as error:
             raise refused(error) from None
         except EngineDeadError as error:
@@ -114,9 +129,10 @@ class Generation:
                     skip_special_tokens=options.skip_special_tokens,
                     shown=() if tools is None else tools.format.markers,
                 ),
-                options.stops,
+                (*options.stops, *end.strings),
                 params.min_tokens,
                 None if tools is None else tools.parser(),
+                include_stop=options.include_stop,
             )
             for i in range(params.n)
         ]
@@ -194,7 +210,7 @@ class Generation:
             self._listener()
 
     def _take_in(self, outputs: list[Output]) -> list[Choice]:
-        now = time.perf_counter()
+        now = time.monotonic()
         metrics = self._metrics
         touched: dict[int, Choice] = {}
         for output in outputs:
@@ -208,7 +224,8 @@ class Generation:
                 self._start(group, output, now)
             elif output.tokens and choice.num_tokens:
                 count = len(output.tokens)
-                metrics.inter_token_latency.observe((now - choice.last_time) / count, count)
+                seconds = (now - choice.last_time) / count
+                metrics.inter_token_latency.observe(seconds, count, self.times.request_id)
             choice.last_time = now
             before = choice.num_tokens
             choice.add(self._without_output(output) if self.options.discard_output else output)
@@ -219,7 +236,15 @@ class Generation:
                 self.backlog += sum(64 + 64 * len(entry.top_tokens) for entry in output.logprobs)
             if choice.finish_reason is not None:
                 self._finish(group, choice, now)
+        self._note_text(now)
         return list(touched.values())
+
+    def _note_text(self, began: float) -> None:
+        """Note that outputs, perhaps the last, have become text since `began`."""
+        times, now = self.times, time.monotonic()
+        times.text_seconds += now - began
+        if self.finished:
+            times.finished, times.text_ready = began, now
 
     @staticmethod
     def _without_output(output: Output) -> Output:
@@ -233,7 +258,9 @@ class Generation:
 
     def _start(self, group: Group, output: Output, now: float) -> None:
         group.started = True
+        group.first_output = now
         group.cached_tokens = output.cached_tokens
+        self.times.cached_tokens += output.cached_tokens
         group.prompt_logprobs = output.prompt_logprobs
         for choice in group.choices:
             choice.last_time = now
@@ -244,11 +271,12 @@ class Generation:
         metrics.prompt_tokens += len(group.prompt.tokens)
         metrics.cached_tokens += output.cached_tokens
         metrics.cached_host_tokens += output.cached_host_tokens
-        metrics.time_to_first_token.observe(now - self._arrival)
+        request_id = self.times.request_id
+        metrics.time_to_first_token.observe(now - self.arrival, 1, request_id)
         if self._first_token is None:
-            self._first_token = now - self._arrival
+            self._first_token = now - self.arrival
         if output.queue_seconds is not None:
-            metrics.queue_time.observe(output.queue_seconds)
+            metrics.queue_time.observe(output.queue_seconds, 1, request_id)
 
     def _echo_entries(self, group: Group) -> list[LogprobEntry]:
         if not self.options.echo_logprobs or group.prompt_logprobs is None:
@@ -268,11 +296,17 @@ class Generation:
         self._metrics.finished["stop" if reason == "tool_calls" else reason] += 1
         group.stream.abort()  # does nothing, unless a stop string ended it before the engine did
         self.unfinished -= 1
-        self._metrics.request_latency.observe(now - self._arrival)
+        self._metrics.request_latency.observe(now - self.arrival, 1, self.times.request_id)
 
     def close(self) -> None:
         """Abort what is unfinished. Idempotent."""
         self._admission.watchdog.generations.discard(self)
+        times = self.times
+        if times.ended is None:
+            times.output_tokens = sum(choice.num_tokens for choice in self.choices)
+            times.finish_reasons = [choice.finish_reason or self._end_reason for choice in self.choices]
+            ended = "failed" if self._end_reason == "error" else "aborted"
+            self._admission.past_requests.end(times, "finished" if self.finished else ended)
         for group in self._groups.values():
             if group.unfinished:
                 group.stream.abort()

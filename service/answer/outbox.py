@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -50,6 +51,19 @@ class Outbox(Generic[S]):
         self._limit = limit
         self._waiting: dict[S, None] = {}  # sources that have something, in order
         self._held_up: asyncio.Task[None] | None = None
+        self._held_up_since = 0.0
+        self._held_up_seconds = 0.0  # before that
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether a write waits for the reader."""
+        return self._held_up is not None
+
+    @property
+    def held_up_seconds(self) -> float:
+        """Return for how long writes have waited for the reader."""
+        now = time.monotonic() - self._held_up_since if self._held_up is not None else 0.0
+        return self._held_up_seconds + now
 
     def put(self, source: S) -> None:
         """Have what `source` has written. Raises what `write` does, and ClientGone if too much waits."""
@@ -61,6 +75,7 @@ class Outbox(Generic[S]):
         rest = self._write_waiting()
         if rest is not None:
             self._held_up = asyncio.get_running_loop().create_task(self._go_on(rest))
+            self._held_up_since = time.monotonic()
 
     def _write_waiting(self) -> Awaitable[None] | None:
         """Write until nothing waits, or a write is held up: return its rest."""
@@ -78,6 +93,7 @@ class Outbox(Generic[S]):
             while held_up is not None:
                 await held_up
                 held_up = self._write_waiting()
+            self._held_up_seconds = self.held_up_seconds
             self._held_up = None
         except Exception as error:
             self._fail(error)

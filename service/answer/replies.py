@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Literal
 
 import msgspec
@@ -62,6 +63,7 @@ class TokenLogprobs(msgspec.Struct):
 
 class ChatLogprobs(msgspec.Struct):
     content: list[TokenLogprobs]
+    refusal: None = None
 
 
 class _Choice(msgspec.Struct, kw_only=True):
@@ -83,6 +85,8 @@ class ReplyMessage(msgspec.Struct):
     role: str
     content: str | None
     tool_calls: list[ReplyToolCall] | msgspec.UnsetType = msgspec.UNSET
+    refusal: None = None
+    annotations: list[dict[str, str]] = []
 
 
 class ChatChoice(_Choice, kw_only=True):
@@ -134,11 +138,20 @@ class Model(msgspec.Struct, kw_only=True):
     owned_by: str = "quire"
     root: str
     max_model_len: int
+    # as Anthropic's clients read it:
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: datetime
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
 
 
 class ModelList(msgspec.Struct, kw_only=True):
     object: str = "list"
     data: list[Model]
+    has_more: bool = False
+    first_id: str
+    last_id: str
 
 
 class TokenizeReply(msgspec.Struct, kw_only=True):
@@ -146,6 +159,11 @@ class TokenizeReply(msgspec.Struct, kw_only=True):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = None
+
+
+class StoppedStream(msgspec.Struct):
+    id: str
+    stopped: bool  # false: it had ended before
 
 
 class DetokenizeReply(msgspec.Struct):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 
@@ -17,9 +18,9 @@ from quire.service.answer.generation import Generation
 from quire.service.answer.outbox import connection_outbox
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError
+from quire.service.explain.spans import server_timing
 from quire.service.http.access_line import note_cost, note_failure
 from quire.service.http.cancellation import Interruptible
-from quire.service.http.codec import JsonResponse
 from quire.service.http.connection import ClientGone, Connection
 
 log = logging.getLogger("quire.service")
@@ -79,6 +80,14 @@ async def failure_of(work: Interruptible, steps: Awaitable[None]) -> ApiError | 
     return None
 
 
+async def encoded_reply(generation: Generation, reply: Callable[[], msgspec.Struct], pool: Executor) -> bytes:
+    """Return the whole answer as JSON: made in another thread, so that streams go on, if it may take long."""
+    if generation.options.num_logprobs <= INLINE_LOGPROBS:
+        return msgspec.json.encode(reply())
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(pool, lambda: msgspec.json.encode(reply()))
+
+
 class GenerationResponse(Response):
     """Owns the generation: whatever happens, it is closed.
 
@@ -102,7 +111,7 @@ class GenerationResponse(Response):
         self._generation = generation
         self._reply = reply
         self._events = events
-        self._made: JsonResponse | None = None
+        self._made: Response | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = Connection(scope, send, self._config)
@@ -119,22 +128,23 @@ class GenerationResponse(Response):
             last = self._events.failure(error) if self._events is not None and connection.started else []
             await connection.fail(error, b"".join(last))
         elif self._made is not None:
+            self._made.headers["server-timing"] = server_timing(self._generation.times)
             await self._made(scope, receive, send)
+            self._generation.times.ended = time.monotonic()
 
     async def _stream(self, connection: Connection, encoder: EventEncoder) -> None:
         connection.keep_alive()
         outbox = connection_outbox(connection, self._config.max_backlog_bytes)
         try:
             await stream(self._generation, encoder, outbox.put)
+            if outbox.is_held_up:
+                self._generation.times.unread_since = time.monotonic()
             await outbox.flush()
         finally:
+            self._generation.times.unread_seconds = outbox.held_up_seconds
             outbox.close()
 
     async def _make_reply(self) -> None:
-        """In another thread, so that streams go on, if it may take long."""
         await self._generation.complete()
-        if self._generation.options.num_logprobs <= INLINE_LOGPROBS:
-            self._made = JsonResponse(self._reply())
-            return
-        loop = asyncio.get_running_loop()
-        self._made = await loop.run_in_executor(self._pool, lambda: JsonResponse(self._reply()))
+        reply = await encoded_reply(self._generation, self._reply, self._pool)
+        self._made = Response(reply, media_type="application/json")

@@ -28,14 +28,17 @@ from quire.service.api.request_params import (
     checked_grammar,
     sampling_params,
     token_budget,
+    tokenising_limit,
+    truncated,
 )
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.streams import answer
 from quire.service.errors import bad_value
 from quire.service.http.codec import decode
 from quire.service.http.framing import Framing
+from quire.service.http.gate import note_ignored
 from quire.service.state import ServerState
-from quire.service.text.rendering import render
+from quire.service.text.rendering import render, template_arguments
 from quire.service.text.tools.calls import whole_calls
 from quire.service.text.tools.use import ToolUse
 
@@ -73,7 +76,7 @@ def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> ChatLogp
 
 STYLE = ChunkStyle(
     "chat.completion.chunk",
-    b'"delta":{"role":"assistant","content":',
+    b'"delta":{"role":"assistant","refusal":null,"content":',
     b'"delta":{"content":',
     b"}",
     logprobs_of,
@@ -82,13 +85,15 @@ STYLE = ChunkStyle(
 
 async def prompt_text(renderer: TemplateRenderer, tokenizer: Tokenizer, model: str, body: ChatRequest) -> str:
     """Return what the model gets to see. Routers hash it, too. Raises ApiError."""
+    arguments, _ = template_arguments(tokenizer, body.chat_template_kwargs, body.reasoning_effort)
     return await render(
         renderer,
         tokenizer,
         model,
         [message.as_template_message() for message in body.messages],
-        add_generation_prompt=body.add_generation_prompt,
-        arguments=body.chat_template_kwargs,
+        add_generation_prompt=not body.continue_final_message and body.add_generation_prompt is not False,
+        continues=body.continue_final_message,
+        arguments=arguments,
         tools=[function.as_template_tool() for function in body.offered_functions],
     )
 
@@ -108,17 +113,26 @@ async def chat_completions(state: ServerState, request: Request) -> Response:
     return answer(state, request, await begin(state, request, body), streamed=bool(body.stream))
 
 
-async def begin(state: ServerState, connection: HTTPConnection, body: ChatRequest) -> Answer:
-    """Hand the request to the engine. Raises ApiError."""
-    engine, tokenizer, info = state.serving()
+async def prompt_tokens(state: ServerState, body: ChatRequest, begun: str = "") -> list[int]:
+    """Return what the model gets to see, and then `begun`, the beginning of its answer. Raises ApiError."""
+    _, tokenizer, info = state.serving()
     model = state.check_model(body.model)
     check_sampling(body, info)
     state.admit(1)
     if body.token_limit == 0:
         raise bad_value("max_tokens", "max_tokens must be at least 1, got 0")
     text = await prompt_text(state.renderer, tokenizer, model, body)
-    limit = info.max_request_tokens
-    tokens = await state.encode(text, "messages", add_special_tokens=False, limit=limit)
+    special, limit = bool(body.add_special_tokens), tokenising_limit(body, info)
+    tokens = await state.encode(text + begun, "messages", add_special_tokens=special, limit=limit)
+    return truncated(body, tokens, info)
+
+
+async def generate(
+    state: ServerState, connection: HTTPConnection, body: ChatRequest, tokens: list[int], *, continues: bool
+) -> Generation:
+    """Hand the request to the engine; `continues`: its answer has begun in the prompt. Raises ApiError."""
+    engine, tokenizer, info = state.serving()
+    note_ignored(connection.scope, template_arguments(tokenizer, body.chat_template_kwargs, body.reasoning_effort)[1])
     top = (body.top_logprobs or 0) if body.logprobs else None
     budget = token_budget(body, tokens, "messages", info, None)
     carried = LogprobBudget.of(body, top)
@@ -127,11 +141,12 @@ async def begin(state: ServerState, connection: HTTPConnection, body: ChatReques
     carried.check(len(tokens), budget)
     tools = ToolUse.of(body, tokenizer)
     grammar = await checked_grammar(state, body.form if tools is None else tools.form)
-    params = sampling_params(body, budget, top, grammar)
+    params = sampling_params(body, budget, top, grammar, info)
     options = Options(
         stops=body.stop_strings,
         skip_special_tokens=body.skip_special_tokens,
-        continues=False,
+        include_stop=body.include_stop_str_in_output,
+        continues=continues,
         token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids,
         best=body.ranked,
@@ -139,9 +154,17 @@ async def begin(state: ServerState, connection: HTTPConnection, body: ChatReques
         tools=tools,
     )
     salt = cache_salt(connection, body.cache_salt)
-    generation = Generation(
-        state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt
+    times = state.times_of(connection, state.check_model(body.model))
+    return Generation(
+        state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt, times
     )
+
+
+async def begin(state: ServerState, connection: HTTPConnection, body: ChatRequest) -> Answer:
+    """Hand the request to the engine. Raises ApiError."""
+    model = state.check_model(body.model)
+    tokens = await prompt_tokens(state, body)
+    generation = await generate(state, connection, body, tokens, continues=body.continue_final_message)
     identity = Identity.new("chatcmpl", model)
     logprobs, usage = bool(body.logprobs), body.usage_in_stream
 

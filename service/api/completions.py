@@ -20,6 +20,8 @@ from quire.service.api.request_params import (
     checked_grammar,
     sampling_params,
     token_budget,
+    tokenising_limit,
+    truncated,
 )
 from quire.service.api.requests.completions import CompletionRequest
 from quire.service.api.streams import answer
@@ -87,8 +89,9 @@ async def _read_prompts(state: ServerState, body: CompletionRequest) -> list[Pro
     _, _, info = state.serving()
     texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
     if texts:  # then all of them are
-        limit = info.max_request_tokens
-        tokens = await state.encode_all(texts, "prompt", add_special_tokens=True, limit=limit)
+        special = body.add_special_tokens is not False
+        limit = tokenising_limit(body, info)
+        tokens = await state.encode_all(texts, "prompt", add_special_tokens=special, limit=limit)
     else:
         tokens = [prompt for prompt in body.prompts if not isinstance(prompt, str)]
         for prompt in tokens:
@@ -96,7 +99,7 @@ async def _read_prompts(state: ServerState, body: CompletionRequest) -> list[Pro
         if body.echo:
             texts = await state.decode_all(tokens, skip_special_tokens=body.skip_special_tokens)
     if not body.echo:
-        return [Prompt(each, None) for each in tokens]
+        return [Prompt(truncated(body, each, info), None) for each in tokens]
     return [Prompt(each, text) for each, text in zip(tokens, texts, strict=True)]
 
 
@@ -110,6 +113,7 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
     """Hand the request to the engine. Raises ApiError."""
     engine, tokenizer, info = state.serving()
     model = state.check_model(body.model)
+    times = state.times_of(connection, model)
     check_sampling(body, info)
     state.admit(len(body.prompts))
     echo, logprobs = bool(body.echo), body.logprobs is not None
@@ -120,7 +124,7 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
     prompts, params = await _read_prompts(state, body), []
     for prompt in prompts:
         budget = token_budget(body, prompt.tokens, "prompt", info, DEFAULT_MAX_TOKENS)
-        sampling = sampling_params(body, max(budget, 1), body.logprobs, grammar)
+        sampling = sampling_params(body, max(budget, 1), body.logprobs, grammar, info)
         if echo and logprobs and body.prompt_logprobs is None:
             sampling = structs.replace(sampling, prompt_logprobs=body.logprobs)
         params.append(sampling)
@@ -129,7 +133,9 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
     options = Options(
         stops=body.stop_strings,
         skip_special_tokens=body.skip_special_tokens,
+        include_stop=body.include_stop_str_in_output,
         continues=True,
+        is_turn=False,
         echo_logprobs=echo and logprobs,
         discard_output=body.token_limit == 0,
         token_ids=body.return_token_ids,
@@ -138,7 +144,7 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
         num_logprobs=carried.total(num_tokens, most),
     )
     salt = cache_salt(connection, body.cache_salt)
-    generation = Generation(state.admission, engine, tokenizer, prompts, params, options, salt)
+    generation = Generation(state.admission, engine, tokenizer, prompts, params, options, salt, times)
     identity = Identity.new("cmpl", model)
     usage = body.usage_in_stream
 

@@ -35,8 +35,9 @@ async def metrics(state: ServerState, request: Request) -> Response:
     from quire.service.metrics.exposition import exposition
 
     info = None if state.engine is None else state.engine.info
-    text = exposition(state.metrics, info, state.loop_watch)
-    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    accept = request.headers.get("accept", "")
+    text, media_type = exposition(state.metrics, info, state.loop_watch, accept)
+    return Response(text, media_type=media_type)
 
 
 async def startup(state: ServerState, request: Request) -> Response:

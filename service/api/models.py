@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 
 from msgspec import json
 from starlette.requests import Request
@@ -13,7 +14,7 @@ from quire.service.api.request_params import check_token_ids
 from quire.service.api.requests.tokens import DetokenizeRequest, TokenizeRequest
 from quire.service.http.codec import JsonResponse, decode
 from quire.service.state import ServerState
-from quire.service.text.rendering import render
+from quire.service.text.rendering import render, template_arguments
 
 _to_tokenize = json.Decoder(TokenizeRequest)
 _to_detokenize = json.Decoder(DetokenizeRequest)
@@ -21,11 +22,21 @@ _to_detokenize = json.Decoder(DetokenizeRequest)
 
 def _model(state: ServerState, name: str) -> Model:
     _, _, info = state.serving()
-    return Model(id=name, created=state.created, root=info.model, max_model_len=info.max_request_tokens)
+    return Model(
+        id=name,
+        created=state.created,
+        root=info.model,
+        max_model_len=info.max_request_tokens,
+        display_name=name,
+        created_at=datetime.fromtimestamp(state.created, UTC),
+        max_input_tokens=info.max_request_tokens,
+    )
 
 
 async def list_models(state: ServerState, request: Request) -> Response:
-    return JsonResponse(ModelList(data=[_model(state, name) for name in state.config.served_model_names]))
+    names = state.config.served_model_names
+    models = [_model(state, name) for name in names]
+    return JsonResponse(ModelList(data=models, first_id=names[0], last_id=names[-1]))
 
 
 async def get_model(state: ServerState, request: Request) -> Response:
@@ -46,7 +57,7 @@ async def tokenize(state: ServerState, request: Request) -> Response:
                 model,
                 [message.as_template_message() for message in body.messages],
                 add_generation_prompt=body.add_generation_prompt is not False,
-                arguments=body.chat_template_kwargs,
+                arguments=template_arguments(tokenizer, body.chat_template_kwargs, None)[0],
             ),
             False,
         )

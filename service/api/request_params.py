@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from msgspec.structs import replace
 from starlette.requests import HTTPConnection
 
 from quire.engine.config import EngineInfo
 from quire.engine.errors import FieldError
-from quire.engine.messages import SamplingParams
+from quire.engine.messages import MAX_LOGIT_BIAS, SamplingParams
 from quire.service.api.requests.sampling import SamplingFields
 from quire.service.errors import bad_value, no_room, refused
 from quire.service.state import ServerState
@@ -32,7 +33,7 @@ class TokenLimit(Protocol):
     def num_sequences_name(self) -> str: ...
 
 
-def check_token_ids(tokens: list[int], vocab_size: int, param: str) -> None:
+def check_token_ids(tokens: Sequence[int], vocab_size: int, param: str) -> None:
     """Raises ApiError 400 if a token is not of the model's vocabulary."""
     if tokens and max(tokens) >= vocab_size:
         raise bad_value(param, f"{param}: token id {max(tokens)} is not below the vocabulary's {vocab_size}")
@@ -43,6 +44,7 @@ def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
     check_token_ids(body.stop_token_ids or [], info.vocab_size, "stop_token_ids")
     biased = list(body.logit_bias or ())
     check_token_ids(biased, info.vocab_size, "logit_bias")
+    check_token_ids(body.allowed_token_ids or [], info.vocab_size, "allowed_token_ids")
     if biased and min(biased) < 0:
         raise bad_value("logit_bias", f"logit_bias: {min(biased)} is no token id")
     for name, count in (("best_of", body.best_of), ("n", body.n)):
@@ -111,10 +113,31 @@ async def checked_grammar(state: ServerState, form_of: Callable[[], Form | None]
 
 
 def sampling_params(
-    body: SamplingFields, max_tokens: int, logprobs: int | None, grammar: str
+    body: SamplingFields, max_tokens: int, logprobs: int | None, grammar: str, info: EngineInfo
 ) -> SamplingParams:
     """Return what the engine is asked. Raises ApiError 400."""
     try:
-        return body.sampling_params(max_tokens, logprobs, grammar)
+        params = body.sampling_params(max_tokens, logprobs, grammar)
     except FieldError as error:
         raise refused(error) from None
+    if body.allowed_token_ids is None:
+        return params
+    # A grammar always allows what ends a text.
+    ends = [*info.eos_token_ids, *params.stop_token_ids]
+    unwanted = {token: -MAX_LOGIT_BIAS for token in ends if token not in body.allowed_token_ids}
+    return replace(params, logit_bias=params.logit_bias | unwanted)
+
+
+def truncated(body: SamplingFields, prompt: list[int], info: EngineInfo) -> list[int]:
+    """Return the last tokens of a prompt, if it is longer than the request wants it to be."""
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return prompt
+    if most == -1:
+        most = max(1, info.max_request_tokens - (body.token_limit or 1))
+    return prompt[-most:]
+
+
+def tokenising_limit(body: SamplingFields, info: EngineInfo) -> int | None:
+    """Return the number of tokens from which on a prompt is refused, if there is one."""
+    return info.max_request_tokens if body.truncate_prompt_tokens is None else None

@@ -1,15 +1,18 @@
-"""Answers over HTTP: whole, or as a stream, which can be picked up at GET /v1/streams/{id}."""
+"""Answers over HTTP: whole, or as a stream, which can be picked up, or stopped, at /v1/streams/{id}."""
 
 from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.service.answer.replies import StoppedStream
 from quire.service.answer.resumption.response import RecordedResponse
 from quire.service.answer.resumption.ring import EventId
 from quire.service.answer.stream import GenerationResponse
 from quire.service.api.answers import Answer
 from quire.service.errors import ApiError, bad_value
+from quire.service.http.codec import JsonResponse
+from quire.service.http.dialects import dialect_of
 from quire.service.http.framing import SSE
 from quire.service.state import ServerState
 
@@ -21,7 +24,8 @@ def answer(state: ServerState, request: Request, own: Answer, *, streamed: bool)
     """
     headers = dict(reversed(request.scope["headers"]))  # of doubled ones the first
     stream_id = headers.get(b"x-stream-id")
-    generation, events = own.generation, own.encoder(SSE) if streamed else None
+    framing = dialect_of(request.url.path).framing
+    generation, events = own.generation, own.encoder(framing) if streamed else None
     try:
         if b"last-event-id" in headers:
             raise bad_value("last-event-id", "Last-Event-ID belongs to GET /v1/streams/{id}")
@@ -29,8 +33,9 @@ def answer(state: ServerState, request: Request, own: Answer, *, streamed: bool)
             return GenerationResponse(
                 state.config, state.generations, state.pool, generation, reply=own.reply, events=events
             )
-        if events is None:
-            raise bad_value("x-stream-id", "X-Stream-Id may only be given with stream: true")
+        if events is None or framing is not SSE:
+            message = "X-Stream-Id may only be given with stream: true, for a stream of server-sent events"
+            raise bad_value("x-stream-id", message)
         recording = state.recordings.start(
             request.state.tenant, stream_id.decode("latin-1"), generation, events
         )
@@ -40,11 +45,12 @@ def answer(state: ServerState, request: Request, own: Answer, *, streamed: bool)
     return RecordedResponse(state.config, recording)
 
 
-async def pick_up(state: ServerState, request: Request) -> Response:
-    """Answer with the stream from the event after Last-Event-ID on, or from the beginning."""
-    if request.method != "GET":
-        raise ApiError(405, "a stream can be read with GET only", allow="GET")
-    recording = state.recordings.find(request.state.tenant, request.path_params["stream_id"])
+async def recorded_stream(state: ServerState, request: Request) -> Response:
+    """Answer with the stream from the event after Last-Event-ID on, or from the start; DELETE stops it."""
+    stream_id = request.path_params["stream_id"]
+    recording = state.recordings.find(request.state.tenant, stream_id)
+    if request.method == "DELETE":
+        return JsonResponse(StoppedStream(stream_id, recording.stop()))
     last = request.headers.get("last-event-id")
     number = recording.ring.number_after(None if last is None else EventId.parse(last))
     if recording.ended and number == recording.ring.end:

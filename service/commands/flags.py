@@ -9,7 +9,14 @@ from typing import get_args
 from quire.engine.config import BLOCK_SIZES, KVCacheDtype, ModelImpl
 from quire.engine.logs import LogLevel
 from quire.service.commands.parser import Action, Flag, FlagGroup, Parser, metavar_of
+from quire.service.config import UnknownFields
 from quire.service.demo import MODEL_FOLDER
+from quire.service.text.named_templates import template_names
+
+OTHER_PARALLELISM = (
+    "a server divides its model by --tensor-parallel-size only; for more requests run several servers "
+    "behind quire route"
+)
 
 
 def flag(
@@ -55,6 +62,17 @@ def add_model(parser: Parser) -> None:
     )
 
 
+def add_chat_template(group: FlagGroup) -> None:
+    flag(
+        group,
+        "--chat-template",
+        metavar="NAME|FILE",
+        shown="the model's own",
+        help="Of chats, also where the model has none: a file, or one of "
+        f"{', '.join(template_names())}. A turn then ends where the template ends it.",
+    )
+
+
 def add_engine_flags(parser: Parser) -> None:
     """Add what an engine is started with."""
     add_model(parser)
@@ -93,8 +111,38 @@ def add_model_flags(group: FlagGroup) -> None:
         help="native: a decoder of Quire's own; transformers: that library's modelling code; auto: native "
         "where there is one.",
     )
+    flag(
+        group,
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        help="GPUs, or processes on a CPU, that the model is divided among. It must divide the heads.",
+    )
+    flag(
+        group,
+        "--disable-custom-all-reduce",
+        action="store_true",
+        help="Have NCCL alone sum over the GPUs, and not kernels that write into each other's memory.",
+    )
+    for name in ("--pipeline-parallel-size", "--data-parallel-size"):
+        group.add(
+            Flag(
+                name=name,
+                dest=name.removeprefix("--").replace("-", "_"),
+                help="There is no other than 1. Default: 1.",
+                default=1,
+                type=_only_one,
+                metavar="1",
+            )
+        )
     flag(group, "--enforce-eager", action="store_true", help="No CUDA graphs: a quicker start, slower steps.")
     flag(group, "--seed", type=int, shown="0", help="Of dummy weights.")
+
+
+def _only_one(text: str) -> int:
+    if text != "1":
+        raise ValueError(OTHER_PARALLELISM)
+    return 1
 
 
 def add_batch_flags(group: FlagGroup) -> None:
@@ -205,6 +253,13 @@ def add_address_flags(parser: Parser) -> None:
     flag(group, "--insecure", action="store_true", help="Allow a host that others reach without a key.")
     group = parser.group("Logs and shutdown")
     flag(
+        group,
+        "--otlp-endpoint",
+        metavar="URL",
+        shown="none",
+        help="Send requests as traces to the OpenTelemetry collector there, by OTLP/HTTP.",
+    )
+    flag(
         group, "--log-format", choices=("text", "json"), default="text", help="json: each line is one object."
     )
     flag(
@@ -224,10 +279,30 @@ def add_address_flags(parser: Parser) -> None:
     )
 
 
+def add_client_flags(parser: Parser) -> None:
+    """Add where a server is that is asked something, and as whom."""
+    group = parser.group("Server")
+    flag(group, "--url", default="http://127.0.0.1:8000", help="The server's, or a router's.")
+    flag(
+        group,
+        "--api-key",
+        type=first_line,
+        metavar="KEY",
+        shown="none",
+        help="A key that the server knows; whoever may list processes sees it, so rather set QUIRE_API_KEY.",
+    )
+
+
+def first_line(text: str) -> str | None:
+    """Return the first key of those that the environment may hold for a server, a line each."""
+    return text.strip().split("\n")[0].strip() or None
+
+
 def add_service_flags(parser: Parser) -> None:
     """Add what a server of one engine is started with."""
     add_address_flags(parser)
     group = parser.group("Requests")
+    add_chat_template(group)
     flag(
         group,
         "--served-model-name",
@@ -235,6 +310,14 @@ def add_service_flags(parser: Parser) -> None:
         metavar="NAME",
         shown="the model's folder or Hub id",
         help="What requests call the model (may repeat).",
+    )
+    flag(
+        group,
+        "--unknown-fields",
+        choices=get_args(UnknownFields),
+        default="refuse",
+        help="What becomes of fields of a request that no API has: 400 that names them, or ignore, with the "
+        "names in the header X-Quire-Ignored.",
     )
     flag(group, "--max-num-queued-reqs", type=int, default=1000, help="Prompts that wait; more get 429.")
     flag(

@@ -38,7 +38,7 @@ class Flag:
     help: str
     default: object = None
     action: Action = "store"
-    type: Callable[[str], object] = str
+    type: Callable[[str], object] = str  # raises ValueError with what to do
     choices: tuple[object, ...] = ()
     variable: str | None = None  # of the environment
     metavar: str = ""

@@ -57,7 +57,10 @@ def tokenize_pinned_prefixes(prefixes: list[PinnedPrefix], tokenizer: Tokenizer)
             tokens.append(tokenizer.encode(prefix, add_special_tokens=True))
             continue
         if tokenizer.chat_template is None:
-            raise ValueError("--pin-prefix has messages, but the model has no chat template: give strings")
+            raise ValueError(
+                "--pin-prefix has messages, but the model has no chat template: give strings, or "
+                "--chat-template"
+            )
         messages = [msgspec.to_builtins(message) for message in prefix]
         try:
             text = tokenizer.chat_template.render(messages, add_generation_prompt=False)

@@ -30,8 +30,12 @@ def launch(
     registry: RegistryConfig | None,
     prefixes: list[PinnedPrefix],
     kv_events: KVEventsConfig | None = None,
+    chat_template: str | None = None,
 ) -> int:
-    """Serve until a signal. Return the exit code, 0; raise ServerFailed, as when the engine dies."""
+    """Serve until a signal. Return the exit code, 0; raise ServerFailed, as when the engine dies.
+
+    chat_template: the source of one to use instead of the model's.
+    """
     watchers: list[asyncio.Task[None]] = []
 
     async def start_engine() -> AsyncEngine:
@@ -54,7 +58,7 @@ def launch(
         from quire.engine.models.hub import resolve_model
         from quire.service.text.tokenizer import Tokenizer
 
-        return Tokenizer.from_folder(resolve_model(config.model))
+        return Tokenizer.from_folder(resolve_model(config.model), chat_template)
 
     server = QuireServer(service, start_engine, load_tokenizer)
     return server.serve_until_stopped()

@@ -10,7 +10,7 @@ _QUANTISED = "quantised weights are not there yet: serve the model in bfloat16 o
 _LORA = (
     "adapters are not there yet: merge one into its model (peft's merge_and_unload), and serve that folder"
 )
-_ONE_GPU = "one GPU serves a model: run a server for each, and `quire route` before them"
+_PARALLEL = "--tensor-parallel-size divides a model over GPUs, and nothing else does: leave it out"
 _SPECULATION = "speculative decoding is not there yet: leave it out, the answers are the same"
 _MULTIMODAL = "models of images, sound or video are not there yet"
 _TOOLS = "tools are on for every model whose chat template has them, by the form it has: leave it out"
@@ -26,20 +26,17 @@ _OF_VLLM = {
     "--async-scheduling": _ALWAYS,
     "--attention-backend": "kernels are chosen for each GPU: `quire doctor --plan` shows which",
     "--calculate-kv-scales": "each vector of the cache has a scale of its own: leave it out",
-    "--chat-template": "the model folder's own is used: put a chat_template.jinja there",
     "--chat-template-content-format": "contents are given as the template wants them: leave it out",
     "--compilation-config": "there is no torch.compile: --enforce-eager goes without CUDA graphs",
     "--cpu-offload-gb": "weights stay on the GPU; --swap-space moves KV blocks to host memory",
-    "--data-parallel-size": _ONE_GPU,
     "--disable-log-requests": "logs never hold what is asked; --log-level warning leaves out its lines",
     "--disable-log-stats": "--log-level warning leaves them out",
-    "--disable-custom-all-reduce": _ONE_GPU,
     "--disable-uvicorn-access-log": "--log-level warning leaves out the requests",
-    "--distributed-executor-backend": _ONE_GPU,
+    "--distributed-executor-backend": _PARALLEL,
     "--download-dir": "set HF_HOME to the folder where models are to be kept",
     "--enable-auto-tool-choice": _TOOLS,
     "--enable-chunked-prefill": _ALWAYS,
-    "--enable-expert-parallel": _ONE_GPU,
+    "--enable-expert-parallel": _PARALLEL,
     "--enable-log-requests": "logs never hold what is asked: leave it out",
     "--enable-lora": _LORA,
     "--enable-prefix-caching": f"{_ALWAYS} (--no-enable-prefix-caching switches it off)",
@@ -60,14 +57,13 @@ _OF_VLLM = {
     "--max-log-len": "logs never hold what is asked: leave it out",
     "--max-logprobs": "requests may ask for 20 at each token: leave it out",
     "--max-num-partial-prefills": "as many prompts at once as fit in --max-num-batched-tokens: leave it out",
-    "--max-parallel-loading-workers": _ONE_GPU,
+    "--max-parallel-loading-workers": _PARALLEL,
     "--max-seq-len-to-capture": "graphs are captured for all lengths: leave it out",
     "--middleware": "put a proxy before the server instead",
     "--mm-processor-kwargs": _MULTIMODAL,
     "--num-scheduler-steps": "steps overlap with the host's work already: leave it out",
     "--num-speculative-tokens": _SPECULATION,
     "--override-generation-config": "give these with each request",
-    "--pipeline-parallel-size": _ONE_GPU,
     "--quantization": _QUANTISED,
     "--reasoning-parser": "what a model thinks is part of its text: leave it out",
     "--response-role": "answers are the assistant's: leave it out",
@@ -85,7 +81,6 @@ _OF_VLLM = {
     "--ssl-ca-certs": "put a proxy that speaks TLS before the server",
     "--task": "models that write text are served: leave it out",
     "--runner": "models that write text are served: leave it out",
-    "--tensor-parallel-size": _ONE_GPU,
     "--tokenizer": _TOKENIZER,
     "--tokenizer-mode": _TOKENIZER,
     "--tokenizer-revision": _TOKENIZER,
@@ -93,7 +88,7 @@ _OF_VLLM = {
     "--tool-parser-plugin": _TOOLS,
     "--trust-remote-code": _REMOTE_CODE,
     "--uvicorn-log-level": "it is called --log-level here",
-    "--worker-cls": _ONE_GPU,
+    "--worker-cls": _PARALLEL,
 }
 _SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-q": "--quantization"}
 

@@ -19,23 +19,24 @@ def alternatives(kind: Any, path: str) -> list[str]:
     places = [_described(kind)]
     for step in _STEPS.finditer(path):
         places = [inner for place in places for inner in _inside(place, step.group(1))]
-    literals = (each for place in places for each in _members(place) if isinstance(each, inspect.LiteralType))
+    literals = (each for place in places for each in members(place) if isinstance(each, inspect.LiteralType))
     return sorted({str(value) for literal in literals for value in literal.values})
 
 
-def _members(place: inspect.Type) -> Iterator[inspect.Type]:
+def members(place: inspect.Type) -> Iterator[inspect.Type]:
+    """Return what a type may be: the parts of a union, without notes on them."""
     if isinstance(place, inspect.Metadata):
-        yield from _members(place.type)
+        yield from members(place.type)
     elif isinstance(place, inspect.UnionType):
         for each in place.types:
-            yield from _members(each)
+            yield from members(each)
     else:
         yield place
 
 
 def _inside(place: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
     """Return what field `name`, or None for any item, of such a value may be."""
-    for member in _members(place):
+    for member in members(place):
         if isinstance(member, inspect.ListType) and name is None:
             yield member.item_type
         elif isinstance(member, inspect.StructType):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+import time
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -12,6 +13,8 @@ from starlette.responses import Response
 from quire.engine.errors import FieldError
 from quire.service.errors import ApiError, bad_value, refused
 from quire.service.http.alternatives import alternatives
+from quire.service.http.dialects import dialect_of
+from quire.service.http.tidying import tidy
 from quire.service.json_fields import MAX_PROMPT_TOKENS
 
 T = TypeVar("T")
@@ -21,7 +24,6 @@ _MAX_COMMAS = MAX_PROMPT_TOKENS + 4096
 
 _PATH = re.compile(r"`\$\.?([^`]*)`$")
 _NAMED = re.compile(r"(unknown field|missing required field) `([^`]*)`")
-_IN_MESSAGE = re.compile(r"unknown field `[^`]*` - at `\$\.messages\[\d+\]`$")
 
 
 class JsonResponse(Response):
@@ -31,49 +33,58 @@ class JsonResponse(Response):
         return msgspec.json.encode(content)
 
 
-def error_response(error: ApiError) -> Response:
-    return Response(error.body(), error.status, error.headers, "application/json")
+def error_response(error: ApiError, path: str) -> Response:
+    """Return it as clients of this path expect it."""
+    return Response(dialect_of(path).body(error), error.status, error.headers, "application/json")
+
+
+class Read(NamedTuple, Generic[T]):
+    """A request, and the fields in it that have no effect."""
+
+    body: T
+    ignored: tuple[str, ...] = ()
 
 
 async def decode(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
-    """The request's body. Raises ApiError 400 whose `param` is the field at fault, or 413."""
-    body = await request.body()
+    """The request's body. Raises ApiError 400 whose `param` is the field at fault, or 413.
+
+    The fields without effect are noted for the gate, which names them in the answer.
+    """
+    body, state = await request.body(), request.scope["state"]
+    request.state.received = time.monotonic()
     if body.count(b",") > _MAX_COMMAS:
         raise ApiError(
             413, f"the body has more than {_MAX_COMMAS} commas, so more values than a prompt may have tokens"
         )
-    return parse(body, decoder)
+    found = read(body, decoder, ignore_unknown=state.get("ignore_unknown", False))
+    state["ignored"] = found.ignored
+    return found.body
 
 
 def parse(data: bytes | str, decoder: msgspec.json.Decoder[T]) -> T:
     """Raises ApiError 400 whose `param` is the field at fault."""
+    return read(data, decoder).body
+
+
+def read(data: bytes | str, decoder: msgspec.json.Decoder[T], *, ignore_unknown: bool = False) -> Read[T]:
+    """Raises ApiError 400 whose `param` is the field at fault.
+
+    Most bodies are strictly valid, so that is tried first.
+    """
     try:
-        return decode_body(data, decoder)
+        return Read(decoder.decode(data))
     except msgspec.ValidationError as error:
-        raise _bad_field(error, decoder.type) from None
+        wrong = error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise bad_value(None, f"this is not valid JSON: {error}", "invalid_json") from None
-
-
-def decode_body(data: bytes | str, decoder: msgspec.json.Decoder[T]) -> T:
-    """A message's unknown fields that are null say nothing: clients send back all that theirs have."""
     try:
-        return decoder.decode(data)
+        tidied = tidy(msgspec.json.decode(data), decoder.type, ignore_unknown=ignore_unknown)
+        return Read(decoder.decode(msgspec.json.encode(tidied.body)), tidied.ignored)
     except msgspec.ValidationError as error:
-        if not _IN_MESSAGE.search(str(error)):
-            raise
-    return decoder.decode(_without_nulls(data))
-
-
-def _without_nulls(data: bytes | str) -> bytes:
-    """The body less what its messages have that is null."""
-    body: dict[str, Any] = msgspec.json.decode(data)
-    messages = body["messages"]
-    for message in messages if isinstance(messages, list) else []:
-        if isinstance(message, dict):
-            for name in [name for name, value in message.items() if value is None]:
-                del message[name]
-    return msgspec.json.encode(body)
+        wrong = error
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        pass
+    raise _bad_field(wrong, decoder.type) from None
 
 
 def _bad_field(error: msgspec.ValidationError, kind: object) -> ApiError:

@@ -13,13 +13,9 @@ from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError
 from quire.service.http.cancellation import Interruptible
 from quire.service.http.codec import error_response
+from quire.service.http.dialects import dialect_of
 
-SSE_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-)
-KEEP_ALIVE = b": keep-alive\n\n"
+STREAM_HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 _TICK = 1.0
 
 
@@ -44,6 +40,7 @@ class Connection(Interruptible):
         self._scope = scope
         self._send = send
         self._config = config
+        self._dialect = dialect_of(scope["path"])
         self._tick_seconds = min(_TICK, config.keep_alive / 2)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -85,8 +82,9 @@ class Connection(Interruptible):
             super().interrupt(reason)
 
     def keep_alive(self) -> None:
-        """Make this a stream: from now on comments go out when it is idle."""
-        self._timer = self._loop.call_later(self._tick_seconds, self._tick)
+        """Make this a stream: from now on comments go out when it is idle, if there are any."""
+        if self._dialect.keep_alive:
+            self._timer = self._loop.call_later(self._tick_seconds, self._tick)
 
     def _tick(self) -> None:
         if not self._sending and self._loop.time() - self._last_write >= self._config.keep_alive:
@@ -106,14 +104,15 @@ class Connection(Interruptible):
         self._finished = last
 
     async def _start(self) -> None:
-        await self._send({"type": "http.response.start", "status": 200, "headers": list(SSE_HEADERS)})
+        headers = [(b"content-type", self._dialect.content_type), *STREAM_HEADERS]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self.started = True
 
     async def _write_comment(self) -> None:
         self._sending, self._last_write = True, self._loop.time()
         if not self.started:
             await self._start()
-        await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+        await self._send({"type": "http.response.body", "body": self._dialect.keep_alive, "more_body": True})
         self._sending = False
 
     async def fail(self, error: ApiError, last: bytes) -> None:
@@ -122,7 +121,7 @@ class Connection(Interruptible):
         The client has little time for that piece.
         """
         if not self.started:
-            await error_response(error)(self._scope, _no_body, self._send)
+            await error_response(error, self._scope["path"])(self._scope, _no_body, self._send)
             return
         try:
             async with asyncio.timeout(self._config.terminal_timeout):

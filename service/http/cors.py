@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from quire.service.origins import ANY
 
-_METHODS = ("GET", "HEAD", "POST")
+_METHODS = ("DELETE", "GET", "HEAD", "POST")
 _SHOWN = ("Retry-After", "X-Quire-Ignored", "X-Quire-Route", "X-Request-Id")
 
 

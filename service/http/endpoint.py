@@ -1,4 +1,4 @@
-"""A handler of requests as an ASGI app, of one method."""
+"""A handler of requests as an ASGI app, of one method or several."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ Handler = Callable[[State, Request], Awaitable[Response]]
 
 
 class Endpoint(Generic[State]):
-    """Answer one method. The gate words its errors, and the server leaves out the body for a HEAD."""
+    """Answer these methods. The gate words its errors, and the server leaves out the body for a HEAD."""
 
-    def __init__(self, state: State, handler: Handler[State], method: str) -> None:
+    def __init__(self, state: State, handler: Handler[State], *methods: str) -> None:
         self._state = state
         self._handler = handler
-        self._methods = ("GET", "HEAD") if method == "GET" else (method,)
+        self._methods = ("GET", "HEAD") if methods == ("GET",) else methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in self._methods:
-            message = f"{scope['path']} does not take {scope['method']}, but {self._methods[0]}"
+            taken = " or ".join(method for method in self._methods if method != "HEAD")
+            message = f"{scope['path']} does not take {scope['method']}, but {taken}"
             raise ApiError(405, message, allow=", ".join(self._methods))
         response = await self._handler(self._state, Request(scope, receive))
         await response(scope, receive, send)

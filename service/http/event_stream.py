@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import AsyncGeneratorType
 
 import anyio
 import msgspec
@@ -25,9 +26,10 @@ class EventStream(EventSourceResponse):
     """
 
     def __init__(
-        self, events: AsyncIterator[msgspec.Struct], config: ServiceConfig, streams: set[Stoppable]
+        self, events: AsyncIterator[msgspec.Struct | msgspec.Raw], config: ServiceConfig, streams: set[Stoppable]
     ) -> None:
         self._streams = streams
+        self._events = events
         self._reason: Exception = not_ready("the server is shutting down")
         self._shutdown = anyio.Event()
         self._order = asyncio.Lock()  # between the stream and its comments
@@ -69,8 +71,10 @@ class EventStream(EventSourceResponse):
             await asyncio.wait([scope["state"]["gone"]], timeout=1)
         finally:
             self._streams.discard(self)
+            if isinstance(self._events, AsyncGeneratorType) and not self._events.ag_running:
+                await self._events.aclose()  # now, and not when a collector finds it
 
-    async def _frames(self, events: AsyncIterator[msgspec.Struct]) -> AsyncIterator[bytes]:
+    async def _frames(self, events: AsyncIterator[msgspec.Struct | msgspec.Raw]) -> AsyncIterator[bytes]:
         stopped = asyncio.ensure_future(self._shutdown.wait())
         try:
             while True:

@@ -1,4 +1,4 @@
-"""An event as a message on the wire: a server-sent event, or the text of a WebSocket's frame."""
+"""An event as a message on the wire: a server-sent event, a line, or the text of a WebSocket's frame."""
 
 from __future__ import annotations
 
@@ -17,4 +17,5 @@ class Framing:
 
 
 SSE = Framing(b"data: ", b"\n\n", named=True)
+LINES = Framing(b"", b"\n", named=False)
 TEXT = Framing(b"", b"", named=False)

@@ -6,7 +6,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect
@@ -17,6 +17,7 @@ from quire.service.errors import ApiError
 from quire.service.http.access_line import fields_of, words_of
 from quire.service.http.body import Bodies, Body, too_large
 from quire.service.http.codec import error_response
+from quire.service.http.subprotocols import offered_key
 from quire.service.keys import Key, KeyRing
 from quire.service.origins import is_allowed
 
@@ -26,8 +27,15 @@ _LOGGED_PATH = 200  # characters
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _BEARER = b"bearer "
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
-_SINGLE = frozenset({b"authorization", b"content-type", b"host", b"origin"})
+_SINGLE = frozenset({b"authorization", b"content-type", b"host", b"origin", b"x-api-key"})
+_IGNORED_NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{1,96}")
+_MAX_TOLD = 256  # names of ignored fields that the log has told of
 _BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
+
+
+def note_ignored(scope: Scope, names: Iterable[str]) -> None:
+    """Have the answer's header name the fields of the request that had no effect."""
+    scope["state"]["ignored"] = [*scope["state"].get("ignored", ()), *names]
 
 
 class Gate:
@@ -42,6 +50,7 @@ class Gate:
         self._bodies = Bodies(config)
         self._public = public
         self._keys = keys
+        self._told: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let it through, or answer with an HTTP error, the handshake of a WebSocket too."""
@@ -58,13 +67,17 @@ class Gate:
             nonlocal status
             if message["type"] in _BEGINNINGS:
                 status = message.get("status", 101)
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                own = [(b"x-request-id", request_id), *self._ignored(scope)]
+                if "traceparent" in scope["state"]:
+                    own.append((b"traceparent", scope["state"]["traceparent"]))
+                message["headers"] = [*message.get("headers", ()), *own]
             return send(message)
 
         try:
             state = scope.setdefault("state", {})
-            state["request_id"] = request_id
+            state["request_id"], state["began"] = request_id, began
             state["tenant"] = ""
+            state["ignore_unknown"] = self._config.unknown_fields == "ignore"
             key = self._check(scope, headers)
             if key is not None:
                 state["tenant"], state["key"] = key.tenant, key.name
@@ -73,18 +86,27 @@ class Gate:
                 receive = body.receive
             await self._app(scope, receive, send_with_id)
         except ApiError as error:  # only ever raised before a response has begun
-            await error_response(error)(scope, receive, send_with_id)
+            await error_response(error, scope["path"])(scope, receive, send_with_id)
         except ClientDisconnect:  # in the middle of its body
             return
         except Exception:
             if not status:
                 bug = ApiError(500, "internal error", code="internal_error")
-                await error_response(bug)(scope, receive, send_with_id)
+                await error_response(bug, scope["path"])(scope, receive, send_with_id)
             raise  # a bug of ours: the server logs it
         finally:
             if body is not None:
                 body.close()
             self._log(scope, request_id.decode(), status, time.monotonic() - began)
+
+    def _ignored(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """Return the header that names the fields without effect; the log tells of each once."""
+        names = [name if _IGNORED_NAME.fullmatch(name) else "?" for name in scope["state"].get("ignored", ())]
+        for name in names:
+            if name not in self._told and len(self._told) < _MAX_TOLD:
+                self._told.add(name)
+                log.info("the field %s of a request has no effect here: it is ignored from now on", name)
+        return [(b"x-quire-ignored", ", ".join(dict.fromkeys(names)).encode())] if names else []
 
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         """Neither queries nor headers: they may hold keys. What probes ask all the time is for debugging.
@@ -129,7 +151,7 @@ class Gate:
             self._check_handshake(scope, headers)
         key = None
         if self._keys and scope["path"] not in self._public:
-            key = self._check_key(headers.get(b"authorization", b""))
+            key = self._check_key(_given_key(headers, offered_key(scope)))
         if scope.get("method") == "POST":
             self._check_body(headers)
         return key
@@ -142,11 +164,10 @@ class Gate:
             message = f"the path and the headers are larger than {self._config.max_header_bytes} bytes"
             raise ApiError(431, message, code="headers_too_large")
 
-    def _check_key(self, authorization: bytes) -> Key:
-        given = authorization[len(_BEARER) :] if authorization[: len(_BEARER)].lower() == _BEARER else b""
+    def _check_key(self, given: bytes) -> Key:
         key = self._keys.find(given)
         if key is None:
-            message = "give a valid API key as 'Authorization: Bearer <key>'"
+            message = "give a valid API key as 'Authorization: Bearer <key>' or as 'x-api-key: <key>'"
             raise ApiError(401, message, code="invalid_api_key")
         return key
 
@@ -163,7 +184,10 @@ class Gate:
             )
             raise ApiError(403, message, param="origin", code="invalid_origin")
         if b"api_key" in parse_qs(scope["query_string"], keep_blank_values=True):
-            message = "give the API key as 'Authorization: Bearer <key>', not in the URL, which gets logged"
+            message = (
+                "give the API key as 'Authorization: Bearer <key>', or from a browser as the subprotocol "
+                "'openai-insecure-api-key.<key>', not in the URL, which gets logged"
+            )
             raise ApiError(401, message, param="api_key", code="invalid_api_key")
 
     def _check_body(self, headers: dict[bytes, bytes]) -> None:
@@ -175,6 +199,14 @@ class Gate:
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._config.max_body_bytes:
             raise too_large(self._config)
+
+
+def _given_key(headers: dict[bytes, bytes], offered: bytes) -> bytes:
+    """Return the Bearer token, else what Anthropic's clients send, else what a WebSocket offers."""
+    authorization = headers.get(b"authorization")
+    if authorization is not None and authorization[: len(_BEARER)].lower() == _BEARER:
+        return authorization[len(_BEARER) :]
+    return headers.get(b"x-api-key", offered if authorization is None else b"")
 
 
 def _check_doubles(scope: Scope) -> None:

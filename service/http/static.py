@@ -1,10 +1,10 @@
-"""The chat page: a few files, read once, so that no request's path is ever looked up on disk."""
+"""The pages: a few files, read once, so that no request's path is ever looked up on disk."""
 
 from __future__ import annotations
 
 import mimetypes
 from collections.abc import Awaitable, Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,31 +15,44 @@ Serve = Callable[[object, Request], Awaitable[Response]]
 
 _HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
 }
-_TYPES = {".js": "text/javascript", ".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml"}
+_CHANGES = {"cache-control": "no-cache"}
+_STAYS = {"cache-control": "public, max-age=31536000, immutable"}  # a library's version is in its path
+_TYPES = {
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".html": "text/html",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
+}
 
 
 def page_files(folder: Path = PAGE) -> list[tuple[str, Serve]]:
-    """(path, handler): `/` is index.html, and every other file is /static/<name>."""
-    files = []
-    for file in sorted(folder.glob("*")):
-        if file.is_file() and not file.name.startswith("."):
-            path = "/" if file.name == "index.html" else f"/static/{file.name}"
-            files.append((path, _serve(file)))
-    return files
+    """(path, handler): a page is where its folder or its name says, every other file under /static."""
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(".")]
+    return [(_path(file.relative_to(folder)), _serve(file)) for file in files]
+
+
+def _path(name: PurePath) -> str:
+    """Return `/` for index.html, /blocks for blocks/index.html, /blocks/lab for blocks/lab.html."""
+    if name.suffix != ".html":
+        return f"/static/{name.as_posix()}"
+    page = name.parent if name.stem == "index" else name.with_suffix("")
+    return f"/{page.as_posix()}".removesuffix("/.") or "/"
 
 
 def _serve(file: Path) -> Serve:
     content = file.read_bytes()
-    kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "text/plain"  # a licence
+    headers = {**_HEADERS, **(_STAYS if "vendor" in file.parts else _CHANGES)}
 
     async def serve(state: object, request: Request) -> Response:
-        return Response(content, headers=_HEADERS, media_type=kind)
+        return Response(content, headers=headers, media_type=kind)
 
     return serve

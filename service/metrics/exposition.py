@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from quire.engine.config import EngineInfo, StepStats
 from quire.service.metrics.counts import Metrics
-from quire.service.metrics.families import counter, gauge, histogram, loop_families
+from quire.service.metrics.families import counter, encode, gauge, histogram, loop_families
 from quire.service.metrics.loop_watch import LoopWatch
 
 
-def exposition(metrics: Metrics, info: EngineInfo | None, loop_watch: LoopWatch) -> bytes:
-    """Return all families. Those of the cache and of steps need `info`, which comes with the engine."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(metrics, info, loop_watch))
-    return generate_latest(registry)
+def exposition(
+    metrics: Metrics, info: EngineInfo | None, loop_watch: LoopWatch, accept: str = ""
+) -> tuple[bytes, str]:
+    """Return all families and their media type, which goes by the header Accept.
+
+    Those of the cache and of steps need `info`, which comes with the engine.
+    """
+    return encode(_Families(metrics, info, loop_watch), accept)
 
 
 class _Families(Collector):
@@ -107,13 +109,24 @@ class _Families(Collector):
         swapped = {"out": stats.swap_out_blocks, "in": stats.swap_in_blocks}
         for name, unit, scale in (
             ("quire_kv_swap_blocks", "Blocks", 1),
-            ("quire_kv_swap_bytes", "Bytes", info.bytes_per_block),
+            ("quire_kv_swap_bytes", "Bytes", info.bytes_per_block * info.tensor_parallel_size),
         ):
             yield counter(
                 name,
                 f"{unit} copied between device and host memory; out: to the host, spilled cached ones too",
                 *(({"direction": direction}, count * scale) for direction, count in swapped.items()),
             )
+        memory = enumerate(info.rank_memory_bytes)
+        yield gauge(
+            "quire_rank_memory_bytes",
+            "Memory that each rank had taken of its device when it had started",
+            *(({"rank": str(rank)}, taken) for rank, taken in memory),
+        )
+        yield gauge(
+            "quire_all_reduce_seconds",
+            "Sum of a token's hidden states over the ranks, as timed at start; 0 with one rank",
+            ({}, info.all_reduce_seconds),
+        )
         slots = stats.active_blocks * info.block_size
         waste = 1 - stats.tokens_filled / slots if slots else 0.0
         yield gauge("quire_kv_fragmentation_ratio", "Slots of active blocks that hold no token", ({}, waste))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
+from collections.abc import Callable
 from itertools import accumulate
+from typing import NamedTuple
 
 SECONDS = (
     0.001,
@@ -50,19 +53,37 @@ LATENCY_SECONDS = (
 TOKENS = (1.0, 4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0)
 
 
-class Histogram:
-    __slots__ = ("_bounds", "_counts", "total")
+class Exemplar(NamedTuple):
+    """One observation of a bucket's, the latest, and the request that it was made of."""
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
+    request_id: str
+    value: float
+    at: float  # seconds since the epoch
+
+
+class Histogram:
+    __slots__ = ("_bounds", "_clock", "_counts", "_exemplars", "total")
+
+    def __init__(self, bounds: tuple[float, ...], clock: Callable[[], float] = time.time) -> None:
         self._bounds = bounds
+        self._clock = clock
+        self._exemplars: list[Exemplar | None] = [None] * (len(bounds) + 1)
         self._counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, value)] += times
+    def observe(self, value: float, times: int = 1, request_id: str | None = None) -> None:
+        """Count `value`, with the request that it is of, if it is of one."""
+        bucket = bisect_left(self._bounds, value)
+        self._counts[bucket] += times
         self.total += value * times
+        if request_id is not None:
+            self._exemplars[bucket] = Exemplar(request_id, value, self._clock())
 
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative, as Prometheus counts them: (upper bound, observations up to it)."""
         bounds = [*map(str, self._bounds), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
+
+    def exemplars(self) -> list[Exemplar | None]:
+        """One for each bucket, if there is one."""
+        return self._exemplars

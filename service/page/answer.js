@@ -1,58 +1,124 @@
-// One answer: asks the model, grows the message as text comes, and measures it.
+// One answer: reads its stream into the message, through lost connections too, and measures it.
 
-import { ApiError, streamChat } from "./api.js";
+import { ApiError } from "./api.js";
+import { pickUpStream, startStream } from "./stream.js";
+
+const FIRST_DELAY_MS = 500;
+const MAX_DELAY_MS = 5000;
+const PATIENCE_MS = 90_000; // the server keeps a stream that nobody reads for less
+
+/** Why a signal is aborted when the page goes away: the answer goes on without it. */
+export const LEFT = new DOMException("The page was left.", "AbortError");
 
 /**
- * Streams the answer to `body` into `message`, calling changed() after every change. Sets the message's final
- * status, stats and error. A 401 is thrown: it asks for a key, not for a message.
+ * Reads the answer to `request` {path, body}, or without one what is still to come of it, and calls changed() after
+ * every change. Sets the message's final status, stats and error. A 401 is thrown: it asks for a key, not for a
+ * message.
  */
-export async function streamAnswer(message, body, signal, changed) {
-  const started = performance.now();
-  let firstText = 0;
-  let lastText = 0;
-  let finishReason = null;
-  let usage = null;
-  try {
-    for await (const event of streamChat(body, signal)) {
-      if (event.text) {
-        lastText = performance.now();
-        firstText ||= lastText;
-        message.content += event.text;
-        message.stats = measure(started, firstText, lastText, null);
+export async function readAnswer(message, request, signal, changed) {
+  message.times ??= { sent: Date.now() };
+  let picking = request === null;
+  let lostAt = 0;
+  for (let delay = FIRST_DELAY_MS; ; delay = Math.min(delay * 2, MAX_DELAY_MS)) {
+    try {
+      const begun = (requestId) => {
+        message.request = requestId;
+      };
+      const events = picking
+        ? pickUpStream(message.stream, message.at, signal)
+        : startStream(request.path, request.body, message.stream, signal, begun);
+      for await (const event of events) {
+        take(message, event);
+        lostAt = 0;
+        delay = FIRST_DELAY_MS;
+        if (!event.done) changed();
       }
-      finishReason = event.finishReason ?? finishReason;
-      usage = event.usage ?? usage;
+      message.status = message.finishReason === "length" ? "length" : "done";
+      break;
+    } catch (error) {
+      if (signal.aborted) {
+        if (signal.reason === LEFT) return;
+        message.status = "stopped";
+        break;
+      }
+      if (!(error instanceof ApiError)) throw error;
+      lostAt ||= Date.now();
+      if (!isLost(error, picking) || Date.now() - lostAt > PATIENCE_MS) {
+        fail(message, error, picking);
+        break;
+      }
+      picking = true;
+      message.lost = true;
       changed();
-    }
-    message.finishReason = finishReason;
-    message.status = finishReason === "length" ? "length" : "done";
-  } catch (error) {
-    if (signal.aborted) {
-      message.status = "stopped";
-    } else if (error instanceof ApiError) {
-      if (error.status === 401) throw error;
-      message.status = "error";
-      message.error = { message: error.message, status: error.status, code: error.code };
-    } else {
-      throw error;
+      await pause(delay, signal);
     }
   }
-  message.stats = measure(started, firstText, lastText, usage);
+  delete message.lost;
   changed();
 }
 
-/** Times in ms. The rate counts the tokens after the first over the time after the first. */
-function measure(started, firstText, lastText, usage) {
-  const stats = {};
-  if (firstText > 0) stats.firstTokenMs = firstText - started;
-  if (usage) {
-    stats.promptTokens = usage.prompt_tokens;
-    stats.cachedTokens = usage.prompt_tokens_details?.cached_tokens ?? 0;
-    stats.completionTokens = usage.completion_tokens;
-    const span = lastText - firstText;
-    if (span > 0 && usage.completion_tokens > 1) {
-      stats.tokensPerSecond = ((usage.completion_tokens - 1) * 1000) / span;
-    }
+function take(message, event) {
+  const now = Date.now();
+  delete message.lost;
+  if (event.id) message.at = event.id;
+  if (event.text || event.reasoning) {
+    message.times.first ??= now;
+    message.times.last = now;
+    if (event.reasoning) message.reasoning = (message.reasoning ?? "") + event.reasoning;
+    message.content += event.text;
   }
-  return stats;
+  if (event.finishReason) message.finishReason = event.finishReason;
+  message.stats = measured(message, event.usage);
+}
+
+/** Times in ms. The rate counts the tokens after the first over the time after the first. */
+function measured({ times, at, stats = {} }, usage) {
+  const measures = { ...stats };
+  if (times.first !== undefined) measures.firstTokenMs = times.first - times.sent;
+  if (usage) {
+    measures.promptTokens = usage.prompt_tokens;
+    measures.cachedTokens = usage.prompt_tokens_details?.cached_tokens ?? 0;
+    measures.completionTokens = usage.completion_tokens;
+  } else if (at !== undefined) {
+    measures.completionTokens = Number.parseInt(at, 10); // an event's id is the number of tokens until then
+  }
+  const span = times.last - times.first;
+  if (span > 0 && measures.completionTokens > 1) {
+    measures.tokensPerSecond = ((measures.completionTokens - 1) * 1000) / span;
+  }
+  return measures;
+}
+
+function isLost({ status, code }, picking) {
+  return code === "connection_lost" || (picking && (code === "unreachable" || status === 503));
+}
+
+function fail(message, error, picking) {
+  if (error.status === 401) throw error;
+  if (error.code === "stream_taken_over") return; // another tab reads it now, and writes what comes
+  if (error.code === "stream_stopped") {
+    message.status = "stopped";
+    return;
+  }
+  const gone = picking && (error.status === 404 || error.status === 410);
+  if (message.content !== "" && (gone || isLost(error, picking))) {
+    message.status = "cut";
+  } else {
+    message.status = "error";
+    message.error = {
+      message: gone ? "The server no longer has this answer." : error.message,
+      status: error.status,
+      code: error.code,
+    };
+  }
+}
+
+function pause(ms, signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    signal.addEventListener("abort", () => {
+      clearTimeout(timer);
+      resolve();
+    });
+  });
 }

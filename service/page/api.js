@@ -19,23 +19,25 @@ export function setApiKey(key) {
   save(KEY, key, "sessionStorage");
 }
 
-async function request(path, { body, signal } = {}) {
-  const headers = {};
+/** The answer to a GET, or with a `body` to a POST. With `keepalive` it outlives the page. */
+export async function request(path, { body, method, headers = {}, signal, keepalive = false } = {}) {
+  const sent = { ...headers };
   const key = load(KEY, "", "sessionStorage");
-  if (key) headers.Authorization = `Bearer ${key}`;
-  if (body !== undefined) headers["Content-Type"] = "application/json";
+  if (key) sent.Authorization = `Bearer ${key}`;
+  if (body !== undefined) sent["Content-Type"] = "application/json";
   let response;
   try {
     response = await fetch(path, {
-      method: body === undefined ? "GET" : "POST",
-      headers,
+      method: method ?? (body === undefined ? "GET" : "POST"),
+      headers: sent,
       body: body === undefined ? undefined : JSON.stringify(body),
       cache: "no-store",
+      keepalive,
       signal,
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("The server cannot be reached. Is it still running?");
+    throw new ApiError("The server cannot be reached. Is it still running?", { code: "unreachable" });
   }
   if (!response.ok) throw await failure(response);
   return response;
@@ -53,12 +55,13 @@ async function failure(response) {
   return new ApiError(message, { status: response.status, code: error?.code ?? error?.type ?? null });
 }
 
-async function* eventsOf(response) {
+/** The events of a response: {event, data, id}. A connection that breaks is an ApiError "connection_lost". */
+export async function* eventsOf(response) {
   try {
     yield* readEvents(response.body);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("The connection broke before the answer was complete.");
+    throw new ApiError("The connection broke before the answer was complete.", { code: "connection_lost" });
   }
 }
 
@@ -67,6 +70,22 @@ export async function listModels() {
   const { data } = await (await request("/v1/models")).json();
   if (!Array.isArray(data) || data.length === 0) throw new ApiError("The server lists no model.");
   return data;
+}
+
+/** The token ids of {prompt} or {messages}. */
+export async function tokenize(body, signal) {
+  return (await (await request("/tokenize", { body, signal })).json()).tokens;
+}
+
+/** Whether the model has no chat template: then it continues texts, and does not answer questions. */
+export async function onlyContinues(model) {
+  try {
+    await tokenize({ model, messages: [{ role: "user", content: "?" }] });
+    return false;
+  } catch (error) {
+    if (error.code === "unreachable") throw error;
+    return error.code === "no_chat_template"; // a template may want something else of messages
+  }
 }
 
 /** Prometheus text. */
@@ -82,27 +101,4 @@ export async function* watchStartup() {
     if (progress.error) throw new ApiError(progress.error.message ?? String(progress.error));
     yield progress;
   }
-}
-
-/**
- * A chat completion as it comes: {text} for new text, {finishReason} when the answer ends, {usage} at last.
- * Throws an ApiError for an error status, an error event, or a stream that ends without [DONE].
- */
-export async function* streamChat(body, signal) {
-  const response = await request("/v1/chat/completions", {
-    body: { ...body, stream: true, stream_options: { include_usage: true } },
-    signal,
-  });
-  for await (const { data } of eventsOf(response)) {
-    if (data === "[DONE]") return;
-    const chunk = JSON.parse(data);
-    if (chunk.error) {
-      throw new ApiError(chunk.error.message, { code: chunk.error.code ?? chunk.error.type ?? null });
-    }
-    const choice = chunk.choices?.[0];
-    if (choice?.delta?.content) yield { text: choice.delta.content };
-    if (choice?.finish_reason) yield { finishReason: choice.finish_reason };
-    if (chunk.usage) yield { usage: chunk.usage };
-  }
-  throw new ApiError("The connection closed before the answer was complete.");
 }

@@ -1,64 +1,162 @@
-// The panel that lists the conversations: open one, delete one, export all, import some.
+// The list of the conversations, beside the page where there is room, else a panel: open, find, rename, delete, export
+// all, import some.
 
 import { element, icon } from "./dom.js";
+import { load, save } from "./storage.js";
+
+const HIDDEN = "quire.chats-hidden";
+const REFRESH_MS = 1000;
+const DAY_MS = 24 * 3600 * 1000;
 
 const byId = (id) => document.getElementById(id);
 
 export class ChatsPanel {
   #dialog = byId("chats");
+  #side = byId("side");
+  #body = byId("chats-body");
   #list = byId("chat-list");
+  #search = byId("chat-search");
   #problem = byId("import-problem");
+  #wide = window.matchMedia("(width >= 64rem)");
   #library;
   #changed;
   #drawn = "";
+  #timer = 0;
+  #unseen = new Set(); // ids of those to which an answer came while another one was shown
 
   /** changed(undo?) is called when another conversation is current; `undo` takes a deletion back. */
   constructor(library, changed) {
     this.#library = library;
     this.#changed = changed;
-    byId("open-chats").addEventListener("click", () => this.#open());
-    this.#dialog.querySelector("[data-close]").addEventListener("click", () => this.#dialog.close());
+    byId("open-chats").addEventListener("click", () => this.#toggle());
+    for (const button of this.#body.querySelectorAll("[data-close]")) {
+      button.addEventListener("click", () => this.#dialog.close());
+    }
     this.#dialog.addEventListener("click", (event) => {
       if (event.target === this.#dialog) this.#dialog.close(); // the backdrop
     });
+    this.#search.addEventListener("input", () => this.#draw());
+    this.#wide.addEventListener("change", () => this.#place());
     byId("export-chats").addEventListener("click", () => this.#export());
     byId("import-chats").addEventListener("click", () => byId("import-file").click());
     byId("import-file").addEventListener("change", (event) => this.#import(event.target));
+    this.#place();
   }
 
-  #open() {
-    this.#library.saveNow();
+  get #isShown() {
+    return this.#dialog.open || !this.#side.hidden;
+  }
+
+  #place() {
+    const wide = this.#wide.matches;
+    if (wide) this.#dialog.close();
+    (wide ? this.#side : this.#dialog).append(this.#body);
+    this.#side.hidden = !wide || load(HIDDEN, false) === true;
+    byId("open-chats").setAttribute("aria-expanded", String(!this.#side.hidden));
+    if (!this.#side.hidden) this.#draw();
+  }
+
+  #toggle() {
     this.#problem.textContent = "";
-    this.#draw();
-    this.#dialog.showModal();
+    if (this.#wide.matches) {
+      save(HIDDEN, !this.#side.hidden);
+      this.#place();
+    } else {
+      this.#library.saveNow();
+      this.#draw();
+      this.#dialog.showModal();
+    }
   }
 
-  /** Draws what another tab has changed, where anything is to be seen of it. */
+  /** An answer has come to a conversation that is not the one that is shown. */
+  mark(id) {
+    this.#unseen.add(id);
+    this.refresh();
+  }
+
+  /** Draws what has changed, where anything is to be seen of it, but not at once, for changes come in showers. */
   refresh() {
-    if (this.#dialog.open && this.#drawn !== summary(this.#library.all())) this.#draw();
+    if (this.#timer !== 0) return;
+    this.#timer = setTimeout(() => {
+      this.#timer = 0;
+      const renames = this.#list.querySelector("input") !== null;
+      if (this.#isShown && !renames && this.#drawn !== this.#summary(this.#library.all())) this.#draw();
+    }, REFRESH_MS);
+  }
+
+  /** Draws at once, for the user has done something. */
+  update() {
+    this.#unseen.delete(this.#library.current.id);
+    if (this.#isShown) this.#draw();
   }
 
   #draw() {
-    const conversations = this.#library.all();
-    this.#drawn = summary(conversations);
-    byId("no-chats").hidden = conversations.length > 0;
-    byId("export-chats").disabled = conversations.length === 0;
-    this.#list.replaceChildren(...conversations.map((conversation) => this.#entry(conversation)));
+    const all = this.#library.all();
+    const sought = this.#search.value.trim().toLowerCase();
+    const found = sought === "" ? all : all.filter((conversation) => conversation.mentions(sought));
+    this.#drawn = this.#summary(all);
+    byId("no-chats").hidden = found.length > 0;
+    byId("no-chats").textContent =
+      all.length > 0 ? "No chat has these words." : "No chats yet. They are kept in this browser only.";
+    byId("export-chats").disabled = all.length === 0;
+    const nodes = [];
+    let last = "";
+    for (const conversation of found) {
+      const group = groupOf(conversation.updated);
+      if (group !== last) nodes.push(element("li", { class: "chat-group" }, element("h3", {}, group)));
+      last = group;
+      nodes.push(this.#entry(conversation));
+    }
+    this.#list.replaceChildren(...nodes);
   }
 
-  #entry({ id, title, updated }) {
+  #entry(conversation) {
+    const { id, title, updated } = conversation;
     const current = id === this.#library.current.id;
     const when = new Date(updated).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
     const open = element(
       "button",
-      { type: "button", class: "chat", "aria-current": current ? "true" : null, onclick: () => this.#show(id) },
+      { type: "button", class: "chat", title: when, "aria-current": current ? "true" : null, onclick: () => this.#show(id) },
       element("span", { class: "chat-title" }, title),
-      element("span", { class: "hint" }, when),
+      this.#sign(conversation),
     );
-    const name = `Delete “${title}”`;
-    const bin = element("button", { type: "button", class: "tool", "aria-label": name, title: "Delete" }, icon("bin"));
-    bin.addEventListener("click", () => this.#delete(id));
-    return element("li", {}, open, bin);
+    const item = element("li", {}, open);
+    item.append(
+      tool("edit", `Rename “${title}”`, "Rename", () => this.#rename(item, conversation)),
+      tool("bin", `Delete “${title}”`, "Delete", () => this.#delete(id)),
+    );
+    return item;
+  }
+
+  #sign({ id, unfinished }) {
+    if (unfinished.length > 0) return element("span", { class: "sign answering", role: "img", "aria-label": "answering" });
+    if (this.#unseen.has(id)) return element("span", { class: "sign", role: "img", "aria-label": "new answer" });
+    return "";
+  }
+
+  #rename(item, { id, title }) {
+    const field = element("input", { type: "text", "aria-label": "Name of the chat", maxlength: 200 });
+    field.value = title;
+    const form = element("form", { class: "renaming" }, field);
+    const end = (name) => {
+      form.remove(); // so that leaving the field does not end it again
+      if (name !== null) this.#library.rename(id, name);
+      this.#draw();
+    };
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      end(field.value);
+    });
+    field.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      event.preventDefault();
+      event.stopPropagation();
+      end(null);
+    });
+    field.addEventListener("blur", () => form.isConnected && end(field.value));
+    item.replaceChildren(form);
+    field.select();
+    field.focus();
   }
 
   #show(id) {
@@ -70,7 +168,7 @@ export class ChatsPanel {
   #delete(id) {
     const undo = this.#library.remove(id);
     this.#dialog.close();
-    this.#changed(undo);
+    this.#changed(undo, id);
   }
 
   #export() {
@@ -93,8 +191,23 @@ export class ChatsPanel {
     }
     this.#draw();
   }
+
+  #summary(conversations) {
+    const shown = ({ id, title, updated, unfinished }) => [id, title, updated, unfinished.length, this.#unseen.has(id)];
+    return JSON.stringify(conversations.map(shown));
+  }
 }
 
-function summary(conversations) {
-  return JSON.stringify(conversations.map(({ id, title, updated }) => [id, title, updated]));
+function tool(name, label, title, onclick) {
+  return element("button", { type: "button", class: "tool", "aria-label": label, title, onclick }, icon(name));
+}
+
+/** Under which heading a time stands: of the last days by how long ago they were, else by month. */
+function groupOf(time) {
+  const midnight = new Date().setHours(0, 0, 0, 0);
+  if (time >= midnight) return "Today";
+  if (time >= midnight - DAY_MS) return "Yesterday";
+  if (time >= midnight - 7 * DAY_MS) return "Last 7 days";
+  if (time >= midnight - 30 * DAY_MS) return "Last 30 days";
+  return new Date(time).toLocaleString(undefined, { month: "long", year: "numeric" });
 }

@@ -31,7 +31,7 @@ export class Composer {
       this.#submit();
     });
     document.addEventListener("keydown", (event) => {
-      if (document.querySelector("dialog[open]")) return;
+      if (document.querySelector("dialog[open]") || event.target.closest("#chats-body")) return;
       if (event.key === "Escape" && this.#busy) stop();
       else if (event.key === "Escape") this.takeBack();
       else if (startsTyping(event)) this.focus();

@@ -1,16 +1,26 @@
 // A conversation as data: a tree of messages. An edited question or another try at an answer is a new branch.
 //
-// Message: {id, parent, role: "user" | "assistant", content, status, finishReason?, error?, stats?, dropped?}
-// status of an answer: "streaming" | "done" | "length" | "stopped" | "error"; of a question: "done".
+// Message: {id, parent, role: "user" | "assistant", content, status, finishReason?, error?, stats?, times?, dropped?,
+//   reasoning?, group?, part?, stream?, at?, request?}
+// status of an answer: "streaming" | "done" | "length" | "stopped" | "cut" | "error"; of a question: "done".
+// Samples of one question have the same `group`. An answer that is continued is in its next `part`. Its text comes by
+// the `stream`, of which the event `at` was the last to come, and was asked for by the `request`.
 //
 // A conversation may be open in several tabs. One tab writes a message, whose content only grows until its status
 // is final, so of two copies one is always further on. Nothing is ever taken out of the tree: what is dropped is marked.
 
 const TITLE_LENGTH = 60;
 
-const isFurther = (a, b) =>
-  a.content.length > b.content.length ||
-  (a.content.length === b.content.length && b.status === "streaming" && a.status !== "streaming");
+const progress = ({ part = 0, content, reasoning = "", status }) => [
+  part,
+  content.length + reasoning.length,
+  status === "streaming" ? 0 : 1,
+];
+const isFurther = (a, b) => {
+  const [ours, theirs] = [progress(a), progress(b)];
+  const at = ours.findIndex((value, i) => value !== theirs[i]);
+  return at >= 0 && ours[at] > theirs[at];
+};
 const isKept = ({ dropped, content }) => !dropped || content !== "";
 
 const newId = () => Array.from(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("");
@@ -19,10 +29,12 @@ export class Conversation {
   #messages = new Map(); // id → message, in the order in which they were made
   #leaf = null; // id of the last message of the branch that is shown
   #growing = new Set(); // ids of the answers that were seen to begin or to grow
+  #about; // {name?, settings?, at?}: what the user set, and when
 
-  constructor({ id = newId(), updated = Date.now(), leaf = null, messages = [] } = {}) {
+  constructor({ id = newId(), updated = Date.now(), leaf = null, messages = [], about = {} } = {}) {
     this.id = id;
     this.updated = updated;
+    this.#about = about;
     for (const message of messages) this.#messages.set(message.id, message);
     this.#leaf = this.#messages.has(leaf) ? leaf : (messages.at(-1)?.id ?? null);
   }
@@ -44,11 +56,13 @@ export class Conversation {
     };
     if (typeof stored?.id !== "string" || !Number.isFinite(stored.updated)) return null;
     if (!Array.isArray(stored.messages) || !stored.messages.every(isMessage)) return null;
-    return new Conversation(stored);
+    const about = stored.about !== null && typeof stored.about === "object" ? stored.about : {};
+    return new Conversation({ ...stored, about });
   }
 
   toJSON() {
-    return { id: this.id, updated: this.updated, leaf: this.#leaf, messages: [...this.#messages.values()] };
+    const messages = [...this.#messages.values()];
+    return { id: this.id, updated: this.updated, leaf: this.#leaf, about: this.#about, messages };
   }
 
   get isEmpty() {
@@ -56,8 +70,34 @@ export class Conversation {
   }
 
   get title() {
+    if (typeof this.#about.name === "string" && this.#about.name !== "") return this.#about.name;
     const first = this.#messages.values().next().value?.content.trim().split("\n", 1)[0] ?? "";
     return first.length > TITLE_LENGTH ? `${first.slice(0, TITLE_LENGTH)}…` : first || "Empty chat";
+  }
+
+  /** An empty name stands for the first words. */
+  rename(name) {
+    this.#about = { ...this.#about, name: name.trim(), at: Date.now() };
+  }
+
+  /** How answers are made here; null where nothing was set. */
+  get settings() {
+    return this.#about.settings ?? null;
+  }
+
+  set settings(settings) {
+    this.#about = { ...this.#about, settings, at: Date.now() };
+  }
+
+  /** Whether the text, in small letters, is in its title or in any of its messages. */
+  mentions(text) {
+    const texts = [this.title, ...[...this.#messages.values()].map(({ content }) => content)];
+    return texts.some((each) => each.toLowerCase().includes(text));
+  }
+
+  /** The answers that are not complete and may be picked up. */
+  get unfinished() {
+    return [...this.#messages.values()].filter(({ status, stream }) => status === "streaming" && stream);
   }
 
   /** Whether an answer is being written, here or in another tab. One that was found unfinished was cut off. */
@@ -88,14 +128,23 @@ export class Conversation {
     }
     this.#messages = merged;
     this.updated = Math.max(this.updated, other.updated);
+    if ((other.#about.at ?? 0) > (this.#about.at ?? 0)) this.#about = other.#about;
+    else if ((other.#about.at ?? 0) < (this.#about.at ?? 0)) ahead = true;
     return ahead;
   }
 
   /** The messages of the branch that is shown, from the first on. */
   get branch() {
-    const messages = [];
-    for (let at = this.#messages.get(this.#leaf); at; at = this.#messages.get(at.parent)) messages.unshift(at);
-    return messages;
+    return this.#path(this.#leaf);
+  }
+
+  /** The same, each in a row of its own; at the end all samples of one question in one row. */
+  get rows() {
+    const branch = this.branch;
+    const { group } = branch.at(-1) ?? {};
+    const rows = branch.map((message) => [message]);
+    if (group) rows[rows.length - 1] = this.alternatives(branch.at(-1)).filter((other) => other.group === group);
+    return rows;
   }
 
   /** A question at the end, or in place of `edited` in a branch of its own. */
@@ -103,10 +152,29 @@ export class Conversation {
     return this.#add({ role: "user", content, status: "done" }, edited ? edited.parent : this.#leaf);
   }
 
-  beginAnswer() {
-    const message = this.#add({ role: "assistant", content: "", status: "streaming" }, this.#leaf);
+  /** As many answers to the last question as there are streams. The first of them is the one that is gone on from. */
+  beginAnswers(streams) {
+    const parent = this.#leaf;
+    const group = streams.length > 1 ? newId() : undefined;
+    const begun = streams.map((stream) => {
+      const fields = { role: "assistant", content: "", status: "streaming", stream, ...(group && { group }) };
+      return this.#add(fields, parent);
+    });
+    for (const message of begun) this.expect(message);
+    this.#leaf = begun[0].id;
+    return begun;
+  }
+
+  /** The same answer goes on, by another stream. */
+  continueAnswer(message, stream) {
+    for (const name of ["at", "times", "stats", "error", "finishReason"]) delete message[name];
+    Object.assign(message, { stream, status: "streaming", part: (message.part ?? 0) + 1 });
+    this.expect(message);
+  }
+
+  /** More is to come of this answer. */
+  expect(message) {
     this.#growing.add(message.id);
-    return message;
   }
 
   /** Goes back to before the last answer, so that its question can be answered again. One without a word is dropped. */
@@ -143,18 +211,20 @@ export class Conversation {
     }
   }
 
-  /** What the model is to see. A question whose answer failed before its first word is left out, with it. */
-  forModel(systemPrompt) {
-    const branch = this.branch;
-    const said = branch.filter((message, i) => {
-      const answer = message.role === "user" ? branch[i + 1] : message;
+  /** What was said before the message. A question whose answer failed before its first word is left out, with it. */
+  turnsBefore(message) {
+    const path = this.#path(message.parent);
+    const said = path.filter((each, i) => {
+      const answer = each.role === "user" ? path[i + 1] : each;
       return !answer || answer.content !== "";
     });
-    const turns = said.filter((message) => message.content !== "");
-    return [
-      ...(systemPrompt.trim() ? [{ role: "system", content: systemPrompt }] : []),
-      ...turns.map(({ role, content }) => ({ role, content })),
-    ];
+    return said.filter(({ content }) => content !== "").map(({ role, content }) => ({ role, content }));
+  }
+
+  #path(id) {
+    const messages = [];
+    for (let at = this.#messages.get(id); at; at = this.#messages.get(at.parent)) messages.unshift(at);
+    return messages;
   }
 
   #add(fields, parent) {

@@ -14,32 +14,39 @@ const DELETED_FOR_MS = 30 * 24 * 3600 * 1000; // no tab shows a conversation for
 const FORMAT = "quire-conversations";
 
 export class Library {
-  #timer = 0;
+  #timers = new Map(); // id → timer of a conversation that is to be saved
+  #held = new Map(); // id → {conversation, times}: answers come to it, whichever is current
   #full;
 
   /**
-   * full() is called whenever the browser's storage takes no more. elsewhere(what) is called when another tab has
-   * changed something: what is "current" or "deleted" where it is the current conversation, else "other".
+   * full() is called whenever the browser's storage takes no more. elsewhere(what, id) is called when another tab has
+   * changed a conversation: what is "current" or "deleted" where it is the current one, else "other".
    */
   constructor({ full, elsewhere }) {
     this.#full = full;
     const id = load(CURRENT, null, "sessionStorage"); // of one that was only begun, nothing is kept
-    this.current = (id === null ? this.all()[0] : this.#find(id)) ?? new Conversation();
+    this.current = (id === null ? this.all()[0] : this.find(id)) ?? new Conversation();
     for (const key of storedKeys(PREFIX)) {
       if (load(key, null)?.deleted < Date.now() - DELETED_FOR_MS) remove(key);
     }
     window.addEventListener("storage", ({ key }) => {
-      if (key === PREFIX + this.current.id) elsewhere(this.#catchUp());
-      else if (key?.startsWith(PREFIX)) elsewhere("other");
+      if (!key?.startsWith(PREFIX)) return;
+      const id = key.slice(PREFIX.length);
+      if (id === this.current.id) {
+        elsewhere(this.#followElsewhere(), id);
+      } else {
+        if (this.#held.has(id)) this.catchUp(this.#held.get(id).conversation);
+        elsewhere("other", id);
+      }
     });
     window.addEventListener("pageshow", ({ persisted }) => {
-      if (persisted) elsewhere(this.#catchUp()); // nothing was told while the page was put away
+      if (persisted) elsewhere(this.#followElsewhere(), this.current.id); // nothing was told meanwhile
     });
   }
 
   /** All that are kept, the newest first. */
   all() {
-    const kept = storedKeys(PREFIX).map((key) => Conversation.from(load(key, null)));
+    const kept = storedKeys(PREFIX).map((key) => this.find(key.slice(PREFIX.length)));
     return kept.filter((conversation) => conversation).sort((a, b) => b.updated - a.updated);
   }
 
@@ -57,9 +64,18 @@ export class Library {
     return DRAFT + (this.current.isEmpty ? "new" : this.current.id);
   }
 
+  /** The object that is in use of a conversation, if there is one, else what is stored of it; null if there is none. */
+  find(id) {
+    const stored = id === null ? null : load(PREFIX + id, null);
+    if (stored === null || Number.isFinite(stored.deleted)) return null;
+    const { current } = this;
+    if (current?.id === id && !current.isEmpty) return current;
+    return this.#held.get(id)?.conversation ?? Conversation.from(stored);
+  }
+
   open(id) {
     this.saveNow();
-    const found = this.#find(id);
+    const found = this.find(id);
     if (found) this.#select(found);
   }
 
@@ -69,10 +85,30 @@ export class Library {
     this.#select(new Conversation());
   }
 
+  /** The conversation is one object until it is released as often as it was held. */
+  hold(conversation) {
+    const held = this.#held.get(conversation.id) ?? { conversation, times: 0 };
+    held.times += 1;
+    this.#held.set(conversation.id, held);
+  }
+
+  release({ id }) {
+    const held = this.#held.get(id);
+    held.times -= 1;
+    if (held.times === 0) this.#held.delete(id);
+  }
+
+  rename(id, name) {
+    const found = this.find(id);
+    if (!found) return;
+    found.rename(name);
+    this.#keep(found);
+  }
+
   /** Returns a function that brings it back. */
   remove(id) {
     this.saveNow();
-    const removed = this.#find(id);
+    const removed = this.find(id);
     if (!save(PREFIX + id, { deleted: Date.now() })) remove(PREFIX + id);
     if (this.current.id === id) this.#select(this.all()[0] ?? new Conversation());
     return () => {
@@ -82,20 +118,31 @@ export class Library {
     };
   }
 
-  saveNow() {
-    clearTimeout(this.#timer);
-    this.#timer = 0;
-    if (!this.current.isEmpty) this.#keep(this.current);
+  isDeleted(id) {
+    return Number.isFinite(load(PREFIX + id, null)?.deleted);
+  }
+
+  saveNow(conversation = this.current) {
+    clearTimeout(this.#timers.get(conversation.id));
+    this.#timers.delete(conversation.id);
+    if (!conversation.isEmpty) this.#keep(conversation);
   }
 
   /** For the many small changes of a growing answer. */
-  saveSoon() {
-    if (this.#timer === 0) this.#timer = setTimeout(() => this.saveNow(), SAVE_EVERY_MS);
+  saveSoon(conversation) {
+    const { id } = conversation;
+    if (!this.#timers.has(id)) this.#timers.set(id, setTimeout(() => this.saveNow(conversation), SAVE_EVERY_MS));
+  }
+
+  /** Before the page goes away. */
+  saveAll() {
+    this.saveNow();
+    for (const { conversation } of this.#held.values()) this.saveNow(conversation);
   }
 
   /** All conversations as the text of a file. */
   exported() {
-    this.saveNow();
+    this.saveAll();
     return JSON.stringify({ format: FORMAT, version: 1, conversations: this.all() }, null, 2);
   }
 
@@ -113,45 +160,42 @@ export class Library {
     const given = file.conversations.map((stored) => Conversation.from(stored));
     const broken = given.indexOf(null);
     if (broken >= 0) throw new Error(`Conversation ${broken + 1} of the file is damaged; nothing was imported.`);
-    const newer = given.filter(({ id, updated }) => updated > (this.#find(id)?.updated ?? 0));
+    const newer = given.filter(({ id, updated }) => updated > (this.find(id)?.updated ?? 0));
     for (const conversation of newer) this.#bringBack(conversation);
+    this.catchUp(this.current);
     if (newer.length > 0) this.#select(this.all()[0]);
     return newer.length;
   }
 
+  /** Takes in what other tabs stored of the conversation. */
+  catchUp(conversation) {
+    const stored = Conversation.from(load(PREFIX + conversation.id, null));
+    // Two tabs that save at the same moment may not see each other's: then what is missing is saved again.
+    if (stored && conversation.merge(stored)) this.saveSoon(conversation);
+  }
+
   /** What has become of the current conversation in another tab: "current" or "deleted". */
-  #catchUp() {
-    const { id } = this.current;
-    if (this.#isDeleted(id)) {
+  #followElsewhere() {
+    if (this.isDeleted(this.current.id)) {
       this.#select(new Conversation());
       return "deleted";
     }
-    const stored = this.#find(id);
-    // Two tabs that save at the same moment may not see each other's: then what is missing is saved again.
-    if (stored && this.current.merge(stored)) this.saveSoon();
+    this.catchUp(this.current);
     this.current.follow();
     return "current";
   }
 
   #keep(conversation) {
     const { id } = conversation;
-    if (this.#isDeleted(id)) return;
-    const stored = this.#find(id);
+    if (this.isDeleted(id)) return;
+    const stored = Conversation.from(load(PREFIX + id, null));
     if (stored) conversation.merge(stored);
     if (!save(PREFIX + id, conversation)) this.#full();
   }
 
   #bringBack(conversation) {
-    if (this.#isDeleted(conversation.id)) remove(PREFIX + conversation.id);
+    if (this.isDeleted(conversation.id)) remove(PREFIX + conversation.id);
     this.#keep(conversation);
-  }
-
-  #isDeleted(id) {
-    return Number.isFinite(load(PREFIX + id, null)?.deleted);
-  }
-
-  #find(id) {
-    return id === null ? null : Conversation.from(load(PREFIX + id, null));
   }
 
   #select(conversation) {

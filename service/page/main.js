@@ -1,19 +1,23 @@
 // The chat page: puts the parts together.
 
-import { streamAnswer } from "./answer.js";
+import { Answers } from "./answers.js";
+import { onlyContinues } from "./api.js";
 import { ChatsPanel } from "./chats.js";
+import { shortName, showState, showUse } from "./chip.js";
 import { Composer } from "./composer.js";
 import { Connection } from "./connection.js";
 import { element } from "./dom.js";
-import { askForKey } from "./keyprompt.js";
 import { KvBar } from "./kvbar.js";
 import { Library } from "./library.js";
 import { Settings } from "./settings.js";
 import { StartupCard } from "./startup.js";
+import { load, save } from "./storage.js";
+import { newStreamId } from "./stream.js";
+import { hideToast, showToast } from "./toast.js";
 import { Transcript } from "./transcript.js";
 
 const DEMO_MODEL = "quire-demo";
-const UNDO_MS = 8000;
+const DEFAULTS = "quire.settings"; // of chats that are still to begin
 const SUGGESTIONS = {
   demo: ["What is a KV cache?", "Can I run Quire without a GPU?", "Tell me a story.", "Who are you?"],
   any: [
@@ -22,10 +26,15 @@ const SUGGESTIONS = {
     "Plan a rainy Sunday in three steps.",
     "What makes a good error message?",
   ],
+  continues: ["Once upon a time", "The three laws of thermodynamics are", "def fibonacci(n):", "Dear Sir or Madam,"],
 };
-const OUTCOMES = { done: "Answer complete.", length: "Answer cut at the token limit.", stopped: "Stopped.", error: "" };
-
-const CHIPS = { connecting: "connecting", loading: "loading", offline: "not connected", locked: "locked" };
+const OUTCOMES = {
+  done: "Answer complete.",
+  length: "Answer cut at the token limit.",
+  stopped: "Stopped.",
+  cut: "The answer was cut off.",
+};
+const SPOKEN = 500; // characters of an answer that are read out
 const PLACEHOLDERS = {
   connecting: "Connecting",
   loading: "Write while the model loads",
@@ -36,152 +45,167 @@ const PLACEHOLDERS = {
 const byId = (id) => document.getElementById(id);
 
 const library = new Library({
-  full: () => showToast("The browser's storage is full: delete a chat, or export them.", null),
+  full: () => showToast("The browser's storage is full: delete a chat, or export them."),
   elsewhere: showElsewhere,
 });
-const settings = new Settings((refusal) => showToast(refusal, null));
+const answers = new Answers(library, { changed: showChange, ended: showEnd });
+const settings = new Settings({ refused: (refusal) => showToast(refusal), changed: keepSettings });
 const startup = new StartupCard(() => connection.open());
 const transcript = new Transcript({
   again: answerAgain,
+  goOn,
   edit: askInstead,
   show: showBranch,
   alternatives: (message) => library.current.alternatives(message),
   isWritten: (message) => library.current.isWritten(message),
+  isShown: (message) => library.current.branch.includes(message),
+  canGoOn: () => !library.current.settings?.json,
 });
-const composer = new Composer({ send, stop, changed: keepDraft });
+const composer = new Composer({ send, stop: () => answers.stop(library.current.id), changed: keepDraft });
 const connection = new Connection(showConnection);
 const kvbar = new KvBar(() => connection.open());
 const chats = new ChatsPanel(library, chatChanged);
 
-let model = null; // what GET /v1/models says of it
-let running = null; // {message, abort}: the answer that is being made, and its AbortController
-let undoTimer = 0;
+let model = null; // what GET /v1/models says of it, and whether it `continues` texts
 
-function showConnection(state) {
-  startup.show(state);
-  byId("model").dataset.phase = state.phase;
-  if (state.phase === "ready") showModel(state.models[0]);
-  else if (!model) byId("model-name").textContent = CHIPS[state.phase];
-  composer.setReady(state.phase === "ready", state.phase === "ready" ? `Ask ${shortName(model.id)}` : PLACEHOLDERS[state.phase]);
+async function showConnection(state) {
+  let { phase } = state;
+  if (phase === "ready") {
+    try {
+      model = { ...state.models[0], continues: await onlyContinues(state.models[0].id) };
+    } catch {
+      phase = "connecting"; // lost again; the map of the cache notices
+    }
+  }
+  startup.show({ ...state, phase });
+  showState(phase, model);
+  if (phase === "ready") showModel();
+  composer.setReady(phase === "ready", phase === "ready" ? invitation() : PLACEHOLDERS[phase]);
   if (state.phase === "ready") kvbar.poll();
 }
 
-/** A Hub id without its owner, a folder without those that it is in. */
-function shortName(id) {
-  return id.replace(/\/+$/, "").split("/").at(-1) || id;
+function invitation() {
+  return model.continues ? `Text for ${shortName(model.id)} to continue` : `Ask ${shortName(model.id)}`;
 }
 
-function showModel(served) {
-  model = served;
+function showModel() {
   const demo = model.id === DEMO_MODEL;
-  byId("model-name").textContent = shortName(model.id);
-  const context = model.max_model_len ? `, context of ${model.max_model_len.toLocaleString("en")} tokens` : "";
-  byId("model").title = model.id + context;
   byId("demo-notice").hidden = !demo;
+  byId("base-notice").hidden = !model.continues;
+  byId("welcome-title").textContent = model.continues ? "Begin a text, and watch the memory" : "Ask away, and watch the memory";
   byId("suggestions").replaceChildren(
-    ...SUGGESTIONS[demo ? "demo" : "any"].map((text) =>
+    ...SUGGESTIONS[demo ? "demo" : model.continues ? "continues" : "any"].map((text) =>
       element("button", { type: "button", class: "suggestion", onclick: () => send(text) }, text),
     ),
   );
   byId("suggestions").hidden = false;
   document.title = `${shortName(model.id)} · Quire`;
+  showUse(model, library.current.branch);
+  for (const conversation of library.all()) answers.adopt(conversation);
 }
 
-function showEmptiness() {
+/** What belongs to the current conversation, but for its messages. */
+function showAround() {
   byId("welcome").hidden = !library.current.isEmpty;
   byId("new-chat").disabled = library.current.isEmpty;
+  const busy = answers.isReading(library.current);
+  composer.setBusy(busy);
+  byId("messages").classList.toggle("busy", busy); // then there is nothing to edit, and no other branch to show
+  if (model) kvbar.setBusy(answers.any);
+  showUse(model, library.current.branch);
+  if (library.current.isEmpty) settings.show(load(DEFAULTS, {}), "For new chats.");
+  else settings.show(library.current.settings ?? {}, "For this chat.");
 }
 
 function announce(text) {
   byId("announcer").textContent = text;
 }
 
+function isReady() {
+  return model !== null && !answers.isReading(library.current);
+}
+
 function send(text) {
-  if (running || !model) return;
+  if (!isReady()) return;
   hideToast();
-  transcript.add(library.current.ask(text));
-  showEmptiness();
+  if (library.current.isEmpty) library.current.settings = load(DEFAULTS, {});
+  library.current.ask(text);
   answer();
 }
 
 /** A question in place of an earlier one, which stays in a branch of its own. */
 function askInstead(message, text) {
-  if (running || !model) return;
+  if (!isReady()) return;
   library.current.ask(text, message);
-  transcript.show(library.current.branch);
   answer();
 }
 
+function answerAgain() {
+  if (!isReady()) return;
+  library.current.leaveAnswer();
+  answer();
+}
+
+function answer() {
+  const samples = library.current.settings?.samples ?? 1;
+  begin(library.current.beginAnswers(Array.from({ length: samples }, newStreamId)));
+}
+
+/** An answer that ended early goes on. */
+function goOn(message) {
+  if (!isReady()) return;
+  library.current.continueAnswer(message, newStreamId());
+  begin([message]);
+}
+
+function begin(messages) {
+  library.saveNow();
+  answers.begin(library.current, messages, model);
+  transcript.update(library.current.rows);
+  transcript.follow();
+  showAround();
+  chats.update();
+  announce("Answering.");
+}
+
+function showChange(conversation, message) {
+  if (conversation.id !== library.current.id) chats.refresh();
+  else transcript.viewOf(message)?.update(() => transcript.keepUp());
+}
+
+function showEnd(conversation, message) {
+  if (conversation.id !== library.current.id) {
+    chats.mark(conversation.id);
+    kvbar.setBusy(answers.any);
+    return;
+  }
+  transcript.viewOf(message)?.render();
+  transcript.keepUp();
+  showAround();
+  chats.refresh();
+  if (message.status in OUTCOMES) announce(`${OUTCOMES[message.status]} ${message.content.slice(0, SPOKEN) || "No text."}`);
+  composer.focusWithKeyboard();
+}
+
 function showBranch(message) {
-  if (running) return;
+  if (answers.isReading(library.current)) return;
   library.current.show(message);
   library.saveNow();
-  transcript.show(library.current.branch);
-}
-
-/** While an answer comes there is nothing to edit, and no other branch to show. */
-function setBusy(busy) {
-  composer.setBusy(busy);
-  kvbar.setBusy(busy);
-  byId("messages").classList.toggle("busy", busy);
-}
-
-function stop() {
-  running?.abort.abort();
+  transcript.update(library.current.rows);
+  showAround();
 }
 
 function keepDraft(text) {
   library.draft = text;
 }
 
-function answerAgain() {
-  if (running || !model) return;
-  library.current.leaveAnswer();
-  transcript.show(library.current.branch);
-  answer();
-}
-
-async function answer() {
-  const abort = new AbortController();
-  const conversation = library.current;
-  const body = { model: model.id, messages: conversation.forModel(settings.systemPrompt), ...settings.sampling };
-  const message = conversation.beginAnswer();
-  running = { message, abort };
-  library.saveNow();
-  const view = transcript.add(message);
-  transcript.follow();
-  setBusy(true);
-  announce("Answering.");
-  try {
-    await untilAuthorised(message, () =>
-      streamAnswer(message, body, abort.signal, () => {
-        view.update(() => transcript.keepUp());
-        library.saveSoon();
-      }),
-    );
-  } finally {
-    // A new chat may have begun while this answer ended.
-    if (running?.message === message) running = null;
-    if (conversation === library.current) library.saveNow();
-    view.render();
-    transcript.keepUp();
-    setBusy(running !== null);
-    announce(message.status === "done" && message.content === "" ? "No text." : OUTCOMES[message.status]);
-    composer.focusWithKeyboard();
-  }
-}
-
-/** Runs `attempt` again with each key that the user gives; without one the message says why it failed. */
-async function untilAuthorised(message, attempt) {
-  for (;;) {
-    try {
-      return await attempt();
-    } catch (error) {
-      if (error.status === 401 && (await askForKey())) continue;
-      message.status = "error";
-      message.error = { message: error.message, status: error.status ?? 0, code: error.code ?? null };
-      return undefined;
-    }
+/** What is set before a chat begins holds for all that begin later. */
+function keepSettings(values) {
+  if (library.current.isEmpty) {
+    save(DEFAULTS, values);
+  } else {
+    library.current.settings = values;
+    library.saveNow();
   }
 }
 
@@ -191,15 +215,14 @@ function newChat() {
   composer.focus();
 }
 
-/** Another conversation is current. `undo`: one was deleted, and comes back by it. */
-function chatChanged(undo = null) {
-  stop();
-  running = null;
+/** Another conversation is current. `undo`: the one of the id `deleted` was deleted, and comes back by it. */
+function chatChanged(undo = null, deleted = null) {
+  if (deleted !== null) answers.stop(deleted);
   composer.text = library.draft;
   hideToast();
-  transcript.show(library.current.branch);
-  showEmptiness();
-  setBusy(false);
+  transcript.show(library.current.rows);
+  showAround();
+  chats.update();
   if (undo) {
     showToast("Deleted the chat.", () => {
       undo();
@@ -209,46 +232,34 @@ function chatChanged(undo = null) {
 }
 
 /** Another tab has changed the conversation that is shown ("current"), or "deleted" it, or changed some "other". */
-function showElsewhere(what) {
+function showElsewhere(what, id) {
+  const changed = library.find(id);
+  if (!changed) answers.stop(id);
+  else if (model) answers.adopt(changed);
   chats.refresh();
   if (what === "current") {
-    transcript.update(library.current.branch);
-    showEmptiness();
+    transcript.update(library.current.rows);
+    showAround();
   } else if (what === "deleted") {
     // What was being written here goes into the new chat, after what may wait there.
     library.draft = [library.draft, composer.text].filter((text) => text !== "").join("\n\n");
     chatChanged();
-    showToast("This chat was deleted in another tab.", null);
+    showToast("This chat was deleted in another tab.");
   }
-}
-
-function showToast(text, undo) {
-  byId("toast-text").textContent = text;
-  byId("toast-undo").hidden = undo === null;
-  byId("toast-undo").onclick = () => {
-    hideToast();
-    undo();
-  };
-  byId("toast").hidden = false;
-  clearTimeout(undoTimer);
-  undoTimer = setTimeout(hideToast, UNDO_MS);
-}
-
-function hideToast() {
-  clearTimeout(undoTimer);
-  byId("toast").hidden = true;
 }
 
 byId("new-chat").addEventListener("click", newChat);
 window.addEventListener("pagehide", () => {
-  // Else the browser's cutting the stream would look like the server's, and to other tabs as if it went on.
-  if (running) running.message.status = "stopped";
-  stop();
-  library.saveNow();
+  answers.leave();
+  library.saveAll();
+});
+window.addEventListener("pageshow", ({ persisted }) => {
+  if (persisted && model) showModel();
 });
 
-transcript.show(library.current.branch);
-showEmptiness();
+for (const message of library.current.unfinished) library.current.expect(message);
+transcript.show(library.current.rows);
+showAround();
 composer.text = library.draft;
 composer.focusWithKeyboard();
 connection.open();

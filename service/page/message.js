@@ -1,23 +1,37 @@
 // One message on the page.
 
 import { copyButton, element, icon } from "./dom.js";
+import { figures } from "./figures.js";
 import { Prose } from "./prose.js";
+import { Thinking } from "./thinking.js";
+import { whyOf } from "./why.js";
+
+const NOTES = {
+  length: "The answer reached the token limit.",
+  cut: "The answer was cut off: the server no longer has the rest of it.",
+};
 
 /**
- * What a reader may do: again() and edit(message, text), show(message); and what it knows of a message: the
- * alternatives(message) to show, and whether it isWritten(message) at this moment.
+ * What a reader may do: again(), goOn(message), edit(message, text), show(message); and what it knows of a message: the
+ * alternatives(message) to show, whether it isWritten(message) at this moment, canGoOn(message), and whether it
+ * isShown(message), which tells which of several samples the chat goes on from.
  */
 export class MessageView {
   message;
   #reader;
+  #isSample;
   #prose = null;
+  #thinking = null;
   #foot = element("footer");
+  #why = null; // the element that says where the time went, once it was asked for
   #frame = 0;
+  #rests = 0; // until then nothing is drawn, so that half of the time is the reader's
   #drawn = ""; // what tells whether the message has changed since
 
-  constructor(message, reader) {
+  constructor(message, reader, isSample = false) {
     this.message = message;
     this.#reader = reader;
+    this.#isSample = isSample;
     if (message.role === "user") {
       this.node = element("article", { class: "question", "aria-label": "You" });
       this.#showQuestion();
@@ -66,6 +80,7 @@ export class MessageView {
   /** Where a message has been edited or tried again: which of its versions this is, and the way to the others. */
   #branches() {
     const all = this.#reader.alternatives(this.message);
+    if (this.#isSample) return this.#reader.isShown(this.message) ? [] : [this.#choose()];
     if (all.length < 2) return [];
     const at = all.indexOf(this.message);
     const step = (name, label, to) => {
@@ -79,12 +94,23 @@ export class MessageView {
     return [element("span", { class: "branches", role: "group", "aria-label": "Versions" }, ...nodes)];
   }
 
-  /** Draws at the next frame: text comes faster than frames do. */
+  #choose() {
+    return button("on", "Go on from this one", () => this.#reader.show(this.message));
+  }
+
+  /** Draws at the next frame, for text comes faster than frames do; after a slow drawing some frames later. */
   update(drawn) {
-    this.#frame ||= requestAnimationFrame(() => {
+    const draw = () => {
+      const began = performance.now();
+      if (began < this.#rests) {
+        this.#frame = requestAnimationFrame(draw);
+        return;
+      }
       this.render();
       drawn();
-    });
+      this.#rests = performance.now() + (performance.now() - began);
+    };
+    this.#frame ||= requestAnimationFrame(draw);
   }
 
   /** Draws what another tab has changed. A question that is being edited stays as it is. */
@@ -95,45 +121,83 @@ export class MessageView {
   }
 
   #state() {
-    const { content, status } = this.message;
-    const versions = this.#reader.alternatives(this.message).length;
-    return [content.length, status, this.#reader.isWritten(this.message), versions].join();
+    const { content, reasoning = "", status, lost = false } = this.message;
+    const { isWritten, alternatives, isShown } = this.#reader;
+    const versions = alternatives(this.message).length;
+    return [content.length, reasoning.length, status, lost, isWritten(this.message), versions, isShown(this.message)].join();
   }
 
   render() {
     cancelAnimationFrame(this.#frame);
     this.#frame = 0;
     this.#drawn = this.#state();
-    const { content } = this.message;
+    const { content, reasoning = "" } = this.message;
     const streaming = this.#reader.isWritten(this.message);
     this.node.classList.toggle("streaming", streaming);
+    this.node.classList.toggle("chosen", this.#isSample && this.#reader.isShown(this.message));
     this.node.classList.toggle("waiting", streaming && content === "");
     this.node.setAttribute("aria-busy", String(streaming));
+    if (reasoning !== "" && !this.#thinking) {
+      this.#thinking = new Thinking();
+      this.node.prepend(this.#thinking.node);
+    }
+    this.#thinking?.update(reasoning, streaming && content === "");
     this.#prose.update(content);
     this.#foot.replaceChildren(...this.#footer());
   }
 
   #footer() {
-    const { content, status, stats, finishReason } = this.message;
+    const { content, reasoning = "", status, stats, lost } = this.message;
     if (this.#reader.isWritten(this.message)) {
-      return content === "" ? [waiting()] : [element("p", { class: "stats" }, ...figures(stats))];
+      if (lost) return [element("p", { class: "note" }, "The connection was lost. Trying to pick the answer up.")];
+      return content + reasoning === "" ? [waiting()] : [element("p", { class: "stats" }, ...figures(stats))];
     }
-    const nodes = [];
-    if (status === "error") nodes.push(this.#failure());
-    const ended = status === "done" || status === "length";
-    if (ended && content === "") {
-      nodes.push(element("p", { class: "note" }, `The model ended without text: ${finishReason ?? "no reason given"}`));
-    } else if (status === "length") {
-      nodes.push(element("p", { class: "note" }, "The answer reached the token limit."));
-    }
+    const nodes = status === "error" ? [this.#failure()] : [];
+    const note = this.#note();
+    if (note) nodes.push(element("p", { class: "note" }, note));
     const items = figures(stats);
     if (status === "stopped" || status === "streaming") items.unshift(element("span", { class: "stopped" }, "Stopped"));
-    const actions = element("div", { class: "actions" });
-    actions.append(...this.#branches());
-    if (content !== "") actions.append(copyButton("Copy", () => this.message.content));
-    if (status !== "error") actions.append(this.#againButton("Try again", "quiet"));
-    nodes.push(element("div", { class: "under" }, element("p", { class: "stats" }, ...items), actions));
+    nodes.push(element("div", { class: "under" }, element("p", { class: "stats" }, ...items), this.#actions()));
     return nodes;
+  }
+
+  #note() {
+    const { content, status, finishReason } = this.message;
+    if (content === "" && (status === "done" || status === "length")) {
+      return `The model ended without text: ${finishReason ?? "no reason given"}`;
+    }
+    return NOTES[status];
+  }
+
+  #actions() {
+    const { content, status } = this.message;
+    const actions = element("div", { class: "actions" }, ...this.#branches());
+    if (content !== "") actions.append(copyButton("Copy", () => this.message.content));
+    if (this.message.request) actions.append(this.#whyButton());
+    if (this.#isSample && !this.#reader.isShown(this.message)) return actions;
+    if (content !== "" && status !== "done" && this.#reader.canGoOn(this.message)) {
+      const goOn = button("on", "Continue", () => this.#reader.goOn(this.message));
+      goOn.classList.add("again");
+      actions.append(goOn);
+    }
+    if (status !== "error") actions.append(this.#againButton("Try again", "quiet"));
+    return actions;
+  }
+
+  #whyButton() {
+    const asks = button("clock", "Why", async () => {
+      const shown = this.#why?.isConnected;
+      this.#why?.remove();
+      if (!shown) {
+        this.#why = element("section", { class: "why", "aria-label": "Where the time went" });
+        this.node.append(this.#why);
+        this.#why.append(await whyOf(this.message.request));
+      }
+      asks.setAttribute("aria-expanded", String(!shown));
+    });
+    asks.title = "Where the time of this answer went";
+    asks.setAttribute("aria-expanded", String(this.#why?.isConnected === true));
+    return asks;
   }
 
   #againButton(label, style) {
@@ -166,27 +230,3 @@ function waiting() {
   for (let i = 0; i < 4; i += 1) blocks.append(element("i"));
   return element("p", { class: "reading" }, blocks, element("span", {}, "Reading the prompt"));
 }
-
-/** The figures under an answer, each with an explanation as its tooltip. */
-function figures(stats = {}) {
-  const items = [];
-  const add = (text, title) => items.push(element("span", { title }, text));
-  if (stats.tokensPerSecond) add(`${rounded(stats.tokensPerSecond)} tokens/s`, "Tokens after the first, per second");
-  if (stats.firstTokenMs !== undefined) {
-    add(`first token ${duration(stats.firstTokenMs)}`, "From sending the question to the first text");
-  }
-  if (stats.completionTokens !== undefined) add(count(stats.completionTokens, "token"), "Length of the answer");
-  if (stats.promptTokens !== undefined) {
-    add(
-      stats.cachedTokens > 0
-        ? `${stats.cachedTokens} of ${count(stats.promptTokens, "prompt token")} cached`
-        : count(stats.promptTokens, "prompt token"),
-      "Prompt tokens whose keys and values were already in the KV cache are not computed again",
-    );
-  }
-  return items;
-}
-
-const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
-const rounded = (n) => (n < 10 ? n.toFixed(1) : Math.round(n).toLocaleString("en"));
-const duration = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);

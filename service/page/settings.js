@@ -1,27 +1,62 @@
 // How answers are made: the system prompt and the sampling values. An empty field is not sent: the server decides.
 
-import { load, save } from "./storage.js";
+const NUMBERS = [
+  "temperature",
+  "top_p",
+  "top_k",
+  "min_p",
+  "repetition_penalty",
+  "presence_penalty",
+  "frequency_penalty",
+  "max_tokens",
+  "seed",
+  "samples",
+];
+const TEXTS = ["system", "stop"];
+const CHOICES = ["json", "plain_thinking"];
+const MAX_STOPS = 16;
 
-const KEY = "quire.settings";
-const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
+/** What is well-formed of stored settings. */
+export function settingsFrom(stored) {
+  const settings = {};
+  for (const name of NUMBERS) if (Number.isFinite(stored?.[name])) settings[name] = stored[name];
+  for (const name of TEXTS) if (typeof stored?.[name] === "string" && stored[name] !== "") settings[name] = stored[name];
+  for (const name of CHOICES) if (stored?.[name] === true) settings[name] = true;
+  return settings;
+}
+
+/** The fields of a request that the user has set. */
+export function samplingOf(settings) {
+  const { system, samples, stop = "", json, plain_thinking: unthinking, ...fields } = settingsFrom(settings);
+  const stops = stopsOf(stop);
+  if (stops.length > 0) fields.stop = stops;
+  if (json) fields.response_format = { type: "json_object" };
+  if (unthinking) fields.chat_template_kwargs = { enable_thinking: false };
+  return fields;
+}
+
+/** One a line; `\n` and `\t` stand for themselves. */
+function stopsOf(text) {
+  const lines = text.split("\n").filter((line) => line !== "");
+  return lines.map((line) => line.replaceAll("\\n", "\n").replaceAll("\\t", "\t")).slice(0, MAX_STOPS);
+}
 
 export class Settings {
   #dialog = document.getElementById("settings");
   #form = document.getElementById("settings-form");
   #opener = document.getElementById("open-settings");
-  #values = {};
+  #values = null; // until some are shown
   #before; // what the field that is being changed had before
   #refused;
+  #changed;
 
-  /** refused(text) is called with what was not taken when the panel closes. */
-  constructor(refused) {
+  /**
+   * refused(text) is called with what was not taken when the panel closes, changed(settings) with all that holds
+   * whenever the user has changed any.
+   */
+  constructor({ refused, changed }) {
     this.#refused = refused;
-    const stored = load(KEY, {});
-    for (const name of NUMBERS) {
-      if (Number.isFinite(stored?.[name])) this.#values[name] = stored[name];
-    }
-    this.#values.system = typeof stored?.system === "string" ? stored.system : "";
-
+    this.#changed = changed;
     this.#opener.addEventListener("click", () => this.#open());
     for (const button of this.#dialog.querySelectorAll("[data-close]")) {
       button.addEventListener("click", () => this.#dialog.close());
@@ -43,21 +78,20 @@ export class Settings {
     });
     this.#form.addEventListener("input", (event) => this.#take(event.target));
     document.getElementById("reset-settings").addEventListener("click", () => {
-      this.#values = { system: "" };
+      this.#values = {};
       this.#fill();
       this.#store();
     });
+  }
+
+  /** Shows other settings; `scope` says in words what they are for. Does nothing where the same are shown. */
+  show(stored, scope) {
+    document.getElementById("settings-scope").textContent = scope;
+    const settings = settingsFrom(stored);
+    if (JSON.stringify(settings) === JSON.stringify(this.#values)) return; // what was refused stays in its field
+    this.#values = settings;
     this.#fill();
     this.#mark();
-  }
-
-  get systemPrompt() {
-    return this.#values.system;
-  }
-
-  /** The fields of a request that the user has set. */
-  get sampling() {
-    return Object.fromEntries(NUMBERS.filter((name) => name in this.#values).map((name) => [name, this.#values[name]]));
   }
 
   /** What was refused is still there, with what is wrong with it. */
@@ -77,7 +111,8 @@ export class Settings {
       field = number;
     }
     const { name, value } = field;
-    if (name === "system") this.#values.system = value;
+    if (CHOICES.includes(name)) this.#set(name, field.checked || undefined);
+    else if (TEXTS.includes(name)) this.#set(name, value || undefined);
     else if (!field.validity.valid) this.#set(name, this.#before);
     else this.#set(name, value === "" ? undefined : Number(value));
     this.#check(field);
@@ -109,7 +144,8 @@ export class Settings {
   }
 
   #fill() {
-    this.#form.elements.system.value = this.#values.system;
+    for (const name of TEXTS) this.#form.elements[name].value = this.#values[name] ?? "";
+    for (const name of CHOICES) this.#form.elements[name].checked = this.#values[name] ?? false;
     for (const name of NUMBERS) {
       const field = this.#form.elements[name];
       field.value = this.#values[name] ?? "";
@@ -119,13 +155,13 @@ export class Settings {
   }
 
   #store() {
-    save(KEY, this.#values);
+    this.#changed(settingsFrom(this.#values));
     this.#mark();
   }
 
   /** The button shows that something differs from the model's own way, or was not taken. */
   #mark() {
-    const changed = this.#values.system.trim() !== "" || Object.keys(this.sampling).length > 0;
+    const changed = Object.keys(this.#values).length > 0;
     const refused = this.#invalid.length > 0;
     this.#opener.classList.toggle("changed", changed);
     this.#opener.classList.toggle("refused", refused);

@@ -5,8 +5,9 @@ export class EventParser {
   #afterReturn = false;
   #data = [];
   #event = "";
+  #id = ""; // of the latest event that has one
 
-  /** Takes the next piece of text and returns the events that it completes: [{event, data}]. */
+  /** Takes the next piece of text and returns the events that it completes: [{event, data, id}]. */
   push(text) {
     if (text === "") return [];
     // A "\r\n" cut in two must not count as two line ends.
@@ -20,7 +21,7 @@ export class EventParser {
       if (line !== "") {
         this.#field(line);
       } else if (this.#data.length > 0) {
-        events.push({ event: this.#event || "message", data: this.#data.join("\n") });
+        events.push({ event: this.#event || "message", data: this.#data.join("\n"), id: this.#id });
         this.#data = [];
         this.#event = "";
       } else {
@@ -37,6 +38,7 @@ export class EventParser {
     const value = colon < 0 ? "" : line.slice(colon + (line[colon + 1] === " " ? 2 : 1));
     if (name === "data") this.#data.push(value);
     else if (name === "event") this.#event = value;
+    else if (name === "id") this.#id = value;
   }
 }
 

@@ -1,5 +1,6 @@
 // The list of messages: what is in it, and where it is scrolled to.
 
+import { element } from "./dom.js";
 import { MessageView } from "./message.js";
 
 const NEAR_END_PX = 60;
@@ -11,6 +12,7 @@ export class Transcript {
   #following = true;
   #reader;
   #views = [];
+  #keys = []; // of each row that is shown, what is in it
 
   /** `reader` is what each MessageView wants. */
   constructor(reader) {
@@ -20,29 +22,39 @@ export class Transcript {
     new ResizeObserver(() => this.keepUp()).observe(this.#scroller);
   }
 
-  show(messages) {
+  /** Each row is a message, or the samples of an answer, which stand side by side. */
+  show(rows) {
     this.#list.replaceChildren();
     this.#views = [];
-    for (const message of messages) this.add(message);
+    this.#keys = [];
+    for (const row of rows) this.#add(row);
     this.follow();
   }
 
-  add(message) {
-    const view = new MessageView(message, this.#reader);
-    this.#list.append(view.node);
-    this.#views.push(view);
-    return view;
+  /** The view of a message that is shown. */
+  viewOf(message) {
+    return this.#views.find((view) => view.message === message);
   }
 
   /** Draws what has changed, which mostly is that something has come to the end. */
-  update(messages) {
-    if (this.#views.some(({ message }, i) => message !== messages[i])) {
-      this.show(messages);
+  update(rows) {
+    const isShown = (message, i) => this.#views[i] === undefined || this.#views[i].message === message;
+    if (this.#keys.some((key, i) => key !== keyOf(rows[i])) || !rows.flat().every(isShown)) {
+      this.show(rows);
       return;
     }
     for (const view of this.#views) view.refresh();
-    for (const message of messages.slice(this.#views.length)) this.add(message);
+    for (const row of rows.slice(this.#keys.length)) this.#add(row);
     this.keepUp();
+  }
+
+  #add(row) {
+    const views = row.map((message) => new MessageView(message, this.#reader, row.length > 1));
+    const nodes = views.map(({ node }) => node);
+    if (row.length === 1) this.#list.append(...nodes);
+    else this.#list.append(element("div", { class: "samples", role: "group", "aria-label": "Samples" }, ...nodes));
+    this.#views.push(...views);
+    this.#keys.push(keyOf(row));
   }
 
   /** Goes to the end and stays there while text comes, until the reader scrolls up. */
@@ -66,4 +78,8 @@ export class Transcript {
     this.#following = following;
     this.#jump.hidden = following;
   }
+}
+
+function keyOf(row) {
+  return row?.map(({ id }) => id).join();
 }

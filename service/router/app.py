@@ -51,4 +51,5 @@ async def ready(state: RouterState, request: Request) -> Response:
 async def metrics(state: RouterState, request: Request) -> Response:
     from quire.service.router.exposition import exposition
 
-    return Response(exposition(state), media_type="text/plain; version=0.0.4; charset=utf-8")
+    text, media_type = exposition(state, request.headers.get("accept", ""))
+    return Response(text, media_type=media_type)

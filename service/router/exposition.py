@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from quire.service.metrics.families import counter, gauge, histogram, loop_families
+from quire.service.metrics.families import counter, encode, gauge, histogram, loop_families
 from quire.service.router.state import RouterState
 
 
-def exposition(state: RouterState) -> bytes:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(state))
-    return generate_latest(registry)
+def exposition(state: RouterState, accept: str = "") -> tuple[bytes, str]:
+    return encode(_Families(state), accept)
 
 
 class _Families(Collector):

@@ -14,15 +14,24 @@ from starlette.types import Message, Receive, Scope, Send
 
 from quire.engine.hashing import Digest
 from quire.service.errors import ApiError, not_ready
+from quire.service.explain.trace_context import TraceContext
 from quire.service.http.connection import ClientGone, Connection
-from quire.service.http.framing import SSE
+from quire.service.http.dialects import STREAM_TYPES, dialect_of
 from quire.service.router.events import whole_events
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.held import Share, read_body
 from quire.service.router.placement import Location, Placement
 from quire.service.router.replica import Replica
 from quire.service.router.state import RouterState
-from quire.service.router.stream_affinity import StreamKey, started_stream, wanted_stream
+from quire.service.router.stream_affinity import (
+    StreamAffinity,
+    StreamKey,
+    started_request,
+    started_stream,
+    wanted_request,
+    wanted_stream,
+)
+from quire.service.tracing.otlp import FinishedSpan, Value
 
 log = logging.getLogger("quire.router")
 
@@ -71,6 +80,8 @@ class _Exchange:
         self._share = share  # the body's, and its answer's
         self._route: bytes | None = None  # what was decided, as a header
         self._is_predicted = False  # whether there is a prediction for all of the prompt
+        traced = state.exporter is not None and started_request(request) is not None
+        self._trace = TraceContext.of(request.headers.get("traceparent")) if traced else None
 
     async def run(self, send: Send) -> None:
         async def send_with_route(message: Message) -> None:
@@ -78,7 +89,7 @@ class _Exchange:
                 message["headers"] = [*message["headers"], (b"x-quire-route", self._route)]
             await send(message)
 
-        scope, receive = self._request.scope, self._request.receive
+        scope, receive, began = self._request.scope, self._request.receive, time.time()
         connection = Connection(scope, send_with_route, self._state.config)
         self._state.generations.add(connection)
         reply = None
@@ -89,11 +100,25 @@ class _Exchange:
             log.info("request aborted: %s", gone)
         except ApiError as error:
             self._state.metrics.failures["during" if connection.started else "before"] += 1
-            await connection.fail(error, SSE.message(error.body()))
+            await connection.fail(error, dialect_of(scope["path"]).failure(error))
         finally:
             self._state.generations.discard(connection)
         if reply is not None:
             await reply(scope, receive, send_with_route)
+        self._export(began)
+
+    def _export(self, began: float) -> None:
+        exporter, trace = self._state.exporter, self._trace
+        if exporter is None or trace is None or not trace.sampled:
+            return
+        attributes: dict[str, Value] = {
+            "http.request.method": self._request.method,
+            "url.path": self._request.url.path,
+            "quire.request_id": self._request.state.request_id.decode(),
+            "quire.route": (self._route or b"").decode(),
+        }
+        span = FinishedSpan(trace, "route", began, time.time(), attributes)
+        exporter.add(lambda: [span])
 
     async def _answer(self, connection: Connection) -> Response | None:
         """None once it was streamed. Raises ApiError."""
@@ -101,7 +126,10 @@ class _Exchange:
         state.check_open()
         wanted = wanted_stream(self._request)
         if wanted is not None:
-            return await self._pick_up(connection, wanted)
+            return await self._pick_up(connection, wanted, state.stream_affinity)
+        asked = wanted_request(self._request)
+        if asked is not None:
+            return await self._pick_up(connection, asked, state.request_affinity)
         prompt = None
         if state.reader is not None and self._body:
             prompt = await state.reader.read(self._request, self._body)
@@ -128,10 +156,12 @@ class _Exchange:
             raise not_ready("no replica could answer", 2)
         return reply
 
-    async def _pick_up(self, connection: Connection, key: StreamKey) -> Response | None:
-        """As `_answer`: asks whoever was sent the stream, then everybody else."""
+    async def _pick_up(
+        self, connection: Connection, key: StreamKey, affinity: StreamAffinity
+    ) -> Response | None:
+        """As `_answer`: asks whoever was sent the stream, or the request, then everybody else."""
         reply, lost = None, False
-        holders = self._state.stream_affinity.holders(key, self._state.replicas)
+        holders = affinity.holders(key, self._state.replicas)
         for attempt, replica in enumerate(holders, 1):
             try:
                 reply = await self._attempt(attempt, connection, Placement.at_home(replica))
@@ -141,17 +171,21 @@ class _Exchange:
             if reply is None or reply.status_code != 404:
                 return reply
         if reply is None or lost:
-            raise not_ready("a replica that may have the stream does not answer", 2)
+            raise not_ready("a replica that may have what is asked for does not answer", 2)
         return reply
 
     def _place(self, location: Location, tried: set[Replica]) -> Placement:
         """A stream's id is in use where it was used last, and is refused there."""
         key, state = started_stream(self._request), self._state
         if key is None:
-            return state.place(location, tried)
-        holder = None if tried else state.stream_affinity.find(key, state.replicas)
-        placement = Placement.at_home(holder) if holder and holder.up else state.place(location, tried)
-        state.stream_affinity.settle(key, placement.replica)
+            placement = state.place(location, tried)
+        else:
+            holder = None if tried else state.stream_affinity.find(key, state.replicas)
+            placement = Placement.at_home(holder) if holder and holder.up else state.place(location, tried)
+            state.stream_affinity.settle(key, placement.replica)
+        request = started_request(self._request)
+        if request is not None:
+            state.request_affinity.settle(request, placement.replica)
         return placement
 
     async def _attempt(
@@ -180,7 +214,7 @@ class _Exchange:
                     replica.sent_prefixes.answered(
                         digests, time.monotonic()
                     )  # headers come with the first token
-                    if answer.content_type == "text/event-stream" and answer.status == 200:
+                    if answer.content_type in STREAM_TYPES and answer.status == 200:
                         await self._stream(connection, answer, placement)
                         return None
                     content = await self._whole(answer)
@@ -205,6 +239,9 @@ class _Exchange:
         assert session is not None
         request = self._request
         headers = [*passed_on(request.headers.raw), (b"x-request-id", request.state.request_id)]
+        if self._trace is not None:
+            headers = [header for header in headers if header[0] != b"traceparent"]
+            headers.append((b"traceparent", self._trace.header.encode()))
         return session.request(
             request.method,
             replica.address(request.scope),
@@ -218,7 +255,8 @@ class _Exchange:
         self, connection: Connection, answer: aiohttp.ClientResponse, placement: Placement
     ) -> None:
         connection.keep_alive()
-        async for events in whole_events(answer.content.iter_any()):
+        mark = dialect_of(self._request.url.path).framing.after
+        async for events in whole_events(answer.content.iter_any(), mark):
             await connection.write(events)
             self._drop_body()
             self._compare(placement, events)

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from msgspec import MsgspecError, json
 from starlette.requests import Request
 
+from quire.engine.errors import FieldError
+from quire.service.api.anthropic.history import beginning
+from quire.service.api.anthropic.protocol import MessagesRequest
+from quire.service.api.anthropic.translation import prompt_request
 from quire.service.api.chat import prompt_text as chat_text
+from quire.service.api.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest
+from quire.service.api.ollama.translation import chat_of, is_raw
 from quire.service.api.request_params import cache_salt
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.completions import CompletionRequest
@@ -21,7 +27,7 @@ from quire.service.api.responses.messages import with_input
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.response import prompt_text as response_text
 from quire.service.errors import ApiError
-from quire.service.http.codec import decode_body
+from quire.service.http.codec import read
 from quire.service.text.template_renderer import TemplateRenderer
 from quire.service.text.tokenizer import Tokenizer
 
@@ -34,6 +40,9 @@ MAX_COMMAS = 1 << 17  # of a body: decoding goes by values, and holds up all str
 _completions = json.Decoder(CompletionRequest)
 _chats = json.Decoder(ChatRequest)
 _responses = json.Decoder(ResponseRequest)
+_messages = json.Decoder(MessagesRequest)
+_ollama_chats = json.Decoder(OllamaChatRequest)
+_ollama_prompts = json.Decoder(OllamaGenerateRequest)
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ class PromptReader:
             return None
         try:
             given = await _given(request, body, self._tokenizer, self._renderer)
-        except (ApiError, MsgspecError, UnicodeError, RecursionError):
+        except (ApiError, FieldError, MsgspecError, UnicodeError, RecursionError):
             return None
         if given is None:
             return None
@@ -103,16 +112,36 @@ async def _given(
     """Raises for what a replica would refuse, too."""
     match request.url.path:
         case "/v1/completions":
-            completion = _completions.decode(body)
+            completion = read(body, _completions, ignore_unknown=True).body
             prompts, salt = completion.prompts, cache_salt(request, completion.cache_salt)
-            return _Given(prompts[0], salt, special=True, whole=len(prompts) == 1)
+            if completion.truncate_prompt_tokens is not None:
+                return None
+            special = completion.add_special_tokens is not False
+            return _Given(prompts[0], salt, special=special, whole=len(prompts) == 1)
         case "/v1/chat/completions":
-            chat = decode_body(body, _chats)
+            chat = read(body, _chats, ignore_unknown=True).body
+            if chat.truncate_prompt_tokens is not None:
+                return None
             text = await chat_text(renderer, tokenizer, "", chat)
-            return _Given(text, cache_salt(request, chat.cache_salt))
+            return _Given(text, cache_salt(request, chat.cache_salt), special=bool(chat.add_special_tokens))
         case "/v1/responses":
-            response = _responses.decode(body)
+            response = read(body, _responses, ignore_unknown=True).body
             said = with_input([], response.input)
             text = await response_text(renderer, tokenizer, "", response, said)
             return _Given(text, cache_salt(request, None))
+        case "/v1/messages":
+            message = _messages.decode(body)
+            chat = prompt_request(message, tokenizer.chat_template)
+            text = await chat_text(renderer, tokenizer, "", chat) + beginning(message)
+            return _Given(text, cache_salt(request, None))
+        case "/api/chat":
+            ollama_chat = chat_of(_ollama_chats.decode(body), "", tokenizer.chat_template)
+            text = await chat_text(renderer, tokenizer, "", ollama_chat)
+            return _Given(text, cache_salt(request, None))
+        case "/api/generate":
+            ollama = _ollama_prompts.decode(body)
+            if is_raw(ollama, tokenizer.chat_template):
+                return _Given(ollama.prompt or "", cache_salt(request, None), special=True)
+            chat = chat_of(ollama, "", tokenizer.chat_template)
+            return _Given(await chat_text(renderer, tokenizer, "", chat), cache_salt(request, None))
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.service.api.responses.events import error_event
 from quire.service.errors import ApiError
 
 _ENDS = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))
@@ -31,6 +32,16 @@ class RunningResponses:
 
     def __len__(self) -> int:
         return len(self._created)
+
+    def asks(self, text: str | None) -> bool:
+        """Whether a client's message wants a response."""
+        return text is not None and _event(text).type == "response.create"
+
+    def ask(self, text: str | None) -> None:
+        """It is passed on: what comes of it, events tell."""
+
+    def refusal(self, text: str | None, error: ApiError) -> str:
+        return error_event(error).data.decode()
 
     def note(self, text: str) -> None:
         """An event was passed on."""
@@ -63,10 +74,9 @@ class RunningResponses:
         self._last.clear()
         return ends
 
-
-def event_type(text: str) -> str:
-    """ "" of what is no event."""
-    return _event(text).type
+    def lose(self, error: ApiError) -> list[str]:
+        """As `fail`, and an error for what had not begun yet."""
+        return [*self.fail(error), self.refusal(None, error)]
 
 
 def _event(text: str) -> _Event:

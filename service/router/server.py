@@ -78,6 +78,8 @@ class RouterServer(OrderlyServer):
             await self.state.watch.close()
         if self.state.session is not None:
             await self.state.session.close()
+        if self.state.exporter is not None:
+            await asyncio.to_thread(self.state.exporter.close)
         await self.state.renderer.close()
         self.state.pool.shutdown(wait=False, cancel_futures=True)
 
@@ -87,7 +89,7 @@ def _load(router: RouterConfig) -> tuple[Identity, Tokenizer, int]:
     folder = resolve_model(router.model, files=TOKENIZER_FILES)
     seed = seed_digest(hash_seed(router.cache_seed))
     identity = Identity(model_id(router.model), revision(folder), tokenizer_digest(folder), seed)
-    return identity, Tokenizer.from_folder(folder), read_max_positions(folder)
+    return identity, Tokenizer.from_folder(folder, router.chat_template), read_max_positions(folder)
 
 
 def _open_session(router: RouterConfig) -> aiohttp.ClientSession:

@@ -23,6 +23,7 @@ from quire.service.router.placement import NOWHERE, Location, Placement, choose
 from quire.service.router.replica import Replica
 from quire.service.router.stream_affinity import StreamAffinity
 from quire.service.text.template_renderer import TemplateRenderer
+from quire.service.tracing.exporter import SpanExporter
 
 if TYPE_CHECKING:
     from quire.service.router.prompt import Prompt, PromptReader
@@ -42,6 +43,9 @@ class RouterState:
         self.streams: set[Stoppable] = set()
         self.loop_watch = LoopWatch()
         self.stream_affinity = StreamAffinity()
+        self.request_affinity = StreamAffinity()
+        endpoint = config.otlp_endpoint
+        self.exporter = None if endpoint is None else SpanExporter(endpoint, "quire-router")
         self.held = HeldBytes(router.max_held_bytes)
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.renderer = TemplateRenderer(config.max_prompt_bytes)

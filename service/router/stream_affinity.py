@@ -1,7 +1,8 @@
-"""Where streams are that clients may pick up again."""
+"""Where streams are that clients may pick up again, and requests that they may ask about."""
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 
@@ -13,9 +14,10 @@ from quire.service.router.replica import Replica
 MAX_STREAMS = 1 << 14  # of each tenant; replicas keep fewer
 
 _PATH = "/v1/streams/"
-_STARTS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
+_WHY = re.compile(r"/v1/requests/([A-Za-z0-9._-]{1,64})/why")
+_STARTS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 
-StreamKey = tuple[str, str]  # the tenant, and the id that the client chose
+StreamKey = tuple[str, str]  # the tenant, and the id that the client chose, of a stream or a request
 
 
 def started_stream(request: Request) -> StreamKey | None:
@@ -35,8 +37,21 @@ def wanted_stream(request: Request) -> StreamKey | None:
     return request.state.tenant, stream_id
 
 
+def started_request(request: Request) -> StreamKey | None:
+    """Return the id that a request can be asked about by, if it is one that a replica remembers."""
+    if request.method != "POST" or request.url.path not in _STARTS:
+        return None
+    return request.state.tenant, request.state.request_id.decode()
+
+
+def wanted_request(request: Request) -> StreamKey | None:
+    """Return the request that a request asks about, if it does."""
+    found = _WHY.fullmatch(request.url.path)
+    return None if found is None else (request.state.tenant, found.group(1))
+
+
 class StreamAffinity:
-    """The replica that each stream was sent to.
+    """The replica that each stream, or each request, was sent to.
 
     Of each tenant those asked for longest ago are forgotten, and then all replicas are asked.
     """

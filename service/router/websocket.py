@@ -9,18 +9,19 @@ import aiohttp
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
-from quire.service.api.responses.events import error_event
 from quire.service.errors import ApiError, not_ready
 from quire.service.http.cancellation import Interruptible
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.placement import NOWHERE, Placement
 from quire.service.router.replica import Replica
-from quire.service.router.running import RunningResponses, event_type
+from quire.service.router.running import RunningResponses
+from quire.service.router.running_answers import RunningAnswers
 from quire.service.router.state import RouterState
 
 log = logging.getLogger("quire.router")
 
 MAX_ATTEMPTS = 3
+_ANSWERING = frozenset({"/v1/completions", "/v1/chat/completions"})
 GOING_AWAY, NO_STATUS, ABNORMAL, INTERNAL_ERROR = 1001, 1005, 1006, 1011
 
 
@@ -55,7 +56,10 @@ class Tunnel:
             tried.add(placement.replica)
             self._state.metrics.placed(placement, attempt)
             try:
-                return placement, await self._open(client, placement.replica)
+                opened = await self._open(client, placement.replica)
+                asked = client.state.tenant, client.state.request_id.decode()
+                self._state.request_affinity.settle(asked, placement.replica)
+                return placement, opened
             except aiohttp.WSServerHandshakeError as refusal:
                 if refusal.status not in (429, 502, 503) or attempt == MAX_ATTEMPTS:
                     message = f"the replica refused the WebSocket: {refusal.status}"
@@ -94,7 +98,9 @@ class _Passage(Interruptible):
         self._receive = receive
         self._send = send
         self._replica = replica
-        self._responses = RunningResponses()
+        self._running: RunningAnswers | RunningResponses = (
+            RunningAnswers() if scope["path"] in _ANSWERING else RunningResponses()
+        )
         self._leaving = False
 
     async def run(self) -> None:
@@ -105,7 +111,7 @@ class _Passage(Interruptible):
             async with self:
                 code = await self._pass()
         except ApiError as reason:
-            ends = self._responses.fail(reason)
+            ends = self._running.fail(reason)
         except (OSError, TimeoutError):  # the client left, or reads no more
             self._scope["state"]["abort"]()
             return
@@ -115,7 +121,7 @@ class _Passage(Interruptible):
         if code == ABNORMAL:
             self._state.metrics.failures["during"] += 1
             lost = ApiError(502, "the replica was lost in the middle of the WebSocket", code="replica_lost")
-            ends = [*self._responses.fail(lost), _refusal(lost)]  # the last one for what had not begun yet
+            ends = self._running.lose(lost)
             code = INTERNAL_ERROR
         try:
             async with asyncio.timeout(self._state.config.terminal_timeout):
@@ -126,8 +132,8 @@ class _Passage(Interruptible):
             self._scope["state"]["abort"]()
 
     def interrupt(self, reason: Exception) -> None:
-        """At the router's end, responses that run may end first; a drain interrupts again when they must."""
-        if self._responses and not self._leaving:
+        """At the router's end, answers that run may end first; a drain interrupts again when they must."""
+        if self._running and not self._leaving:
             self._leaving = True
         else:
             super().interrupt(reason)
@@ -147,9 +153,11 @@ class _Passage(Interruptible):
     async def _pass_up(self) -> int:
         while (message := await self._receive())["type"] == "websocket.receive":
             text = message.get("text")
-            if self._leaving and text is not None and event_type(text) == "response.create":
-                await self._say(_refusal(not_ready("the router is shutting down", 5)))
+            if self._leaving and self._running.asks(text):
+                await self._say(self._running.refusal(text, not_ready("the router is shutting down", 5)))
                 continue
+            self._running.ask(text)
+            self._count()
             try:
                 if text is not None:
                     await self._replica.send_str(text)
@@ -164,8 +172,9 @@ class _Passage(Interruptible):
             message = await self._replica.receive()
             if message.type is aiohttp.WSMsgType.TEXT:
                 await self._say(message.data)
-                self._count(message.data)
-                if self._leaving and not self._responses:
+                self._running.note(message.data)
+                self._count()
+                if self._leaving and not self._running:
                     return GOING_AWAY
             elif message.type is aiohttp.WSMsgType.BINARY:
                 await self._say(message.data)
@@ -174,10 +183,9 @@ class _Passage(Interruptible):
             else:
                 return ABNORMAL
 
-    def _count(self, event: str) -> None:
+    def _count(self) -> None:
         """A drain waits for what runs."""
-        self._responses.note(event)
-        if self._responses:
+        if self._running:
             self._state.generations.add(self)
         else:
             self._state.generations.discard(self)
@@ -186,7 +194,3 @@ class _Passage(Interruptible):
         kind = "text" if isinstance(message, str) else "bytes"
         async with asyncio.timeout(self._state.config.send_timeout):
             await self._send({"type": "websocket.send", kind: message})
-
-
-def _refusal(error: ApiError) -> str:
-    return error_event(error).data.decode()

@@ -11,9 +11,11 @@ class StopMatcher:
     may still become a stop string.
     """
 
-    __slots__ = ("_firsts", "_held", "_longest", "_stops", "matched")
+    __slots__ = ("_firsts", "_held", "_included", "_longest", "_stops", "matched")
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], *, included: bool = False) -> None:
+        """included: the stop string itself is let through, too."""
+        self._included = included
         self._stops = stops
         self._firsts = {stop[0] for stop in stops}
         self._longest = max(map(len, stops))
@@ -28,8 +30,8 @@ class StopMatcher:
         self._held = ""
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            _, start, self.matched = min(found)
-            return text[:start]
+            end, start, self.matched = min(found)
+            return text[: end if self._included else start]
         for at in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[at] in self._firsts:
                 tail = text[at:]

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from quire.service.text.detokenizer import Detokenizer, pieces_of
 from quire.service.text.longest_token import longest_token
 from quire.service.text.template import ChatTemplate
+from quire.service.text.turn_end import TurnEnd
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -18,7 +19,10 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token
 class Tokenizer:
     """`chat_template` is None for a model that has none. Ids outside the vocabulary decode to nothing."""
 
-    def __init__(self, backend: Backend, chat_template: ChatTemplate | None = None) -> None:
+    def __init__(
+        self, backend: Backend, chat_template: ChatTemplate | None = None, *, is_own: bool = True
+    ) -> None:
+        """is_own: the template is the model's, which then ends its turns itself."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -26,21 +30,27 @@ class Tokenizer:
         added_tokens = backend.get_added_tokens_decoder()
         self.special = frozenset(token for token, added in added_tokens.items() if added.special)
         self._added = {added.content: token for token, added in added_tokens.items()}
+        self.turn_end = TurnEnd()
+        if chat_template is not None and not is_own:
+            self.turn_end = TurnEnd.of(chat_template, self._added)
         described = json.loads(backend.to_str())
         self._pieces = pieces_of(backend, _decoder_types(described["decoder"]))
         self._longest_token = longest_token(described)
         self._texts: dict[int, str] = {}
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """From what `save_pretrained` wrote. Raises ValueError that says what is missing."""
+    def from_folder(cls, folder: str | Path, template: str | None = None) -> Tokenizer:
+        """From what `save_pretrained` wrote. Raises ValueError that says what is missing.
+
+        template: the source of a chat template to use instead of the model's.
+        """
         folder = Path(folder)
         file = folder / "tokenizer.json"
         backend = Backend.from_file(str(file)) if file.is_file() else _converted(folder)
         config = _read_json(folder / "tokenizer_config.json")
         special = _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
-        source = _template_source(folder, config)
-        return cls(backend, ChatTemplate(source, special) if source else None)
+        source = _template_source(folder, config) if template is None else template
+        return cls(backend, ChatTemplate(source, special) if source else None, is_own=template is None)
 
     def to_json(self) -> str:
         """The text of its tokenizer.json."""

@@ -14,8 +14,10 @@ from websockets.sync.client import ClientConnection, connect
 
 from quire.service.text.template import ChatTemplate
 from quire.service.text.tokenizer import Tokenizer
+from quire.service.tracing import exporter
 from tests.cluster.stub_replica import LiveRouter
 from tests.service import tiny_tokenizers
+from tests.service.collector import Collector
 from tests.service.conftest import CHAT_TEMPLATE
 from tests.service.live import Live
 from tests.service.test_resumption import events_of
@@ -24,6 +26,7 @@ from tests.service.test_socket_server import ENDS, create, ending, text_of, unti
 KEY = {"Authorization": "Bearer key"}
 BODY: dict[str, Any] = {"prompt": "a b c", "max_tokens": 40, "stream": True}
 SECONDS = 30.0
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +241,53 @@ def test_a_stream_is_found_again(cluster: Cluster) -> None:
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "stream_not_found")
 
 
+def test_a_request_is_asked_about_where_it_was(cluster: Cluster) -> None:
+    """By the router that sent it, and by one that knows nothing of it."""
+    other = cluster.add_router()
+    cluster.routers.append(other)
+    for at in range(2):
+        cluster.prefer(at)
+        headers, body = {**KEY, "X-Request-Id": f"asked-{at}"}, {**BODY, "stream": False}
+        answer = httpx.post(f"{cluster.router.url}/v1/completions", json=body, headers=headers)
+        assert answer.status_code == 200 and "server-timing" in answer.headers
+        cluster.prefer(1 - at)
+        for router in (cluster.router, other):
+            told = httpx.get(f"{router.url}/v1/requests/asked-{at}/why", headers=KEY)
+            assert told.json()["request_id"] == f"asked-{at}"
+            if router is cluster.router:
+                assert told.headers["x-quire-route"].endswith("attempt=1")
+    unknown = httpx.get(f"{cluster.router.url}/v1/requests/nobodys/why", headers=KEY)
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "request_not_found")
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    monkeypatch.setattr(exporter, "BATCH_SECONDS", 0.0)
+    made = Collector()
+    yield made
+    made.close()
+
+
+def test_a_trace_goes_through_the_router(make_cluster: Callable[..., Cluster], collector: Collector) -> None:
+    """The client's span is the parent of the router's, and that one of the replica's."""
+    cluster = make_cluster(otlp_endpoint=collector.url)
+    cluster.routers.append(cluster.add_router(otlp_endpoint=collector.url))
+    replica, body = cluster.prefer(0), {**BODY, "stream": False}
+    router = cluster.routers[1]
+    router.prefer(replica)
+    for each in cluster.routers:
+        headers = {**KEY, "traceparent": f"00-{TRACE}-{PARENT}-01"}
+        assert httpx.post(f"{each.url}/v1/completions", json=body, headers=headers).status_code == 200
+    engine = replica.engine
+    replica.call(lambda: [engine.tell_end(stream) for stream in engine.streams])
+    cluster.end()
+    passed_on, traced = [span for span in collector.spans if span["name"].startswith("text_completion")]
+    (route,) = [span for span in collector.spans if span["name"] == "route"]
+    assert passed_on["parentSpanId"] == route["parentSpanId"] == PARENT
+    assert traced["parentSpanId"] == route["spanId"]
+    assert {span["traceId"] for span in collector.spans} == {TRACE}
+
+
 def test_an_id_in_use_is_refused_wherever_a_request_would_go(cluster: Cluster) -> None:
     cluster.prefer(0)
     start(cluster.router, "used")
@@ -280,3 +330,23 @@ def test_the_text_through_a_router(cluster: Cluster) -> None:
     body = {"input": "hello", "max_output_tokens": 9}
     reply = httpx.post(f"{cluster.router.url}/v1/responses", json=body, headers=KEY, timeout=SECONDS).json()
     assert over_socket == reply["output"][0]["content"][0]["text"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_tagged_answers_through_a_router(cluster: Cluster, path: str) -> None:
+    """With the key as a page in a browser gives it."""
+    url = f"ws://127.0.0.1:{cluster.router.port}{path}"
+    protocols: Any = ["openai-insecure-api-key.key", "quire"]
+    asked: dict[str, Any] = {"prompt": "hello"}
+    if path != "/v1/completions":
+        asked = {"messages": [{"role": "user", "content": "hello"}]}
+    with connect(url, open_timeout=SECONDS, subprotocols=protocols) as client:
+        assert client.subprotocol == "quire"
+        for tag in "ab":
+            client.send(json.dumps({**asked, "max_tokens": 9, "stream": False, "tag": tag}))
+        frames = [json.loads(client.recv(SECONDS)) for _ in range(4)]
+    body = {**asked, "max_tokens": 9}
+    reply = httpx.post(f"{cluster.router.url}{path}", json=body, headers=KEY, timeout=SECONDS).json()
+    for tag in "ab":
+        whole, done = (frame for frame in frames if frame["tag"] == tag)
+        assert (whole["choices"], done) == (reply["choices"], {"tag": tag, "done": True})

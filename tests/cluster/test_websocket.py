@@ -63,8 +63,8 @@ def make() -> Iterator[Make]:
         replica.server.shutdown()
 
 
-def open_socket(router: LiveRouter, **options: Any) -> ClientConnection:
-    return connect(f"ws://127.0.0.1:{router.port}/v1/responses?a=%2F", open_timeout=30, **options)
+def open_socket(router: LiveRouter, path: str = "/v1/responses?a=%2F", **options: Any) -> ClientConnection:
+    return connect(f"ws://127.0.0.1:{router.port}{path}", open_timeout=30, **options)
 
 
 def echo(connection: ServerConnection) -> None:
@@ -177,5 +177,91 @@ def test_a_router_that_ends_says_so(make: Make) -> None:
         end = json.loads(busy.recv(timeout=30))
         assert (end["type"], end["response_id"]) == ("response.failed", "r")
         assert ending(busy)[0] == 1001
+    router.thread.join(20)
+    assert router.end() == 0
+
+
+def test_a_key_may_come_as_a_subprotocol(make: Make) -> None:
+    """To the router, and by it to the replica, which says what is spoken."""
+    replica = WebSocketReplica(echo)
+    router = make(replica, api_keys=("key",))
+    offered = ["openai-insecure-api-key.key", "b"]
+    with open_socket(router, subprotocols=offered) as client:
+        client.send("a")
+        assert client.recv(timeout=30) == "a"
+        assert client.subprotocol == "b"
+    (request,) = replica.requests
+    assert request.headers["sec-websocket-protocol"].replace(" ", "").split(",") == offered
+    with pytest.raises(InvalidStatus) as refused:
+        open_socket(router, subprotocols=["openai-insecure-api-key.wrong", "b"])
+    assert refused.value.response.status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_lost_replicas_answers_end_with_an_error_each(make: Make, path: str) -> None:
+    def vanish(connection: ServerConnection) -> None:
+        for message in connection:
+            if message == "now":
+                connection.socket.shutdown(socket.SHUT_RDWR)
+            elif "cancel" not in message:
+                tag = json.loads(message).get("tag")
+                named = {} if tag is None else {"tag": tag}
+                connection.send(json.dumps({**named, "choices": []}))
+                if tag == "b":
+                    connection.send(json.dumps({**named, "done": True}))
+
+    router = make(WebSocketReplica(vanish))
+    with open_socket(router, path) as client:
+        for frame in ({"tag": "a"}, {"tag": "b"}, {}, {"tag": None}, {"cancel": "a"}):
+            client.send(json.dumps(frame))
+        for tag in ("a", "b", "b", None, None):
+            assert json.loads(client.recv(timeout=30)).get("tag") == tag
+        client.send("now")  # it asks for something, too, as far as the router can tell
+        ends = [json.loads(client.recv(timeout=30)) for _ in range(4)]
+        assert [end.get("tag") for end in ends] == ["a", None, None, None]
+        assert {end["error"]["code"] for end in ends} == {"replica_lost"}
+        assert ending(client)[0] == 1011
+
+
+def test_a_router_that_ends_waits_for_answers(make: Make) -> None:
+    """An error that is no answer's does not count as one's end."""
+    router = make(WebSocketReplica(echo))
+    path = "/v1/completions"
+    with open_socket(router, path) as idle, open_socket(router, path) as busy:
+        asked = json.dumps({"tag": "a"})
+        for client in (idle, busy):
+            client.send(asked)
+            assert client.recv(timeout=30) == asked
+        for frame in ({"tag": "a", "done": True}, {"cancel": "x"}):  # as the replica says, who repeats it
+            idle.send(json.dumps(frame))
+            assert idle.recv(timeout=30)
+        in_use = {"error": {"code": "tag_in_use", "param": "tag"}, "cancel": "x"}
+        busy.send(json.dumps(in_use))
+        assert json.loads(busy.recv(timeout=30)) == in_use
+        router.server.stop_soon()
+        assert ending(idle)[0] == 1001
+        busy.send(json.dumps({"tag": "b"}))
+        refused = json.loads(busy.recv(timeout=30))
+        assert (refused["tag"], refused["error"]["code"]) == ("b", "not_ready")
+        busy.send(json.dumps({"tag": "a", "done": True, "cancel": "x"}))
+        assert json.loads(busy.recv(timeout=30))["done"]
+        assert ending(busy)[0] == 1001
+    router.thread.join(20)
+    assert router.end() == 0
+
+
+def test_a_router_out_of_patience_ends_each_answer(make: Make) -> None:
+    router = make(WebSocketReplica(echo), shutdown_timeout=0.2)
+    with open_socket(router, "/v1/completions") as client:
+        for frame in ({"tag": "a"}, {}):
+            client.send(json.dumps(frame))
+            assert client.recv(timeout=30)
+        router.server.stop_soon()
+        ends = [json.loads(client.recv(timeout=30)) for _ in range(2)]
+        assert [(end.get("tag"), end["error"]["code"]) for end in ends] == [
+            ("a", "not_ready"),
+            (None, "not_ready"),
+        ]
+        assert ending(client)[0] == 1001
     router.thread.join(20)
     assert router.end() == 0

@@ -26,7 +26,7 @@ def test_tour_of_the_api_runs(port: str) -> None:
 def test_every_path_is_named(port: str) -> None:
     named = re.findall(r"(/[\w/{}.]*)", "".join(re.findall(r"`[^`]*`", API.split("\n## ")[0])))
     described = httpx.get(f"http://127.0.0.1:{port}/openapi.json").json()["paths"]
-    assert set(named) == {path.replace("{stream_id}", "{id}") for path in described}
+    assert set(named) == {re.sub(r"{\w+_id}", "{id}", path) for path in described}
 
 
 def test_curl_streams_a_response(port: str) -> None:
@@ -71,6 +71,12 @@ def test_openai_client_talks_over_a_socket(port: str) -> None:
     program = block("python", "responses.connect", API)
     first, second = run([sys.executable, "-c", program.replace(PORT, port)]).strip().splitlines()
     assert first != second
+
+
+def test_five_lines_of_python_stream_over_a_socket(port: str) -> None:
+    program = block("python", "/v1/completions", API)
+    assert len(program.split("\n\n")) == 2 and len(program.splitlines()) == 6
+    assert run([sys.executable, "-c", program.replace(PORT, port)]).strip()
 
 
 def test_curl_picks_a_stream_up_again(port: str, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class PushedScheduler(CheckedScheduler):
         decodes = super()._schedule_decodes(draft)
         running = self.state.running
         if len(running) > 1 and not running[-1].transferring and self.rng.random() < 0.4:
-            self.preemption._policy = PreemptionPolicy(mode=self.rng.choice(["swap", "recompute"]))
+            self.preemption.policy = PreemptionPolicy(mode=self.rng.choice(["swap", "recompute"]))
             self.preemption.preempt_newest(draft, running[0].live[0])
         return decodes
 

@@ -202,7 +202,7 @@ def test_a_group_that_shares_what_this_step_writes_is_not_swapped_out() -> None:
     asked = requests(2)
     core = make(asked)
     scheduler = core.scheduler
-    scheduler.preemption._policy = type(scheduler.preemption._policy)(mode="swap")
+    scheduler.preemption.policy = type(scheduler.preemption.policy)(mode="swap")
     draft = StepDraft(budget=len(PREFIX) + TAIL)
     first, second = scheduler.state.waiting
     start(scheduler.state, first, draft)

@@ -89,10 +89,17 @@ def test_a_description_says_what_it_shows_and_what_to_do(panel: Panel) -> None:
         assert re.match(rf"({titles}|Redis)\b", name), name
 
 
+def test_latencies_show_single_requests_and_it_links_to_the_block_map() -> None:
+    targets = {panel["title"]: panel.get("targets", []) for panel in PANELS}
+    shown = {title for title, each in targets.items() if any(target.get("exemplar") for target in each)}
+    assert shown == {"Time to first token", "Inter-token latency", "Request latency", "Queue time"}
+    assert [link["url"] for link in BOARD["links"]] == ["${quire}/blocks"]
+
+
 def test_it_can_be_imported_anywhere() -> None:
     """Nothing names a data source of some Grafana; what queries use as variables is defined."""
     variables = {variable["name"] for variable in BOARD["templating"]["list"]}
-    assert variables == {"datasource", "job", "instance"}
+    assert variables == {"datasource", "job", "instance", "quire"}
     for panel in PANELS:
         if panel["type"] != "row":
             assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}

@@ -63,7 +63,16 @@ def test_router_understands_its_arguments(values: str) -> None:
     router, server = parsed(manifests, f"{NAMES[values]}-router"), parsed(manifests, NAMES[values])
     assert router.command == "route"
     assert router.redis_url != server.redis_url  # it may only read
-    for same in ("model", "cache_seed", "api_key", "shutdown_timeout", "host", "port", "log_format"):
+    for same in (
+        "model",
+        "chat_template",
+        "cache_seed",
+        "api_key",
+        "shutdown_timeout",
+        "host",
+        "port",
+        "log_format",
+    ):
         assert getattr(router, same) == getattr(server, same), same
 
 

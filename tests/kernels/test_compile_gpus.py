@@ -29,6 +29,7 @@ from quire.kernels.attention.decode_kernel import decode_kernel
 from quire.kernels.attention.key_tiles import KeyTiles
 from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP16, FP32, KVFormat
 from quire.kernels.gpu import Gpu
+from quire.kernels.parallel import all_reduce
 from quire.kernels.pointwise import activation, block_copy, norm, pinned_copy
 from quire.kernels.sampling import logprobs
 from quire.kernels.sampling import masks as token_mask
@@ -54,9 +55,19 @@ WHOLE = {
         "merge",
         "thresholds",
         "chunk_argmax",
+        "one_shot_sum",
+        "two_shot_sum",
     ),
     89: ("decode_16_fp8", "prefill_16_fp8", "qkv_to_cache_fp8"),
-    100: ("decode_16", "prefill_16", "hopper_decode_known", "hopper_decode_new_fp12", "few_tokens_gated"),
+    100: (
+        "decode_16",
+        "prefill_16",
+        "hopper_decode_known",
+        "hopper_decode_new_fp12",
+        "few_tokens_gated",
+        "one_shot_sum",
+        "two_shot_sum",
+    ),
     120: ("decode_16", "decode_16_fp8", "prefill_16", "hopper_decode_known", "hopper_decode_new_fp12"),
 }
 SHARED_OF_HOPPER_DECODE = (
@@ -134,6 +145,7 @@ def attention_cases(gpu: Gpu) -> Iterator[tuple[tuple[Any, ...], Case]]:
             constants: dict[str, object] = {"BLOCK_SIZE": 16, "HEAD_DIM": head_dim, "DIM": dim}
             constants |= found.constants | {"TILE": found.tiles.keys}
             constants |= {"PLANES": held.planes > 0} | ({} if held.scaled else {"kv_scales": None})
+            constants |= {name: None for name in ("softcap_log2", "sinks") if name in found.kernel.arg_names}
             types = types_of(NAMES[plain], NAMES[held])
             aligned = [name for name, kind in types.items() if kind[0] == "*"]
             aligned += [name for name in found.kernel.arg_names if name.endswith("_stride")]
@@ -164,15 +176,20 @@ def small_cases() -> dict[str, Case]:
     pointers |= dict.fromkeys(("given_ptr", "positions_ptr", "last_tokens_ptr", "block_tables_ptr"), "*i32")
     pointers |= dict.fromkeys(("places_ptr", "context_lens", "block_tables"), "*i32")
     pointers |= {"slots_ptr": "*i64", "rows_ptr": "*i32"}
+    pointers |= {"own_ptr": "*i16", "addresses_ptr": "*i64", "state_ptr": "*i32"}
     norm_of_8b = {"HIDDEN": 4096, "BLOCK": 4096, "PARTS": 4, "DEPENDENT": True}
+    wide = {"HIDDEN": 4096, "BLOCK": 4096}
+    of_two = {"RANKS": 2, "BEGIN": 0, "END": 9, "DEPENDENT": True}
     best = {"CHUNKS": 38, "CHUNKS_PADDED": 64, "WIDTH": 32}
     found: dict[str, tuple[Any, dict[str, Any], int, dict[str, str]]] = {
         "add_rms_norm": (norm._rms_norm_kernel, norm_of_8b, 16, {"x_ptr": "*fp32"}),
         "silu_mul": (activation._silu_mul_kernel, {"WIDTH": 14336, "BLOCK": 1024, "DEPENDENT": True}, 8, {}),
         "copy_blocks": (block_copy._copy_blocks_kernel, {"WORDS": block_copy.WORDS}, 8, {}),
         "copy_pinned": (pinned_copy.copy_kernel, {"WORDS": pinned_copy.WORDS}, 4, {}),
-        "logprobs": (logprobs._chunk_kernel, {"VOCABULARY": 151936, "CHUNK": logprobs.CHUNK}, 8, {}),
-        "logprobs_merge": (logprobs._merge_kernel, best, 8, {}),
+        "logprobs": (logprobs.chunk_kernel, {"VOCABULARY": 151936, "CHUNK": logprobs.CHUNK}, 8, {}),
+        "logprobs_merge": (logprobs.merge_kernel, best, 8, {}),
+        "one_shot_sum": (all_reduce._one_shot_kernel, of_two | wide, 16, {"rows": "i32"}),
+        "two_shot_sum": (all_reduce._two_shot_kernel, of_two | {"TILE": all_reduce.TILE}, 8, {}),
         "mask_tokens": (token_mask._mask_tokens_kernel, {"BLOCK": token_mask.BLOCK}, 4, {"rows_ptr": "*i64"}),
         "shared_lens": (
             shared_prefix._lens_kernel, {"ROWS": 16, "LANE_ROWS": 16, "BLOCK_SIZE": 16}, 4, {},
@@ -224,7 +241,7 @@ def small_bytes() -> list[tuple[int, str, int]]:
 
 def machine_code() -> list[tuple[int, str]]:
     """Compile the cases of WHOLE down to machine code; return those that have some."""
-    both = variants()
+    both = variants() | small_cases()
     return [
         (capability, name)
         for capability, names in WHOLE.items()

@@ -40,6 +40,9 @@ SPILLS_LIMIT = {
     "decode_new_fp12": 0,
     "decode_new_short_fp12": 0,
     "shared_prefix_fp12": 0,
+    "decode_16_sinks": 0,
+    "decode_new_sinks": 0,
+    "prefill_16_sinks": 176,
     "prefill_16": 176,
     "prefill_64": 88,
     "prefill_16_fp8": 432,
@@ -242,6 +245,13 @@ def plain_variants() -> dict[str, Case]:
             decode_shape | alone | no_scales | {"BLOCK_SIZE": 64},
             four_warps,
         ),
+        "decode_16_sinks": (decode_kernel.decode_kernel, decode_shape | alone | no_scales, four_warps),
+        "decode_new_sinks": (
+            decode_kernel.decode_kernel,
+            new,
+            four_warps | {"num_stages": decode.SMALL_STAGES},
+        ),
+        "prefill_16_sinks": (prefill._prefill_kernel, prefill_16 | no_scales, eight_warps),
         "prefill_16": (prefill._prefill_kernel, prefill_16 | no_scales, eight_warps),
         "prefill_64": (prefill._prefill_kernel, prefill_16 | no_scales | {"BLOCK_SIZE": 64}, eight_warps),
         "prefill_16_fp8": (prefill._prefill_kernel, prefill_16, eight_warps),
@@ -278,14 +288,14 @@ def plain_variants() -> dict[str, Case]:
     merge = {"HEAD_DIM": 128, "PART": 32, "TILE": 64, "SPLITS": 64}
     argmax = {"CHUNKS": 63, "CHUNKS_PADDED": 64}
     vocabulary = {"VOCABULARY": 128256}
-    chunk_argmax = vocabulary | {"CHUNK": sampling.CHUNK, "ON_GPU": True}
+    chunk_argmax = vocabulary | {"CHUNK": sampling.CHUNK, "ON_GPU": True, "FIRST": 0}
     threshold = vocabulary | {"MIN_TEMPERATURE": thresholds.MIN_TEMPERATURE, "BLOCK": thresholds.BLOCK}
     variants |= {
         "embed": (embedding._embed_kernel, dependent | {"COLUMNS": 4096, "BLOCK": 1024}, {"num_warps": 4}),
         "merge": (decode_splits._merge_kernel, dependent | merge, {"num_warps": 1}),
         "thresholds": (thresholds._threshold_kernel, dependent | threshold, {"num_warps": 32}),
-        "chunk_argmax": (sampling._chunk_argmax_kernel, dependent | chunk_argmax, {"num_warps": 4}),
-        "argmax": (sampling._argmax_kernel, dependent | argmax, {"num_warps": 4}),
+        "chunk_argmax": (sampling.chunk_argmax_kernel, dependent | chunk_argmax, {"num_warps": 4}),
+        "argmax": (sampling.argmax_kernel, dependent | argmax, {"num_warps": 4}),
     }
     pointers = {"q": "*bf16", "out": "*bf16", "partials": "*fp32", "lse": "*fp32"}
     pointers |= dict.fromkeys(("x", "weight", "norm"), "*bf16")
@@ -300,6 +310,7 @@ def plain_variants() -> dict[str, Case]:
     pointers |= dict.fromkeys(("temperature_ptr", "top_p_ptr", "min_p_ptr", "thresholds_ptr"), "*fp32")
     pointers |= {"table": "*bf16", "logits_ptr": "*bf16", "seed_ptr": "*i64", "best_ptr": "*fp32"}
     pointers |= {"rope": "*fp32", "q_norm": "*bf16", "k_norm": "*bf16"}
+    pointers |= {"sinks": "*bf16", "softcap_log2": "fp32"}
     pointers |= {
         "dequantized_ptr": "*bf16",
         "qkv_ptr": "*bf16",
@@ -311,12 +322,14 @@ def plain_variants() -> dict[str, Case]:
     for name, (kernel, constants, options) in variants.items():
         kv = {"fp8": "*fp8e4nv", "fp12": "*u8"}.get(name.rsplit("_")[-1], "*bf16")
         types = pointers | {"kv": kv, "kv_ptr": kv, "scale_log2": "fp32", "eps": "fp32"}
-        planes = {"PLANES": name.endswith("fp12")} if "PLANES" in kernel.arg_names else {}
+        kind: dict[str, object] = {"PLANES": name.endswith("fp12")}
+        kind |= {} if name.endswith("sinks") else {"softcap_log2": None, "sinks": None}
+        kind = {argument: value for argument, value in kind.items() if argument in kernel.arg_names}
         types |= {"into": "*bf16", "kv_scales": "*fp16"} if name == "dequantize_fp12" else {}
         # Pointers and strides are multiples of 16, as the launcher finds them when serving.
         aligned = {name for name, kind in types.items() if kind[0] == "*"}
         aligned |= {name for name in kernel.arg_names if name.endswith("_stride")}
-        found[name] = Case(ASTSource, kernel, constants | planes, types, aligned, options)
+        found[name] = Case(ASTSource, kernel, kind | constants, types, aligned, options)
     return found
 
 

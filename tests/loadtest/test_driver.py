@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.loadtest.client.answer import Answer
 from quire.loadtest.client.driver import drive
 from quire.loadtest.client.http_client import HttpClient
 from quire.loadtest.client.records import Record
 from quire.loadtest.client.sessions import Session, Turn
-from quire.loadtest.client.target import Answer, Target
+from quire.loadtest.client.target import Target
 from tests.loadtest.scripted_server import (
     Asked,
     Reply,

@@ -56,13 +56,20 @@ def test_fig2_more_of_the_memory_holds_tokens_the_less_is_reserved(monkeypatch: 
 
 def test_fig12_and_13_paging_sustains_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_rates, "WORKLOADS", {"ShareGPT": (Recipe(SHORT, 40), RATES)})
+    monkeypatch.setattr(request_rates, "SERVERS", request_rates.SERVERS[:2])
     figure = request_rates.fig12(setting(1.0))
-    (table,) = figure.tables
+    servers, table, on_four = figure.tables
+    assert [row[0] for row in servers.rows] == ["OPT-13B", "OPT-66B"]
     rates = column(table, "requests/s")
     assert is_rising(rates[::-1]), "Quire, Oracle, Pow2, Max, FasterTransformer"
     assert column(table, "Quire ÷ it") == pytest.approx([rates[0] / rate for rate in rates])
     assert [row[3] for row in table.rows] == [None, "1.7–2.7", None, "2.7–8", "up to 22"]
     assert [line.label for line in figure.charts[0].lines] == [row[0] for row in table.rows]
+    sustained = numbers([row[1] for row in on_four.rows[:4]])  # FasterTransformer: not even the least rate
+    assert is_rising(sustained[::-1])
+    assert sustained[0] < rates[0], "66B on four has less memory, and slower steps"
+    assert [chart.title for chart in figure.charts] == ["OPT-13B, ShareGPT", "OPT-66B, ShareGPT"]
+    assert "4 × A100 40GB" in figure.costs
 
     monkeypatch.setattr(
         request_rates, "PAPER_BATCHES", {"ShareGPT": (2.0, request_rates.PAPER_BATCHES["ShareGPT"][1])}

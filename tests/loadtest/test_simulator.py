@@ -16,7 +16,7 @@ from quire.engine.schedule.plan import Runner, StepHandle, StepPlan, StepResult
 from quire.loadtest.client.arrivals import arrival_times
 from quire.loadtest.client.lengths import Fixed, LogNormal, Shape
 from quire.loadtest.client.sessions import Recipe, Session, Turn, draw_sessions, due_at
-from quire.loadtest.simulator.geometry import A100_40GB, OPT_13B, kv_slots
+from quire.loadtest.simulator.geometry import A100_40GB, OPT_13B, OPT_66B, SERVERS, Ranks, kv_slots
 from quire.loadtest.simulator.recording import RecordingRunner
 from quire.loadtest.simulator.serving import Run
 from quire.loadtest.simulator.simulation import simulate
@@ -147,6 +147,25 @@ def test_the_geometry_is_the_papers() -> None:
     assert OPT_13B.kv_bytes_per_token == 800 * 1024
     assert OPT_13B.weight_bytes / 1e9 == pytest.approx(26, rel=0.02)
     assert kv_slots(OPT_13B) // 100 == 157
+    papers = {"OPT-13B": (26, 15_700), "OPT-66B": (132, 9_700), "OPT-175B": (346, 60_100)}
+    assert [server.ranks.size for server in SERVERS] == [1, 4, 8]
+    for server in SERVERS:
+        gigabytes, slots = papers[server.model.name]
+        assert server.model.weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.02)
+        assert server.slots == pytest.approx(slots, rel=0.02)
+
+
+def test_ranks_divide_a_step_and_add_their_sums() -> None:
+    """Per layer two sums, of a hidden state a token; each rank sends 2 (n - 1) / n of it."""
+    alone = roofline(OPT_66B, A100_40GB, 16)
+    free = roofline(OPT_66B, A100_40GB, 16, ranks=Ranks(4, bandwidth=1e30))
+    assert free.seconds[:-1] == pytest.approx([cost / 4 for cost in alone.seconds[:-1]])
+    four = roofline(OPT_66B, A100_40GB, 16, ranks=Ranks(4, bandwidth=1e11, sum_seconds=1e-5))
+    step, *tokens = (one - other for one, other in zip(four.seconds, free.seconds, strict=True))
+    assert step == pytest.approx(128 * 1e-5)
+    assert tokens[:2] == pytest.approx([128 * 1.5 * 9216 * 2 / 1e11] * 2)
+    assert tokens[2:] == pytest.approx([0] * 4)
+    assert roofline(OPT_66B, A100_40GB, 16, ranks=Ranks()) == alone
 
 
 @given(st.integers(0, 2**32), st.floats(0, 0.2))

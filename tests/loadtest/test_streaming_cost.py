@@ -15,21 +15,27 @@ from hypothesis import strategies as st
 
 from quire.engine.config import EngineConfig
 from quire.loadtest.servers.token_source import engine_info
-from quire.loadtest.streaming_cost import Reader
+from quire.loadtest.streaming_cost import SSE, WEBSOCKET, Reader, Wire
 from quire.service.demo import MODEL_FOLDER
 
 ROOT = Path(__file__).parents[2]
 EVENT = b'data: {"text":"data: x {"}\n\n'
-STREAM = b"HTTP/1.1 200 OK\r\n\r\n" + EVENT * 5 + b"data: [DONE]\n\n"
+FRAME = b'\x81\x24{"object":"text","text":"{\\"object\\":"}'
+STREAMS = {
+    SSE: b"HTTP/1.1 200 OK\r\n\r\n" + EVENT * 5 + b"data: [DONE]\n\n",
+    WEBSOCKET: b"HTTP/1.1 101 Switching Protocols\r\n\r\n" + FRAME * 5 + b'\x81\x0d{"done":true}',
+}
 
 
-@given(st.lists(st.integers(0, len(STREAM)), max_size=30))
-def test_events_do_not_depend_on_where_the_bytes_are_cut(cuts: list[int]) -> None:
+@given(st.sampled_from([*STREAMS]), st.lists(st.floats(0, 1), max_size=30))
+def test_events_do_not_depend_on_where_the_bytes_are_cut(wire: Wire, cuts: list[float]) -> None:
+    stream = STREAMS[wire]
+
     async def count() -> int:
-        reader = Reader()
-        edges = [0, *sorted(cuts), len(STREAM)]
+        reader = Reader(wire)
+        edges = [0, *sorted(int(cut * len(stream)) for cut in cuts), len(stream)]
         for begin, end in pairwise(edges):
-            reader.data_received(STREAM[begin:end])
+            reader.data_received(stream[begin:end])
         await reader.done
         return reader.events
 
@@ -60,11 +66,11 @@ def test_every_server_streams_all_its_tokens(tmp_path: Path) -> None:
         "--json",
         str(tmp_path / "cost.json"),
     )["servers"]
-    quire, paced, *plain = rows
+    quire, paced, over_socket, paced_over_socket, *plain = rows
     for row in rows:
         assert row["tokens"] == 200
         assert 4 <= row["events"] <= 200
-    assert quire["events"] <= paced["events"]
+    assert quire["events"] <= paced["events"] and over_socket["events"] <= paced_over_socket["events"]
     assert [row["events"] for row in plain] == [200, 200]
 
 

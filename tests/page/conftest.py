@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, sync_playwright
 from stub_server import StubServer
 
-BLANK = "/static/logo.svg"
+BLANK = "/static/storage.js"  # shown as text
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",

@@ -1,26 +1,20 @@
-"""A server that looks like Quire to the chat page: the files under the real CSP, and answers as told."""
+"""A server that looks like Quire to the chat page: its own files, and answers as told."""
 
 import asyncio
 import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-PAGE = Path(__file__).resolve().parents[2] / "service" / "page"
-CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS = {"Content-Security-Policy": CSP, "X-Content-Type-Options": "nosniff"}
-TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+from quire.service.http.static import page_files
 
 Script = Callable[[], AsyncIterator[str | bytes]]
 
@@ -64,19 +58,65 @@ def api_error(status: int, message: str, code: str) -> Response:
     return JSONResponse({"error": {"message": message, "type": code, "param": None, "code": code}}, status)
 
 
+class Recording:
+    """An answer as the server keeps it: it is made whether or not somebody reads it."""
+
+    def __init__(self, script: Script) -> None:
+        self.events: list[tuple[str, bytes]] = []  # with their ids, of which the first part counts tokens
+        self.ended = False
+        self.abandoned = False  # the test that asked for it is over
+        self._tokens = 0
+        self._task = asyncio.create_task(self._run(script))
+
+    async def _run(self, script: Script) -> None:
+        async for piece in script():
+            if self.abandoned:
+                break
+            if isinstance(piece, bytes):
+                self.events.append(("", piece))
+            else:
+                for text in filter(None, piece.split("\n\n")):
+                    self._add(f"{text}\n\n")
+        self.ended = True
+
+    def _add(self, text: str) -> None:
+        self._tokens += '"content":' in text
+        number = f"{self._tokens}.{len(self.events)}"
+        self.events.append((number, f"id: {number}\n{text}".encode()))
+
+    def stop(self) -> None:
+        self._task.cancel()
+        self._add(event({"error": {"message": "Stopped.", "code": "stream_stopped"}}))
+        self.ended = True
+
+    async def read(self, at: int, goes_on: Callable[[], bool]) -> AsyncIterator[bytes]:
+        while goes_on():
+            if at < len(self.events):
+                yield self.events[at][1]
+                at += 1
+            elif self.ended:
+                return
+            else:
+                await asyncio.sleep(0.005)
+
+
 class StubServer:
     """Runs in a thread of its own. Everything that a test sets is put back by reset()."""
 
     def __init__(self) -> None:
-        self.left = threading.Event()  # a client went away before its answer was complete
+        self.recordings: dict[str, Recording] = {}
+        self.stopped = threading.Event()  # a client has stopped an answer
         self.reset()
         routes = [
-            Route("/", self._index),
-            Route("/static/{name}", self._static),
+            *(Route(path, partial(serve, None)) for path, serve in page_files()),
             Route("/startup", self._startup),
             Route("/metrics", self._metrics),
             Route("/v1/models", self._models),
-            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/v1/chat/completions", self._answer, methods=["POST"]),
+            Route("/v1/completions", self._answer, methods=["POST"]),
+            Route("/v1/requests/{request_id}/why", self._why),
+            Route("/v1/streams/{stream_id}", self._stream, methods=["GET", "DELETE"]),
         ]
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -96,18 +136,17 @@ class StubServer:
         self.loaded.set()
         self.scripts: list[Script | Response] = []  # one answer each; the last one serves every later request
         self.requests: list[dict[str, Any]] = []
-        self.left.clear()
+        self.paths: list[str] = []  # of the requests
+        self.has_template = True
+        for recording in self.recordings.values():
+            recording.abandoned = True
+        self.recordings = {}
+        self.lines = 0  # whoever reads a stream since there were fewer has lost its line
+        self.stopped.clear()
 
     def stop(self) -> None:
         self._server.should_exit = True
         self._thread.join()
-
-    async def _index(self, request: Request) -> Response:
-        return FileResponse(PAGE / "index.html", headers=HEADERS)
-
-    async def _static(self, request: Request) -> Response:
-        path = PAGE / request.path_params["name"]
-        return FileResponse(path, headers=HEADERS, media_type=TYPES[path.suffix])
 
     async def _metrics(self, request: Request) -> Response:
         return PlainTextResponse(self.metrics)
@@ -130,22 +169,50 @@ class StubServer:
         model = {"id": self.model, "object": "model", "max_model_len": 2048}
         return self._refuses(request) or JSONResponse({"object": "list", "data": [model]})
 
-    async def _chat(self, request: Request) -> Response:
+    async def _tokenize(self, request: Request) -> Response:
+        """A character is a token; so is all that a template makes of messages."""
+        body = await request.json()
+        if "prompt" in body:
+            return JSONResponse({"tokens": [ord(character) for character in body["prompt"]]})
+        if self.has_template:
+            return JSONResponse({"tokens": [0]})
+        return api_error(400, "The model has no chat template: use /v1/completions.", "no_chat_template")
+
+    async def _answer(self, request: Request) -> Response:
         if refusal := self._refuses(request):
             return refusal
         self.requests.append(await request.json())
+        self.paths.append(request.url.path)
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         if isinstance(script, Response):
             return script
+        recording = self.recordings[request.headers["x-stream-id"]] = Recording(script)
+        return self._reader(recording, 0)
 
-        async def stream() -> AsyncIterator[str | bytes]:
-            complete = False
-            try:
-                async for piece in script():
-                    yield piece
-                complete = True
-            finally:
-                if not complete:
-                    self.left.set()
+    async def _why(self, request: Request) -> Response:
+        """As long as it has the recording."""
+        if not self.recordings:
+            return api_error(404, "There is no such request.", "request_not_found")
+        spans = [{"name": "prefill", "ms": 12, "tokens": 21}, {"name": "decode", "ms": 400, "steps": 7}]
+        causes = [{"kind": "prefix_cache", "text": "16 of 21 prompt tokens found in the cache"}]
+        return JSONResponse({"total_ms": 412, "spans": spans, "causes": causes})
 
-        return StreamingResponse(stream(), media_type="text/event-stream")
+    async def _stream(self, request: Request) -> Response:
+        recording = self.recordings.get(request.path_params["stream_id"])
+        if recording is None:
+            return api_error(404, "There is no such stream.", "stream_not_found")
+        if request.method == "DELETE":
+            recording.stop()
+            self.stopped.set()
+            return JSONResponse({"id": request.path_params["stream_id"], "stopped": True})
+        last = request.headers.get("last-event-id")
+        at = 0 if last is None else 1 + [each for each, _ in recording.events].index(last)
+        if recording.ended and at == len(recording.events):
+            return Response(status_code=204)
+        return self._reader(recording, at)
+
+    def _reader(self, recording: Recording, at: int) -> Response:
+        line = self.lines
+        events = recording.read(at, lambda: line == self.lines)
+        headers = {"X-Request-Id": "request"}
+        return StreamingResponse(events, headers=headers, media_type="text/event-stream")

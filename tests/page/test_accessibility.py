@@ -1,4 +1,4 @@
-"""axe-core finds nothing serious or critical on the page: in light, in dark, on a phone."""
+"""axe-core finds nothing on the page: in light, in dark, on a phone."""
 
 import base64
 from collections.abc import AsyncIterator, Callable
@@ -31,26 +31,34 @@ A *list* of `things`:
 ```python
 print("a line that is long enough to be scrolled on a phone, since code is not wrapped there")
 ```
+
+| table | with a [link](https://a.example/) |
+|---|--:|
+| 1 | 2 |
+
+- [x] done
+
+$$\\frac{1}{2}$$
 """
 
 
 async def answer() -> AsyncIterator[str]:
+    yield delta("Let me see.").replace('"content"', '"reasoning"')
     yield delta(ANSWER) + ending(prompt_tokens=21, completion_tokens=40, cached_tokens=16)
 
 
 def assert_accessible(page: Page) -> None:
     results = Axe().run(page, options={"runOnly": RULES})
-    serious = [
+    found = [
         (each["impact"], each["id"], [node["html"] for node in each["nodes"]])
         for each in results.response["violations"]
-        if each["impact"] in ("serious", "critical")
     ]
-    assert serious == []
+    assert found == []
     assert len(results.response["passes"]) > 10  # it did look
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_no_serious_finding(open_page: Callable[..., Page], stub: StubServer, look: str) -> None:
+def test_no_finding(open_page: Callable[..., Page], stub: StubServer, look: str) -> None:
     page = open_page(**LOOKS[look])
     expect(page.locator("#suggestions button")).to_have_count(4)
     expect(page.locator("#kv")).to_be_visible()
@@ -68,7 +76,7 @@ def test_no_serious_finding(open_page: Callable[..., Page], stub: StubServer, lo
     assert_accessible(page)
     page.get_by_label("Edit the message").focus()
     page.keyboard.press("Escape")
-    for name in ("Chats", "Settings"):
+    for name in ("Chats", "Settings") if look == "phone" else ("Settings",):
         page.get_by_role("button", name=name, exact=True).click()
         expect(page.get_by_role("dialog")).to_be_visible()
         assert_accessible(page)

@@ -19,8 +19,8 @@ PACKAGES = ("engine", "kernels", "service", "loadtest")
 LAYERS = (
     ("errors", "shares", "keys", "origins", "json_fields", "engine_client", "demo"),
     ("config", "watchdog"),
-    ("metrics", "text"),
-    ("admission", "http"),
+    ("explain", "metrics", "text", "inspector"),
+    ("admission", "http", "tracing"),
     ("answer",),
     ("state",),
     ("api",),
@@ -139,11 +139,15 @@ def test_all_of_the_service_can_be_imported_without_torch() -> None:
     assert not [module for module in loaded if module.startswith("quire.loadtest")]
 
 
+# The block manager without an engine, which pages and notebooks play with.
+LAB = {f"quire.engine.{name}" for name in ("lab.lesson", "lab.pool", "lab.sequence", "memory.pool")}
 # The modules of the engine that its front ends may know: plain data, names, and the client of its process.
 FRONT = {"quire.kernels.formats.cache_spec"} | {
     f"quire.engine.{name}"
     for name in (
         *("arrays", "capacity", "client", "config", "errors", "frames", "hashing", "logs", "messages"),
+        *("inspection.messages", "lab.paths", "lab.view"),
+        "records",
         *("models.config", "models.hub", "models.json_fields", "models.rope_config"),
         *("registry.deployment", "registry.prompt_hasher", "registry.redis", "sequences.grammar", "urls"),
     )
@@ -188,6 +192,6 @@ def test_the_service_knows_of_the_engine_only_plain_data_and_its_client() -> Non
         for module, others in imports().items()
         if package_of(module) == "service" or module in FRONT
         for other in others
-        if package_of(other) in ("engine", "kernels") and other not in FRONT
+        if package_of(other) in ("engine", "kernels") and other not in FRONT | LAB
     }
     assert not wrong

@@ -76,7 +76,10 @@ def test_a_wheel_serves_from_anywhere(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(site)},
     )
     assert done.stdout.strip()
-    where = "import quire.service.http.static as module; print(module.__file__); module.page_files()"
+    where = (
+        "import quire.service.http.static as module; print(module.__file__); "
+        "print(*dict(module.page_files()), sep='\\n')"
+    )
     found = subprocess.run(
         [sys.executable, "-c", where],
         check=True,
@@ -86,3 +89,5 @@ def test_a_wheel_serves_from_anywhere(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(site)},
     )
     assert str(site) in found.stdout
+    for name in ("main.js", "vendor/markdown-it-15.0.3/markdown-it.esm.min.mjs"):
+        assert f"/static/{name}\n" in found.stdout

@@ -14,14 +14,20 @@ from tests.service.asgi_client import AsgiClient, named_headers
 class Socket(AsgiClient):
     """`start` opens it. `events` is what has come so far."""
 
-    def __init__(self, app: ASGIApp, **headers: str) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        path: str = "/v1/responses",
+        subprotocols: tuple[str, ...] = (),
+        **headers: str,
+    ) -> None:
         super().__init__(
             app,
-            "/v1/responses",
+            path,
             named_headers(headers),
             type="websocket",
             scheme="ws",
-            subprotocols=[],
+            subprotocols=list(subprotocols),
             state={"abort": self.leave},
             extensions={"websocket.http.response": {}},
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,7 +12,19 @@ import msgspec
 
 from quire.engine.config import EngineInfo, Progress, RegistryReport, StepStats
 from quire.engine.errors import EngineDeadError
+from quire.engine.inspection.messages import (
+    FREE,
+    Answer,
+    BlockAnswer,
+    BlockQuestion,
+    PoolAnswer,
+    PoolQuestion,
+    PrefixAnswer,
+    Question,
+)
 from quire.engine.messages import FinishReason, Output, Request, SamplingParams, TokenLogprob
+from quire.engine.records import Company, RequestRecord
+from quire.engine.sequences.timeline import Timeline
 from quire.service.text.tokenizer import Tokenizer
 
 Script = Callable[[list[int], SamplingParams, int], list[int]]
@@ -144,6 +157,7 @@ class FakeEngine:
         self.error: str | None = None
         self.on_stats: Callable[[StepStats], None] | None = None
         self.on_registry: Callable[[RegistryReport], None] | None = None
+        self.on_record: Callable[[RequestRecord], None] | None = None
         self.progress: list[Progress] = []
         self.auto = auto
         self.script = script
@@ -153,6 +167,8 @@ class FakeEngine:
         self.cached_host_tokens = 0
         self.logprobs = [-0.5]  # of every token of a sample, by its index
         self.stopped = False
+        self.asked: list[Question] = []
+        self.answers: dict[type, Answer] = {}  # instead of those of an engine that holds nothing
         self.draining = False
         self._changed = asyncio.Event()
         self._added = asyncio.Event()
@@ -180,7 +196,9 @@ class FakeEngine:
             self._changed.clear()
             await self._changed.wait()
 
-    def add(self, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> FakeStream:
+    def add(
+        self, prompt: list[int], params: SamplingParams, cache_salt: str = "", owner: str = ""
+    ) -> FakeStream:
         if self.state != "ready":
             raise EngineDeadError(self.error or "loading")
         self._info.capacity.check(Request(len(self.streams), prompt, params))
@@ -193,6 +211,14 @@ class FakeEngine:
         if self.auto and (self._stepper is None or self._stepper.done()):
             self._stepper = asyncio.get_running_loop().create_task(self._run())
         return stream
+
+    def tell_end(self, stream: FakeStream) -> None:
+        """Say what became of a request, as a real engine does once it has ended: nothing took any time."""
+        now = time.monotonic()
+        tokens = len(stream.prompt), 0, 0
+        record = Timeline(now).end(stream.request_id, now, "length", Company(), tokens)
+        if self.on_record is not None:
+            self.on_record(record)
 
     async def until_added(self, count: int) -> None:
         """Waits until it has been given so many requests."""
@@ -245,6 +271,19 @@ class FakeEngine:
             commit_seconds=0.004,
             requests_in_memory=13,
         )
+
+    async def ask(self, question: Question) -> Answer | None:
+        if self.state != "ready":
+            raise EngineDeadError(self.error or "loading")
+        self.asked.append(question)
+        blocks, host = self._info.num_blocks, self._info.num_host_blocks
+        nothing: dict[type, Answer] = {
+            PoolQuestion: PoolAnswer(
+                0.0, 0.0, blocks, host, 16, bytes(blocks + host), bytes(blocks + host), [], 0, [], 0
+            ),
+            BlockQuestion: BlockAnswer(FREE, 0, []),
+        }
+        return (nothing | self.answers).get(type(question), PrefixAnswer(0.0, [], 0, 0, 0))
 
     def drain(self) -> None:
         self.draining = True

@@ -39,6 +39,8 @@ async def test_reply(service: Service, tokenizer: Tokenizer) -> None:
             "message": {
                 "role": "assistant",
                 "content": tokenizer.decode(tokens, skip_special_tokens=True),
+                "refusal": None,
+                "annotations": [],
             },
             "logprobs": None,
         }
@@ -77,7 +79,7 @@ async def test_stream_bytes(service: Service, tokenizer: Tokenizer) -> None:
         for index in range(2)
     ]
     assert texts[0][0] == ""
-    delta = '{"role":"assistant","content":%s}'
+    delta = '{"role":"assistant","refusal":null,"content":%s}'
     expected = head % (1, delta % json.dumps(texts[1][0]), "null")
     expected += head % (0, delta % json.dumps(texts[0][1]), '"length"')
     expected += head % (1, '{"content":%s}' % json.dumps(texts[1][1]), '"length"')  # noqa: UP031
@@ -137,12 +139,14 @@ async def test_template_kwargs(make_service: Callable[..., Service]) -> None:
     service = make_service()
     body = {"messages": HELLO, "max_tokens": 1, "chat_template_kwargs": {"enable_thinking": False}}
     reply = await post(service.app, PATH, body)
-    assert (reply.status, reply.error["param"]) == (400, "chat_template_kwargs")  # it would change nothing
+    assert (reply.status, reply.headers["x-quire-ignored"]) == (200, "chat_template_kwargs.enable_thinking")
     template = "{{ 'no' if enable_thinking is false else 'yes' }}{{ messages[0].content }}"
     service.state.tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(template, {}))
-    await post(service.app, PATH, body)
-    (stream,) = service.engine.streams
-    assert service.state.tokenizer.decode(stream.prompt, skip_special_tokens=True) == "nohello"
+    for asked in (body, {"messages": HELLO, "max_tokens": 1, "reasoning_effort": "none"}):
+        reply = await post(service.app, PATH, asked)
+        prompt = service.engine.streams[-1].prompt
+        assert service.state.tokenizer.decode(prompt, skip_special_tokens=True) == "nohello"
+        assert "x-quire-ignored" not in reply.headers
 
 
 async def test_refusal_by_the_template(make_service: Callable[..., Service]) -> None:

@@ -202,12 +202,13 @@ async def test_page(service: Service) -> None:
     reply = await get(service.app, "/")
     assert reply.headers["content-type"].startswith("text/html")
     assert reply.headers["content-security-policy"] == (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     assert reply.headers["x-content-type-options"] == "nosniff"
-    script = await get(service.app, "/static/main.js")
-    assert script.headers["content-type"].startswith("text/javascript")
+    for name in ("main.js", "vendor/markdown-it-15.0.3/markdown-it.esm.min.mjs"):
+        script = await get(service.app, f"/static/{name}")
+        assert script.headers["content-type"].startswith("text/javascript")
     assert (await get(service.app, "/static/page.css")).headers["content-type"].startswith("text/css")
 
 

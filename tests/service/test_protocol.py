@@ -115,8 +115,12 @@ BAD: list[tuple[str, dict[str, Any], str, Any]] = [
             ("prompt", "x"),
             ("chat_template_kwargs", {"enable_thinking": 1}),
             ("add_generation_prompt", "x"),
-            ("store", True),
             ("store", "no"),
+            ("audio", {"voice": "alloy", "format": "wav"}),
+            ("functions", [{"name": "f"}]),
+            ("modalities", ["text", "audio"]),
+            ("continue_final_message", True),  # of a user
+            ("reasoning_effort", "much"),
         ]
     ),
     ("/tokenize", {"prompt": "a"}, "prompt", 5),
@@ -139,10 +143,7 @@ async def test_bad_values_are_named(
     assert not service.engine.streams
 
 
-UNKNOWN = (
-    *("suffix", "beam_width", "num_beams", "tenant", "cumulative_logprob"),
-    *("functions", "function_call", "include_stop_str_in_output", "Temperature"),
-)
+UNKNOWN = ("beam_width", "num_beams", "tenant", "cumulative_logprob", "Temperature")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ UNKNOWN = (
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0].type: ... 'text'",
+            "messages[0].content[0].type: ... 'refusal', 'text'",
         ),
         (
             "/v1/chat/completions",
@@ -193,16 +194,17 @@ async def test_all_requests_have_one_priority(service: Service) -> None:
 @pytest.mark.parametrize("name", UNKNOWN)
 async def test_unknown_fields_are_named(service: Service, name: str) -> None:
     for path, good in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)):
-        reply = await post(service.app, path, {**good, name: None})
+        reply = await post(service.app, path, {**good, name: 1})
         assert (reply.status, reply.error["param"], reply.error["code"]) == (400, name, "unknown_field")
         assert name in reply.error["message"]
+        assert (await post(service.app, path, {**good, name: None})).status == 200
 
 
 async def test_nested_unknown_fields_are_named(service: Service) -> None:
     for body, param in (
         ({"stream": True, "stream_options": {"chunk": 1}}, "stream_options.chunk"),
         ({"chat_template_kwargs": {"fast": True}}, "chat_template_kwargs.fast"),
-        ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "a", "nom": "b"}]}, "messages[0].nom"),
     ):
         reply = await post(service.app, "/v1/chat/completions", {**CHAT, **body})
         assert reply.status == 400
@@ -221,11 +223,6 @@ async def test_nulls_of_a_message_are_as_if_left_out(service: Service) -> None:
         assert (await post(service.app, "/tokenize", {"messages": asked})).status == 200
     first, second = service.engine.streams
     assert first.prompt == second.prompt and first.params == second.params
-    said = [{"role": "user", "content": "a", "refusal": None, "name": "b"}]
-    reply = await post(service.app, "/v1/chat/completions", {"messages": said})
-    assert (reply.status, reply.error["param"]) == (400, "messages[0].name")
-    reply = await post(service.app, "/v1/chat/completions", {"messages": messages, "nothing": None})
-    assert (reply.status, reply.error["param"]) == (400, "nothing")
     twice = b'{"messages": [{"role": "user", "content": "a", "x": null}], "messages": 5}'
     reply = await post(service.app, "/v1/chat/completions", twice)
     assert (reply.status, reply.error["param"]) == (400, "messages")
@@ -259,12 +256,6 @@ async def test_numbers_too_large_for_a_float(service: Service) -> None:
     assert (reply.status, reply.error["param"]) == (400, "temperature")
 
 
-async def test_a_chat_may_say_that_it_is_not_to_be_kept(service: Service) -> None:
-    for value in (False, None):
-        reply = await post(service.app, "/v1/chat/completions", {**CHAT, "store": value, "max_tokens": 1})
-        assert reply.status == 200
-
-
 async def test_limits_that_differ(service: Service) -> None:
     body = {**COMPLETION, "max_tokens": 5, "max_completion_tokens": 6}
     reply = await post(service.app, "/v1/completions", body)
@@ -286,7 +277,7 @@ async def test_openapi_describes_every_field_with_its_limits(service: Service) -
     schemas = document["components"]["schemas"]
     n = schemas["CompletionRequest"]["properties"]["n"]["anyOf"][0]
     assert (n["minimum"], n["maximum"]) == (1, 128)
-    assert schemas["ChatRequest"]["additionalProperties"] is False
+    assert schemas["ChatRequest"]["additionalProperties"]["type"] == "null"
     for name in ("CompletionRequest", "ChatRequest"):
         fields = schemas[name]["properties"]
         first = {field: fields[field]["anyOf"][0] for field in fields if "anyOf" in fields[field]}

@@ -273,7 +273,7 @@ REFUSED: list[tuple[Any, int, str, str | None]] = [
     ({"type": "response.steer", "previous_response_id": "x", "input": "a"}, 400, "invalid_value", "type"),
     ({"type": "response.create"}, 400, "missing_field", "input"),
     ({"type": "response.create", "input": "a", "n": 2}, 400, "unknown_field", "n"),
-    ({"type": "response.create", "input": "a", "background": True}, 400, "unknown_field", "background"),
+    ({"type": "response.create", "input": "a", "background": True}, 400, "invalid_value", "background"),
     ({"type": "response.create", "input": "a", "generate": False}, 400, "unknown_field", "generate"),
     ({"type": "response.create", "input": "a", "stream": False}, 400, "invalid_value", "stream"),
     ({"type": "response.create", "input": "a", "store": True}, 400, "invalid_value", "store"),

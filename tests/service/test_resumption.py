@@ -41,6 +41,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
 PATH, BODY = REQUESTS[0]
 ENDS = re.compile(
     rb'\[DONE\]|"type":"response\.(incomplete|failed)"|CUDA error|shutting down|taken_over|engine_stalled'
+    rb"|stream_stopped"
 )
 
 
@@ -365,6 +366,21 @@ async def test_headers_where_they_mean_nothing(service: Service) -> None:
     assert (reply.status, reply.error["param"]) == (400, "last-event-id")
     assert (await Exchange(service.app, "HEAD", "/v1/streams/s").start().finish()).status == 405
     assert service.state.queue.prompts == 0
+
+
+async def test_a_delete_stops_it(manual: Service) -> None:
+    running = begin(manual)
+    await until(lambda: manual.engine.active)
+    manual.engine.step()
+    reply = await Exchange(manual.app, "DELETE", "/v1/streams/s").start().finish()
+    assert (reply.status, json.loads(reply.body)) == (200, {"id": "s", "stopped": True})
+    body = await drive(manual, running)
+    assert len(ENDS.findall(body)) == 1
+    assert b"stream_stopped" in events_of(body)[-1][1]
+    assert [stream.aborted for stream in manual.engine.streams] == [True]
+    again = await Exchange(manual.app, "DELETE", "/v1/streams/s").start().finish()
+    assert json.loads(again.body) == {"id": "s", "stopped": False}
+    assert (await Exchange(manual.app, "DELETE", "/v1/streams/t").start().finish()).status == 404
 
 
 async def test_forgotten_events(tokenizer: Tokenizer) -> None:

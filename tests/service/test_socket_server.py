@@ -109,7 +109,7 @@ def test_other_sites_pages_are_refused(live: Live) -> None:
     assert refused.value.response.status_code == 403
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/", "/health", "/nowhere"])
+@pytest.mark.parametrize("path", ["/v1/models", "/", "/health", "/nowhere"])
 def test_other_paths_take_no_websocket(live: Live, path: str) -> None:
     with pytest.raises(InvalidStatus) as refused:
         opened(live, path)

@@ -18,6 +18,7 @@ from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, of_newes
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.linear.operations import whole
+from quire.kernels.parallel.ranks import Ranks
 from quire.kernels.plan import plan_attention
 
 
@@ -77,6 +78,7 @@ class GeneralModel:
     ) -> None:
         self.config = config
         self.backend = backend
+        self.ranks: Ranks | None = None  # transformers' code is not divided
         self._attention = PagedAttention(config, dtype, device)
         give(causal, self._attention)
         self.embedding: Tensor = causal.get_input_embeddings().weight
@@ -103,6 +105,10 @@ class GeneralModel:
         self._given.hidden = hidden
         logits: Tensor = self._causal(input_ids=hidden.new_zeros(1, len(hidden), dtype=torch.int64)).logits[0]
         return logits.contiguous()
+
+    def part_logits(self, hidden: Tensor) -> Tensor:
+        """Compute the part of the logits that this rank has: all, since there are no others."""
+        return self.logits(hidden)
 
 
 def load_general(

@@ -89,6 +89,13 @@ class Recording(Interruptible):
         if not self.ended:
             super().interrupt(reason)
 
+    def stop(self) -> bool:
+        """End it for the client, unless its last event is there. Return whether it had to be ended."""
+        if self.ended:
+            return False
+        self.interrupt(ApiError(409, "this stream was stopped by a DELETE", code="stream_stopped"))
+        return True
+
     def _tell_reader(self) -> None:
         reader = self._reader
         if reader is not None:

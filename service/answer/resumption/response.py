@@ -10,7 +10,7 @@ from quire.service.answer.stream import failure_of
 from quire.service.config import ServiceConfig
 from quire.service.http.access_line import note_cost, note_failure
 from quire.service.http.connection import Connection
-from quire.service.http.framing import SSE
+from quire.service.http.dialects import dialect_of
 
 
 class RecordedResponse(Response):
@@ -29,4 +29,4 @@ class RecordedResponse(Response):
         if self._recording.failure is not None:
             note_failure(scope, *self._recording.failure)
         if error is not None:
-            await connection.fail(error, SSE.message(error.body()))
+            await connection.fail(error, dialect_of(scope["path"]).failure(error))

@@ -10,7 +10,7 @@ from msgspec import Meta
 from quire.engine.errors import FieldError
 from quire.service.api.requests.sampling import SamplingFields
 from quire.service.json_fields import LogprobCount, Text
-from quire.service.text.rendering import TemplateArguments
+from quire.service.text.rendering import ReasoningEffort, TemplateArguments
 from quire.service.text.structured import Form, ResponseFormat, TextFormat, json_form
 from quire.service.text.tools.protocol import (
     CallId,
@@ -22,36 +22,70 @@ from quire.service.text.tools.protocol import (
     check_tools,
 )
 
+_NAME = "Of who speaks, or of the tool: the chat template gets it"
+_REASONING = "The assistant's thinking, as it was returned: the chat template gets it"
+_REFUSAL = "What the assistant said instead of an answer: the chat template gets it as text"
+_CONTINUE = (
+    "The answer goes on where the last message, the assistant's, ends; then add_generation_prompt is false"
+)
+_EFFORT = (
+    "The chat template gets it. none turns off thinking that can be turned off; where the template has no use "
+    "for it it is named in X-Quire-Ignored"
+)
 
-class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    type: Literal["text"]
+
+class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
     text: Text
+
+
+class RefusalPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="refusal"):
+    """The assistant's, as OpenAI returns it."""
+
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+Parts = Annotated[list[TextPart | RefusalPart], Meta(min_length=1, max_length=1024)]
 
 
 class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The assistant's may have calls beside or instead of content; a tool's answers one of them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Meta(min_length=1, max_length=1024)] | None = None
+    content: Text | Parts | None = None
+    name: Annotated[str, Meta(max_length=256, description=_NAME)] | None = None
+    refusal: Annotated[Text, Meta(description=_REFUSAL)] | None = None
+    reasoning: Annotated[Text, Meta(description=_REASONING)] | None = None
+    reasoning_content: Annotated[Text, Meta(description=_REASONING)] | None = None
     tool_calls: ToolCalls | None = None
     tool_call_id: CallId | None = None
 
     def __post_init__(self) -> None:
-        if self.tool_calls is not None and self.role != "assistant":
-            raise FieldError(
-                "tool_calls", f"tool_calls belongs to the role 'assistant', not to {self.role!r}"
-            )
+        for field in ("tool_calls", "refusal", "reasoning", "reasoning_content"):
+            if getattr(self, field) and self.role != "assistant":
+                raise FieldError(field, f"{field} belongs to the role 'assistant', not to {self.role!r}")
         if (self.tool_call_id is None) == (self.role == "tool"):
             raise FieldError("tool_call_id", "tool_call_id belongs to the role 'tool', which needs it")
-        if self.content is None and self.tool_calls is None:
-            raise FieldError("content", "content may be left out only with tool_calls")
+        if self.content is None and self.role not in ("assistant", "tool"):
+            raise FieldError("content", f"a message of the role {self.role!r} needs content")
+
+    @property
+    def text(self) -> str:
+        content = self.content or self.refusal or ""
+        return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
     def as_template_message(self) -> dict[str, Any]:
         """Plain types, as templates expect; a developer speaks as the system."""
-        content = self.content or ""
-        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
         role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": text}
+        message: dict[str, Any] = {"role": role, "content": self.text}
+        if self.name is not None:
+            message["name"] = self.name
+        thinking = self.reasoning or self.reasoning_content
+        if thinking:
+            message["reasoning_content"] = thinking
         if self.tool_calls is not None:
             message["tool_calls"] = [call.as_template_call() for call in self.tool_calls]
         if self.tool_call_id is not None:
@@ -70,18 +104,18 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: ParallelCalls | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: Annotated[bool, Meta(description=_CONTINUE)] = False
+    reasoning_effort: Annotated[ReasoningEffort, Meta(description=_EFFORT)] | None = None
     chat_template_kwargs: TemplateArguments | None = None
-    store: Annotated[bool, Meta(description="Only false: completions are not kept")] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.store:
-            raise FieldError("store", "store must be false: completions are not kept here")
         self._check_calls()
+        self._check_continuation()
         functions = None if self.tools is None else [tool.function for tool in self.tools]
-        check_tools(functions, self.tool_choice, self.parallel_tool_calls)
-        if self.top_logprobs is not None and not self.logprobs:
+        check_tools(functions, self.tool_choice)
+        if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs", "top_logprobs may only be given with logprobs: true")
 
     def _check_calls(self) -> None:
@@ -92,6 +126,22 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
             if message.tool_call_id is not None and message.tool_call_id not in known:
                 name = f"messages[{at}].tool_call_id"
                 raise FieldError(name, f"{name} is {message.tool_call_id!r}, which no call before it has")
+
+    def _check_continuation(self) -> None:
+        if not self.continue_final_message:
+            return
+        last = self.messages[-1]
+        if last.role != "assistant" or last.tool_calls is not None:
+            raise FieldError(
+                "continue_final_message",
+                "continue_final_message goes on from a last message of the role 'assistant' without "
+                f"tool_calls, and the last one is of the role {last.role!r}",
+            )
+        if self.add_generation_prompt:
+            raise FieldError(
+                "continue_final_message",
+                "continue_final_message may not be given together with add_generation_prompt: true",
+            )
 
     @property
     def offered_functions(self) -> list[Function]:

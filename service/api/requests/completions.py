@@ -22,6 +22,10 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.echo and self.truncate_prompt_tokens is not None:
+            raise FieldError(
+                "truncate_prompt_tokens", "truncate_prompt_tokens may not be given together with echo"
+            )
         if isinstance(self.prompt, str):
             return
         if len(set(map(type, self.prompt))) > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -11,20 +11,10 @@ from msgspec import Meta
 from quire.engine.errors import FieldError
 from quire.engine.messages import MAX_SEQUENCES, MIN_REPETITION_PENALTY, SamplingParams
 from quire.service.answer.replies import UsageInStream
-from quire.service.json_fields import MAX_TOKENS, LogprobCount, ModelName, TokenId
-from quire.service.text.structured import (
-    MAX_SCHEMA_BYTES,
-    Choices,
-    Form,
-    Regex,
-    Schema,
-    choice_grammar,
-    json_grammar,
-    regex_grammar,
-)
+from quire.service.api.requests.forms import FormFields
+from quire.service.json_fields import MAX_PROMPT_TOKENS, MAX_TOKENS, LogprobCount, ModelName, TokenId
 
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
-GuidedJsonText = Annotated[str, Meta(max_length=MAX_SCHEMA_BYTES, description="A schema as JSON text")]
 
 _CACHE_SALT = "Cached blocks are shared only with requests of the same salt, and never between API keys"
 _BEST_OF = (
@@ -51,6 +41,11 @@ _MAX_TOKENS = (
     "Of each of the n (or best_of) sequences. Left out, it is the rest of the context in a chat and 16 in a "
     "completion, and no more than the sequence's share of the KV cache: all of a request's fit at once"
 )
+_SPECIAL = "Whether the tokenizer adds its special tokens; left out, to a completion's prompt and not to a chat's"
+_TRUNCATE = (
+    "Of a longer prompt only so many last tokens are taken; -1: as many as leave room for max_tokens, or for "
+    "one token"
+)
 _PRIORITY = "Requests are served first come, first served, so that all have the same priority"
 
 # SamplingParams fields that a request has under the same name
@@ -69,8 +64,6 @@ _SAME_NAME = (
     "prompt_logprobs",
 )
 
-_GUIDED = ("guided_json", "guided_regex", "guided_choice")
-
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """As OpenAI's, and vLLM's `continuous_usage_stats`."""
@@ -85,7 +78,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise FieldError("continuous_usage_stats", "continuous_usage_stats needs include_usage: true")
 
 
-class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SamplingFields(FormFields, kw_only=True, forbid_unknown_fields=True):
     """The parameters that completions and chat share."""
 
     model: ModelName | None = None
@@ -114,23 +107,26 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    add_special_tokens: Annotated[bool, Meta(description=_SPECIAL)] | None = None
+    truncate_prompt_tokens: (
+        Annotated[int, Meta(ge=-1, le=MAX_PROMPT_TOKENS, description=_TRUNCATE)] | None
+    ) = None
     prompt_logprobs: LogprobCount | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256, description=_CACHE_SALT)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES, description=_BEST_OF)] | None = None
     use_beam_search: Annotated[bool, Meta(description=_BEAMS)] | None = None
-    guided_json: Schema | GuidedJsonText | None = None
-    guided_regex: Regex | None = None
-    guided_choice: Choices | None = None
     length_penalty: Annotated[float, Meta(ge=-5, le=5, description=_LENGTH_PENALTY)] | None = None
     early_stopping: Annotated[bool | Literal["never"], Meta(description=_EARLY_STOPPING)] | None = None
     priority: Annotated[int, Meta(ge=0, le=0, description=_PRIORITY)] | None = None
-    user: Annotated[str, Meta(max_length=256, description="Your own label; it changes nothing")] | None = None
 
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options may only be given with stream: true")
+        if self.truncate_prompt_tokens == 0:
+            raise FieldError("truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1, got 0")
         if self.prompt_logprobs is not None and self.stream:
             raise FieldError("prompt_logprobs", "prompt_logprobs may not be asked for with stream: true")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -144,12 +140,12 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if self.use_beam_search:
             self._check_beams()
             return
-        if self.best_of is not None and self.stream:
+        if (self.best_of or 1) > 1 and self.stream:
             raise FieldError(
                 "best_of", "best_of may not be given with stream: true, unless use_beam_search is"
             )
-        for name in ("length_penalty", "early_stopping"):
-            if getattr(self, name) is not None:
+        for name, neutral in (("length_penalty", 1), ("early_stopping", False)):
+            if getattr(self, name) not in (None, neutral):
                 raise FieldError(name, f"{name} needs use_beam_search")
 
     def _check_form(self) -> None:
@@ -159,29 +155,6 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for name in ("use_beam_search", "ignore_eos"):
             if given and getattr(self, name):
                 raise FieldError(name, f"{name} may not be given together with {given[0]}")
-
-    @property
-    def form_fields(self) -> list[str]:
-        """The fields that say what the text must be."""
-        return [name for name in _GUIDED if getattr(self, name) is not None]
-
-    def form(self) -> Form | None:
-        """Return what the text must be. Raises FieldError."""
-        if self.guided_regex is not None:
-            return Form("guided_regex", regex_grammar(self.guided_regex))
-        if self.guided_choice is not None:
-            return Form("guided_choice", choice_grammar(self.guided_choice))
-        if self.guided_json is None:
-            return None
-        try:
-            schema = self.guided_json
-            if isinstance(schema, str):
-                schema = msgspec.json.decode(schema, type=dict[str, Any])
-            return Form("guided_json", json_grammar(schema))
-        except (ValueError, RecursionError) as error:
-            raise FieldError(
-                "guided_json", f"guided_json is no schema that can be followed: {error}"
-            ) from None
 
     def _check_beams(self) -> None:
         """Check what the engine's own check of beam search cannot see, or would call by another name."""

@@ -75,8 +75,6 @@ class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             if (getattr(self, field) is not None) != own:
                 word = "needs" if own else "has no"
                 raise FieldError(field, f"an item of the type {self.type!r} {word} {field}")
-        if self.type == "function_call":
-            self.as_call()  # which looks at the arguments
         if isinstance(self._said, list):
             kind = "output_text" if self.role == "assistant" else "input_text"
             wrong = next((part.type for part in self._said if part.type != kind), None)
@@ -95,7 +93,6 @@ class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return said if isinstance(said, str) else "\n".join(part.text for part in said)
 
     def as_call(self) -> ToolCall:
-        """Raises FieldError if the arguments are no JSON object."""
         function = CalledFunction(name=self.name or "", arguments=self.arguments or "")
         return ToolCall(id=self.call_id or "", function=function)
 
@@ -131,7 +128,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.store:
             raise FieldError("store", "store must be false: responses are not kept here")
-        check_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+        check_tools(self.tools, self.tool_choice)
         given = ["tools"] * bool(self.offered_functions)
         given += ["text.format"] * (not isinstance(self.text_format, TextFormat))
         if len(given) > 1:

@@ -116,6 +116,7 @@ async def begin(
     """Hands the request to the engine. `history` is what was said before. Raises ApiError."""
     engine, tokenizer, info = state.serving()
     model = state.check_model(body.model)
+    times = state.times_of(connection, model)
     state.admit(1)
     said = with_input(history, body.input)
     text = await prompt_text(state.renderer, tokenizer, model, body, said)
@@ -127,6 +128,6 @@ async def begin(
     options = Options(stops=(), skip_special_tokens=True, continues=False, tools=tools)
     salt = cache_salt(connection, None)
     generation = Generation(
-        state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt
+        state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt, times
     )
     return ModelResponse(body, model, generation, said)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 
 from starlette.requests import HTTPConnection
@@ -14,18 +13,10 @@ from quire.service.api.responses.events import ResponseEvents, error_event
 from quire.service.api.responses.protocol import ResponseCreate
 from quire.service.api.responses.response import ModelResponse, begin
 from quire.service.api.responses.writer import Event
+from quire.service.api.sockets.failures import Cancelled, log_failure
 from quire.service.errors import ApiError
 from quire.service.http.cancellation import Interruptible
 from quire.service.state import ServerState
-
-log = logging.getLogger("quire.service")
-
-
-class Cancelled(ApiError):
-    """The client wants no more of a response."""
-
-    def __init__(self) -> None:
-        super().__init__(499, "the client cancelled it")
 
 
 class SocketResponse(Interruptible):
@@ -102,20 +93,8 @@ class SocketResponse(Interruptible):
             self._due.append(error_event(error, stream_id=self.stream_id))
         else:
             self._due += self._events.failed(error)
-            self._log_failure(self._response, error)
-
-    def _log_failure(self, response: ModelResponse, error: ApiError) -> None:
-        """As the line of an HTTP request says it; a socket's own has room for one failure only."""
-        log.info(
-            "%s of a WebSocket failed",
-            response.id,
-            extra={
-                "request_id": self._connection.state.request_id.decode(),
-                "response_id": response.id,
-                "error": error.code,
-                "engine_requests": response.generation.engine_requests,
-            },
-        )
+            name, generation = self._response.id, self._response.generation
+            log_failure(self._connection, name, {"response_id": name}, generation, error)
 
     def take(self) -> list[bytes]:
         due, self._due = self._due, []

@@ -24,7 +24,9 @@ _PARALLEL = "false: at most one call, after which the answer ends"
 
 FunctionName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 CallId = Annotated[str, Meta(min_length=1, max_length=256, description=_CALL_ID)]
-Arguments = Annotated[str, Meta(max_length=1 << 20, description="A JSON object, as text")]
+_ARGUMENTS = "A JSON object, as text. The chat template gets what is none as the text that it is"
+CalledName = Annotated[str, Meta(min_length=1, max_length=256)]
+Arguments = Annotated[str, Meta(max_length=1 << 20, description=_ARGUMENTS)]
 
 
 class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -36,7 +38,7 @@ class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def schema(self) -> dict[str, Any]:
         """Return the schema of the arguments; without parameters there are none."""
-        if self.parameters is None:
+        if not self.parameters:
             return {"type": "object", "properties": {}, "additionalProperties": False}
         return self.parameters
 
@@ -91,18 +93,20 @@ ParallelCalls = Annotated[bool, Meta(description=_PARALLEL)]
 
 
 class CalledFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    name: FunctionName
+    """Models write broken JSON now and then, and agents send it back with what came of it."""
+
+    name: CalledName
     arguments: Arguments
 
     def as_template_function(self) -> dict[str, Any]:
-        """With the arguments as an object, as templates expect them."""
-        return {"name": self.name, "arguments": msgspec.json.decode(self.arguments, type=dict[str, Any])}
-
-    def __post_init__(self) -> None:
-        try:
-            msgspec.json.decode(self.arguments, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise FieldError("arguments", f"arguments must be a JSON object: {error}") from None
+        """With the arguments as an object, as templates expect them, unless they are none."""
+        arguments: dict[str, Any] | str = {}
+        if self.arguments.strip():
+            try:
+                arguments = msgspec.json.decode(self.arguments, type=dict[str, Any])
+            except (msgspec.DecodeError, RecursionError):
+                arguments = self.arguments
+        return {"name": self.name, "arguments": arguments}
 
 
 class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -127,13 +131,12 @@ def chosen_name(choice: ToolChoice | FlatToolChoice | None) -> str | None:
 
 
 def check_tools(
-    functions: Sequence[Function] | None, choice: ToolChoice | FlatToolChoice | None, parallel: bool | None
+    functions: Sequence[Function] | None, choice: ToolChoice | FlatToolChoice | None
 ) -> None:
     """Check that they go together. Raises FieldError."""
     if functions is None:
-        for field, value in (("tool_choice", choice), ("parallel_tool_calls", parallel)):
-            if value not in (None, "none"):
-                raise FieldError(field, f"{field} may only be given with tools")
+        if choice not in (None, "none", "auto"):
+            raise FieldError("tool_choice", "tool_choice may only be given with tools")
         return
     names = [function.name for function in functions]
     twice = next((name for name in names if names.count(name) > 1), None)

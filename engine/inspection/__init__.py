@@ -1,0 +1,1 @@
+"""The pool as people look at it: asked for over the seam, and computed only then."""

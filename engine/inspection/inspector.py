@@ -1,0 +1,183 @@
+"""Answers questions about the engine's blocks. Nothing is computed, nor recorded, unless it is asked."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from quire.engine.core import EngineCore
+from quire.engine.hashing import Prefix
+from quire.engine.inspection.messages import (
+    ACTIVE,
+    CACHED,
+    COMPUTING,
+    FREE,
+    IN_TRANSFER,
+    PINNED,
+    Answer,
+    BlockAnswer,
+    BlockQuestion,
+    Holder,
+    PoolAnswer,
+    PoolQuestion,
+    Question,
+    RequestState,
+    Table,
+)
+from quire.engine.inspection.prefix_tree import prefix_tree
+from quire.engine.inspection.recorder import Recorder
+from quire.engine.memory.pool import BlockPool
+from quire.engine.memory.prefix_cache import PrefixCache
+from quire.engine.sequences.sequence import NO_ROW, Sequence, SequenceGroup
+
+RECORD_SECONDS = 10.0  # after the last question about the pool
+TENANT = 64  # characters of a salt that are its tenant's, where the server asks for keys
+KNOWN = slice(0, 16)  # of a digest, as hexadecimal digits
+
+
+class Inspector:
+    """Knows how the blocks stand. It records moves from the first question about the pool on."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._state = core.scheduler.state
+        self._recorder: Recorder | None = None
+        self._asked = float("-inf")
+        self._secret = secrets.token_bytes(16)
+
+    def answer(self, question: Question) -> Answer:
+        if isinstance(question, PoolQuestion):
+            return self._pool()
+        if isinstance(question, BlockQuestion):
+            return self._block(question)
+        return prefix_tree(self._state.blocks, self._recorder)
+
+    def observe(self) -> None:
+        """Note what the step just made has moved; stop recording when nobody asks any more."""
+        if self._recorder is None:
+            return
+        self._recorder.observe()
+        if time.monotonic() - self._asked > RECORD_SECONDS:
+            self._recorder.close()
+            self._recorder = None
+
+    def _pool(self) -> PoolAnswer:
+        begin = self._asked = time.monotonic()
+        if self._recorder is None:
+            self._recorder = Recorder(self._core)
+        moves, lost = self._recorder.take()
+        blocks, host = self._state.blocks, self._state.blocks.host
+        states = [_states(blocks.pool, blocks.cache), _states(host.pool, host.cache)]
+        counts = [np.minimum(tier._counts, 255).astype(np.uint8) for tier in (blocks.pool, host.pool)]
+        return PoolAnswer(
+            at=time.time(),
+            seconds=time.monotonic() - begin,
+            num_blocks=blocks.pool.num_blocks,
+            num_host_blocks=host.pool.num_blocks,
+            block_size=blocks.block_size,
+            states=b"".join(each.tobytes() for each in states),
+            references=b"".join(each.tobytes() for each in counts),
+            tables=list(self._tables()),
+            num_waiting=len(self._state.waiting) - self._state.num_swapped,
+            moves=moves,
+            moves_lost=lost,
+        )
+
+    def _tables(self) -> Iterator[Table]:
+        """Yield the sequences that have blocks in either tier."""
+        for group in self._groups():
+            running = group.live and group.live[0].row != NO_ROW
+            state: RequestState = "running" if running else "swapped" if group.swapped else "waiting"
+            for sequence in group.live:
+                if sequence.table or sequence.host_table:
+                    yield _table(sequence, state)
+
+    def _groups(self) -> Iterator[SequenceGroup]:
+        yield from self._state.running
+        yield from self._state.waiting
+
+    def _block(self, question: BlockQuestion) -> BlockAnswer:
+        blocks, block = self._state.blocks, question.block
+        on_device = question.tier == "device"
+        pool, cache = (blocks.pool, blocks.cache) if on_device else (blocks.host.pool, blocks.host.cache)
+        if not 0 <= block < pool.num_blocks:
+            return BlockAnswer(FREE, 0, [])
+        holders, held = [], None
+        for sequence in chain.from_iterable(group.live for group in self._groups()):
+            table = sequence.table if on_device else sequence.host_table
+            if block in table:
+                holders.append(Holder(sequence.group.request.id, sequence.index, table.index(block)))
+                held = held or sequence
+        state = int(_states(pool, cache)[block])
+        answer = BlockAnswer(state, pool.count(block), holders)
+        if held is not None:
+            first = holders[0].logical * blocks.block_size
+            content = held.tokens[first : first + blocks.block_size]
+            answer.position = first
+            self._tell(answer, content.tolist(), held.group.request.cache_salt, question.tenant)
+        if block in cache:
+            prefix = cache.prefix(block)
+            answer.digest = prefix.digest.hex()[KNOWN]
+            if held is None:
+                answer.position = sum(1 for _ in _before(prefix)) * blocks.block_size
+                tokens = np.frombuffer(bytes(prefix.content), np.int32).tolist()  # type: ignore[arg-type]
+                self._tell(answer, tokens, _salt(prefix), question.tenant)
+        return answer
+
+    def _tell(self, answer: BlockAnswer, tokens: list[int], salt: str | None, tenant: str) -> None:
+        """Give the tokens to whoever owns them, a digest to all; what has no salt is the operator's own."""
+        if salt is None or salt.startswith(tenant):
+            answer.tokens = tokens
+        if not answer.digest:
+            content = np.array(tokens, np.int32).tobytes()
+            answer.digest = xxhash.xxh3_128_hexdigest(self._secret + content)[KNOWN]
+
+
+def _table(sequence: Sequence, state: RequestState) -> Table:
+    return Table(
+        sequence.group.request.id,
+        sequence.index,
+        state,
+        sequence.num_tokens,
+        np.array(sequence.table, np.int32).tobytes(),
+        np.array(sequence.host_table, np.int32).tobytes(),
+        sequence.group.request.cache_salt[:TENANT],
+    )
+
+
+def _states(pool: BlockPool, cache: PrefixCache) -> NDArray[np.uint8]:
+    """Return the state of each block. Its lists are read as `memory.invariants` reads them."""
+    active = np.array(pool._counts, np.int32) > 0
+    states = np.full(pool.num_blocks, IN_TRANSFER, np.uint8)
+    states[np.array(pool._free, np.intp)] = FREE
+    states[np.frombuffer(pool._evictable, np.bool_)] = CACHED
+    states[active] = ACTIVE
+    for number, those in ((COMPUTING, cache.computing), (PINNED, pool._resting)):
+        if those:
+            states[np.fromiter(those, np.intp)] = number
+    return states
+
+
+def _before(prefix: Prefix) -> Iterator[Prefix]:
+    """Yield the full blocks before that of `prefix`."""
+    before = prefix.before
+    while before is not None:
+        if isinstance(before.content, bytes):
+            yield before
+        before = before.before
+
+
+def _salt(prefix: Prefix) -> str | None:
+    """Return the salt of the tenant whose prefix this is; None if it is public."""
+    at: Prefix | None = prefix
+    while at is not None:
+        if isinstance(at.content, str):
+            return at.content
+        at = at.before
+    return None

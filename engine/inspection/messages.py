@@ -1,0 +1,115 @@
+"""What is asked about the engine's blocks, and what is answered: plain structs, array-encoded."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FREE, ACTIVE, CACHED, COMPUTING, IN_TRANSFER, PINNED = range(6)
+STATES = ("free", "active", "cached", "computing", "transfer", "pinned")
+"""The state of a block, by its number. Pinned ones are cached for good."""
+
+Tier = Literal["device", "host"]
+MoveKind = Literal["allocate", "hit", "fork", "copy", "swap_out", "swap_in", "publish", "evict"]
+RequestState = Literal["running", "waiting", "swapped"]
+
+
+class PoolQuestion(msgspec.Struct, frozen=True, array_like=True, tag="pool"):
+    """How does each block stand? Moves are recorded from then on, for a while."""
+
+
+class BlockQuestion(msgspec.Struct, frozen=True, array_like=True, tag="block"):
+    """What is in one block, and whose is it?"""
+
+    block: int
+    tier: Tier
+    tenant: str  # who may read tokens of salts that begin with it
+
+
+class PrefixQuestion(msgspec.Struct, frozen=True, array_like=True, tag="prefixes"):
+    """Which texts are in the cache?"""
+
+
+class Move(msgspec.Struct, frozen=True, array_like=True):
+    """What happened to a block in a step."""
+
+    step: int  # since the engine started
+    at: float  # time.time(), seconds
+    kind: MoveKind
+    block: int  # on the device
+    other: int  # the source of a copy, the host block of a swap; else -1
+    request: int  # -1: nobody's
+
+
+class Table(msgspec.Struct, array_like=True):
+    """A sequence and its blocks."""
+
+    request: int
+    index: int  # of the sequence in its request
+    state: RequestState
+    tokens: int
+    blocks: bytes  # int32 each, in order
+    host_blocks: bytes
+    salt: str = ""  # of its tenant, as far as it is the server's own
+
+
+class PoolAnswer(msgspec.Struct, array_like=True, tag="pool"):
+    """All blocks: those of the device, and after them those in host memory."""
+
+    at: float  # time.time(), seconds
+    seconds: float  # that it took
+    num_blocks: int
+    num_host_blocks: int
+    block_size: int
+    states: bytes  # uint8 each
+    references: bytes  # uint8 each; 255: so many or more
+    tables: list[Table]
+    num_waiting: int  # requests that wait, but for those that are swapped out
+    moves: list[Move]  # since the question before
+    moves_lost: int  # that were too many to be kept
+
+
+class Holder(msgspec.Struct, array_like=True):
+    """A sequence whose table names a block, as its `logical` one."""
+
+    request: int
+    index: int
+    logical: int
+
+
+class BlockAnswer(msgspec.Struct, array_like=True, tag="block"):
+    """One block."""
+
+    state: int
+    references: int
+    holders: list[Holder]
+    position: int | None = None  # of its first token in its sequence
+    tokens: list[int] | None = None  # None: none are known, or they are another tenant's
+    digest: str = ""  # of what it holds, if anything is known
+
+
+class PrefixNode(msgspec.Struct, array_like=True):
+    """A run of cached blocks that all who have the last of them share."""
+
+    parent: int  # its place in the list; -1: a text begins here
+    blocks: bytes  # int32 each: the run, in order
+    active: int  # of them, named by tables
+    pinned: bool
+    hits: int  # requests that found the first block, since moves are recorded
+    evictions: int  # of blocks that came right after one of these, likewise
+    digest: str  # of the last
+
+
+class PrefixAnswer(msgspec.Struct, array_like=True, tag="prefixes"):
+    """The cache's texts as a tree, parents before children; the largest, when there are too many."""
+
+    seconds: float  # that it took
+    nodes: list[PrefixNode]
+    num_left_out: int
+    hits: int
+    evictions: int
+
+
+Question = PoolQuestion | BlockQuestion | PrefixQuestion
+Answer = PoolAnswer | BlockAnswer | PrefixAnswer

@@ -1,0 +1,1 @@
+"""A pool of KV blocks to play with: the block manager that serves, without a model."""

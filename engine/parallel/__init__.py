@@ -1,0 +1,1 @@
+"""One model over several ranks: processes that compute its parts together, led by rank 0."""

@@ -1,0 +1,142 @@
+"""Frames from one process to several by shared memory: written once, however many read them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+SLOTS = 32  # frames, or parts of large ones, that readers may be behind
+SLOT_BYTES = 1 << 18
+LINE = 8  # words of a cache line: what different processes write lies on different ones
+# A reader's words: parts that it has read, whether a write has to wake it, and its word to the writer.
+READ, ASLEEP, TOLD = range(3)
+CHECK_SECONDS = 0.05  # between two looks at whether the other side is still there
+
+
+class _Memory:
+    """The words and slots that writer and readers share.
+
+    Words [0]: parts written. Then each reader's line. Each slot begins with its part's length, negative if
+    the frame goes on. x86 keeps the order of writes, which is all that is relied on: a part is there before
+    it is counted.
+    """
+
+    def __init__(self, fd: int, readers: int) -> None:
+        self.map = mmap.mmap(fd, num_bytes(readers))
+        self.words: NDArray[np.int64] = np.frombuffer(self.map, np.int64, (1 + readers) * LINE)
+        self._slots = (1 + readers) * LINE * 8
+
+    def slot(self, part: int) -> int:
+        """Return where a part's slot begins in the map."""
+        return self._slots + part % SLOTS * SLOT_BYTES
+
+
+def num_bytes(readers: int) -> int:
+    """Return how much memory a channel of so many readers shares."""
+    return (1 + readers) * LINE * 8 + SLOTS * SLOT_BYTES
+
+
+class Writer:
+    """The end that frames go in at."""
+
+    def __init__(self, readers: int) -> None:
+        self.fd = os.memfd_create("quire-ranks")
+        os.ftruncate(self.fd, num_bytes(readers))
+        self.bells = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(readers)]
+        self._memory = _Memory(self.fd, readers)
+        self._lines = self._memory.words[LINE:].reshape(readers, LINE)
+        self._written = 0
+
+    def send(self, frame: bytes, check: Callable[[], None]) -> None:
+        """Give a frame to all readers.
+
+        Where one is so far behind that there is no room, wait; `check`, called meanwhile, may raise.
+        """
+        most = SLOT_BYTES - 8
+        for begin in range(0, len(frame), most):
+            part = frame[begin : begin + most]
+            self._write(part, check, goes_on=begin + most < len(frame))
+
+    def _write(self, part: bytes, check: Callable[[], None], *, goes_on: bool) -> None:
+        memory, lines = self._memory, self._lines
+        while self._written - lines[:, READ].min() >= SLOTS:
+            check()
+            time.sleep(1e-4)
+        slot = memory.slot(self._written)
+        memory.map[slot + 8 : slot + 8 + len(part)] = part
+        length = -len(part) if goes_on else len(part)
+        memory.map[slot : slot + 8] = length.to_bytes(8, "little", signed=True)
+        self._written += 1
+        memory.words[0] = self._written
+        if lines[:, ASLEEP].any():
+            for bell, asleep in zip(self.bells, lines[:, ASLEEP].tolist(), strict=True):
+                if asleep:
+                    os.eventfd_write(bell, 1)
+
+    def has_taken(self, reader: int) -> bool:
+        """Tell whether a reader has taken all that was sent."""
+        return bool(self._lines[reader, READ] == self._written)
+
+    def told(self) -> list[int]:
+        """Return the word that each reader has told last."""
+        words: list[int] = self._lines[:, TOLD].tolist()
+        return words
+
+    def close(self) -> None:
+        for fd in (self.fd, *self.bells):
+            os.close(fd)
+
+
+class Reader:
+    """One of the ends that frames come out at."""
+
+    def __init__(self, fd: int, bell: int, index: int, readers: int, spin_seconds: float) -> None:
+        """spin_seconds: for which it looks again and again before it sleeps; a wake takes tens of µs."""
+        self._memory = _Memory(fd, readers)
+        self._line = self._memory.words[LINE * (1 + index) : LINE * (2 + index)]
+        self._bell = bell
+        self._poll = select.poll()
+        self._poll.register(bell, select.POLLIN)
+        self._spin_seconds = spin_seconds
+        self._taken = 0
+
+    def receive(self) -> bytearray:
+        """Wait for the next frame, for ever, and return it."""
+        frame = bytearray()
+        goes_on = True
+        while goes_on:
+            self._wait()
+            memory = self._memory
+            slot = memory.slot(self._taken)
+            length = int.from_bytes(memory.map[slot : slot + 8], "little", signed=True)
+            goes_on = length < 0
+            frame += memory.map[slot + 8 : slot + 8 + abs(length)]
+            self._taken += 1
+            self._line[READ] = self._taken
+        return frame
+
+    def tell(self, word: int) -> None:
+        """Leave a word for the writer to find, instead of the one before."""
+        self._line[TOLD] = word
+
+    def _wait(self) -> None:
+        words, taken = self._memory.words, self._taken
+        if words[0] > taken:
+            return
+        end = time.perf_counter() + self._spin_seconds
+        while time.perf_counter() < end:
+            if words[0] > taken:
+                return
+        while True:
+            self._line[ASLEEP] = 1
+            if words[0] > taken:
+                break
+            if self._poll.poll(CHECK_SECONDS * 1000):  # and not for ever: the bell may have been missed
+                os.eventfd_read(self._bell)
+        self._line[ASLEEP] = 0

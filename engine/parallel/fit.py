@@ -1,0 +1,46 @@
+"""How many GPUs a model takes: what each of so many ranks holds of it, and what is left for the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.engine.device.kv_cache import bytes_per_block
+from quire.engine.models.config import ModelConfig
+from quire.kernels.formats.kv_format import KVFormat
+
+SIZES = (1, 2, 4, 8)  # numbers of GPUs that machines have
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A model on so many ranks. tokens: that the KV cache has room for beside the weights, 0 if none."""
+
+    ranks: int
+    weight_bytes: int  # of each rank
+    tokens: int
+
+
+def weight_bytes(part: ModelConfig, itemsize: int) -> int:
+    """Return the bytes that one rank's matrices take, of which `part` is the configuration."""
+    matrices = part.vocab_rows * part.embedding_size * (1 if part.tie_word_embeddings else 2)
+    positions = 0 if part.rope else part.max_position_embeddings * part.hidden_size
+    return (part.num_layers * part.layer_weights + matrices + positions) * itemsize
+
+
+def fits(model: ModelConfig, itemsize: int, held: KVFormat, budget: int) -> list[Fit]:
+    """Return how the model fits on 1, 2, 4 and 8 ranks, as far as they divide it, of `budget` bytes each."""
+    found = []
+    for ranks in SIZES:
+        try:
+            part = model.of_rank(ranks)
+        except ValueError:
+            continue
+        weights = weight_bytes(part, itemsize)
+        room = max(budget - weights, 0)
+        found.append(Fit(ranks, weights, room // bytes_per_block(part, 1, held)))
+    return found
+
+
+def smallest(found: list[Fit], tokens: int = 1) -> int | None:
+    """Return the fewest ranks that have room for so many tokens; None where none have."""
+    return next((fit.ranks for fit in found if fit.tokens >= tokens), None)

@@ -1,0 +1,147 @@
+"""Connects GPUs that reach each other's memory, and measures which way of summing over ranks is quickest.
+
+Peer to peer over torch's symmetric memory, never NVLink multicast.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from quire.kernels.parallel.all_reduce import (
+    one_shot,
+    one_shot_norm,
+    one_shot_units,
+    two_shot,
+    two_shot_units,
+)
+from quire.kernels.parallel.buffers import BUFFERS, SymmetricBuffers, make_buffers
+from quire.kernels.parallel.peer_sums import Limits, PeerKernels
+from quire.kernels.pointwise.norm import add_rms_norm
+
+UNITS = 2**24 + 2**16  # 16-bit numbers of a buffer: two-shot sums of 16 MiB, one-shot ones of 32 / ranks
+HIDDEN = 4096  # of what is measured
+KIB = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+CALLS, ROUNDS = 10, 5  # calls in a graph, and replays of it
+_groups = itertools.count()
+
+Gather = Callable[[int], tuple[int, ...]]
+_Mapped = tuple[Tensor, list[int], object]  # this rank's memory, where each rank's begins, what maps it
+
+
+class NoPeers(Exception):
+    """Some GPU does not reach another's memory; says why, as far as this rank knows."""
+
+
+def connect(
+    rank: int, size: int, device: torch.device, store: dist.Store, gather: Gather
+) -> SymmetricBuffers:
+    """Return this rank's buffers. Raises NoPeers on all ranks where some GPU does not reach another's memory.
+
+    gather: of every rank's value on the host. All ranks call this together.
+    """
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+    index = torch.cuda.current_device() if device.index is None else device.index
+    devices = gather(index)
+    others = [other for other in devices if other != index]
+    reached = len(others) == size - 1 and all(
+        torch.cuda.can_device_access_peer(index, other) for other in others
+    )
+    if not min(gather(int(reached))):
+        raise NoPeers(f"GPUs {sorted(devices)} do not all reach each other's memory")
+    mapped: _Mapped | str
+    try:
+        mapped = _mapped(rank, size, device, store)
+    except Exception as error:  # of torch's; the other ranks wait to be told
+        mapped = f"torch's symmetric memory: {type(error).__name__}: {error}"
+    if not min(gather(int(not isinstance(mapped, str)))):
+        raise NoPeers(mapped if isinstance(mapped, str) else "another rank could not map its peers' memory")
+    assert not isinstance(mapped, str)
+    own, bases, mapping = mapped
+    # An allocator may have cut the tensor out of what peers map.
+    offsets = gather(own.data_ptr() - bases[rank])
+    addresses = [base + offset for base, offset in zip(bases, offsets, strict=True)]
+    buffers = make_buffers(rank, own.view(BUFFERS, UNITS), addresses, mapping=mapping)
+    torch.cuda.synchronize(device)
+    gather(0)  # nobody sends before all buffers are empty
+    return buffers
+
+
+def _mapped(rank: int, size: int, device: torch.device, store: dist.Store) -> _Mapped:
+    """Allocate this rank's memory, and map every rank's here."""
+    import torch.distributed._symmetric_memory as symmetric
+    from torch._C import _distributed_c10d as c10d
+
+    functions: Any = c10d  # whose types differ between versions of torch
+    name, own_store = f"quire-{next(_groups)}", dist.PrefixStore("peers", store)
+    group = functions.ProcessGroup(own_store, rank, size)
+    functions._register_process_group(name, group)  # which newer versions look up by its name
+    functions._SymmetricMemory.set_group_info(name, rank, size, own_store)  # as older ones do
+    own = symmetric.empty(BUFFERS * UNITS, dtype=torch.int16, device=device)
+    mapping = functions._SymmetricMemory.rendezvous(own, name)
+    return own, list(mapping.buffer_ptrs), (group, mapping)
+
+
+def measured(buffers: SymmetricBuffers, library: Callable[[Tensor], Tensor], gather: Gather) -> PeerKernels:
+    """Time each way at each size on all ranks, beside the library's sum; return the kernels with limits.
+
+    A way is taken up to the size from which on another is quicker. The slowest rank's times count, so all
+    ranks choose the same.
+    """
+    limits = {"one_shot": 0, "fused": 0, "two_shot": 0}
+    still = set(limits)
+    for kib in KIB:
+        x = torch.zeros(kib * 1024 // (2 * HIDDEN), HIDDEN, dtype=torch.bfloat16, device=buffers.own.device)
+        residual, weight = torch.zeros_like(x), x.new_ones(HIDDEN)
+        ways: dict[str, Callable[[], object]] = {"library": partial(library, x)}
+        fits_one = one_shot_units(x, buffers.ranks) <= buffers.units
+        if fits_one:
+            ways["one_shot"] = partial(one_shot, x, buffers)
+            ways["fused"] = partial(one_shot_norm, x, residual, weight, 1e-5, buffers)
+        if two_shot_units(x, buffers.ranks) <= buffers.units:
+            ways["two_shot"] = partial(two_shot, x, buffers)
+        ways["norm"] = partial(add_rms_norm, x, residual, weight, 1e-5)
+        times = {name: max(gather(_nanoseconds(call, gather))) for name, call in ways.items()}
+        sums = [times[name] for name in ("library", "one_shot", "two_shot") if name in times]
+        quick = {
+            "one_shot": times.get("one_shot") == min(sums),
+            "fused": fits_one and times["fused"] <= min(sums) + times["norm"],
+            "two_shot": "two_shot" in times and times["two_shot"] <= times["library"],
+        }
+        still &= {name for name, yes in quick.items() if yes}
+        for name in still:
+            limits[name] = x.nbytes
+        if not still:
+            break
+    return PeerKernels(buffers, Limits(**limits))
+
+
+def _nanoseconds(call: Callable[[], object], gather: Gather) -> int:
+    """Return what a call takes in a CUDA graph on this rank, the median of some replays."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for _ in range(CALLS):
+                call()
+        times = []
+        for _ in range(ROUNDS):
+            gather(0)
+            graph.replay()  # the first waits for the last rank
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(int(begin.elapsed_time(end) * 1e6 / CALLS))
+    return sorted(times)[len(times) // 2]

@@ -1,0 +1,101 @@
+"""Time what rank 0 does to tell a step to other ranks: `python -m quire.loadtest.rank_messages [--size 8]`.
+
+A step of 256 decodes and one of 2,048 prompt tokens; readers are processes that decode each frame. No GPU.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+
+import numpy as np
+
+from quire.engine.parallel.channel import Reader, Writer
+from quire.engine.parallel.frames import decode, encode_step
+from quire.engine.schedule.plan import StepPlan
+from quire.loadtest.command import command_parser
+
+STEPS = 500
+PAUSE_SECONDS = 0.002  # between steps
+
+
+def plans() -> dict[str, StepPlan]:
+    """Return steps by name."""
+    rows = np.arange(256, dtype=np.int32)
+    ones = np.ones(256, np.int32)
+    decodes = StepPlan(
+        rows=rows,
+        num_decodes=256,
+        query_lens=ones,
+        context_lens=rows + 700,
+        prefill_tokens=np.empty(0, np.int32),
+        table_rows=rows[:16],
+        table_columns=rows[:16],
+        table_blocks=rows[:16],
+        sample_rows=rows,
+        sample_tokens=rows,
+        sample_positions=rows + 700,
+    )
+    prompt = np.array([2048], np.int32)
+    one = np.zeros(1, np.int32)
+    prefill = StepPlan(
+        rows=one,
+        num_decodes=0,
+        query_lens=prompt,
+        context_lens=prompt,
+        prefill_tokens=np.arange(2048, dtype=np.int32),
+        table_rows=np.zeros(128, np.int32),
+        table_columns=np.arange(128, dtype=np.int32),
+        table_blocks=np.arange(128, dtype=np.int32),
+        sample_rows=one,
+        sample_tokens=prompt - 1,
+        sample_positions=prompt,
+    )
+    return {"256 decodes": decodes, "2,048 prompt tokens": prefill}
+
+
+def read(fd: int, bell: int, index: int, readers: int, spin_seconds: float, frames: int) -> None:
+    """Take so many frames, as a rank does."""
+    reader = Reader(fd, bell, index, readers, spin_seconds)
+    for _ in range(frames):
+        decode(reader.receive())
+
+
+def main() -> None:
+    parser = command_parser(__doc__)
+    parser.add_argument("--size", type=int, default=8, help="ranks, of which this is one")
+    parser.add_argument("--spin", type=float, default=5e-4, help="seconds that readers look without sleeping")
+    arguments = parser.parse_args()
+    readers, steps = arguments.size - 1, plans()
+    writer = Writer(readers)
+    forked = multiprocessing.get_context("fork")
+    processes = [
+        forked.Process(
+            target=read,
+            args=(writer.fd, writer.bells[i], i, readers, arguments.spin, STEPS * len(steps)),
+        )
+        for i in range(readers)
+    ]
+    for process in processes:
+        process.start()
+    for name, plan in steps.items():
+        sent, taken = [], []
+        for _ in range(STEPS):
+            begin = time.perf_counter()
+            writer.send(encode_step(plan, 0), lambda: None)
+            sent.append(time.perf_counter() - begin)
+            while not all(writer.has_taken(i) for i in range(readers)):
+                pass
+            taken.append(time.perf_counter() - begin)
+            time.sleep(PAUSE_SECONDS)
+        print(
+            f"{name}: {statistics.median(sent) * 1e6:.0f} µs until sent to {readers} other ranks, "
+            f"{statistics.median(taken) * 1e6:.0f} µs until the last one has it"
+        )
+    for process in processes:
+        process.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: the same chat, in that API's words."""

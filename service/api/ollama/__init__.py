@@ -1,0 +1,1 @@
+"""Ollama's API: the same chat and completions, in that API's words."""

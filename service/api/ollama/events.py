@@ -1,0 +1,137 @@
+"""An answer as Ollama's objects, one a line, and as a whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from quire.service.answer.choice import Choice
+from quire.service.answer.generation import Generation
+from quire.service.answer.replies import TokenLogprobs
+from quire.service.api.chat import logprobs_of
+from quire.service.api.ollama.replies import (
+    OllamaCalled,
+    OllamaChatReply,
+    OllamaGenerateReply,
+    OllamaSaid,
+    OllamaToolCall,
+    now,
+)
+from quire.service.errors import ApiError
+from quire.service.http.dialects import OLLAMA
+from quire.service.http.framing import Framing
+from quire.service.text.tools.calls import CallDelta
+
+_encode = msgspec.json.Encoder().encode
+
+Reply = OllamaChatReply | OllamaGenerateReply
+Make = Callable[[str, list[OllamaToolCall], dict[str, Any]], Reply]
+"""Makes the object of a text, calls and other fields."""
+
+
+def chat_reply(text: str, calls: list[OllamaToolCall], fields: dict[str, Any]) -> Reply:
+    return OllamaChatReply(
+        message=OllamaSaid(role="assistant", content=text, tool_calls=calls or UNSET), **fields
+    )
+
+
+def generate_reply(text: str, calls: list[OllamaToolCall], fields: dict[str, Any]) -> Reply:
+    return OllamaGenerateReply(response=text, **fields)
+
+
+class OllamaAnswer:
+    """An answer while it is generated, and its EventEncoder: a stream's last object has how long it took."""
+
+    def __init__(
+        self, generation: Generation, model: str, make: Make, framing: Framing, *, logprobs: bool
+    ) -> None:
+        self._generation = generation
+        self._model = model
+        self._make = make
+        self._framing = framing
+        self._logprobs = logprobs
+        self._call: CallDelta | None = None  # whose arguments are not all there
+
+    def whole(self) -> Reply:
+        """Return all of it, once the generation has finished."""
+        (choice,) = self._generation.choices
+        text, calls = self._taken(choice, last=True)
+        return self._make(text, calls, self._fields(choice, done=True))
+
+    def chunk(self, choice: Choice) -> list[bytes]:
+        text, calls = self._taken(choice, last=choice.finish_reason is not None)
+        if not text and not calls and not choice.logprobs:
+            return []
+        return [self._message(self._make(text, calls, self._fields(choice, done=False)))]
+
+    def end(self) -> list[bytes]:
+        (choice,) = self._generation.choices
+        return [self._message(self._make("", [], self._fields(choice, done=True)))]
+
+    def failure(self, error: ApiError) -> list[bytes]:
+        return [self._framing.message(OLLAMA.body(error))]
+
+    def _message(self, reply: Reply) -> bytes:
+        return self._framing.message(_encode(reply))
+
+    def _taken(self, choice: Choice, *, last: bool) -> tuple[str, list[OllamaToolCall]]:
+        """Return the text that has come, and the calls that are whole: they are told of at once."""
+        text, calls = "", list[OllamaToolCall]()
+        for part in choice.take_parts():
+            if isinstance(part, CallDelta) and part.id is UNSET and self._call is not None:
+                self._call.function.arguments += part.function.arguments
+                continue
+            calls += self._end_call()
+            if isinstance(part, CallDelta):
+                self._call = part
+            else:
+                text += part
+        if last:
+            calls += self._end_call()
+        return text, calls
+
+    def _end_call(self) -> Iterator[OllamaToolCall]:
+        """One whose arguments are no JSON object, as where it was cut, is left out."""
+        call, self._call = self._call, None
+        if call is None or call.id is UNSET or call.function.name is UNSET:
+            return
+        try:
+            arguments = msgspec.json.decode(call.function.arguments, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            return
+        yield OllamaToolCall(id=call.id, function=OllamaCalled(name=call.function.name, arguments=arguments))
+
+    def _fields(self, choice: Choice, *, done: bool) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "model": self._model,
+            "created_at": now(),
+            "done": done,
+            "logprobs": self._taken_logprobs(choice),
+        }
+        if not done:
+            return fields
+        generation, usage = self._generation, self._generation.usage()
+        (group,) = generation.groups
+        end = time.monotonic()
+        return {
+            **fields,
+            "done_reason": "length" if choice.finish_reason == "length" else "stop",
+            "total_duration": _nanoseconds(end - generation.arrival),
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": _nanoseconds(group.first_output - generation.arrival),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": _nanoseconds(end - group.first_output),
+        }
+
+    def _taken_logprobs(self, choice: Choice) -> list[TokenLogprobs] | UnsetType:
+        entries = choice.take_logprobs()
+        return logprobs_of(self._generation, entries).content if self._logprobs and entries else UNSET
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)

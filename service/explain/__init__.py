@@ -1,0 +1,1 @@
+"""Where the time of requests went, and why, for as long as it is remembered."""

@@ -1,0 +1,84 @@
+"""How each of the APIs that are served words its errors and sends its streams. A path tells which it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from quire.service.errors import ApiError, ErrorReply
+from quire.service.http.framing import LINES, SSE, Framing
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    431: "request_too_large",
+    503: "overloaded_error",
+}
+
+
+class AnthropicErrorDetail(msgspec.Struct, kw_only=True):
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct, kw_only=True):
+    type: Literal["error"] = "error"
+    error: AnthropicErrorDetail
+
+
+class OllamaError(msgspec.Struct):
+    error: str
+
+
+@dataclass(frozen=True)
+class Dialect:
+    error: Callable[[ApiError], msgspec.Struct]
+    error_name: str  # of the event that ends a stream
+    content_type: bytes  # of a stream
+    framing: Framing
+    keep_alive: bytes  # what an idle stream gets; empty: nothing can be sent that says nothing
+
+    def body(self, error: ApiError) -> bytes:
+        return msgspec.json.encode(self.error(error))
+
+    def failure(self, error: ApiError) -> bytes:
+        """The message that ends a stream."""
+        return self.framing.message(self.body(error), self.error_name)
+
+
+def _as_openai(error: ApiError) -> ErrorReply:
+    return ErrorReply(error.detail)
+
+
+def _as_anthropic(error: ApiError) -> AnthropicError:
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = _ANTHROPIC_TYPES.get(error.status, other)
+    too_long = "prompt is too long: " if error.code == "context_length_exceeded" else ""  # agents look for it
+    return AnthropicError(error=AnthropicErrorDetail(type=kind, message=too_long + error.message))
+
+
+def _as_ollama(error: ApiError) -> OllamaError:
+    return OllamaError(error.message)
+
+
+_EVENTS = b"text/event-stream; charset=utf-8"
+_COMMENT = b": keep-alive\n\n"
+
+OPENAI = Dialect(_as_openai, "", _EVENTS, SSE, _COMMENT)
+ANTHROPIC = Dialect(_as_anthropic, "error", _EVENTS, SSE, _COMMENT)
+OLLAMA = Dialect(_as_ollama, "", b"application/x-ndjson", LINES, b"")
+
+STREAM_TYPES = frozenset({"text/event-stream", "application/x-ndjson"})
+
+
+def dialect_of(path: str) -> Dialect:
+    if path.startswith("/api/"):
+        return OLLAMA
+    return ANTHROPIC if f"{path}/".startswith("/v1/messages/") else OPENAI

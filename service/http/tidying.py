@@ -1,0 +1,130 @@
+"""A body less what says nothing, and less what has no effect: what is left is decoded strictly.
+
+Null is as if left out, at every level that has a type; so is an empty list of objects where one must not be
+empty.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+from msgspec import inspect
+
+from quire.service.errors import bad_value
+from quire.service.http.alternatives import members
+from quire.service.inert import Inert, is_empty, rows_of
+
+MAX_IGNORED = 64  # names that are remembered of one body
+
+_INDEX = re.compile(r"\[\d+\]")
+
+
+class _Place(NamedTuple):
+    """What may stand somewhere: objects of these types, or a list of at least so many such items."""
+
+    structs: tuple[inspect.StructType, ...]
+    items: _Place | None
+    least: int
+
+
+class _Field(NamedTuple):
+    place: _Place
+    required: bool
+
+
+class Tidied(NamedTuple):
+    body: Any
+    ignored: tuple[str, ...]  # fields without effect, as `messages[].id`
+
+
+def tidy(body: Any, kind: type, *, ignore_unknown: bool) -> Tidied:
+    """Return what of `body` says something to a request of this kind.
+
+    Fields that nobody knows stay, for the decoder to refuse, unless they are to be ignored. Raises ApiError
+    400 for a field without effect of a wrong type, and for one that cannot be supported.
+    """
+    ignored: dict[str, None] = {}
+    return Tidied(_tidied(body, _place_of(kind), "", ignored, ignore_unknown), tuple(ignored))
+
+
+def structs_in(kind: type) -> Iterator[type]:
+    """Return the types of all objects in a request of this kind."""
+    places = [_place_of(kind)]
+    while places:
+        place = places.pop()
+        if place.items is not None:
+            places.append(place.items)
+        for struct in place.structs:
+            yield struct.cls
+            places += [field.place for field in _fields(struct.cls).values()]
+
+
+def _tidied(value: Any, place: _Place, path: str, ignored: dict[str, None], ignore_unknown: bool) -> Any:
+    if isinstance(value, list) and place.items is not None:
+        items = place.items
+        return [_tidied(item, items, f"{path}[{at}]", ignored, ignore_unknown) for at, item in enumerate(value)]
+    struct = _chosen(place.structs, value) if isinstance(value, dict) else None
+    if struct is None:
+        return value
+    fields, rows, kept = _fields(struct.cls), rows_of(struct.cls), {}
+    for name, inner in value.items():
+        where = f"{path}.{name}" if path else name
+        field, row = fields.get(name), rows.get(name)
+        if field is not None:
+            empty = inner is None or (inner == [] and field.place.items is not None and field.place.least > 0)
+            if field.required or not empty:
+                kept[name] = _tidied(inner, field.place, where, ignored, ignore_unknown)
+        elif row is not None and inner is not None:
+            try:
+                row.check(inner)
+            except ValueError as error:
+                says = f"{where}: {error}" if isinstance(row, Inert) else f"{where} is not supported: {error}"
+                code = "invalid_value" if isinstance(row, Inert) else "unsupported_field"
+                raise bad_value(where, says, code) from None
+            if not is_empty(inner):
+                _note(ignored, where)
+        elif name == struct.tag_field or (inner is not None and not ignore_unknown):
+            kept[name] = inner
+        elif inner is not None:
+            _note(ignored, where)
+    return kept
+
+
+def _note(ignored: dict[str, None], where: str) -> None:
+    if len(ignored) < MAX_IGNORED:
+        ignored[_INDEX.sub("[]", where)] = None
+
+
+def _chosen(structs: tuple[inspect.StructType, ...], value: dict[str, Any]) -> inspect.StructType | None:
+    """Return the type of an object: the only one, or the one that its tag names."""
+    if len(structs) == 1:
+        return structs[0]
+    return next((each for each in structs if each.tag_field and value.get(each.tag_field) == each.tag), None)
+
+
+@cache
+def _place_of(kind: Any) -> _Place:
+    return _place(inspect.type_info(kind))
+
+
+def _place(kind: inspect.Type) -> _Place:
+    structs: list[inspect.StructType] = []
+    items, least = None, 0
+    for member in members(kind):
+        if isinstance(member, inspect.StructType):
+            structs.append(member)
+        elif isinstance(member, inspect.ListType):
+            items, least = _place(member.item_type), member.min_length or 0
+    if items is not None and not items.structs and items.items is None:
+        items = None  # plain values, of which there may be many
+    return _Place(tuple(structs), items, least)
+
+
+@cache
+def _fields(kind: type) -> dict[str, _Field]:
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return {field.encode_name: _Field(_place(field.type), field.required) for field in info.fields}

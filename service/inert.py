@@ -1,0 +1,161 @@
+"""Fields of OpenAI's, Anthropic's and vLLM's APIs that change no token here, and those that would but cannot.
+
+One table: requests are checked by it, `X-Quire-Ignored` names what it ignored, and /openapi.json and
+docs/fields.md list it. A field that is in a request's own type is none of this table's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+MAX_BYTES = 64 << 10  # of one ignored value, as JSON
+
+_Label = Annotated[str, Meta(max_length=512)]
+_Labels = Annotated[dict[Annotated[str, Meta(max_length=64)], _Label], Meta(max_length=16)]
+_Anything = dict[str, Any]
+_Annotations = Annotated[list[_Anything], Meta(max_length=1024)]
+
+
+@dataclass(frozen=True)
+class Inert:
+    """A field that is accepted, of this kind, and has no effect."""
+
+    name: str
+    kind: Any
+    why: str
+
+    def check(self, value: Any) -> None:
+        """Raises ValueError."""
+        data = msgspec.json.encode(value)
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"it has {len(data)} bytes, more than {MAX_BYTES}")
+        msgspec.json.decode(data, type=self.kind)
+
+    def schema(self) -> dict[str, Any]:
+        return {**msgspec.json.schema(self.kind), "description": f"No effect: {self.why}"}
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A field that would change the answer, and is not supported: only an empty value is accepted."""
+
+    name: str
+    why: str
+
+    def check(self, value: Any) -> None:
+        """Raises ValueError."""
+        if not is_empty(value):
+            raise ValueError(self.why)
+
+    def schema(self) -> dict[str, Any]:
+        return {"enum": [None, False, "", [], {}], "description": f"Not supported: {self.why}"}
+
+
+Row = Inert | Refused
+
+
+def is_empty(value: Any) -> bool:
+    """Whether it says nothing, as if it were left out."""
+    return value is None or value is False or (isinstance(value, str | list | dict) and not value)
+
+
+_CACHE_CONTROL = Inert("cache_control", _Anything, "prefixes are cached by themselves")
+_LABELS = Inert("metadata", _Labels, "labels of a store that is not kept")
+_ACCOUNTING = (
+    Inert("user", Annotated[str, Meta(max_length=256)], "your own label"),
+    Inert("safety_identifier", _Label, "nobody is watched"),
+    Inert("service_tier", Literal["auto", "default", "flex", "scale", "priority"], "there is one tier"),
+    Inert("prompt_cache_key", _Label, "prefixes are found by their tokens"),
+    Inert("prompt_cache_retention", Literal["in_memory", "in-memory", "24h"], "KV blocks stay while there is room"),
+    Inert("verbosity", Literal["low", "medium", "high"], "models here have no such setting"),
+)
+_OBFUSCATION = Inert("include_obfuscation", bool, "nothing is padded: use TLS")
+
+INERT: dict[str, tuple[Row, ...]] = {
+    # by the type's name in /openapi.json; a type has its bases' rows, too
+    "SamplingFields": (
+        *_ACCOUNTING,
+        _LABELS,
+        Inert("store", bool, "completions are not kept"),
+        Inert("request_id", _Label, "the header X-Request-Id names a request"),
+        Inert("spaces_between_special_tokens", bool, "text is decoded as the tokenizer says"),
+        Inert("guided_decoding_backend", _Label, "there is one"),
+        Refused("logits_processors", "code of a client is not run in the server; logit_bias, bad_words and "
+                "allowed_token_ids are there"),
+        Refused("guided_grammar", "give structured_outputs.grammar"),
+        Refused("guided_whitespace_pattern", "JSON comes on one line"),
+        Refused("kv_transfer_params", "blocks are not sent to other engines"),
+        Refused("vllm_xargs", "they belong to plug-ins of vLLM"),
+        Refused("prompt_embeds", "prompts are text or token ids"),
+    ),
+    "CompletionRequest": (
+        Refused("suffix", "text cannot be inserted between two others"),
+    ),
+    "ChatRequest": (
+        _CACHE_CONTROL,
+        Inert("modalities", Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)], "text is all there is"),
+        Inert("include", Annotated[list[_Label], Meta(max_length=32)], "there is nothing more to include"),
+        Refused("audio", "models here write text"),
+        Refused("prediction", "predicted output is not used"),
+        Refused("functions", "give tools"),
+        Refused("function_call", "give tool_choice"),
+        Refused("web_search_options", "the server searches nothing"),
+        Refused("echo", "a chat's prompt is its template's"),
+        Refused("documents", "put them into messages"),
+        Refused("chat_template", "the model's own is used"),
+        Refused("mm_processor_kwargs", "messages are text"),
+    ),
+    "StreamOptions": (_OBFUSCATION,),
+    "Message": (
+        _CACHE_CONTROL,
+        Inert("id", _Label, "your own label"),
+        Inert("annotations", _Annotations, "they are about the text, which the template gets"),
+        Inert("phase", Literal["commentary", "final_answer"], "templates know no phases"),
+        Inert("provider_specific_fields", _Anything, "another server's"),
+        Refused("audio", "messages are text"),
+        Refused("function_call", "give tool_calls"),
+    ),
+    "TextPart": (
+        _CACHE_CONTROL,
+        Inert("annotations", _Annotations, "they are about the text, which the template gets"),
+    ),
+    "RefusalPart": (_CACHE_CONTROL,),
+    "ToolCall": (
+        _CACHE_CONTROL,
+        Inert("index", Annotated[int, Meta(ge=0, le=1 << 16)], "calls stand in their order"),
+        Inert("provider_specific_fields", _Anything, "another server's"),
+    ),
+    "Tool": (_CACHE_CONTROL,),
+    "Function": (_CACHE_CONTROL,),
+    "NamedSchema": (
+        Inert("description", Annotated[str, Meta(max_length=MAX_BYTES)], "the text follows the schema, which "
+              "the model is not shown"),
+    ),
+    "ResponseRequest": (
+        *_ACCOUNTING,
+        Inert("include", Annotated[list[_Label], Meta(max_length=32)], "there is nothing more to include"),
+        Inert("truncation", Literal["disabled"], "an input that is too long is refused"),
+        Inert("background", Literal[False], "responses are generated at once"),
+        Inert("client_metadata", _Anything, "your own labels"),
+        Inert("stream_options", Annotated[dict[str, bool], Meta(max_length=1)], "nothing is padded: use TLS"),
+        Refused("conversation", "give previous_response_id, or the whole conversation as input"),
+        Refused("prompt", "there are no stored prompts: give input"),
+    ),
+    "InputItem": (
+        Inert("phase", Literal["commentary", "final_answer"], "templates know no phases"),
+        Inert("created_by", _Label, "your own label"),
+    ),
+    "ContentPart": (_CACHE_CONTROL,),
+    "TextOptions": (Inert("verbosity", Literal["low", "medium", "high"], "models here have no such setting"),),
+}
+
+
+@cache
+def rows_of(kind: type) -> dict[str, Row]:
+    """Return the table's rows of a type, its bases' included, by field."""
+    return {row.name: row for base in reversed(kind.__mro__) for row in INERT.get(base.__name__, ())}

@@ -1,0 +1,122 @@
+// The answers that this tab reads, of any conversation. One that another tab reads is waited for: if that tab goes away
+// before the answer is complete, this one reads on.
+
+import { LEFT, readAnswer } from "./answer.js";
+import { askForKey } from "./keyprompt.js";
+import { requestFor } from "./requests.js";
+import { stopStream } from "./stream.js";
+
+export class Answers {
+  #library;
+  #changed;
+  #ended;
+  #reading = new Map(); // message → {conversation, abort}
+  #waiting = new Set(); // ids of messages that another tab reads
+
+  /** changed(conversation, message) is called for all that comes, ended(conversation, message) once it is final. */
+  constructor(library, { changed, ended }) {
+    this.#library = library;
+    this.#changed = changed;
+    this.#ended = ended;
+  }
+
+  get any() {
+    return this.#reading.size > 0;
+  }
+
+  isReading(conversation) {
+    return this.#of(conversation.id).length > 0;
+  }
+
+  /** Asks for the answers, which are samples of one question if they are several. */
+  begin(conversation, messages, model) {
+    messages.forEach((message, index) => {
+      const request = (signal) => requestFor(conversation, message, model, index, signal);
+      this.#read(conversation, message, request);
+    });
+  }
+
+  /** Reads on what was found unfinished, now or when no other tab reads it any more. */
+  async adopt(conversation) {
+    for (const message of conversation.unfinished) {
+      if (this.#reading.has(message) || this.#waiting.has(message.id)) continue;
+      conversation.expect(message);
+      this.#waiting.add(message.id);
+      this.#library.hold(conversation);
+      alone(message.stream, async () => {
+        this.#waiting.delete(message.id);
+        if (!this.#library.find(conversation.id)) return; // it was deleted meanwhile
+        this.#library.catchUp(conversation);
+        if (message.status === "streaming") await this.#readAlone(conversation, message, () => null);
+        else this.#ended(conversation, message);
+      }).finally(() => this.#library.release(conversation));
+    }
+  }
+
+  /** Ends the answers of a conversation, on the server as well. */
+  stop(id) {
+    for (const [message, { abort }] of this.#of(id)) {
+      stopStream(message.stream);
+      abort.abort();
+    }
+  }
+
+  /** The page goes away; whoever comes next reads on. */
+  leave() {
+    for (const { abort } of this.#reading.values()) abort.abort(LEFT);
+  }
+
+  #of(id) {
+    return [...this.#reading].filter(([, { conversation }]) => conversation.id === id);
+  }
+
+  #read(conversation, message, request) {
+    this.#library.hold(conversation);
+    const work = this.#readAlone(conversation, message, request, alone);
+    work.finally(() => this.#library.release(conversation));
+  }
+
+  async #readAlone(conversation, message, request, within = (stream, work) => work()) {
+    const abort = new AbortController();
+    this.#reading.set(message, { conversation, abort });
+    const changed = () => {
+      this.#library.saveSoon(conversation);
+      this.#changed(conversation, message);
+    };
+    try {
+      await within(message.stream, () =>
+        untilAuthorised(message, async () => readAnswer(message, await request(abort.signal), abort.signal, changed)),
+      );
+    } finally {
+      this.#reading.delete(message);
+      if (abort.signal.reason !== LEFT) {
+        this.#library.saveNow(conversation);
+        this.#ended(conversation, message);
+      }
+    }
+  }
+}
+
+/** Runs `work` while no other tab reads the stream. A page of plain http on another host has no locks. */
+async function alone(stream, work) {
+  if (!navigator.locks) return work();
+  return navigator.locks.request(`quire.stream.${stream}`, work);
+}
+
+/** Runs `attempt` again with each key that the user gives; without one the message says why it failed. */
+async function untilAuthorised(message, attempt) {
+  for (;;) {
+    try {
+      return await attempt();
+    } catch (error) {
+      if (error.status === 401 && (await askForKey())) continue;
+      if (error.name === "AbortError") {
+        message.status = "stopped";
+        return undefined;
+      }
+      message.status = "error";
+      message.error = { message: error.message, status: error.status ?? 0, code: error.code ?? null };
+      return undefined;
+    }
+  }
+}

@@ -1,0 +1,60 @@
+// Answers as the server streams them, which can be picked up again after a reload or a lost connection.
+//
+// An event is {id, text?, reasoning?, finishReason?, usage?, done?}, with the id after which to pick the stream up.
+
+import { ApiError, eventsOf, request } from "./api.js";
+
+/** An id that nobody can guess. */
+export function newStreamId() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** Starts a stream. `begun(requestId)` is called once the server has taken the request. */
+export async function* startStream(path, body, streamId, signal, begun) {
+  const streamed = { ...body, stream: true, stream_options: { include_usage: true } };
+  let response;
+  try {
+    response = await request(path, { body: streamed, headers: { "X-Stream-Id": streamId }, signal });
+  } catch (error) {
+    if (error.code !== "too_many_streams") throw error;
+    response = await request(path, { body: streamed, signal }); // it cannot be picked up, but it is an answer
+  }
+  begun(response.headers.get("X-Request-Id"));
+  yield* chunks(response);
+}
+
+/** What follows the event `last` of a stream; all of it without one. Nothing follows a stream's end. */
+export async function* pickUpStream(streamId, last, signal) {
+  const headers = last === undefined ? {} : { "Last-Event-ID": last };
+  const response = await request(`/v1/streams/${streamId}`, { headers, signal });
+  if (response.status !== 204) yield* chunks(response);
+}
+
+/** Ends a stream, whoever reads it. One that is not there any more has ended. */
+export async function stopStream(streamId) {
+  try {
+    await request(`/v1/streams/${streamId}`, { method: "DELETE", keepalive: true });
+  } catch {
+    // Then it ends by itself, since nobody reads it.
+  }
+}
+
+async function* chunks(response) {
+  for await (const { data, id } of eventsOf(response)) {
+    if (data === "[DONE]") {
+      yield { id, done: true };
+      return;
+    }
+    const { error, choices, usage } = JSON.parse(data);
+    if (error) throw new ApiError(error.message, { code: error.code ?? error.type ?? null });
+    const { delta = {}, text, finish_reason: finishReason } = choices?.[0] ?? {};
+    yield {
+      id,
+      text: text ?? delta.content ?? "",
+      reasoning: delta.reasoning ?? delta.reasoning_content ?? "",
+      finishReason,
+      usage,
+    };
+  }
+  throw new ApiError("The connection closed before the answer was complete.", { code: "connection_lost" });
+}

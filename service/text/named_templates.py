@@ -1,0 +1,26 @@
+"""Chat templates for models that come without one, such as base models: by name, or from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent / "templates"
+
+
+def template_names() -> list[str]:
+    return sorted(file.stem for file in _FOLDER.glob("*.jinja"))
+
+
+def read_template(given: str) -> str:
+    """Return the source of what --chat-template names. Raises ValueError."""
+    names = template_names()
+    file = _FOLDER / f"{given}.jinja" if given in names else Path(given)
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(
+            f"--chat-template must be a file, or one of {', '.join(names)}: {given} cannot be read: "
+            f"{error.strerror}"
+        ) from None
+    except UnicodeDecodeError:
+        raise ValueError(f"--chat-template {given} is not UTF-8 text") from None

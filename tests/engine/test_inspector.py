@@ -1,0 +1,155 @@
+"""What is told of the engine's blocks: states, tables, moves, texts; tokens only to their owner."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.engine.core import EngineCore
+from quire.engine.inspection.inspector import Inspector
+from quire.engine.inspection.messages import (
+    STATES,
+    BlockAnswer,
+    BlockQuestion,
+    PoolAnswer,
+    PoolQuestion,
+    PrefixAnswer,
+    PrefixQuestion,
+)
+from quire.engine.messages import Request, SamplingParams
+from tests.engine.simulation import make_core
+
+PROMPT = list(range(10, 22))  # three blocks of 4
+
+
+def pool(inspector: Inspector) -> PoolAnswer:
+    answer = inspector.answer(PoolQuestion())
+    assert isinstance(answer, PoolAnswer)
+    return answer
+
+
+def block(inspector: Inspector, number: int, tenant: str = "") -> BlockAnswer:
+    answer = inspector.answer(BlockQuestion(number, "device", tenant))
+    assert isinstance(answer, BlockAnswer)
+    return answer
+
+
+def texts(inspector: Inspector) -> PrefixAnswer:
+    answer = inspector.answer(PrefixQuestion())
+    assert isinstance(answer, PrefixAnswer)
+    return answer
+
+
+def states(answer: PoolAnswer) -> list[str]:
+    return [STATES[number] for number in answer.states]
+
+
+def numbers(blocks: bytes) -> list[int]:
+    return [int(each) for each in np.frombuffer(blocks, np.int32)]
+
+
+def step(core: EngineCore, inspector: Inspector, count: int = 1) -> None:
+    for _ in range(count):
+        core.step()
+        inspector.observe()
+
+
+def finish(core: EngineCore, inspector: Inspector) -> None:
+    while core.has_work:
+        step(core, inspector)
+
+
+def request(number: int, n: int = 1, tokens: int = 4, salt: str = "") -> Request:
+    params = SamplingParams(n=n, max_tokens=tokens, ignore_eos=True, seed=1)
+    return Request(number, PROMPT, params, cache_salt=salt)
+
+
+def test_samples_are_seen_to_share_their_prompt() -> None:
+    core = make_core(16, 4, 8, 64)
+    inspector = Inspector(core)
+    assert states(pool(inspector)) == ["free"] * 16
+    core.add(request(7, n=2))
+    step(core, inspector, 3)
+    seen = pool(inspector)
+    first, second = (numbers(table.blocks) for table in seen.tables)
+    assert first[:3] == second[:3] and first[3] != second[3]
+    assert [(table.request, table.index, table.state) for table in seen.tables] == [
+        (7, 0, "running"),
+        (7, 1, "running"),
+    ]
+    assert [seen.references[each] for each in first] == [2, 2, 2, 1]
+    assert states(seen).count("active") == 5
+    kinds = [(move.kind, move.request) for move in seen.moves]
+    assert ("allocate", 7) in kinds and ("publish", -1) in kinds
+    held = block(inspector, first[0])
+    assert [(each.index, each.logical) for each in held.holders] == [(0, 0), (1, 0)]
+
+
+def test_a_hit_and_an_eviction_are_moves() -> None:
+    core = make_core(5, 4, 8, 64)
+    inspector = Inspector(core)
+    pool(inspector)
+    core.add(request(1))
+    finish(core, inspector)
+    assert states(pool(inspector)).count("cached") == 3
+    core.add(request(2))
+    finish(core, inspector)
+    assert sum(move.kind == "hit" and move.request == 2 for move in pool(inspector).moves) >= 2
+    assert texts(inspector).hits >= 2
+    core.add(Request(3, [5] * 16, SamplingParams(max_tokens=2, ignore_eos=True, seed=1)))
+    finish(core, inspector)
+    assert "evict" in [move.kind for move in pool(inspector).moves]
+    assert texts(inspector).evictions > 0
+
+
+def test_swapped_requests_keep_their_host_blocks_in_sight() -> None:
+    core = make_core(8, 4, 8, 64, num_host_blocks=8, mode="swap")
+    inspector = Inspector(core)
+    pool(inspector)
+    for number in (1, 2):
+        core.add(Request(number, [number] * 10, SamplingParams(max_tokens=16, ignore_eos=True, seed=1)))
+    kinds, seen = set(), set()
+    while core.has_work:
+        step(core, inspector)
+        answer = pool(inspector)
+        kinds |= {move.kind for move in answer.moves}
+        seen |= {table.state for table in answer.tables if table.host_blocks}
+    assert {"swap_out", "swap_in"} <= kinds and "swapped" in seen
+
+
+def test_tokens_are_their_owners_and_others_get_a_digest() -> None:
+    core = make_core(16, 4, 8, 64)
+    inspector = Inspector(core)
+    core.add(request(1, salt="mine-and-more"))
+    step(core, inspector, 2)
+    (table,) = pool(inspector).tables
+    running = numbers(table.blocks)
+    mine, others = block(inspector, running[0], "mine"), block(inspector, running[0], "yours")
+    assert (mine.tokens, others.tokens) == (PROMPT[:4], None) and mine.digest == others.digest != ""
+    finish(core, inspector)
+    cached, hidden = block(inspector, running[1], "mine"), block(inspector, running[1], "yours")
+    assert STATES[cached.state] == "cached" and cached.position == 4
+    assert (cached.tokens, hidden.tokens) == (PROMPT[4:8], None)
+    assert block(inspector, 99).holders == []
+
+
+def test_texts_branch_where_they_differ() -> None:
+    core = make_core(32, 4, 8, 64)
+    inspector = Inspector(core)
+    for number, ending in enumerate(([1] * 5, [2] * 5), 1):
+        params = SamplingParams(max_tokens=1, ignore_eos=True, seed=1)
+        core.add(Request(number, [*PROMPT[:8], *ending], params))
+        finish(core, inspector)
+    runs = texts(inspector).nodes
+    assert [(run.parent, len(run.blocks) // 4) for run in runs] == [(-1, 2), (0, 1), (0, 1)]
+
+
+def test_nothing_is_recorded_once_nobody_asks() -> None:
+    core = make_core(8, 4, 8, 64)
+    inspector = Inspector(core)
+    listeners = core.scheduler.blocks.cache.listeners
+    before = list(listeners)
+    pool(inspector)
+    assert len(listeners) == len(before) + 1
+    inspector._asked = float("-inf")
+    step(core, inspector)
+    assert listeners == before

@@ -1,0 +1,175 @@
+"""Answers that outlive their readers: a reload, another chat, a lost line; and those that end too early."""
+
+import re
+import threading
+from collections.abc import AsyncIterator, Callable
+
+from chatting import ask, chats, last_answer, prose, said
+from playwright.sync_api import Page, expect
+from stub_server import StubServer, delta, ending, opened
+
+
+def halves(go_on: threading.Event, before: str, after: str) -> Callable[[], AsyncIterator[str]]:
+    async def script() -> AsyncIterator[str]:
+        yield delta(before)
+        await opened(go_on)
+        yield delta(after) + ending(21, 7, 16)
+
+    return script
+
+
+def test_an_answer_goes_on_after_a_reload(page: Page, stub: StubServer) -> None:
+    go_on = threading.Event()
+    stub.scripts = [halves(go_on, "Half of ", "it.")]
+    ask(page, "Slowly")
+    expect(prose(page)).to_have_text("Half of")
+    page.reload()
+    expect(prose(page)).to_have_text("Half of")
+    expect(last_answer(page)).to_have_attribute("aria-busy", "true")
+    go_on.set()
+    expect(prose(page)).to_have_text("Half of it.")
+    expect(last_answer(page).locator(".stats")).to_contain_text("7 tokens")
+    assert len(stub.requests) == 1
+
+
+def test_an_answer_goes_on_while_another_chat_is_shown(page: Page, stub: StubServer) -> None:
+    go_on = threading.Event()
+    stub.scripts = [halves(go_on, "Half of ", "it."), said("Beside it.")]
+    ask(page, "Slowly")
+    expect(prose(page)).to_have_text("Half of")
+    page.get_by_role("button", name="New chat").click()
+    ask(page, "Meanwhile")
+    expect(prose(page)).to_have_text("Beside it.")
+    chats(page)
+    entry = page.locator("#chat-list li", has_text="Slowly")
+    expect(entry.get_by_role("img", name="answering")).to_be_visible()
+    go_on.set()
+    expect(entry.get_by_role("img", name="new answer")).to_be_visible()
+    entry.locator(".chat").click()
+    expect(prose(page)).to_have_text("Half of it.")
+    chats(page)
+    expect(page.locator("#chat-list .sign")).to_have_count(0)
+
+
+def test_a_lost_line_loses_nothing(page: Page, stub: StubServer) -> None:
+    go_on = threading.Event()
+    stub.scripts = [halves(go_on, "Half of ", "it.")]
+    ask(page, "Slowly")
+    expect(prose(page)).to_have_text("Half of")
+    stub.lines += 1
+    go_on.set()
+    expect(prose(page)).to_have_text("Half of it.")
+    expect(last_answer(page).locator(".stats")).to_contain_text("7 tokens")
+    assert len(stub.requests) == 1
+
+
+def test_what_ended_early_is_continued_behind_its_own_tokens(page: Page, stub: StubServer) -> None:
+    async def too_long() -> AsyncIterator[str]:
+        yield delta("One, ") + ending(21, 2, reason="length")
+
+    stub.scripts = [too_long]
+    ask(page, "Count")
+    expect(last_answer(page).locator(".note")).to_have_text("The answer reached the token limit.")
+    never = threading.Event()
+    stub.scripts = [halves(never, "two, ", "")]
+    page.get_by_role("button", name="Continue").click()
+    expect(prose(page)).to_have_text("One, two,")
+    stub.recordings.clear()  # a restart of the server
+    stub.lines += 1
+    expect(last_answer(page).locator(".note")).to_contain_text("was cut off")
+    stub.scripts = [said("three.")]
+    page.get_by_role("button", name="Continue").click()
+    expect(prose(page)).to_have_text("One, two, three.")
+    expect(page.get_by_role("button", name="Continue")).to_have_count(0)
+    never.set()
+    assert stub.paths == ["/v1/chat/completions", "/v1/completions", "/v1/completions"]
+    assert stub.requests[-1]["prompt"] == [0, *map(ord, "One, two, ")]
+    assert stub.requests[-1]["max_tokens"] == 2048 - 11
+
+
+def test_samples_stand_side_by_side_until_one_is_gone_on_from(page: Page, stub: StubServer) -> None:
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Samples").fill("2")
+    page.get_by_label("Seed").fill("7")
+    page.keyboard.press("Escape")
+    stub.scripts = [said("Heads."), said("Tails."), said("Done.")]
+    ask(page, "Toss a coin")
+    samples = page.get_by_role("group", name="Samples")
+    expect(samples.locator(".prose")).to_have_count(2)
+    expect(samples.get_by_role("button", name="Go on from this one")).to_have_count(1)
+    assert sorted(request["seed"] for request in stub.requests) == [7, 8]
+    other = samples.locator(".answer:not(.chosen)")
+    text = other.locator(".prose").inner_text()
+    other.get_by_role("button", name="Go on from this one").click()
+    ask(page, "Go on")
+    expect(page.locator(".answer .prose").first).to_have_text(text)
+    expect(samples.locator(".prose")).to_have_text(["Done.", "Done."])
+    assert [message["content"] for message in stub.requests[-1]["messages"]] == ["Toss a coin", text, "Go on"]
+
+
+def test_a_base_model_continues_the_text(page: Page, stub: StubServer) -> None:
+    stub.has_template = False
+    page.reload()
+    expect(page.get_by_text("continues what you write")).to_be_visible()
+    stub.scripts = [said(" upon a time")]
+    ask(page, "Once")
+    expect(prose(page)).to_have_text("upon a time")
+    assert (stub.paths, stub.requests[0]["prompt"]) == (["/v1/completions"], list(map(ord, "Once")))
+    ask(page, "there was")
+    expect(page.locator(".answer")).to_have_count(2)
+    assert stub.requests[1]["prompt"] == list(map(ord, "Once upon a timethere was"))
+
+
+def test_thoughts_are_folded(page: Page, stub: StubServer) -> None:
+    async def thinks() -> AsyncIterator[str]:
+        yield delta("Hm, 6 times 7.").replace('"content"', '"reasoning"')
+        yield delta("42") + ending(21, 9)
+
+    stub.scripts = [thinks]
+    ask(page, "What is it?")
+    expect(prose(page).last).to_have_text("42")
+    thoughts = last_answer(page).locator("details")
+    expect(thoughts.get_by_text("Hm, 6 times 7.")).to_be_hidden()
+    thoughts.get_by_text("Thoughts").click()
+    expect(thoughts.get_by_text("Hm, 6 times 7.")).to_be_visible()
+    ask(page, "Sure?")
+    assert stub.requests[-1]["messages"][1] == {"role": "assistant", "content": "42"}
+
+
+def test_chats_are_found_renamed_and_beside_a_wide_page(
+    open_page: Callable[..., Page], stub: StubServer
+) -> None:
+    page = open_page(viewport={"width": 1280, "height": 800})
+    stub.scripts = [said("An answer about **whales**."), said("Another.")]
+    for at, text in enumerate(("First", "Second"), 1):
+        ask(page, text)
+        expect(page.locator("#chat-list .chat")).to_have_count(at)
+        expect(last_answer(page).locator(".stats")).to_contain_text("cached")
+        page.get_by_role("button", name="New chat").click()
+    side = page.get_by_role("complementary", name="Chats")
+    expect(side.get_by_role("heading", name="Today")).to_be_visible()
+    page.get_by_label("Search the chats").fill("WHALES")
+    expect(side.locator(".chat-title")).to_have_text(["First"])
+    side.locator(".chat").hover()
+    side.get_by_role("button", name="Rename “First”").click()
+    page.get_by_label("Name of the chat").fill("About the sea")
+    page.keyboard.press("Enter")
+    expect(side.locator(".chat-title")).to_have_text(["About the sea"])
+    page.reload()
+    expect(side.locator(".chat-title")).to_have_text(["Second", "About the sea"])
+    side.get_by_text("About the sea").click()
+    expect(page.locator("#model")).to_contain_text(re.compile(r"23 of 2,048.*76 % cached"))
+
+
+def test_says_where_the_time_of_an_answer_went(page: Page, stub: StubServer) -> None:
+    stub.scripts = [said("Quickly.")]
+    ask(page, "How fast?")
+    why = last_answer(page).get_by_role("button", name="Why")
+    why.click()
+    rows = last_answer(page).locator(".why tr")
+    expect(rows).to_have_text(["WhatTimeWork", "prefill12 ms21 tokens", "decode400 ms7 steps", "all412 ms"])
+    expect(last_answer(page).locator(".why li")).to_have_text("16 of 21 prompt tokens found in the cache")
+    why.click()
+    stub.recordings.clear()
+    why.click()
+    expect(last_answer(page).locator(".why")).to_have_text("The server does not know this request any more.")

@@ -1,0 +1,278 @@
+"""What clients send by default, what has no effect, and what they send back of earlier answers."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from quire.service.api.openapi import OPERATIONS, describe
+from quire.service.http.tidying import structs_in
+from quire.service.inert import INERT, Inert
+from quire.service.text.template import ChatTemplate
+from quire.service.text.tokenizer import Tokenizer
+from tests.service import tiny_tokenizers, tool_templates
+from tests.service.asgi import Reply, post
+from tests.service.conftest import Service
+from tests.service.grammar_texts import accepts_grammar
+from tests.service.test_tool_parser import hermes
+
+pytestmark = pytest.mark.anyio
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+def ignored(reply: Reply) -> list[str]:
+    assert reply.status == 200, reply.body
+    return sorted(reply.headers.get("x-quire-ignored", "").split(", "))
+
+
+async def ask(service: Service, path: str = CHAT, **fields: Any) -> Reply:
+    given = {"messages": HELLO} if path == CHAT else {"prompt": "hello"}
+    return await post(service.app, path, {**given, "max_tokens": 2, "seed": 1, **fields})
+
+
+# What popular clients send by default, and the fields of it that have no effect.
+DEFAULTS: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("langchain", {"messages": [{**HELLO[0], "name": "ann"}], "stream": True, "stream_options": {"include_usage": True}}, [""]),
+    ("agents", {"tools": [], "tool_choice": None, "parallel_tool_calls": None, "metadata": {}, "store": False}, [""]),
+    ("openai", {"metadata": {"run": "7"}, "store": True, "service_tier": "auto", "user": "me"}, ["metadata", "service_tier", "store", "user"]),
+    ("vllm", {"add_special_tokens": False, "skip_special_tokens": None, "bad_words": [], "request_id": "r", "length_penalty": 1.0, "early_stopping": False}, ["request_id"]),
+    ("openrouter", {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]}]}, ["messages[].content[].cache_control"]),
+    ("codex", {"prompt_cache_key": "k", "verbosity": "low", "reasoning_effort": "high"}, ["prompt_cache_key", "reasoning_effort", "verbosity"]),
+    ("obfuscating", {"stream": True, "stream_options": {"include_obfuscation": True}}, ["stream_options.include_obfuscation"]),
+    ("empty", {"audio": None, "functions": [], "logit_bias": None, "stop": None, "top_logprobs": 0, "n": None}, [""]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("client", "fields", "names"), DEFAULTS, ids=[case[0] for case in DEFAULTS])
+async def test_what_clients_send_by_default_is_accepted(
+    service: Service, client: str, fields: dict[str, Any], names: list[str]
+) -> None:
+    plain = await ask(service)
+    assert ignored(plain) == [""]
+    assert ignored(await ask(service, **fields)) == names, client
+    first, second = service.engine.streams
+    assert (first.prompt, first.params) == (second.prompt, second.params), "it changes no token"
+
+
+async def test_an_ignored_field_is_of_its_type_and_the_log_tells_of_it_once(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    for fields, param in (
+        ({"store": "yes"}, "store"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {str(at): "" for at in range(17)}}, "metadata"),
+        ({"messages": [{**HELLO[0], "cache_control": {"a": "x" * (1 << 16)}}]}, "messages[0].cache_control"),
+        ({"messages": [{**HELLO[0], "phase": "first"}]}, "messages[0].phase"),
+    ):
+        reply = await ask(service, **fields)
+        assert (reply.status, reply.error["param"]) == (400, param)
+    with caplog.at_level(logging.INFO, "quire.service.request"):
+        for _ in range(2):
+            assert ignored(await ask(service, store=True)) == ["store"]
+    assert [record.getMessage() for record in caplog.records if "store" in record.getMessage()] == [
+        "the field store of a request has no effect here: it is ignored from now on"
+    ]
+
+
+async def test_what_would_change_the_answer_is_refused_by_name(make_service: Callable[..., Service]) -> None:
+    """Where unknown fields are ignored, too."""
+    for policy in ("refuse", "ignore"):
+        service = make_service(unknown_fields=policy)
+        for path, fields, param in (
+            (CHAT, {"logits_processors": ["os.system"]}, "logits_processors"),
+            (CHAT, {"audio": {"voice": "alloy"}}, "audio"),
+            (CHAT, {"prediction": {"type": "content", "content": "x"}}, "prediction"),
+            (CHAT, {"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
+            (TEXT, {"suffix": "the end"}, "suffix"),
+        ):
+            reply = await ask(service, path, **fields)
+            assert (reply.status, reply.error["param"], reply.error["code"]) == (
+                400, param, "unsupported_field"
+            )  # fmt: skip
+        assert not service.engine.streams
+
+
+async def test_unknown_fields_are_ignored_where_the_server_is_told_so(
+    make_service: Callable[..., Service],
+) -> None:
+    lenient, strict = make_service(unknown_fields="ignore"), make_service()
+    fields = {"sparkle": 1, "messages": [{**HELLO[0], "mood": {"x": 1}}], "in\nvalid": True}
+    assert ignored(await ask(lenient, **fields)) == ["?", "messages[].mood", "sparkle"]
+    assert (await ask(strict, **fields)).error["code"] == "unknown_field"
+    reply = await ask(lenient, sparkle=1, temperature="hot")
+    assert (reply.status, reply.error["param"]) == (400, "temperature"), "known ones are still checked"
+
+
+# -- sent back ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def caller(make_service: Callable[..., Service]) -> Service:
+    """A model with tools that says something and calls one."""
+    tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(tool_templates.HERMES, {}))
+    tokens = tokenizer.encode(f"I look. {hermes('f', '{}')}<|end|>", add_special_tokens=False)
+    service = make_service(script=lambda prompt, params, index: tokens)
+    service.state.tokenizer = tokenizer
+    return service
+
+
+def prompt_of(service: Service) -> str:
+    assert service.state.tokenizer is not None
+    return service.state.tokenizer.decode(service.engine.streams[-1].prompt, skip_special_tokens=False)
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}, "strict": False}}]
+
+
+async def test_answers_come_back_whole(caller: Service) -> None:
+    """Quire's own; with OpenAI's properties; and as Open WebUI and LangChain send them."""
+    body = {"messages": HELLO, "tools": TOOLS}
+    message = (await post(caller.app, CHAT, body)).json()["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    own = ChatCompletion.model_validate((await post(caller.app, CHAT, body)).json()).choices[0].message
+    for said in (
+        message,
+        own.model_dump() | {"tool_calls": [call]},
+        {**message, "tool_calls": [call | {"index": 0}], "phase": "commentary", "annotations": []},
+        {**message, "content": [{"type": "text", "text": message["content"]}], "name": "helper"},
+    ):
+        result = {"role": "tool", "tool_call_id": call["id"], "name": "f", "content": [{"type": "text", "text": "ok"}]}
+        reply = await post(caller.app, CHAT, {"messages": [*HELLO, said, result], "tools": TOOLS})
+        assert reply.status == 200, reply.body
+        assert "I look.\n<tool_call>" in prompt_of(caller) and "ok\n</tool_response>" in prompt_of(caller)
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "nonsense", ""])
+async def test_broken_arguments_reach_the_template_as_text(caller: Service, arguments: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}]
+    assert (await post(caller.app, CHAT, {"messages": messages})).status == 200
+    shown = json.dumps(arguments) if arguments else "{}"
+    assert f'"arguments": {shown}}}' in prompt_of(caller)
+
+
+async def test_refusals_thoughts_and_names_reach_the_template(make_service: Callable[..., Service]) -> None:
+    source = "{% for m in messages %}[{{ m.name }}|{{ m.reasoning_content }}|{{ m.content }}]{% endfor %}"
+    service = make_service()
+    service.state.tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(source, {}))
+    messages = [
+        {"role": "user", "content": "a", "name": "ann"},
+        {"role": "assistant", "content": None, "refusal": "no"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "nor"}], "reasoning": "hm"},
+        {"role": "assistant", "content": "b", "reasoning_content": "so"},
+        {"role": "assistant"},
+    ]
+    assert (await post(service.app, CHAT, {"messages": messages, "max_tokens": 1})).status == 200
+    assert prompt_of(service) == "[ann||a][||no][|hm|nor][|so|b][||]"
+
+
+# -- vLLM's -------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_goes_on_where_the_last_message_ends(service: Service, tokenizer: Tokenizer) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "It is "}]
+    assert (await ask(service, messages=begun, continue_final_message=True)).status == 200
+    expected = "<|user|>hello<|assistant|>It is "
+    assert service.engine.streams[0].prompt == tokenizer.encode(expected, add_special_tokens=False)
+    reply = await ask(service, messages=begun, continue_final_message=True, add_generation_prompt=True)
+    assert (reply.status, reply.error["param"]) == (400, "continue_final_message")
+
+
+async def test_stop_strings_and_tokens_may_be_shown(service: Service, tokenizer: Tokenizer) -> None:
+    fields: dict[str, Any] = {"prompt": "hello world", "max_tokens": 20}
+    for stop in ({"stop": ["o w"]}, {"stop_token_ids": tokenizer.encode("w", add_special_tokens=False)}):
+        for shown in (False, True):
+            reply = await ask(service, TEXT, **fields, **stop, include_stop_str_in_output=shown)
+            choice = reply.json()["choices"][0]
+            assert choice["finish_reason"] in ("stop", "length")
+            if "stop" in stop:
+                assert choice["text"] == ("hello w" if shown else "hell")
+
+
+async def test_prompts_are_cut_and_special_tokens_added(service: Service, tokenizer: Tokenizer) -> None:
+    whole = tokenizer.encode("hello", add_special_tokens=True)
+    for most, kept in ((2, whole[-2:]), (100, whole), (-1, whole)):
+        await ask(service, TEXT, truncate_prompt_tokens=most)
+        assert service.engine.streams[-1].prompt == kept
+    await ask(service, TEXT, prompt="hello " * 1000, truncate_prompt_tokens=-1)
+    assert len(service.engine.streams[-1].prompt) == 400 - 2
+    assert (await ask(service, TEXT, truncate_prompt_tokens=0)).error["param"] == "truncate_prompt_tokens"
+    bos = Tokenizer(tiny_tokenizers.with_bos())
+    service.state.tokenizer = bos
+    for special in (True, False):
+        await ask(service, TEXT, add_special_tokens=special)
+        assert service.engine.streams[-1].prompt == bos.encode("hello", add_special_tokens=special)
+
+
+FORMS: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({"structured_outputs": {"regex": "a+"}}, ["a", "aaa"], ["", "b"]),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, ["yes"], ["maybe"]),
+    ({"structured_outputs": {"json": {"type": "integer"}}}, ["7"], ["x"]),
+    ({"structured_outputs": {"json_object": True}}, ["{}"], ["7"]),
+    ({"structured_outputs": {"grammar": 'start: "a" | "b"'}}, ["b"], ["c"]),
+    ({"bad_words": ["foo", "a/b.[x]", "\n"]}, ["", "fo o", "a/b.x"], ["a foo", "foo", "a/b.[x]", "\n"]),
+]
+
+
+@pytest.mark.parametrize(("fields", "good", "bad"), FORMS)
+async def test_forms_are_enforced(
+    service: Service, tokenizer: Tokenizer, fields: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    assert (await ask(service, **fields)).status == 200
+    grammar = service.engine.streams[-1].params.grammar
+    assert [text for text in good if not accepts_grammar(tokenizer, grammar, text)] == []
+    assert [text for text in bad if accepts_grammar(tokenizer, grammar, text)] == []
+    other = {"structured_outputs": {"choice": ["x"]}} if "bad_words" in fields else {"bad_words": ["x"]}
+    assert (await ask(service, **fields, **other)).status == 400
+
+
+async def test_only_allowed_tokens_and_no_end_that_is_not(service: Service, tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("abd", add_special_tokens=False)
+    (end,) = tokenizer.encode("<|end|>", add_special_tokens=False)
+    for allowed, ends in ((tokens, False), ([*tokens, end], True)):
+        assert (await ask(service, allowed_token_ids=allowed)).status == 200
+        params = service.engine.streams[-1].params
+        assert accepts_grammar(tokenizer, params.grammar, "dab")
+        assert not accepts_grammar(tokenizer, params.grammar, "abc")
+        assert (end in params.logit_bias) is not ends
+    reply = await ask(service, allowed_token_ids=[320])
+    assert (reply.status, reply.error["param"]) == (400, "allowed_token_ids")
+
+
+# -- as published -------------------------------------------------------------------------------------------
+
+
+async def test_answers_are_whole_by_openai_s_types(caller: Service, service: Service) -> None:
+    """Every property that they require is there, and each has its type."""
+    for asked, fields in (
+        (caller, {"tools": TOOLS}),
+        (service, {"logprobs": True, "top_logprobs": 2, "n": 2}),
+    ):
+        reply = await ask(asked, **{"max_tokens": 100} | fields)
+        ChatCompletion.model_validate_json(reply.body, strict=True)
+        message = reply.json()["choices"][0]["message"]
+        assert message["refusal"] is None and message["annotations"] == []
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        streamed = await ask(asked, **{"max_tokens": 100} | fields | options)
+        for event in streamed.events[:-1]:
+            ChatCompletionChunk.model_validate_json(json.dumps(event), strict=True)
+    reply = await ask(service, TEXT, logprobs=2, echo=True)
+    Completion.model_validate_json(reply.body, strict=True)
+
+
+def test_the_table_is_of_types_that_requests_have_and_the_description_tells_of_it() -> None:
+    kinds = {kind for each in OPERATIONS if each.request for kind in structs_in(each.request)}
+    named = {base.__name__: kind.__name__ for kind in kinds for base in kind.__mro__}
+    schemas = describe("1")["components"]["schemas"]
+    for name, rows in INERT.items():
+        assert name in named, f"{name} is no type of a request"
+        for row in rows:
+            told = schemas[named[name]]["properties"][row.name]["anyOf"][0]["description"]
+            assert told == ("No effect: " if isinstance(row, Inert) else "Not supported: ") + row.why
