@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quire.service.api.about import docs, openapi, version
 from quire.service.api.anthropic.endpoint import count_tokens, messages
 from quire.service.api.blocks import block_detail, block_events, block_prefixes
 from quire.service.api.chat import chat_completions
@@ -17,14 +16,12 @@ from quire.service.api.health import health, metrics, ready, startup
 from quire.service.api.models import detokenize, get_model, list_models, tokenize
 from quire.service.api.ollama.endpoint import ollama_chat, ollama_generate
 from quire.service.api.ollama.models import ollama_ps, ollama_show, ollama_tags, ollama_version
-from quire.service.api.openapi import describe
 from quire.service.api.responses.endpoint import responses, stored_response
 from quire.service.api.responses.socket import ResponsesSocket
 from quire.service.api.sockets.endpoint import CHAT, COMPLETIONS, CompletionsSocket
 from quire.service.api.streams import recorded_stream
 from quire.service.api.why import why_of
 from quire.service.errors import ApiError
-from quire.service.http.codec import JsonResponse
 from quire.service.http.cors import with_cors
 from quire.service.http.endpoint import Counted, Endpoint, Handler
 from quire.service.http.gate import Gate
@@ -56,6 +53,8 @@ def create_app(state: ServerState) -> ASGIApp:
         get("/startup", startup),
         get("/metrics", metrics),
         get("/openapi.json", openapi),
+        get("/docs", docs),
+        get("/version", version),
         *(get(path, handler) for path, handler in page_files()),
     ]
     keyed = [
@@ -94,14 +93,6 @@ def create_app(state: ServerState) -> ASGIApp:
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     raise ApiError(404, f"there is no {scope['path']}")
-
-
-async def openapi(state: ServerState, request: Request) -> Response:
-    try:
-        number = version("quire")
-    except PackageNotFoundError:  # run from a checkout
-        number = "0"
-    return JsonResponse(describe(number))
 
 
 # The lab takes parts of the engine, whose imports a server that is about to listen does not wait for.

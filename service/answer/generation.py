@@ -18,6 +18,7 @@ from quire.service.answer.replies import Usage
 from quire.service.engine_client import Engine, RequestStream
 from quire.service.errors import ApiError, not_ready, refused
 from quire.service.explain.times import RequestTimes, Status
+from quire.service.http.access_line import Cost
 from quire.service.text.reasoning.use import Reasoning, answer_parser, markers_of
 from quire.service.text.tools.use import ToolUse
 from quire.service.text.turn_end import TurnEnd
@@ -93,6 +94,7 @@ class Generation:
         self._inbox: list[Output] = []
         self._listener: Callable[[], None] | None = None
         self._failed: ApiError | None = None
+        self._first_token: float | None = None  # seconds
         self._end_reason: FinishReason = "abort"  # of prompts that are unfinished when it is closed
         self.backlog = 0  # bytes, about, that have come since their reader last set this to 0
         self.unfinished = len(prompts)
@@ -273,6 +275,8 @@ class Generation:
         metrics.cached_host_tokens += output.cached_host_tokens
         request_id = self.times.request_id
         metrics.time_to_first_token.observe(now - self.arrival, 1, request_id)
+        if self._first_token is None:
+            self._first_token = now - self.arrival
         if output.queue_seconds is not None:
             metrics.queue_time.observe(output.queue_seconds, 1, request_id)
 
@@ -332,6 +336,12 @@ class Generation:
         completion = sum(choice.num_tokens for choice in self.choices)
         cached = sum(group.cached_tokens for group in self._groups.values())
         return Usage.of(prompt, completion, cached, sum(choice.num_reasoning for choice in self.choices))
+
+    def cost(self) -> Cost:
+        """Return what the log tells of it."""
+        usage = self.usage()
+        cached = sum(group.cached_tokens for group in self._groups.values())
+        return Cost(usage.prompt_tokens, cached, usage.completion_tokens, self._first_token)
 
     def token_text(self, token: int) -> str:
         """A token in logprobs."""

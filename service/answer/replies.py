@@ -127,6 +127,12 @@ class Health(msgspec.Struct):
     status: Literal["ok"] = "ok"
 
 
+class Version(msgspec.Struct):
+    """The version of Quire that serves, as /version says it."""
+
+    version: str
+
+
 class Readiness(msgspec.Struct):
     """The state of a server that serves, as /ready says it."""
 

@@ -256,7 +256,9 @@ OPERATIONS = (
     Operation(
         "/metrics", "Prometheus metrics; OpenMetrics for who accepts it", _ANY, content=(_TEXT, _OPENMETRICS)
     ),
+    Operation("/version", "The version of Quire", _ANY, reply=replies.Version),
     Operation("/openapi.json", "This document", _ANY),
+    Operation("/docs", "This document as a page", _ANY, content=(_HTML,)),
     Operation("/", "The chat page", _ANY, content=(_HTML,)),
     Operation("/blocks", "A page that shows the live pool of blocks", _ANY, content=(_HTML,)),
     Operation("/blocks/lab", "A page to play with a pool of blocks", _ANY, content=(_HTML,)),

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError
+from quire.service.http.access_line import fields_of, words_of
 from quire.service.http.body import Bodies, Body, too_large
 from quire.service.http.codec import error_response
 from quire.service.http.dialects import OLLAMA, dialect_of
@@ -33,11 +34,6 @@ _IGNORED_NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{1,96}")
 _MAX_TOLD = 256  # names of ignored fields that the log has told of
 _FROM_A_PAGE = frozenset({b"origin", b"referer", b"sec-fetch-site"})  # which browsers send
 _BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
-
-
-def note_failure(scope: Scope, error: ApiError, engine_requests: list[int]) -> None:
-    """Have the request's line in the log say how it failed, and the numbers it has in the engine's log."""
-    scope["state"]["failure"] = {"error": error.code, "engine_requests": engine_requests}
 
 
 def note_ignored(scope: Scope, names: Iterable[str]) -> None:
@@ -138,11 +134,12 @@ class Gate:
         answers_probe = status < 400 or (scope["path"] == "/ready" and status == 503)  # "not yet" is no fault
         log.log(
             logging.DEBUG if scope["path"] in self._public and answers_probe else logging.INFO,
-            " ".join(["%s"] * (3 + len(key))),
+            " ".join(["%s"] * (3 + len(key))) + ": %s",
             method,
             path,
             status or "gone",  # before there was an answer
             *key.values(),
+            words_of(scope, seconds),
             extra={
                 "request_id": request_id,
                 "method": method,
@@ -150,7 +147,7 @@ class Gate:
                 "status": status,
                 "seconds": round(seconds, 6),
                 **key,
-                **scope["state"].get("failure", {}),
+                **fields_of(scope),
             },
         )
 
