@@ -72,7 +72,7 @@ class Conversations:
         return response_id in self._kept
 
     def find(self, response_id: str) -> list[TemplateMessage]:
-        """Return one that is there, which is the latest used from now on."""
+        """Return one that is there, which is the latest used from now on. Raises KeyError."""
         found = self._kept[response_id] = self._kept.pop(response_id)
         self._memory.use(self, response_id)
         return found[0]

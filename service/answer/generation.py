@@ -304,7 +304,7 @@ class Generation:
             times.output_tokens = sum(choice.num_tokens for choice in self.choices)
             times.finish_reasons = [choice.finish_reason or self._end_reason for choice in self.choices]
             ended: Status = "failed" if self._end_reason == "error" else "aborted"
-            self._admission.past_requests.end(times, "finished" if self.finished else ended)
+            self._admission.past_requests.end(times, "finished" if self.unfinished == 0 else ended)
         for group in self._groups.values():
             if group.unfinished:
                 group.stream.abort()

@@ -33,7 +33,6 @@ from quire.service.api.request_params import (
 )
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.forms import UNWRAPPED
-from quire.service.api.sampling_defaults import with_defaults
 from quire.service.api.streams import answer
 from quire.service.errors import bad_value
 from quire.service.http.codec import decode
@@ -159,7 +158,7 @@ async def generate(
         return reasoning.form(answer, body.thinking_token_budget)
 
     grammar = await checked_grammar(state, form)
-    params = with_defaults(body, sampling_params(body, budget, top, grammar, info), info.sampling_defaults)
+    params = sampling_params(body, budget, top, grammar, info)
     options = Options(
         stops=body.stop_strings,
         skip_special_tokens=body.skip_special_tokens,

@@ -24,7 +24,6 @@ from quire.service.api.request_params import (
     truncated,
 )
 from quire.service.api.requests.completions import CompletionRequest
-from quire.service.api.sampling_defaults import with_defaults
 from quire.service.api.streams import answer
 from quire.service.errors import bad_value
 from quire.service.http.codec import decode
@@ -128,7 +127,6 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
             body, prompt.tokens, "prompt", info, info.sampling_defaults.max_tokens or DEFAULT_MAX_TOKENS
         )
         sampling = sampling_params(body, max(budget, 1), body.logprobs, grammar, info)
-        sampling = with_defaults(body, sampling, info.sampling_defaults)
         if echo and logprobs and body.prompt_logprobs is None:
             sampling = structs.replace(sampling, prompt_logprobs=body.logprobs)
         params.append(sampling)

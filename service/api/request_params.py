@@ -12,6 +12,7 @@ from quire.engine.config import EngineInfo
 from quire.engine.errors import FieldError
 from quire.engine.messages import MAX_LOGIT_BIAS, SamplingParams
 from quire.service.api.requests.sampling import SamplingFields
+from quire.service.api.sampling_defaults import with_defaults
 from quire.service.errors import bad_value, no_room, refused
 from quire.service.state import ServerState
 from quire.service.text.structured import Form
@@ -133,6 +134,7 @@ def sampling_params(
     """Return what the engine is asked. Raises ApiError 400."""
     try:
         params = body.sampling_params(max_tokens, logprobs, grammar)
+        params = with_defaults(body, params, info.sampling_defaults)
     except FieldError as error:
         raise refused(error) from None
     if body.allowed_token_ids is None:

@@ -16,4 +16,8 @@ def with_defaults(body: object, params: SamplingParams, defaults: SamplingDefaul
     if params.beam_width:
         return params
     left_out = {name: value for name, value in defaults.said.items() if getattr(body, name, None) is None}
+    if "logit_bias" in left_out:
+        left_out["logit_bias"] = (
+            left_out["logit_bias"] | params.logit_bias
+        )  # what other fields of the request ban
     return structs.replace(params, **left_out) if left_out else params

@@ -148,7 +148,8 @@ FRONT = {"quire.kernels.formats.cache_spec"} | {
         *("arrays", "capacity", "client", "config", "errors", "frames", "hashing", "logs", "messages"),
         *("inspection.messages", "lab.paths", "lab.view"),
         "records",
-        *("models.config", "models.hub", "models.json_fields", "models.rope_config"),
+        *("models.attention_shape", "models.config", "models.generation_config", "models.hub"),
+        *("models.json_fields", "models.rope_config"),
         *("registry.deployment", "registry.prompt_hasher", "registry.redis", "sequences.grammar", "urls"),
     )
 }

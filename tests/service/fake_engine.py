@@ -49,6 +49,7 @@ def make_info(tokenizer: Tokenizer) -> EngineInfo:
         "max_num_seqs": 130,
         "windows": (0,),
         "rank_memory_bytes": (1,),
+        "all_reduce_seconds": 0.0,
         "sampling_defaults": SamplingDefaults(),
     }
     rest: dict[str, Any] = {

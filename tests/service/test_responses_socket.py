@@ -65,7 +65,7 @@ async def manual(make_service: Callable[..., Service]) -> Service:
 
 
 async def test_the_same_events_as_over_http(manual: Service) -> None:
-    """To the byte, but for ids and times, when both read as fast as the tokens come."""
+    """To the byte, but for ids, times and where it is kept, when both read as fast as the tokens come."""
     body: dict[str, Any] = {"input": "hello", "max_output_tokens": 9, "instructions": "be kind", "seed": 1}
     body |= {"metadata": {"a": "b"}, "temperature": 0.5, "store": False}
     socket = Socket(manual.app).start()
