@@ -8,36 +8,58 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/
 
-.PHONY: setup serve test lint models image image-name builder publish image-test cluster-demo soak gpu-test gpu-bench evaluation evaluation-gpu clean
+.PHONY: setup test-setup serve test lint models clients image image-name builder publish image-test cluster-demo soak gpu-test gpu-bench evaluation evaluation-gpu clean
 
+PIP := $(RUN)python -m pip install --disable-pip-version-check -c constraints.txt
+
+# What serving needs.
 setup: $(VENV)/.ready
 
 # pip downloads what is missing only, so setting up again after a change is quick.
-$(VENV)/.ready: pyproject.toml constraints.txt .ci/debian-packages .ci/helm.py
+$(VENV)/.ready: pyproject.toml constraints.txt .ci/debian-packages
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Quire needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) -V). Set PYTHON=..."; exit 1; }
 	@PYTHON=$(PYTHON) bash .ci/debian-packages
-	test -x $(RUN)python || $(PYTHON) -m venv $(VENV)
-	$(RUN)python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]'
-	$(RUN)python .ci/helm.py $(VENV)
+	@test -x $(RUN)python || $(PYTHON) -m venv $(VENV)
+	@echo "Python packages for serving, into $(VENV): up to 2.8 GB with torch and CUDA's libraries, less what is there."
+	@test -n "$$PIP_EXTRA_INDEX_URL" || \
+		echo "(Without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes it 0.3 GB.)"
+	$(PIP) -e .
+	@touch $@
+
+# And what tests need beside it.
+test-setup: $(VENV)/.test-ready
+
+$(VENV)/.test-ready: $(VENV)/.ready .ci/helm.py
+	@PYTHON=$(PYTHON) bash .ci/debian-packages test
+	@echo "Python packages for tests, and two versions of Helm, into $(VENV): 0.2 GB, less what is there."
+	$(PIP) -e '.[test]'
+	@$(RUN)python .ci/helm.py $(VENV)
 	@touch $@
 
 serve: setup
 	@exec $(RUN)quire serve $(MODEL) --port $(PORT) $(ARGS)
 
 # Three keep two cores busy, since many tests wait for processes.
-test: setup lint
+test: test-setup lint
 	$(RUN)python -m pytest -n 3 --dist worksteal -q
 
-lint: setup
+lint: test-setup
 	$(RUN)ruff check .
 	$(RUN)ruff format --check .
 	$(RUN)mypy
 
 # Compares every causal model type of transformers with itself over the paged cache, and writes the table of
 # docs/models.md. Five minutes.
-models: setup
+models: test-setup
 	$(RUN)python -m tests.models.models_page
+
+# Tries clients that are too large for every run: Claude Code, Codex CLI, LangChain, LiteLLM, OpenAI's Agents SDK. They are
+# installed into .clients, and need npm; a minute.
+clients: test-setup
+	$(RUN)python -m pip install --disable-pip-version-check -q --upgrade --target .clients/python langchain-openai litellm openai-agents
+	npm install --prefix .clients --no-audit --no-fund --silent @anthropic-ai/claude-code @openai/codex
+	QUIRE_CLIENTS=.clients $(RUN)python -m pytest -q tests/clients
 
 # The image under the name that the chart has for it, with its appVersion as the tag, and with docker, podman or buildah.
 IMAGE ?= $(shell sed -n '/^image:/,/repository:/s/^ *repository: \([^ ]*\).*/\1/p' helm/values.yaml)
@@ -70,13 +92,13 @@ image-test:
 
 # Two replicas and a router on loopback: hit rates and times to the first token, round-robin, routed, and during each
 # fault of Redis. Five minutes.
-cluster-demo: setup
+cluster-demo: test-setup
 	$(RUN)python -m quire.loadtest.cluster_demo
 
 # An hour of everything at once: all kinds of requests on two replicas with little memory, Redis and a replica killed
 # again and again, hostile clients. It judges times as a server's own, without what the machine had it wait; on four
 # cores there is little of that.
-soak: setup
+soak: test-setup
 	$(RUN)python -m quire.loadtest.chaos --seconds 3600 --json loadtest/results/chaos.json
 
 # On a machine with a CUDA device. QUIRE_PYTHON is whichever Python has torch, triton and pytest there.
@@ -91,7 +113,7 @@ gpu-bench:
 
 # The PagedAttention paper's figures, written to loadtest/results/evaluation/: by simulation, and from the runs of a
 # real engine that are in its folder real/. No GPU.
-evaluation: setup
+evaluation: test-setup
 	$(RUN)python -m quire.loadtest figures --processes $$(nproc)
 
 # The same experiments on the real engine, with CUDA; `make evaluation` then puts them beside the simulation.

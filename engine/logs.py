@@ -44,7 +44,7 @@ def log_format() -> str:
 
 class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        begin = f"{self.formatTime(record)} {record.name} {record.levelname} "
+        begin = f"{self.formatTime(record)} {_name(record)} {record.levelname} "
         begin += record.getMessage().translate(_CONTROLS)
         return "\n  ".join([begin, *trace_of(record)])
 
@@ -56,13 +56,18 @@ class JsonFormatter(logging.Formatter):
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
-            "logger": record.name,
+            "logger": _name(record),
             "message": record.getMessage(),
         }
         line |= {name: value for name, value in vars(record).items() if name not in _PLAIN}
         if trace := trace_of(record):
             line["trace"] = trace
         return json.dumps(line, default=str, ensure_ascii=False).translate(_CONTROLS)
+
+
+def _name(record: logging.LogRecord) -> str:
+    """Return whose line it is: the HTTP library calls its own `uvicorn.error`, whether it is one or not."""
+    return "quire.service" if record.name.startswith("uvicorn") else record.name
 
 
 def trace_of(record: logging.LogRecord) -> list[str]:

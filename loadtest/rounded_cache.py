@@ -55,6 +55,7 @@ LEAD_STEPS, TIMED_STEPS = 16, 128  # of decoding
 MOST_ROWS = 256
 
 Result = TypeVar("Result")
+Device = Literal["cuda", "cpu"]
 LoadFormat = Literal["auto", "dummy"]
 
 
@@ -166,13 +167,13 @@ def sequences_of(llm: LLM, load_format: LoadFormat) -> list[list[int]]:
     return [prompt + answer[0].token_ids for prompt, answer in zip(prompts, answers, strict=True)]
 
 
-def measure_errors(model: str, load_format: LoadFormat, device: str, formats: list[str]) -> list[Error]:
+def measure_errors(model: str, load_format: LoadFormat, device: Device, formats: list[str]) -> list[Error]:
     """Measure each of `formats` in SCALED against bfloat16; with a checkpoint's weights, all against fp32.
 
     Raise ValueError where a format does not suit the model's head dim.
     """
 
-    def start(dtype: str) -> LLM:
+    def start(dtype: Literal["bfloat16", "float32"]) -> LLM:
         return LLM(
             model,
             dtype=dtype,
@@ -300,7 +301,7 @@ def main() -> None:
     parser.add_argument("--no-decode", action="store_true", help="measure errors only")
     parser.add_argument("--json", type=Path, help="also write the measurements to this file")
     arguments = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device: Device = "cuda" if torch.cuda.is_available() else "cpu"
     formats = list(dict.fromkeys(arguments.formats or SCALED))
     console = Console(width=160)
     errors: list[Error] = []

@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from quire.async_llm import AsyncLLM
     from quire.completion import Completion
-    from quire.engine.messages import SamplingParams
     from quire.llm import LLM
+    from quire.request_output import RequestOutput
+    from quire.sampling_params import SamplingParams
 
     __version__: str
 
-__all__ = ["LLM", "AsyncLLM", "Completion", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "Completion", "RequestOutput", "SamplingParams", "__version__"]
 
 _HOMES = {
     "LLM": "quire.llm",
     "AsyncLLM": "quire.async_llm",
     "Completion": "quire.completion",
-    "SamplingParams": "quire.engine.messages",
+    "RequestOutput": "quire.request_output",
+    "SamplingParams": "quire.sampling_params",
 }
 
 

@@ -1,41 +1,142 @@
-"""Check what callers of LLM and AsyncLLM give: prompts, settings, stop strings."""
+"""Check what callers of LLM and AsyncLLM give: prompts, settings, params, stop strings."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+import msgspec
+
+from quire.engine import messages
 from quire.engine.config import EngineConfig
-from quire.engine.messages import SamplingParams
+from quire.sampling_params import SamplingParams
+from quire.service.commands.unknown_flags import of_vllm
+from quire.service.text.named_templates import template_names
+from quire.service.text.tokenizer import Tokenizer
 
-Prompt = str | list[int]
+Prompt = (
+    str | list[int] | Mapping[str, Any]
+)  # the last one as vLLM's: {"prompt": …} or {"prompt_token_ids": …}
+Params = messages.SamplingParams  # SamplingParams is one, too
+Message = dict[str, str]
 
 
 class ChatPrompt(list[int]):
     """Token ids of a conversation: an answer to it is a text of its own, rather than its continuation."""
 
 
-def stop_strings(stop: str | Sequence[str], params: list[SamplingParams]) -> tuple[str, ...]:
-    """Return the strings. Raises TypeError or ValueError for what they, or the params, may not be."""
+def prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[str | list[int]]:
+    """Return the prompts, of which there may be one. Raises TypeError for what is none."""
+    if isinstance(prompts, str | Mapping | ChatPrompt):
+        return [_prompt(prompts)]
+    given: list[Any] = list(prompts)
+    if given and all(isinstance(token, int) for token in given):
+        return [given]
+    return [_prompt(prompt) for prompt in given]
+
+
+def _prompt(prompt: Any) -> str | list[int]:
+    if isinstance(prompt, Mapping):
+        names = {"prompt", "prompt_token_ids"} & prompt.keys()
+        if not names or len(prompt) > 1:
+            raise TypeError(
+                f"a prompt must have just 'prompt' or 'prompt_token_ids', got {', '.join(map(repr, prompt))}"
+            )
+        prompt = prompt[names.pop()]
+    if isinstance(prompt, str | list):
+        return prompt
+    if isinstance(prompt, Sequence):
+        return list(prompt)
+    raise TypeError(f"a prompt must be a text or a list of token ids, got {prompt!r}")
+
+
+def params_list(
+    params: Params | Sequence[Params] | None, count: int, default: Callable[[], Params]
+) -> list[Params]:
+    """Return params for each of the prompts, without any `default()`.
+
+    Raises ValueError for too many or too few.
+    """
+    each: list[Any]
+    if isinstance(params, list | tuple):
+        each = list(params)
+    else:
+        each = [default() if params is None else params] * count
+    for own in each:
+        if not isinstance(own, Params):
+            raise TypeError(f"sampling_params must be SamplingParams, or a list of them, got {own!r}")
+    if len(each) != count:
+        raise ValueError(
+            f"there are {count} prompts and {len(each)} params: give one for all, or one for each"
+        )
+    return each
+
+
+def for_engine(params: Sequence[Params]) -> list[Params]:
+    """Return what the engine is given of them; what is one object stays one."""
+    made: dict[int, Params] = {}
     for own in params:
-        if not isinstance(own, SamplingParams):
-            raise TypeError(f"params must be SamplingParams, or a list of them, got {own!r}")
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
-    for string in strings:
-        if not isinstance(string, str):
-            raise TypeError(f"stop must be a string or several, got {string!r}")
-    if "" in strings:
-        raise ValueError("a stop string is empty; it needs at least one character")
-    if strings and any(own.beam_width for own in params):
-        raise ValueError("stop may not be given with beams (beam_width); stop_token_ids may")
-    return strings
+        if id(own) not in made:
+            made[id(own)] = own.for_engine() if isinstance(own, SamplingParams) else own
+    return [made[id(own)] for own in params]
 
 
-def check_names(settings: Iterable[str]) -> None:
-    """Raise TypeError, which names the nearest one, for a setting that EngineConfig does not have."""
+def stop_strings(stop: str | Sequence[str], params: Sequence[Params]) -> list[tuple[str, ...]]:
+    """Return the strings that end each text: `stop`, and its params' own.
+
+    Raises TypeError or ValueError for what they may not be.
+    """
+    given = (stop,) if isinstance(stop, str) else tuple(stop)
+    each = [(*given, *(own.stop_strings if isinstance(own, SamplingParams) else ())) for own in params]
+    for strings, own in zip(each, params, strict=True):
+        for string in strings:
+            if not isinstance(string, str):
+                raise TypeError(f"stop must be a string or several, got {string!r}")
+        if "" in strings:
+            raise ValueError("a stop string is empty; it needs at least one character")
+        if strings and own.beam_width:
+            raise ValueError("stop may not be given with beams (beam_width); stop_token_ids may")
+    return each
+
+
+def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> ChatPrompt:
+    """Return token ids that ask for a conversation's next answer. Raises ValueError without a template."""
+    template = tokenizer.chat_template
+    if template is None:
+        names = ", ".join(template_names())
+        raise ValueError(
+            f"this model has no chat template: give it a plain prompt, or a chat_template ({names}, "
+            "or a file)"
+        )
+    text = template.render(list(messages), add_generation_prompt=True)
+    return ChatPrompt(tokenizer.encode(text, add_special_tokens=False))
+
+
+def ended_by_turn(tokenizer: Tokenizer, prompt: str | list[int], params: Params) -> Params:
+    """Return params by which an answer to a conversation ends with the tokens that end its turn."""
+    end = tokenizer.turn_end.tokens
+    if not end or not isinstance(prompt, ChatPrompt) or params.ignore_eos:
+        return params
+    return msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *end))
+
+
+def turn_stops(tokenizer: Tokenizer, prompt: str | list[int], params: Params) -> tuple[str, ...]:
+    """Return the strings that end the turn of an answer to a conversation."""
+    is_turn = isinstance(prompt, ChatPrompt) and not params.ignore_eos
+    return tuple(tokenizer.turn_end.strings) if is_turn else ()
+
+
+def engine_settings(values: Mapping[str, object], unknown: Iterable[str]) -> dict[str, object]:
+    """Return those of `values` that are EngineConfig's fields.
+
+    Raises TypeError for an unknown one: with what to do if it is vLLM's, else with the nearest that there is.
+    """
     known = [name for name in EngineConfig.__struct_fields__ if name != "model"]
-    for name in settings:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}" if near else f"there is {', '.join(known)}"
-            raise TypeError(f"LLM has no setting {name!r}: {hint}")
+    for name in unknown:
+        if (why := of_vllm(name)) is not None:
+            raise TypeError(f"LLM has no setting {name!r}: {why}")
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}" if near else f"there is {', '.join(known)}"
+        raise TypeError(f"LLM has no setting {name!r}: {hint}")
+    return {name: values[name] for name in known}

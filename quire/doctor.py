@@ -1,9 +1,11 @@
-"""`quire doctor`: what of a model fits here, and which flag to change where that is too little.
+"""`quire doctor`: what is here, what of a model fits, and which flag to change where that is too little.
 
 It starts the engine as `quire serve` does, without CUDA graphs, so that what it says is measured.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import msgspec
 import torch
@@ -15,12 +17,25 @@ from quire.engine.models.reading import read_model
 from quire.engine.parallel.fit import fits
 from quire.engine.startup import RESERVE_BYTES, start_engine
 from quire.kernels.formats.kv_format import SCALED, UNSCALED
+from quire.machine import Finding
 from quire.service.commands.advice import advise
 from quire.service.commands.progress import PhaseBars
 
 
-def doctor(config: EngineConfig) -> None:
-    """Print it. Raises ValueError, with the numbers and the flag to change, when nothing fits."""
+def doctor(config: EngineConfig, findings: Iterable[Finding], command: str) -> bool:
+    """Print it, and last a verdict: whether `command` starts a server here, which is returned.
+
+    Raises ValueError, with the numbers and the flag to change, when the model does not fit.
+    """
+    seen = []
+    for finding in findings:
+        print(f"{finding.name:<10} {finding.words}")
+        seen.append(finding)
+    advice = [finding.advice for finding in seen if finding.advice]
+    fatal = [finding.advice for finding in seen if finding.fatal]
+    if fatal:
+        print(f"\nverdict    no server starts here: {'; '.join(fatal)}. Then type: {command}")
+        return False
     try:
         _, info = start_engine(msgspec.structs.replace(config, enforce_eager=True), PhaseBars().show)
     except torch.OutOfMemoryError as error:
@@ -29,8 +44,10 @@ def doctor(config: EngineConfig) -> None:
         ) from None
     for name, words in [*describe(info), *_on_gpus(config, info)]:
         print(f"{name:<10} {words}")
-    for advice in advise(info, config):
-        print(f"\n{advice}")
+    for sentence in [*advice, *advise(info, config)]:
+        print(f"\n{sentence}")
+    print(f"\nverdict    it runs here. Type: {command}")
+    return True
 
 
 def _on_gpus(config: EngineConfig, info: EngineInfo) -> list[tuple[str, str]]:

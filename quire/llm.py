@@ -2,106 +2,210 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
 
 import msgspec
+from msgspec import structs
 
-from quire.arguments import ChatPrompt, Prompt, check_names, stop_strings
-from quire.completion import Completion
-from quire.engine.config import EngineConfig, Progress
-from quire.engine.messages import Request, SamplingParams
+from quire.arguments import (
+    ChatPrompt,
+    Message,
+    Params,
+    Prompt,
+    chat_prompt,
+    ended_by_turn,
+    engine_settings,
+    for_engine,
+    params_list,
+    prompt_list,
+    stop_strings,
+)
+from quire.engine.config import EngineConfig, EngineInfo, KVCacheDtype, ModelImpl, PreemptionMode, Progress
+from quire.engine.core import EngineCore
+from quire.engine.messages import Request
 from quire.engine.models.hub import resolve_model
 from quire.engine.startup import start_with_graphs
 from quire.offline_engine import OfflineEngine, TextStream, without_collections
+from quire.prompt_bar import prompt_bar
+from quire.request_output import RequestOutput
 from quire.service.commands.progress import PhaseBars
 from quire.service.demo import MODEL_FOLDER
-from quire.service.text.named_templates import read_template, template_names
+from quire.service.text.named_templates import read_template
 from quire.service.text.tokenizer import Tokenizer
 
 
 class LLM:
-    """`LLM(model).generate(prompts, SamplingParams(max_tokens=64))`; `settings` are EngineConfig's fields.
+    """A model in this process: `LLM(model).generate(prompts, SamplingParams(max_tokens=64))`.
 
-    chat_template: the name of one, or a file, to use instead of the model's (`quire serve --help` has names).
-    A model is a folder or a Hub id; left out, it is the bundled demo model. All CUDA graphs are captured
-    before it is there. A terminal shows how it starts, unless `on_progress` is given. Raises TypeError for a
-    setting that there is not, and ValueError as EngineConfig, the loader and the tokenizer do.
+    A model is a folder or a Hub id; left out, it is the bundled demo model. The others are the flags of
+    `quire serve`, with their defaults. All CUDA graphs are captured before it is there. A terminal shows how
+    it starts, unless `on_progress` is given. `chat_template` is the name of one, or a file, to use instead of
+    the model's (`quire serve --help` has names).
 
-    One thread at a time may use it. Ctrl-C ends what it interrupts; the LLM can be used again.
+    Raises TypeError for a setting that there is not, and ValueError as EngineConfig, the loader and the
+    tokenizer do.
+
+    One thread at a time may use it. Ctrl-C ends what it interrupts; the LLM can be used again. Leaving a
+    `with`, or `close`, gives its memory back. Several may be there, each with its share of the memory.
     """
 
     def __init__(
         self,
         model: str = MODEL_FOLDER,
         *,
+        device: Literal["auto", "cuda", "cpu"] = "auto",
+        dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
+        kv_cache_dtype: KVCacheDtype = "auto",
+        load_format: Literal["auto", "dummy"] = "auto",
+        model_impl: ModelImpl = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int | None = None,
+        block_size: int = 16,
+        gpu_memory_utilization: float = 0.9,
+        swap_space: float = 4.0,
+        preemption_mode: PreemptionMode = "auto",
+        num_gpu_blocks_override: int | None = None,
+        enable_prefix_caching: bool = True,
+        enforce_eager: bool = False,
+        generation_config: str = "auto",
+        seed: int | None = None,
+        cache_seed: str | None = None,
+        tensor_parallel_size: int = 1,
+        disable_custom_all_reduce: bool = False,
         chat_template: str | None = None,
         on_progress: Callable[[Progress], None] | None = None,
-        **settings: object,
+        **unknown: Any,
     ) -> None:
-        check_names(settings)
+        settings = engine_settings(locals(), unknown)
         config = msgspec.convert({"model": model, **settings}, EngineConfig)
         if on_progress is None:
             on_progress = PhaseBars().show if sys.stderr.isatty() else lambda _: None
-        self.core, self.info = start_with_graphs(config, on_progress)
+        core, self.info = start_with_graphs(config, on_progress)
         template = None if chat_template is None else read_template(chat_template)
         self.tokenizer = Tokenizer.from_folder(resolve_model(model), template)
-        self.engine = OfflineEngine(self.core, self.tokenizer)
+        self._engine: OfflineEngine | None = OfflineEngine(core, self.tokenizer)
         self._ids = itertools.count()
+
+    @property
+    def engine(self) -> OfflineEngine:
+        if self._engine is None:
+            raise RuntimeError("this LLM is closed: make a new one")
+        return self._engine
+
+    @property
+    def core(self) -> EngineCore:
+        return self.engine.core
+
+    def __repr__(self) -> str:
+        info: EngineInfo = self.info
+        state = ", closed" if self._engine is None else ""
+        return (
+            f"LLM({info.model!r}: {info.architecture} in {info.dtype} on {info.device}, {info.num_blocks:,} "
+            f"KV blocks of {info.block_size} tokens{state})"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back its memory, which ends what is under way. It cannot be used afterwards."""
+        if self._engine is None:
+            return
+        self._engine = None
+        gc.collect()
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def generate(
         self,
-        prompts: Prompt | Sequence[str] | Sequence[list[int]],
-        params: SamplingParams | list[SamplingParams] | None = None,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: Params | Sequence[Params] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        *,
         stop: str | Sequence[str] = (),
-    ) -> list[list[Completion]]:
+    ) -> list[RequestOutput]:
         """Return each prompt's n completions, all prompts in one continuous batch.
 
-        `params` are for all prompts, or one for each; without, 16 tokens, chosen as generation_config.json of
-        the model or of the setting `generation_config` has it. Those without a seed draw one for each prompt.
-        Raise ValueError for a prompt that can never fit, and for too many or too few params.
+        `sampling_params` are for all prompts, or one for each; without, 16 tokens, chosen as
+        generation_config.json of the model or of `generation_config` has it. Those without a seed draw one
+        for each prompt. `stop` are strings that end any of the texts, beside their params' own. On a terminal
+        a bar counts prompts unless `use_tqdm` is false; it may be tqdm's kin.
+
+        Raises ValueError for a prompt that can never fit, and for too many or too few params.
         """
-        single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
-        each = [cast(Prompt, prompts)] if single else cast(Sequence[Prompt], prompts)
-        own = (
-            params
-            if isinstance(params, list)
-            else [self.info.sampling_defaults.params() if params is None else params] * len(each)
+        each = prompt_list(prompts)
+        params = params_list(sampling_params, len(each), self.info.sampling_defaults.params)
+        return self._answer(each, params, stop, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params | Sequence[Params] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        *,
+        stop: str | Sequence[str] = (),
+    ) -> list[RequestOutput]:
+        """Return the next answers of a conversation, or of several, as `generate` does.
+
+        Without `sampling_params` an answer has as many tokens as fit, as over HTTP. Raises ValueError if the
+        model has no chat template.
+        """
+        several: Any = [messages] if messages and isinstance(messages[0], dict) else messages
+        prompts: list[str | list[int]] = [self.chat_prompt(each) for each in several]
+        if sampling_params is None:
+            rooms = [self.info.max_request_tokens - len(prompt) for prompt in prompts]
+            chosen = self.info.sampling_defaults.params()
+            sampling_params = [structs.replace(chosen, max_tokens=max(room, 1)) for room in rooms]
+        return self._answer(
+            prompts,
+            params_list(sampling_params, len(prompts), self.info.sampling_defaults.params),
+            stop,
+            use_tqdm,
         )
-        if len(own) != len(each):
-            raise ValueError(
-                f"there are {len(each)} prompts and {len(own)} params: give one for all, or one for each"
-            )
-        stops = stop_strings(stop, own)
-        with without_collections():
-            requests = [self._request(*pair) for pair in zip(each, own, strict=True)]
-            return self.engine.answer(requests, self.core.add_all, stops)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, stop: str | Sequence[str] = ()
+        self, prompt: Prompt, sampling_params: Params | None = None, *, stop: str | Sequence[str] = ()
     ) -> TextStream:
         """Stream the text of the first completion, as it comes; others may be asked for meanwhile."""
-        params = self.info.sampling_defaults.params() if params is None else params
-        stops = stop_strings(stop, [params])
-        return self.engine.stream(self._request(prompt, params), stops)
+        (given,) = prompt_list(prompt)
+        params = params_list(sampling_params, 1, self.info.sampling_defaults.params)
+        (stops,) = stop_strings(stop, params)
+        return self.engine.stream(self._request(given, for_engine(params)[0]), stops)
 
-    def chat_prompt(self, messages: list[dict[str, str]]) -> ChatPrompt:
+    def chat_prompt(self, messages: Sequence[Message]) -> ChatPrompt:
         """Return token ids of a conversation, by the model's chat template, that ask for the next answer."""
-        template = self.tokenizer.chat_template
-        if template is None:
-            names = ", ".join(template_names())
-            raise ValueError(
-                f"this model has no chat template: give it a plain prompt, or a chat_template ({names}, or a "
-                "file)"
-            )
-        text = template.render(messages, add_generation_prompt=True)
-        return ChatPrompt(self.tokenizer.encode(text, add_special_tokens=False))
+        return chat_prompt(self.tokenizer, messages)
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+    def _answer(
+        self,
+        prompts: list[str | list[int]],
+        params: list[Params],
+        stop: str | Sequence[str],
+        use_tqdm: bool | Callable[..., Any],
+    ) -> list[RequestOutput]:
+        engine = self.engine
+        stops = stop_strings(stop, params)
+        with without_collections():
+            requests = [self._request(*pair) for pair in zip(prompts, for_engine(params), strict=True)]
+            with prompt_bar(len(prompts), use_tqdm) as tell:
+                outputs = engine.answer(requests, engine.core.add_all, stops, tell)
+        for prompt, output in zip(prompts, outputs, strict=True):
+            output.prompt = prompt if isinstance(prompt, str) else None
+        return outputs
+
+    def _request(self, prompt: str | list[int], params: Params) -> Request:
         tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-        end = self.tokenizer.turn_end.tokens
-        if end and isinstance(prompt, ChatPrompt) and not params.ignore_eos:
-            params = msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *end))
-        return Request(next(self._ids), tokens, params)
+        return Request(next(self._ids), tokens, ended_by_turn(self.tokenizer, prompt, params))

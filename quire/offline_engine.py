@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from operator import getitem
 
-from quire.arguments import ChatPrompt
-from quire.completion import Completion, Followed, Gathered, PromptLogprobs
+from quire.arguments import ChatPrompt, turn_stops
+from quire.completion import Followed, Gathered, PromptLogprobs
 from quire.engine.core import EngineCore
 from quire.engine.messages import Output, Request, StepOutputs
 from quire.interrupts import PostponedInterrupt
+from quire.prompt_bar import Tell
+from quire.request_output import RequestMetrics, RequestOutput
 from quire.service.answer.choice import Choice
 from quire.service.text.detokenizer import Detokenizer
 from quire.service.text.tokenizer import Tokenizer
@@ -46,7 +49,17 @@ class Job:
 class _Asked:
     """A request, and what has come of it."""
 
-    __slots__ = ("choices", "job", "prompt_logprobs", "request", "unfinished")
+    __slots__ = (
+        "_began",
+        "_cached_tokens",
+        "_ended",
+        "_first",
+        "choices",
+        "job",
+        "prompt_logprobs",
+        "request",
+        "unfinished",
+    )
 
     def __init__(self, job: Job, request: Request, choices: list[Gathered] | list[Followed]) -> None:
         self.job = job
@@ -54,20 +67,38 @@ class _Asked:
         self.choices = choices
         self.unfinished = len(choices)
         self.prompt_logprobs: PromptLogprobs | None = None
+        self._began = time.perf_counter()
+        self._first: float | None = None  # when its first token came
+        self._ended = self._began
+        self._cached_tokens = 0
 
     def add(self, output: Output) -> None:
+        if self._first is None:
+            self._first = time.perf_counter()
+            self._cached_tokens = output.cached_tokens
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
         if output.error is not None:
             self.job.error = output.error
         self.choices[output.index].add(output)
 
-    def completions(self) -> list[Completion]:
+    def end(self) -> None:
+        """Note when its last choice has ended."""
+        self._ended = time.perf_counter()
+
+    def output(self) -> RequestOutput:
         with_logprobs = self.request.params.logprobs is not None
-        return [
+        completions = [
             choice.completion(with_logprobs=with_logprobs, prompt_logprobs=self.prompt_logprobs)
             for choice in self.choices
         ]
+        metrics = RequestMetrics(
+            time_to_first_token=(self._first or self._ended) - self._began,
+            seconds=self._ended - self._began,
+            cached_tokens=self._cached_tokens,
+            output_tokens=sum(len(one.token_ids) for one in completions),
+        )
+        return RequestOutput(completions, str(self.request.id), self.request.prompt, metrics)
 
 
 class OfflineEngine:
@@ -89,28 +120,36 @@ class OfflineEngine:
         self._failed: BaseException | None = None  # what left a step unfinished
 
     def answer(
-        self, requests: list[Request], queue: Queue, stops: tuple[str, ...] = ()
-    ) -> list[list[Completion]]:
+        self,
+        requests: list[Request],
+        queue: Queue,
+        stops: list[tuple[str, ...]] | None = None,
+        tell: Tell | None = None,
+    ) -> list[RequestOutput]:
         """Return the completions of each, once all have ended; `queue` gives them to the core.
 
+        `stops` are the strings that end the texts of each; `tell` is told how many more have ended.
         Raise what `queue` does, and RequestFailed if one of them fails; none is left in the engine then.
         """
         job = Job(requests)
         with without_collections(), PostponedInterrupt() as interrupt:
+            own = stops or [()] * len(requests)
             asked = [
-                _Asked(job, request, self._follow(request, own) if own else self._gather(request))
-                for request in requests
-                for own in [self._stops(request, stops)]
+                _Asked(job, request, self._follow(request, ends) if ends else self._gather(request))
+                for request, given in zip(requests, own, strict=True)
+                for ends in [self._stops(request, given)]
             ]
             try:
                 self._begin(job, asked, queue)
-                while job.unfinished:
+                while left := job.unfinished:
                     self.step()
                     job.check()
                     interrupt.check()
+                    if tell is not None and job.unfinished < left:
+                        tell(left - job.unfinished)
             finally:
                 self.leave(job)
-        return [one.completions() for one in asked]
+        return [one.output() for one in asked]
 
     def stream(self, request: Request, stops: tuple[str, ...] = ()) -> TextStream:
         """Stream the text of its first choice, as it comes."""
@@ -123,8 +162,7 @@ class OfflineEngine:
 
     def _stops(self, request: Request, asked: tuple[str, ...]) -> tuple[str, ...]:
         """Return the strings that end it: those that were asked for, and of a chat the end of its turn."""
-        is_turn = isinstance(request.prompt, ChatPrompt) and not request.params.ignore_eos
-        return (*asked, *self.tokenizer.turn_end.strings) if is_turn else asked
+        return (*asked, *turn_stops(self.tokenizer, request.prompt, request.params))
 
     def _gather(self, request: Request) -> list[Gathered]:
         end = partial(self._ended.append, request.id)
@@ -217,6 +255,7 @@ class OfflineEngine:
     def _end_choice(self, asked: _Asked) -> None:
         asked.unfinished -= 1
         if not asked.unfinished:
+            asked.end()
             asked.job.unfinished -= 1
             self._forget(asked.request.id)
 

@@ -71,6 +71,10 @@ class ApiError(Exception):
         return msgspec.json.encode(ErrorReply(self.detail))
 
 
+class ServerFailed(RuntimeError):
+    """What ended a server, or kept it from starting; the log has it, too."""
+
+
 class TemplateError(ValueError):
     """A chat template refused the messages, or failed on them."""
 

@@ -12,6 +12,7 @@ from quire.service.app import create_app
 from quire.service.config import ServiceConfig
 from quire.service.engine_client import Engine
 from quire.service.http.lifecycle import POLL_SECONDS, OrderlyServer
+from quire.service.metrics.operator_line import OperatorLine
 from quire.service.state import ServerState
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def serve(
     start_engine: Callable[[], Awaitable[Engine]],
     load_tokenizer: Callable[[], Tokenizer],
 ) -> int:
-    """Serves until a signal or the engine's death. Returns the exit code: 0 after a signal, else 1.
+    """Serves until a signal. Returns the exit code, 0; raises ServerFailed, as when the engine dies.
 
     Both callables are called after the port is bound: `start_engine` in the event loop (it returns as soon
     as there is an engine, which may still be loading), `load_tokenizer` in a thread.
@@ -40,7 +41,7 @@ class QuireServer(OrderlyServer):
     ) -> None:
         self._start_engine = start_engine
         self._load_tokenizer = load_tokenizer
-        self._watch: asyncio.Task[None] | None = None
+        self._watchers: list[asyncio.Task[None]] = []
         self.state = ServerState(config)
         super().__init__(create_app(self.state), config, self.state)
 
@@ -53,7 +54,7 @@ class QuireServer(OrderlyServer):
                     start.result()
                 engine = self.state.engine
                 if engine is not None and engine.state == "dead":
-                    raise RuntimeError(f"the engine died: {engine.error}")
+                    raise RuntimeError(_death(engine.error or "it says nothing"))
                 await asyncio.sleep(POLL_SECONDS)
         finally:
             start.cancel()
@@ -63,7 +64,10 @@ class QuireServer(OrderlyServer):
         engine = await self._start_engine()
         state.set_engine(engine)
         loop = asyncio.get_running_loop()
-        self._watch = loop.create_task(state.watchdog.watch(engine))  # to the end: a drain needs steps, too
+        # To the end: a drain needs steps, too.
+        self._watchers.append(loop.create_task(state.watchdog.watch(engine)))
+        telling = OperatorLine(state.metrics).keep_telling(lambda: engine.info)
+        self._watchers.append(loop.create_task(telling))
         tokenizer = await loop.run_in_executor(state.pool, self._load_tokenizer)
         if tokenizer.chat_template is not None:
             await state.renderer.start(tokenizer.chat_template)
@@ -80,8 +84,8 @@ class QuireServer(OrderlyServer):
             self.state.engine.drain()
 
     async def _close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
+        for watcher in self._watchers:
+            watcher.cancel()
         try:
             if self.state.engine is not None:
                 await self.state.engine.stop()
@@ -92,3 +96,9 @@ class QuireServer(OrderlyServer):
             await self.state.grammar_trials.close()
             await self.state.renderer.close()
             self.state.pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _death(error: str) -> str:
+    """Return why the server ends. A setting that cannot be is told as it is: nothing has died of it."""
+    kind, _, words = error.partition(": ")
+    return words if kind == "ValueError" else f"the engine died: {error}"

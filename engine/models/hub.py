@@ -11,6 +11,22 @@ from typing import Any
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 FILES = ["model*.safetensors", *TOKENIZER_FILES]
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def check_model(name_or_path: str) -> None:
+    """Raise ValueError for what is neither a folder with a config.json nor the form of a Hub id."""
+    folder = Path(name_or_path).expanduser()
+    if name_or_path and folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{folder} has no config.json; give a folder that save_pretrained wrote")
+    elif _HUB_ID.fullmatch(name_or_path) is None:
+        kind = "a file" if folder.is_file() else "no folder"
+        raise ValueError(
+            f"{name_or_path} is {kind}, and no Hub id (owner/name) either; give a folder that "
+            "save_pretrained wrote"
+        )
+
 
 def resolve_model(
     name_or_path: str,
@@ -25,8 +41,7 @@ def resolve_model(
     folder = Path(name_or_path).expanduser()
     if name_or_path and folder.is_dir():
         return folder
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name_or_path) is None:
-        raise ValueError(f"{name_or_path} is no folder, and no Hub id (owner/name) either")
+    check_model(name_or_path)
     from huggingface_hub import snapshot_download
 
     try:

@@ -19,9 +19,9 @@ from quire.service.answer.outbox import connection_outbox
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError
 from quire.service.explain.spans import server_timing
+from quire.service.http.access_line import note_cost, note_failure
 from quire.service.http.cancellation import Interruptible
 from quire.service.http.connection import ClientGone, Connection
-from quire.service.http.gate import note_failure
 
 log = logging.getLogger("quire.service")
 
@@ -122,6 +122,7 @@ class GenerationResponse(Response):
         finally:
             self._generation.close()
             self._working.discard(connection)
+            note_cost(scope, self._generation.cost())
         if error is not None:
             note_failure(scope, error, self._generation.engine_requests)
             last = self._events.failure(error) if self._events is not None and connection.started else []

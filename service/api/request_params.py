@@ -34,20 +34,35 @@ class TokenLimit(Protocol):
     def num_sequences_name(self) -> str: ...
 
 
+class SampledTokens(Protocol):
+    """A request that names tokens to stop at or to prefer."""
+
+    @property
+    def stop_token_ids(self) -> list[int] | None: ...
+
+    @property
+    def logit_bias(self) -> dict[int, float] | None: ...
+
+
 def check_token_ids(tokens: Sequence[int], vocab_size: int, param: str) -> None:
     """Raises ApiError 400 if a token is not of the model's vocabulary."""
     if tokens and max(tokens) >= vocab_size:
         raise bad_value(param, f"{param}: token id {max(tokens)} is not below the vocabulary's {vocab_size}")
 
 
-def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
+def check_sampled_ids(body: SampledTokens, info: EngineInfo) -> None:
     """Raises ApiError 400 if a token id of the sampling parameters is not of the model's vocabulary."""
     check_token_ids(body.stop_token_ids or [], info.vocab_size, "stop_token_ids")
     biased = list(body.logit_bias or ())
     check_token_ids(biased, info.vocab_size, "logit_bias")
-    check_token_ids(body.allowed_token_ids or [], info.vocab_size, "allowed_token_ids")
     if biased and min(biased) < 0:
         raise bad_value("logit_bias", f"logit_bias: {min(biased)} is no token id")
+
+
+def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
+    """Check them, and how many sequences there are. Raises ApiError 400."""
+    check_sampled_ids(body, info)
+    check_token_ids(body.allowed_token_ids or [], info.vocab_size, "allowed_token_ids")
     for name, count in (("best_of", body.best_of), ("n", body.n)):
         if count is not None and count > info.max_num_seqs:
             raise bad_value(

@@ -1,305 +1,403 @@
-"""The flags of the `quire` command. Each can also be given as QUIRE_<NAME>."""
+"""The flags of the `quire` command. Each can also be given as QUIRE_<NAME>, or in the file of --config."""
 
 from __future__ import annotations
 
-import argparse
-import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from quire.engine.config import BLOCK_SIZES, KVCacheDtype, ModelImpl
 from quire.engine.logs import LogLevel
+from quire.service.commands.parser import Action, Flag, FlagGroup, Parser, metavar_of
 from quire.service.config import UnknownFields
 from quire.service.demo import MODEL_FOLDER
 from quire.service.text.named_templates import template_names
+from quire.service.text.reasoning.formats import REASONING_PARSERS
 
-Parser = argparse.ArgumentParser
 OTHER_PARALLELISM = (
     "a server divides its model by --tensor-parallel-size only; for more requests run several servers "
     "behind quire route"
 )
-DEFAULT_MAX_TOKENS = 256  # of `quire generate`
 
 
-def flag(parser: Parser, name: str, *, default: object = None, **options: Any) -> None:
-    """Add a flag whose default its environment variable overrides. What may repeat is a line each there."""
+def flag(
+    group: FlagGroup,
+    name: str,
+    *,
+    help: str,
+    default: object = None,
+    shown: str = "",
+    action: Action = "store",
+    type: Callable[[str], object] = str,
+    choices: tuple[object, ...] = (),
+    dest: str = "",
+    metavar: str = "",
+) -> None:
+    """Add a flag. `help` is a sentence or more; `shown` says the default where None stands for another."""
     variable = f"QUIRE_{name.removeprefix('--').replace('-', '_').upper()}"
-    options["help"] = f"{options.get('help', '')} [{variable}]"
-    value = os.environ.get(variable)
-    if options.get("action") in ("store_true", "store_false"):
-        if value not in (None, "0", "1"):
-            parser.error(f"{variable} must be 0 or 1, got {value!r}")
-        given = options["action"] == "store_true"
-        parser.add_argument(name, default=given if value == "1" else not given, **options)
-    elif options.get("action") == "append":
-        parser.add_argument(name, default=environment_lines(variable), **options)
-    else:
-        choices = options.get("choices")
-        if value is not None and isinstance(choices, tuple) and value not in map(str, choices):
-            parser.error(f"{variable} must be one of {', '.join(map(str, choices))}, got {value!r}")
-        parser.add_argument(name, default=default if value is None else value, **options)
-
-
-class _Refused(argparse.Action):
-    """A flag of vLLM's that there is another way for."""
-
-    def __call__(
-        self, parser: Parser, namespace: argparse.Namespace, values: object, option: str | None = None
-    ) -> None:
-        if str(values) != "1":
-            parser.error(f"{option}: {OTHER_PARALLELISM}")
-
-
-def environment_lines(variable: str) -> list[str]:
-    """Return the lines of an environment variable that are not empty."""
-    lines = os.environ.get(variable, "").split("\n")
-    return [line.strip() for line in lines if line.strip()]
-
-
-def add_model(parser: Parser) -> None:
-    parser.add_argument(
-        "model",
-        nargs="?",
-        default=os.environ.get("QUIRE_MODEL", MODEL_FOLDER),
-        help="a folder that save_pretrained wrote, or a Hub id; else the bundled demo model [QUIRE_MODEL]",
+    told = shown or ("" if default is None or default == "" else str(default))
+    words = f"{help} Default: {told}. [{variable}]" if told else f"{help} [{variable}]"
+    group.add(
+        Flag(
+            name=name,
+            dest=dest or name.removeprefix("--").replace("-", "_"),
+            help=words,
+            default=default,
+            action=action,
+            type=type,
+            choices=choices,
+            variable=variable,
+            metavar=metavar or metavar_of(type, choices),
+        )
     )
 
 
-def add_chat_template(parser: Parser) -> None:
+def add_model(parser: Parser) -> None:
     flag(
         parser,
+        "model",
+        default=MODEL_FOLDER,
+        shown="the bundled demo model",
+        metavar="MODEL",
+        help="A folder that save_pretrained wrote, or a Hub id (owner/name).",
+    )
+
+
+def add_chat_template(group: FlagGroup) -> None:
+    flag(
+        group,
         "--chat-template",
-        help="of chats, instead of the model's or where it has none: a file, or one of "
-        f"{', '.join(template_names())}; a turn then ends where the template ends it",
+        metavar="NAME|FILE",
+        shown="the model's own",
+        help="Of chats, also where the model has none: a file, or one of "
+        f"{', '.join(template_names())}. A turn then ends where the template ends it.",
     )
 
 
 def add_engine_flags(parser: Parser) -> None:
+    """Add what an engine is started with."""
     add_model(parser)
-    flag(parser, "--device", choices=("auto", "cuda", "cpu"), default="auto")
+    add_model_flags(parser.group("Model"))
+    add_batch_flags(parser.group("Batch", "how much runs at once"))
+    add_cache_flags(parser.group("KV cache"))
+
+
+def add_model_flags(group: FlagGroup) -> None:
     flag(
-        parser,
+        group,
+        "--device",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help="Where the model runs. auto: on a GPU where there is one.",
+    )
+    flag(
+        group,
         "--dtype",
         choices=("auto", "float32", "float16", "bfloat16"),
         default="auto",
-        help="auto: the checkpoint's on a GPU, float32 on a CPU",
+        help="Of weights and activations. auto: the checkpoint's on a GPU, float32 on a CPU.",
     )
     flag(
-        parser,
-        "--kv-cache-dtype",
-        choices=get_args(KVCacheDtype),
-        default="auto",
-        help="of keys and values. fp8_e4m3: 8 bits, half of bfloat16's memory; fp12_e4m7: 12 bits, three "
-        "quarters of it with bfloat16's precision; model: as --dtype; auto: fp12_e4m7 on a Hopper GPU for a "
-        "bfloat16 model whose heads suit its kernels, else model",
-    )
-    flag(
-        parser,
+        group,
         "--load-format",
         choices=("auto", "dummy"),
         default="auto",
-        help="dummy: random weights, only config.json and the tokenizer are read",
+        help="dummy: random weights, only config.json and the tokenizer are read.",
     )
     flag(
-        parser,
+        group,
         "--model-impl",
         choices=get_args(ModelImpl),
         default="auto",
-        help="native: a decoder of Quire's own; transformers: that library's modelling code, in CUDA "
-        "graphs where it allows that; auto: native where there is one",
+        help="native: a decoder of Quire's own; transformers: that library's modelling code, in CUDA graphs "
+        "where it allows that; auto: native where there is one.",
     )
     flag(
-        parser, "--max-model-len", type=int, help="most tokens of prompt and output; the model's if left out"
-    )
-    flag(parser, "--max-num-seqs", type=int, default=256, help="most sequences that run at once")
-    flag(
-        parser,
-        "--max-num-batched-tokens",
-        type=int,
-        help="most tokens a step computes; if left out 64 for each multiprocessor of a GPU (8448 on an H100) "
-        "and 2048 on a CPU",
-    )
-    flag(parser, "--block-size", type=int, choices=BLOCK_SIZES, default=16, help="tokens in a KV block")
-    flag(
-        parser,
-        "--gpu-memory-utilization",
-        type=float,
-        default=0.9,
-        help="share of the GPU's memory for weights, activations and KV blocks",
-    )
-    flag(parser, "--num-gpu-blocks-override", type=int, help="KV blocks, on a CPU too; measured if left out")
-    flag(
-        parser,
-        "--swap-space",
-        type=float,
-        default=4.0,
-        help="GiB of host memory for KV blocks of preempted requests and cached ones; 0: none",
-    )
-    flag(
-        parser,
-        "--preemption-mode",
-        choices=("auto", "swap", "recompute"),
+        group,
+        "--generation-config",
         default="auto",
-        help="auto: whichever costs less, as measured at start",
+        help="How tokens are chosen where a request does not say. auto: as generation_config.json in the "
+        "model's folder has it; vllm: temperature 1 and no more; else a folder with such a file.",
     )
     flag(
-        parser,
-        "--no-enable-prefix-caching",
-        dest="enable_prefix_caching",
-        action="store_false",
-        help="compute every prompt anew",
-    )
-    flag(
-        parser,
-        "--cache-seed",
-        help="a secret that block digests are seeded with, the same for all replicas and their router; "
-        "drawn at random without --redis-url, else empty",
-    )
-    flag(parser, "--enforce-eager", action="store_true", help="no CUDA graphs")
-    flag(
-        parser,
+        group,
         "--tensor-parallel-size",
         type=int,
         default=1,
-        help="GPUs, or processes on a CPU, that the model is divided among; it must divide the heads",
+        help="GPUs, or processes on a CPU, that the model is divided among. It must divide the heads.",
     )
     flag(
-        parser,
+        group,
         "--disable-custom-all-reduce",
         action="store_true",
-        help="have NCCL alone sum over the GPUs, and not kernels that write into each other's memory",
+        help="Have NCCL alone sum over the GPUs, and not kernels that write into each other's memory.",
     )
-    parser.add_argument("--pipeline-parallel-size", action=_Refused, help="refused, but for 1")
-    parser.add_argument("--data-parallel-size", action=_Refused, help="refused, but for 1")
-    flag(parser, "--seed", type=int, help="of dummy weights; 0 if left out")
+    for name in ("--pipeline-parallel-size", "--data-parallel-size"):
+        group.add(
+            Flag(
+                name=name,
+                dest=name.removeprefix("--").replace("-", "_"),
+                help="There is no other than 1. Default: 1.",
+                default=1,
+                type=_only_one,
+                metavar="1",
+            )
+        )
+    flag(group, "--enforce-eager", action="store_true", help="No CUDA graphs: a quicker start, slower steps.")
+    flag(group, "--seed", type=int, shown="0", help="Of dummy weights.")
+
+
+def _only_one(text: str) -> int:
+    if text != "1":
+        raise ValueError(OTHER_PARALLELISM)
+    return 1
+
+
+def add_batch_flags(group: FlagGroup) -> None:
+    flag(
+        group,
+        "--max-model-len",
+        type=int,
+        shown="the model's own limit",
+        help="Most tokens of a prompt and its output together.",
+    )
+    flag(group, "--max-num-seqs", type=int, default=256, help="Most sequences that run at once.")
+    flag(
+        group,
+        "--max-num-batched-tokens",
+        type=int,
+        shown="64 for each multiprocessor of a GPU (8448 on an H100), 2048 on a CPU",
+        help="Most tokens that a step computes.",
+    )
+    flag(
+        group,
+        "--preemption-mode",
+        choices=("auto", "swap", "recompute"),
+        default="auto",
+        help="How a request yields when there is no room. auto: whichever costs less, as measured at start.",
+    )
+
+
+def add_cache_flags(group: FlagGroup) -> None:
+    flag(
+        group,
+        "--gpu-memory-utilization",
+        type=float,
+        default=0.9,
+        metavar="SHARE",
+        help="Share of the GPU's memory for weights, activations and KV blocks.",
+    )
+    flag(
+        group,
+        "--num-gpu-blocks-override",
+        type=int,
+        shown="measured",
+        help="How many KV blocks there are, on a CPU too.",
+    )
+    flag(
+        group,
+        "--swap-space",
+        type=float,
+        default=4.0,
+        metavar="GIB",
+        help="GiB of host memory for KV blocks of preempted requests and cached ones; 0: none.",
+    )
+    flag(group, "--block-size", type=int, choices=BLOCK_SIZES, default=16, help="Tokens in a KV block.")
+    flag(
+        group,
+        "--kv-cache-dtype",
+        choices=get_args(KVCacheDtype),
+        default="auto",
+        help="Of keys and values. fp8_e4m3: 8 bits, half of bfloat16's memory; fp12_e4m7: 12 bits, three "
+        "quarters of it with bfloat16's precision; model: as --dtype; auto: fp12_e4m7 on a Hopper GPU for a "
+        "bfloat16 model whose heads suit its kernels, else model.",
+    )
+    flag(
+        group,
+        "--no-enable-prefix-caching",
+        dest="enable_prefix_caching",
+        action="store_false",
+        help="Compute every prompt anew, instead of reusing what it begins with.",
+    )
+    flag(
+        group,
+        "--cache-seed",
+        shown="drawn at random; empty with --redis-url",
+        help="A secret that block digests are seeded with, the same for all replicas and their router.",
+    )
 
 
 def add_address_flags(parser: Parser) -> None:
-    flag(parser, "--host", default="127.0.0.1")
-    flag(parser, "--port", type=int, default=8000)
+    """Add what any server is started with."""
+    group = parser.group("Address and access")
+    flag(group, "--host", default="127.0.0.1", help="The address to listen on; 0.0.0.0: all of them.")
+    flag(group, "--port", type=int, default=8000, help="The port to listen on; 0: any that is free.")
     flag(
-        parser,
+        group,
         "--api-key",
         action="append",
-        help="ask for one of these keys (may repeat); whoever may list processes sees them, so rather give "
-        "them in the environment, one a line, or in a file",
+        metavar="KEY",
+        shown="none",
+        help="Ask for one of these keys (may repeat); whoever may list processes sees them, so rather give "
+        "them in the environment, one a line, or in a file.",
     )
     flag(
-        parser,
+        group,
         "--api-key-file",
         type=Path,
-        help="a file of keys, one a line, as name:key (logs say the name) or only the key; SIGHUP has it "
-        "read again, and streams go on",
+        shown="none",
+        help="A file of keys, one a line, as name:key (logs say the name) or only the key; SIGHUP has it "
+        "read again, and streams go on.",
     )
     flag(
-        parser,
+        group,
         "--cors-origin",
         action="append",
-        help="let pages of this site, such as https://chat.example, use the server (may repeat); *: those of "
-        "every site; none if left out",
+        metavar="SITE",
+        shown="none",
+        help="Let pages of this site, such as https://chat.example, use the server (may repeat); *: of "
+        "every site.",
     )
-    flag(parser, "--insecure", action="store_true", help="allow a host that others reach without a key")
+    flag(group, "--insecure", action="store_true", help="Allow a host that others reach without a key.")
+    group = parser.group("Logs and shutdown")
     flag(
-        parser,
+        group,
         "--otlp-endpoint",
-        help="send requests as traces to the OpenTelemetry collector at this URL, by OTLP/HTTP; to none if "
-        "left out",
+        metavar="URL",
+        shown="none",
+        help="Send requests as traces to the OpenTelemetry collector there, by OTLP/HTTP.",
     )
-    flag(parser, "--log-format", choices=("text", "json"), default="text", help="json: one object a line")
     flag(
-        parser,
+        group, "--log-format", choices=("text", "json"), default="text", help="json: each line is one object."
+    )
+    flag(
+        group,
         "--log-level",
         choices=get_args(LogLevel),
         default="info",
-        help="the least that is logged; debug: probes and every preemption as well",
+        help="The least that is logged. debug: probes and every preemption as well.",
     )
     flag(
-        parser,
+        group,
         "--shutdown-timeout",
         type=float,
         default=30.0,
-        help="seconds that running streams may take to finish after SIGTERM",
+        metavar="SECONDS",
+        help="How long running answers may take to finish after SIGTERM or Ctrl-C.",
     )
 
 
 def add_client_flags(parser: Parser) -> None:
     """Add where a server is that is asked something, and as whom."""
-    flag(parser, "--url", default="http://127.0.0.1:8000", help="the server's, or a router's")
-    keys = environment_lines("QUIRE_API_KEY")
-    parser.add_argument(
+    group = parser.group("Server")
+    flag(group, "--url", default="http://127.0.0.1:8000", help="The server's, or a router's.")
+    flag(
+        group,
         "--api-key",
-        default=keys[0] if keys else None,
-        help="a key that the server knows; whoever may list processes sees it, so rather set [QUIRE_API_KEY]",
+        type=first_line,
+        metavar="KEY",
+        shown="none",
+        help="A key that the server knows; whoever may list processes sees it, so rather set QUIRE_API_KEY.",
     )
+
+
+def first_line(text: str) -> str | None:
+    """Return the first key of those that the environment may hold for a server, a line each."""
+    return text.strip().split("\n")[0].strip() or None
 
 
 def add_service_flags(parser: Parser) -> None:
+    """Add what a server of one engine is started with."""
     add_address_flags(parser)
-    add_chat_template(parser)
+    group = parser.group("Requests")
+    add_chat_template(group)
     flag(
-        parser,
+        group,
         "--served-model-name",
         action="append",
-        help="what requests call the model (may repeat); its folder's or Hub id's if left out",
+        metavar="NAME",
+        shown="the model's folder or Hub id",
+        help="What requests call the model (may repeat).",
     )
     flag(
-        parser,
-        "--generation-config",
+        group,
+        "--reasoning-parser",
+        choices=REASONING_PARSERS,
         default="auto",
-        help="how tokens are chosen where a request does not say; auto: as generation_config.json in the "
-        "model's folder has it; vllm: temperature 1 and no more; else a folder with such a file",
+        help="How the model writes what it thinks before it answers, which answers then carry apart. auto: "
+        "as its chat template tells; none: all is the answer.",
     )
     flag(
-        parser,
+        group,
         "--unknown-fields",
         choices=get_args(UnknownFields),
         default="refuse",
-        help="what becomes of fields of a request that no API has: 400 that names them, or ignore, with the "
-        "names in the header X-Quire-Ignored",
+        help="What becomes of fields of a request that no API has: 400 that names them, or ignore, with the "
+        "names in the header X-Quire-Ignored.",
     )
-    flag(parser, "--max-num-queued-reqs", type=int, default=1000, help="prompts that wait; more get 429")
-    flag(parser, "--max-num-queued-tokens", type=int, default=2 << 20, help="tokens of those; more get 429")
+    flag(group, "--max-num-queued-reqs", type=int, default=1000, help="Prompts that wait; more get 429.")
     flag(
-        parser,
+        group,
+        "--max-num-queued-tokens",
+        type=int,
+        default=2 << 20,
+        help="Tokens of the prompts that wait; more get 429.",
+    )
+    flag(
+        group,
         "--stall-timeout",
         type=float,
-        help="seconds without a step, with work to do, after which requests end and are refused with 503; if "
-        "left out 10, and 60 on a CPU",
+        metavar="SECONDS",
+        shown="10, on a CPU 60",
+        help="How long there may be work and no step before requests end and are refused with 503.",
     )
     flag(
-        parser,
+        group,
         "--pin-prefix",
         action="append",
-        help="a file whose lines prompts begin with, computed at start and never evicted: JSON strings, or "
-        "lists of messages (may repeat)",
+        metavar="FILE",
+        shown="none",
+        help="A file whose lines prompts begin with, computed at start and never evicted: JSON strings, or "
+        "lists of messages (may repeat).",
     )
-    flag(parser, "--redis-url", help="tell routers there which blocks this replica holds; rediss:// for TLS")
-    flag(parser, "--advertise-url", help="where routers reach this replica; http://host:port if left out")
+    group = parser.group("Several replicas", "what others are told of this one's KV cache")
     flag(
-        parser,
+        group,
+        "--redis-url",
+        metavar="URL",
+        shown="none",
+        help="Tell routers there which blocks this replica holds; rediss:// for TLS.",
+    )
+    flag(
+        group,
+        "--advertise-url",
+        metavar="URL",
+        shown="http://host:port",
+        help="Where routers reach this replica.",
+    )
+    flag(
+        group,
         "--registry-lease",
         type=float,
-        help="seconds for which a replica that fell silent is believed to be there; 15 if left out",
+        metavar="SECONDS",
+        shown="15",
+        help="How long a replica that fell silent is believed to be there.",
     )
     flag(
-        parser,
+        group,
         "--kv-events-config",
-        help="publish the prefix cache's changes by ZeroMQ, for llm-d, Dynamo and others: JSON with vLLM's "
-        'keys, such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}; nothing if left out',
+        metavar="JSON",
+        shown="none",
+        help="Publish the prefix cache's changes by ZeroMQ, for llm-d, Dynamo and others: JSON with vLLM's "
+        'keys, such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}.',
     )
 
 
-def add_sampling_flags(parser: Parser) -> None:
-    flag(parser, "--prompt", help="the text to continue; read from standard input if left out")
-    flag(parser, "--chat", action="store_true", help="the prompt is a user's message: use the chat template")
-    add_chat_template(parser)
+def add_sampling_flags(group: FlagGroup) -> None:
+    """Add how tokens are drawn, with the defaults that requests to a server have."""
+    flag(group, "--temperature", type=float, default=1.0, help="0: always the likeliest token.")
     flag(
-        parser,
-        "--max-tokens",
-        type=int,
-        help=f"most tokens to generate; {DEFAULT_MAX_TOKENS}, or as many as fit, if left out",
+        group, "--top-p", type=float, default=1.0, help="Draw from the likeliest tokens of this probability."
     )
-    flag(parser, "--temperature", type=float, default=0.0)
-    flag(parser, "--top-p", type=float, default=1.0)
-    flag(parser, "--top-k", type=int, default=0)
-    flag(parser, "--sampling-seed", type=int, help="of what is sampled; drawn if left out")
+    flag(group, "--top-k", type=int, default=0, help="Draw from so many of the likeliest tokens; 0: all.")
+    flag(group, "--sampling-seed", type=int, shown="drawn", help="The same seed gives the same answer.")

@@ -15,7 +15,7 @@ from quire.engine.logs import log_format
 from quire.service.commands.advice import too_long
 from quire.service.commands.pinned_prefixes import PinnedPrefix, tokenize_pinned_prefixes
 from quire.service.config import ServiceConfig
-from quire.service.server import serve
+from quire.service.server import QuireServer
 
 if TYPE_CHECKING:
     from quire.engine.client import AsyncEngine
@@ -32,7 +32,7 @@ def launch(
     kv_events: KVEventsConfig | None = None,
     chat_template: str | None = None,
 ) -> int:
-    """Serve until a signal or the engine's death; the process's exit code.
+    """Serve until a signal. Return the exit code, 0; raise ServerFailed, as when the engine dies.
 
     chat_template: the source of one to use instead of the model's.
     """
@@ -49,7 +49,9 @@ def launch(
         )
         engine = AsyncEngine(config, registry, pinned, kv_events=kv_events)
         await engine.start()
-        watchers.append(asyncio.create_task(_tell(engine, service, config), name="quire-progress"))
+        watchers.append(
+            asyncio.create_task(_tell(engine, server.url, service, config), name="quire-progress")
+        )
         return engine
 
     def load_tokenizer() -> Tokenizer:
@@ -58,12 +60,16 @@ def launch(
 
         return Tokenizer.from_folder(resolve_model(config.model), chat_template)
 
-    return serve(service, start_engine, load_tokenizer)
+    server = QuireServer(service, start_engine, load_tokenizer)
+    return server.serve_until_stopped()
 
 
-async def _tell(engine: AsyncEngine, service: ServiceConfig, config: EngineConfig) -> None:
-    """Tell how starting goes, and what then limits requests."""
-    await (_log_progress(engine) if log_format() == "json" else _show_progress(engine, service))
+async def _tell(engine: AsyncEngine, url: str, service: ServiceConfig, config: EngineConfig) -> None:
+    """Tell how starting goes, where the server is once it answers, and what then limits requests."""
+    name = service.served_model_names[0]
+    await (_log_progress(engine) if log_format() == "json" else _show_progress(engine, name, url))
+    if engine.state == "ready" and log_format() == "json":
+        log.info("serving %s at %s", name, url)
     if engine.info is not None and (limit := too_long(engine.info, config)):
         log.warning("requests have at most %d tokens: %s", engine.info.max_request_tokens, limit)
 
@@ -74,16 +80,14 @@ async def _log_progress(engine: AsyncEngine) -> None:
             log.info("%s after %.1f s", event.phase, event.seconds)
 
 
-async def _show_progress(engine: AsyncEngine, service: ServiceConfig) -> None:
+async def _show_progress(engine: AsyncEngine, name: str, url: str) -> None:
     await asyncio.to_thread(import_module, "quire.service.commands.progress")
     from rich.console import Console
 
     from quire.service.commands.progress import PhaseBars
 
-    host = f"[{service.host}]" if ":" in service.host else service.host
-    url = f"http://{host}:{service.port}"
     console = Console(stderr=True)
-    console.print(f"     quire   {service.served_model_names[0]} at [bold]{url}[/bold]", highlight=False)
+    console.print(f"     quire   starts {name}", highlight=False)
     bars = PhaseBars()
     try:
         async for event in engine.watch_progress():
@@ -91,4 +95,7 @@ async def _show_progress(engine: AsyncEngine, service: ServiceConfig) -> None:
     finally:
         bars.stop()
     if engine.state == "ready":
-        console.print(f"      chat   [bold]{url}/[/bold]   Ctrl-C ends it", highlight=False)
+        console.print(
+            f"   serving   {name} at [bold]{url}[/bold]  (chat page; API below /v1)", highlight=False
+        )
+        console.print(f"       try   quire chat {url}     Ctrl-C ends the server", highlight=False)

@@ -16,8 +16,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from quire.service.config import ServiceConfig
-from quire.service.errors import ApiError, not_ready
+from quire.service.errors import ApiError, ServerFailed, not_ready
 from quire.service.http.cancellation import Interruptible, Stoppable
+from quire.service.http.freed_memory import FreedMemory
 from quire.service.http.protocol import bounded_protocol
 from quire.service.http.websocket_protocol import OrderlyWebSocketProtocol
 from quire.service.keys import KeyRing
@@ -55,7 +56,9 @@ class OrderlyServer(uvicorn.Server):
         self._now = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._life: asyncio.Task[None] | None = None
+        self._freed = FreedMemory()
         self.exit_code = 0
+        self._failure = ""  # what ended it
         super().__init__(
             uvicorn.Config(
                 app,
@@ -71,20 +74,31 @@ class OrderlyServer(uvicorn.Server):
                 server_header=False,
                 access_log=False,
                 log_config=None,
+                log_level="warning",  # what else there is to say, Quire says in its own words
                 timeout_keep_alive=60,
                 timeout_graceful_shutdown=1,
             )
         )
 
     def serve_until_stopped(self) -> int:
-        """The exit code: 0 after a signal, else 1."""
+        """Return the exit code, 0 after a signal. Raises ServerFailed for what it could not go on from."""
         if self._service_config.api_key_file is not None:
             signal.signal(signal.SIGHUP, lambda *_: self.reload_soon())
         try:
             self.run()
         except SystemExit:  # uvicorn could not bind, and has said why
-            return 1
+            config = self._service_config
+            raise ServerFailed(f"cannot listen on {config.host}, port {config.port}") from None
+        if self._failure:
+            raise ServerFailed(self._failure)
         return self.exit_code
+
+    @property
+    def url(self) -> str:
+        """Where a browser on this machine reaches it, once it listens."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._service_config.host, self._service_config.host)
+        port = self._service_config.port or self.servers[0].sockets[0].getsockname()[1]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def _run(self) -> None:
         """Returns once `_stop` is set; what it raises ends the server."""
@@ -101,6 +115,7 @@ class OrderlyServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await self._listen_more(self._loop)
         self._work.loop_watch.start()
+        self._freed.start()
         self._life = self._loop.create_task(self._live())
 
     async def _listen_more(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -153,6 +168,7 @@ class OrderlyServer(uvicorn.Server):
             await self._run()
         except Exception as error:
             self.exit_code = 1
+            self._failure = str(error)
             log.error("the server ends: %s", error)
         try:
             await self._drain()
@@ -161,6 +177,7 @@ class OrderlyServer(uvicorn.Server):
             self.exit_code = 1
             log.exception("the server did not end in order")
         finally:
+            self._freed.stop()
             self.should_exit = True
 
     async def _drain(self) -> None:
@@ -170,7 +187,15 @@ class OrderlyServer(uvicorn.Server):
         self._begin_drain()
         _interrupt(work.streams, not_ready("the server is shutting down"))
         seconds = self._service_config.shutdown_timeout if self.exit_code == 0 else 1.0
+        if work.generations:
+            log.info(
+                "finishing %s, up to %g s; another Ctrl-C or SIGTERM ends now",
+                _answers(len(work.generations)),
+                seconds,
+            )
         await self._wait_for_generations(seconds)
+        if work.generations:
+            log.info("%s cut off", _answers(len(work.generations)))
         _interrupt(work.generations, not_ready("the server is shutting down"))
         await self._wait_for_generations(self._service_config.terminal_timeout)
 
@@ -180,6 +205,10 @@ class OrderlyServer(uvicorn.Server):
             if self._now.is_set() and seconds > self._service_config.terminal_timeout:
                 return
             await asyncio.sleep(POLL_SECONDS / 4)
+
+
+def _answers(count: int) -> str:
+    return "1 answer" if count == 1 else f"{count} answers"
 
 
 def _interrupt(work: Iterable[Stoppable], error: ApiError) -> None:

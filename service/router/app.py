@@ -17,7 +17,7 @@ from quire.service.router.forward import Forward
 from quire.service.router.state import RouterState
 from quire.service.router.websocket import Tunnel
 
-PUBLIC_OF_REPLICAS = ("/startup", "/openapi.json")
+PUBLIC_OF_REPLICAS = ("/startup", "/openapi.json", "/docs", "/version")
 
 
 def create_app(state: RouterState) -> ASGIApp:

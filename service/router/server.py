@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from asyncio import FIRST_COMPLETED
 
@@ -25,13 +26,15 @@ from quire.service.router.registry_watch import Identity, RegistryWatch
 from quire.service.router.state import RouterState
 from quire.service.text.tokenizer import Tokenizer
 
+log = logging.getLogger("quire.router")
+
 IDLE_SECONDS = 30.0  # half of what replicas keep an idle connection for
 # A machine that vanished says nothing: its connections are given up after 10 + 3 * 5 s.
 _TCP_OPTIONS = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
 def route(config: ServiceConfig, router: RouterConfig) -> int:
-    """Routes until a signal. Returns the exit code: 0 after a signal, else 1."""
+    """Routes until a signal. Returns the exit code, 0; raises ServerFailed."""
     return RouterServer(config, router).serve_until_stopped()
 
 
@@ -62,6 +65,7 @@ class RouterServer(OrderlyServer):
             )
             watching = state.watch.run(router.poll_seconds, router.scan_seconds)
             self._upkeep.append(asyncio.create_task(watching))
+        log.info("routing %s at %s", self._service_config.served_model_names[0], self.url)
         stopped = asyncio.create_task(self._stop.wait())
         for ended in (await asyncio.wait([stopped, *self._upkeep], return_when=FIRST_COMPLETED))[0]:
             ended.result()

@@ -8,7 +8,8 @@ import socket
 import aiohttp
 import pytest
 
-from quire.cli import _parser, _split
+from quire.commands.settings import comma_separated
+from quire.commands.table import parse
 from quire.engine.registry.deployment import Deployment
 from quire.engine.registry.redis import Load
 from quire.service.router.allowed import AllowedReplicas, AllowedResolver
@@ -81,10 +82,10 @@ def test_the_list_is_for_what_the_registry_names() -> None:
 
 
 def test_the_flag_may_repeat_and_hold_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = _parser().parse_args(["route", "--allow-replica", "a, b", "--allow-replica", "10.0.0.0/8"])
-    assert _split(arguments.allow_replica) == ("a", "b", "10.0.0.0/8")
+    arguments = parse(["route", "--allow-replica", "a, b", "--allow-replica", "10.0.0.0/8"])
+    assert comma_separated(arguments.allow_replica) == ("a", "b", "10.0.0.0/8")
     monkeypatch.setenv("QUIRE_ALLOW_REPLICA", "fd00::/8,*.internal")
-    assert _split(_parser().parse_args(["route"]).allow_replica) == ("fd00::/8", "*.internal")
+    assert comma_separated(parse(["route"]).allow_replica) == ("fd00::/8", "*.internal")
 
 
 ADDRESSES = {"inside": "10.0.0.7", "evil.example": "203.0.113.9", "both.example": "203.0.113.9 10.0.0.7"}

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from quire.commands.table import COMMANDS
 from quire.loadtest.throughput_chart import WORKLOADS, draw, read_table
 from tests.docs.pages import PAGES, ROOT, anchors, blocks, run, section
 from tests.grafana.test_live import METRICS, ROUTER_METRICS
@@ -54,9 +55,7 @@ def test_code_can_be_read(page: str) -> None:
 
 
 def test_flags_that_are_named_exist() -> None:
-    commands = [
-        ["quire.cli", name] for name in ("serve", "generate", "bench", "doctor", "route", "top", "why")
-    ]
+    commands = [["quire.cli", name] for name in (command.name for command in COMMANDS)]
     commands += [
         ["quire.loadtest", name] for name in ("run", "sweep", "compare", "record", "figures", "simulate")
     ]

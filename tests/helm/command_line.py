@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 from base64 import b64decode
 from typing import Any
 
 import pytest
 
-from quire import cli
+from quire.commands import table
 from tests.helm.chart import Manifest, container
 
 # What Secrets hold that the chart does not make.
@@ -28,9 +26,7 @@ def contents(secret: Manifest) -> dict[str, str]:
 
 @functools.cache
 def usage(command: str) -> str:
-    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
-        cli._parser().parse_args([command, "--help"])
-    return shown.getvalue()
+    return table.find(command).parser().format_help()
 
 
 def parsed(manifests: list[Manifest], name: str) -> Any:
@@ -47,4 +43,4 @@ def parsed(manifests: list[Manifest], name: str) -> Any:
             patch.setenv(variable["name"], text)
             if variable["name"].startswith("QUIRE_"):
                 assert f"[{variable['name']}]" in usage(part["args"][0])
-        return cli._parser().parse_args(part["args"])
+        return table.parse(part["args"])

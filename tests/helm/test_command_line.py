@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import yaml
 
-from quire import cli
+from quire.commands.settings import engine_config, registry_config
 from quire.engine.config import EngineConfig
 from quire.engine.urls import split_address
 from quire.service.commands.pinned_prefixes import read_pinned_prefixes
@@ -24,8 +24,8 @@ def test_server_understands_its_arguments(values: str) -> None:
     manifests = render(*VALUES[values])
     part = container(manifests, NAMES[values])
     arguments = parsed(manifests, NAMES[values])
-    cli._engine_config(arguments)  # raises ValueError for what does not go together
-    registry = cli._registry_config(arguments)
+    engine_config(arguments)  # raises ValueError for what does not go together
+    registry = registry_config(arguments)
     assert (registry is not None) == (values in ("everything", "external"))
     if registry is not None:
         assert registry.advertise_url == "http://10.1.2.3:8000"
@@ -33,7 +33,7 @@ def test_server_understands_its_arguments(values: str) -> None:
         assert arguments.cache_seed
     assert (arguments.host, arguments.port) == ("0.0.0.0", part["ports"][0]["containerPort"])
     if values == "everything":
-        config = cli._engine_config(arguments)
+        config = engine_config(arguments)
         assert config == EngineConfig(
             model="Qwen/Qwen3-0.6B",
             device="cuda",

@@ -180,13 +180,15 @@ def small_cases() -> dict[str, Case]:
     norm_of_8b = {"HIDDEN": 4096, "BLOCK": 4096, "PARTS": 4, "DEPENDENT": True}
     wide = {"HIDDEN": 4096, "BLOCK": 4096}
     of_two = {"RANKS": 2, "BEGIN": 0, "END": 9, "DEPENDENT": True}
-    best = {"CHUNKS": 38, "CHUNKS_PADDED": 64, "WIDTH": 32}
+    all_known: dict[str, object] = {"known_ptr": None}
+    chunks = {"VOCABULARY": 151936, "CHUNK": logprobs.CHUNK}
+    best = all_known | {"CHUNKS": 38, "CHUNKS_PADDED": 64, "WIDTH": 32}
     found: dict[str, tuple[Any, dict[str, Any], int, dict[str, str]]] = {
         "add_rms_norm": (norm._rms_norm_kernel, norm_of_8b, 16, {"x_ptr": "*fp32"}),
         "silu_mul": (activation._silu_mul_kernel, {"WIDTH": 14336, "BLOCK": 1024, "DEPENDENT": True}, 8, {}),
         "copy_blocks": (block_copy._copy_blocks_kernel, {"WORDS": block_copy.WORDS}, 8, {}),
         "copy_pinned": (pinned_copy.copy_kernel, {"WORDS": pinned_copy.WORDS}, 4, {}),
-        "logprobs": (logprobs.chunk_kernel, {"VOCABULARY": 151936, "CHUNK": logprobs.CHUNK}, 8, {}),
+        "logprobs": (logprobs.chunk_kernel, all_known | chunks, 8, {}),
         "logprobs_merge": (logprobs.merge_kernel, best, 8, {}),
         "one_shot_sum": (all_reduce._one_shot_kernel, of_two | wide, 16, {"rows": "i32"}),
         "two_shot_sum": (all_reduce._two_shot_kernel, of_two | {"TILE": all_reduce.TILE}, 8, {}),

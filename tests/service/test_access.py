@@ -17,7 +17,8 @@ from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service
 from tests.service.live import Live
 
-PUBLIC = {"/health", "/ready", "/startup", "/metrics", "/openapi.json", *(path for path, _ in page_files())}
+OF_OPERATORS = {"/health", "/ready", "/startup", "/metrics", "/openapi.json", "/docs", "/version"}
+PUBLIC = OF_OPERATORS | {path for path, _ in page_files()}
 JSON = {"content-type": "application/json"}
 
 

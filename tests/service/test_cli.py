@@ -29,6 +29,8 @@ GENERATE = [
     "32",
     "--prompt",
     "A block",
+    "--temperature",
+    "0",
 ]
 
 
@@ -81,7 +83,9 @@ def test_a_cache_that_there_is_not_is_refused_with_those_that_there_are(
     monkeypatch.setenv("QUIRE_KV_CACHE_DTYPE", "fp12")
     with pytest.raises(SystemExit):
         main(GENERATE)
-    by_flag, by_variable = (line for line in capsys.readouterr().err.splitlines() if "error: " in line)
+    by_flag, by_variable = (
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("quire ")
+    )
     for told, name in ((by_flag, "--kv-cache-dtype"), (by_variable, "QUIRE_KV_CACHE_DTYPE must be one of")):
         assert name in told and all(each in told for each in get_args(KVCacheDtype))
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from quire.cli import main
+from quire.doctor import doctor
 from quire.engine.config import EngineConfig
 from quire.engine.startup import start_engine
+from quire.machine import Finding, look
 from quire.service.commands.advice import advise
 from quire.service.demo import MODEL_FOLDER
 
@@ -34,7 +38,8 @@ def test_it_says_what_a_server_would_have(capsys: pytest.CaptureFixture[str]) ->
     assert numbers["a request"] == [info.max_request_tokens]
     assert numbers["at once"] == [300 * 16 // info.max_model_len, 12, 300 // 12 * 16]
     assert numbers["a step"] == [info.max_num_batched_tokens]
-    assert "--" not in text
+    assert "--" not in text.split("verdict")[0]
+    assert re.search(r"verdict    it runs here\. Type: quire serve --max-num-seqs 12 --num-gpu-blocks-", text)
 
 
 @pytest.mark.parametrize(("blocks", "at_once"), [(20, [1, 20, 16]), (600, [4, 256, 32])])
@@ -77,3 +82,33 @@ def test_where_nothing_fits_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sysconf", lambda name: 1)
     with pytest.raises(SystemExit, match=r"quire doctor: no memory .* --num-gpu-blocks-override"):
         main(["doctor"])
+
+
+def test_it_looks_at_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    driver = tmp_path / "version"
+    monkeypatch.setattr("quire.machine._DRIVER_FILE", driver)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        def found(device: str) -> dict[str, Finding]:
+            return {each.name: each for each in look(device, "127.0.0.1", port, "redis://127.0.0.1:1")}
+
+        here = found("auto")
+        assert here["driver"].words == "no NVIDIA driver" and not here["GPU"].fatal
+        assert f"port {port} is taken; try --port " in here["port"].advice
+        assert here["Redis"].fatal and not here["disk"].fatal
+        driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12\n")
+        assert "CUDA 13.0 needs a driver of version 580" in found("auto")["driver"].advice
+        assert found("cuda")["GPU"].fatal
+        driver.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release\n")
+        assert not found("auto")["driver"].advice
+
+
+def test_its_verdict_may_be_no(capsys: pytest.CaptureFixture[str]) -> None:
+    findings = [Finding("GPU", "none", "see to driver and torch", fatal=True)]
+    assert not doctor(EngineConfig(model=MODEL_FOLDER), findings, "quire serve --device cuda")
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "verdict    no server starts here: see to driver and torch. Then type: quire serve --device cuda"
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quire.cli import GPU_NAMES, main
+from quire.cli import main
+from quire.commands.doctor import GPU_NAMES
 from quire.kernels.gpu import KNOWN
 from quire.service.demo import MODEL_FOLDER
 

@@ -73,6 +73,7 @@ def test_a_command_that_is_interrupted_says_so_in_a_line(command: str) -> None:
     flags = (
         ["--workload", "decode256"] if command == "bench" else ["--prompt", "A block", "--max-tokens", "900"]
     )
+    flags += [] if command == "bench" else ["--temperature", "0"]
     process = run("-m", "quire.cli", command, *FLAGS, "--max-model-len", "2000", *flags)
     assert process.stderr is not None and process.stdout is not None
     try:

@@ -148,7 +148,7 @@ def test_a_file_is_read_again_and_streams_go_on(
         assert (status("a"), status("b")) == (401, 200)
     requests = [line for line in log.lines if line["logger"] == "quire.service.request"]
     assert {line.get("key") for line in requests if line["status"] == 200} == {"alice", "bob"}
-    assert all(line["message"].endswith(f" {line['key']}") for line in requests if line["status"] == 200)
+    assert all(f" {line['key']}: " in line["message"] for line in requests if line["status"] == 200)
 
 
 def processes_of(root: int) -> list[int]:

@@ -84,8 +84,12 @@ async def test_each_request_is_a_line_without_content(make_service: Callable[...
     assert [line["status"] for line in requests] == [200, 200, 400, 400, 401, 200, 0]
     first = requests[0]
     assert (first["method"], first["path"], first["request_id"]) == ("POST", PATH, "mine")
-    assert (first["message"], first["level"]) == (f"POST {PATH} 200 key-1", "info")
-    assert requests[-1]["message"] == f"POST {PATH} gone key-1"
+    cost = rf"POST {PATH} 200 key-1: \d+ in, 0 cached, 3 out, first after [\d.]+ s, all after [\d.]+ s"
+    assert re.fullmatch(cost, first["message"]) and first["level"] == "info"
+    assert (first["prompt_tokens"], first["cached_tokens"], first["output_tokens"]) == (9, 0, 3)
+    assert 0 <= first["first_token"] <= first["seconds"]
+    assert requests[-1]["message"].startswith(f"POST {PATH} gone key-1: ")
+    assert ", 0 out, no token, " in requests[-1]["message"]
     assert [line.get("key") for line in requests] == ["key-1"] * 4 + [None] + ["key-1"] * 2
     assert first["seconds"] >= 0
     assert first["time"].endswith("+00:00")

@@ -290,7 +290,7 @@ def test_an_answer_may_be_interrupted_at_any_line() -> None:
         number += 5
         interrupted += interrupted_at(
             rng.randrange(1, 60_000) if rng.random() < 0.5 else rng.randrange(1, 3_000),
-            lambda: engine.answer(requests, core.add_all, stops),  # noqa: B023
+            lambda: engine.answer(requests, core.add_all, [stops] * 5),  # noqa: B023
         )
         assert at_rest(core), "an interrupted answer left something behind"
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cli import TRACED_STEPS, main
+from quire.cli import main
+from quire.commands.bench import TRACED_STEPS
 from quire.loadtest.offline.profiling import busy_and_waiting
 
 intervals = st.tuples(st.integers(0, 60), st.integers(0, 9)).map(lambda pair: (pair[0], sum(pair)))

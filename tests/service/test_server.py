@@ -20,7 +20,7 @@ import pytest
 
 from quire.service.config import ServiceConfig
 from quire.service.engine_client import Engine
-from quire.service.errors import not_ready
+from quire.service.errors import ServerFailed, not_ready
 from quire.service.server import serve
 from quire.service.text.tokenizer import Tokenizer
 from tests.service.fake_engine import FakeEngine, make_info
@@ -247,8 +247,9 @@ def test_headers_have_limits(make_live: Callable[..., Live]) -> None:
             live.idle(1.2)
 
 
-def test_drain(make_live: Callable[..., Live]) -> None:
+def test_drain(make_live: Callable[..., Live], caplog: pytest.LogCaptureFixture) -> None:
     """Not ready at once; what runs may end, what is new is refused; then exit 0."""
+    caplog.set_level("INFO")
     live = make_live(auto=False)
     with one_token_of_two(live) as running:
         live.server.stop_soon()
@@ -263,6 +264,8 @@ def test_drain(make_live: Callable[..., Live]) -> None:
     live.thread.join(20)
     assert live.end() == 0
     assert live.engine.stopped
+    assert "finishing 1 answer, up to 30 s; another Ctrl-C or SIGTERM ends now" in caplog.messages
+    assert not [line for line in caplog.messages if "cut off" in line]
 
 
 @pytest.mark.parametrize("second_signal", [True, False])
@@ -303,7 +306,8 @@ def test_failing_start_ends_the_server(tokenizer: Tokenizer) -> None:
         (starts, no_tokenizer),
     ]
     for start_engine, load_tokenizer in starters:
-        assert serve(config, start_engine, load_tokenizer) == 1
+        with pytest.raises(ServerFailed):
+            serve(config, start_engine, load_tokenizer)
 
 
 def test_port_in_use(live: Live, tokenizer: Tokenizer) -> None:
@@ -311,7 +315,8 @@ def test_port_in_use(live: Live, tokenizer: Tokenizer) -> None:
         return FakeEngine(make_info(tokenizer))
 
     config = ServiceConfig(served_model_names=("tiny",), port=live.port)
-    assert serve(config, starts, lambda: tokenizer) == 1
+    with pytest.raises(ServerFailed, match=f"cannot listen on 127.0.0.1, port {live.port}"):
+        serve(config, starts, lambda: tokenizer)
 
 
 PROGRAM = """

@@ -11,6 +11,7 @@ from quire.service.answer.outbox import connection_outbox
 from quire.service.answer.resumption.ring import EventRing
 from quire.service.answer.stream import AnswerEvents, failure_of, stream
 from quire.service.errors import ApiError
+from quire.service.http.access_line import Cost
 from quire.service.http.cancellation import Interruptible
 from quire.service.http.connection import ClientGone, Connection
 
@@ -40,6 +41,7 @@ class Recording(Interruptible):
         self._reader: _Reader | None = None
         self._timer = self._loop.call_later(patience, self._give_up)
         self.early_error: ApiError | None = None  # before the first event, so that it can be a status
+        self.cost: Cost | None = None  # once the generation has ended
         self.failure: tuple[ApiError, list[int]] | None = None  # with the numbers of the engine's requests
         self.ring = EventRing(max_bytes)
         self.ended = False  # its last event is there
@@ -76,6 +78,7 @@ class Recording(Interruptible):
                 record([], last=True)
         finally:
             generation.close()
+            self.cost = generation.cost()
         self._done.set()
         if self._reader is None:
             self._working.discard(self)

@@ -8,9 +8,9 @@ from starlette.types import Receive, Scope, Send
 from quire.service.answer.resumption.recording import Recording
 from quire.service.answer.stream import failure_of
 from quire.service.config import ServiceConfig
+from quire.service.http.access_line import note_cost, note_failure
 from quire.service.http.connection import Connection
 from quire.service.http.dialects import dialect_of
-from quire.service.http.gate import note_failure
 
 
 class RecordedResponse(Response):
@@ -24,6 +24,8 @@ class RecordedResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = Connection(scope, send, self._config)
         error = await failure_of(connection, self._recording.read(connection, self._number))
+        if self._recording.cost is not None:
+            note_cost(scope, self._recording.cost)
         if self._recording.failure is not None:
             note_failure(scope, *self._recording.failure)
         if error is not None:

@@ -1,0 +1,1 @@
+"""The `quire` command: a file for each subcommand, and the table of them."""

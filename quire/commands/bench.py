@@ -1,0 +1,95 @@
+"""`quire bench`: offline throughput, beside the engine's alone and the hardware's bound."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+from quire.commands.settings import engine_config
+from quire.service.commands.flags import add_engine_flags, flag
+from quire.service.commands.parser import Parser
+
+TRACED_STEPS = 32  # of each workload, with --profile
+
+
+def add_flags(parser: Parser) -> None:
+    add_engine_flags(parser)
+    group = parser.group("Measuring")
+    flag(
+        group,
+        "--workload",
+        default="mixed",
+        metavar="NAMES",
+        help="Names, separated by commas (loadtest/workloads.py).",
+    )
+    flag(group, "--runs", type=int, default=3, help="The median run is reported.")
+    flag(
+        group,
+        "--in-order",
+        action="store_true",
+        help="Queue requests as a server gets them, not those with most tokens to come first.",
+    )
+    flag(group, "--result-file", type=Path, shown="none", help="Append one JSON object a workload.")
+    flag(
+        group,
+        "--profile",
+        type=Path,
+        metavar="FOLDER",
+        shown="none",
+        help="Write traces of steps there, and print where their time goes.",
+    )
+
+
+def run(arguments: Namespace) -> int:
+    """Print a table that grows by a row a workload."""
+    import torch
+
+    from quire.engine.models.hub import resolve_model
+    from quire.engine.startup import capture_all, start_engine
+    from quire.loadtest.command import append_json
+    from quire.loadtest.offline import bench, roofline
+    from quire.loadtest.offline.profiling import profile_steps, show_profile
+    from quire.loadtest.workloads import WORKLOADS
+    from quire.offline_engine import OfflineEngine
+    from quire.service.commands.progress import PhaseBars
+    from quire.service.text.tokenizer import Tokenizer
+
+    names = arguments.workload.split(",")
+    unknown = [name for name in names if name not in WORKLOADS]
+    if unknown:
+        raise ValueError(f"--workload {unknown[0]}: there is {', '.join(WORKLOADS)}")
+    if arguments.runs < 1:
+        raise ValueError(f"--runs must be at least 1, got {arguments.runs}")
+    config = engine_config(arguments)
+    core, info = start_engine(config, PhaseBars().show)
+    workloads = [(name, bench.fit(name, WORKLOADS[name](), info)) for name in names]
+    engine = OfflineEngine(core, Tokenizer.from_folder(resolve_model(arguments.model)))
+    capture_all(core)
+    device = torch.device("cpu" if info.device == "cpu" else "cuda")
+    ceilings = roofline.measure_ceilings(device, getattr(torch, info.dtype))
+    results = []
+    for name, work in workloads:
+        try:
+            result = bench.bench(
+                engine, info, name, work, arguments.runs, ceilings, in_order=arguments.in_order
+            )
+        except bench.WorkloadFailed as failure:
+            print(f"quire bench: {name}: {failure}", file=sys.stderr)
+            return 1
+        results.append(result)
+        bench.show(results, ceilings, info)
+        bench.show_step(result, ceilings)
+        try:
+            if arguments.profile is not None:
+                requests = bench.requests(work, seed=1 << 41)
+                bench.queue(core, requests, in_order=arguments.in_order)
+                skip = result.steps // 3
+                profile = profile_steps(core, name, requests, skip, TRACED_STEPS, arguments.profile)
+                show_profile(profile)
+                result = replace(result, traced=profile.summary())
+        finally:  # what was measured is not lost with a trace
+            if arguments.result_file is not None:
+                append_json(arguments.result_file, result)
+    return 0

@@ -1,0 +1,90 @@
+"""`quire chat`: a conversation on this terminal, with a model here or at a server."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from quire.commands.settings import engine_settings, model_name
+from quire.engine.config import EngineConfig
+from quire.service.commands.flags import (
+    add_batch_flags,
+    add_cache_flags,
+    add_chat_template,
+    add_model_flags,
+    add_sampling_flags,
+    first_line,
+    flag,
+)
+from quire.service.commands.parser import Parser
+from quire.service.demo import MODEL_FOLDER
+
+if TYPE_CHECKING:
+    from quire.chat.speakers import Speaker
+
+_URL = re.compile(r"https?://", re.IGNORECASE)
+
+
+def add_flags(parser: Parser) -> None:
+    flag(
+        parser,
+        "model",
+        default=MODEL_FOLDER,
+        shown="the bundled demo model",
+        metavar="MODEL|URL",
+        help="A folder, a Hub id (owner/name), or the URL of a server that speaks OpenAI's API.",
+    )
+    group = parser.group("Conversation", "/help in it tells of its commands")
+    flag(group, "--system", shown="nothing", help="What the model is told before the conversation.")
+    add_chat_template(group)
+    flag(group, "--max-tokens", type=int, shown="as many as fit", help="Most tokens of an answer.")
+    add_sampling_flags(group)
+    group = parser.group("Server", "where MODEL is a URL")
+    flag(group, "--api-key", type=first_line, metavar="KEY", shown="none", help="The server's key.")
+    flag(group, "--model-name", metavar="NAME", shown="its first", help="Which of the server's models.")
+    add_model_flags(parser.group("Model", "where it is not"))
+    add_batch_flags(parser.group("Batch"))
+    add_cache_flags(parser.group("KV cache"))
+
+
+def run(arguments: Namespace) -> int:
+    """Talk until Ctrl-D."""
+    from quire.chat.terminal import converse
+
+    settings = {
+        "max_tokens": arguments.max_tokens,
+        "temperature": arguments.temperature if arguments.temperature != 1 else None,
+        "top_p": arguments.top_p if arguments.top_p != 1 else None,
+        "top_k": arguments.top_k or None,
+        "seed": arguments.sampling_seed,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    converse(_speaker(arguments), arguments.system or "", given)
+    return 0
+
+
+def _speaker(arguments: Namespace) -> Speaker:
+    from quire.chat.speakers import EngineSpeaker, ServerSpeaker
+    from quire.engine.messages import SamplingParams
+
+    SamplingParams(top_p=arguments.top_p, top_k=arguments.top_k, temperature=arguments.temperature)
+    if _URL.match(arguments.model):
+        for name in (*EngineConfig.__struct_fields__, "chat_template"):
+            if name != "model" and name in arguments.given:
+                told = name.replace("_", "-")
+                raise ValueError(f"--{told} is of a model in this process, and {arguments.model} is a server")
+        return ServerSpeaker(arguments.model, arguments.api_key, arguments.model_name)
+    for name in ("api_key", "model_name"):
+        if name in arguments.given:
+            raise ValueError(f"--{name.replace('_', '-')} is for a server: give its URL instead of a model")
+    from quire.llm import LLM
+    from quire.service.commands.progress import PhaseBars
+
+    llm = LLM(
+        arguments.model,
+        chat_template=arguments.chat_template,
+        on_progress=PhaseBars().show,
+        **engine_settings(arguments),
+    )
+    return EngineSpeaker(llm, model_name(arguments.model))

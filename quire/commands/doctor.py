@@ -1,0 +1,75 @@
+"""`quire doctor`: what is here, what fits, and which flag to change where it does not."""
+
+from __future__ import annotations
+
+import shlex
+from argparse import Namespace
+
+from quire.commands.settings import engine_config
+from quire.engine.models.hub import check_model
+from quire.service.commands.flags import add_engine_flags, flag
+from quire.service.commands.parser import Flag, Parser
+from quire.service.demo import MODEL_FOLDER
+
+GPU_NAMES = ("A100", "A10", "L4", "H100", "B200", "RTX 5090")  # `kernels.gpu.KNOWN`, which takes torch
+
+
+def add_flags(parser: Parser) -> None:
+    add_engine_flags(parser)
+    group = parser.group("Server", "where it is to listen, and whom to tell")
+    flag(group, "--host", default="127.0.0.1", help="The address to listen on.")
+    flag(group, "--port", type=int, default=8000, help="The port to listen on.")
+    flag(group, "--redis-url", metavar="URL", shown="none", help="The registry that is to be told.")
+    group = parser.group("Plan")
+    flag(
+        group,
+        "--plan",
+        action="store_true",
+        help="Print which kernels compute a layer, and start nothing.",
+    )
+    flag(
+        group,
+        "--gpu",
+        choices=GPU_NAMES,
+        shown="this machine's",
+        help="With --plan: of this GPU, which need not be here.",
+    )
+
+
+def run(arguments: Namespace) -> int:
+    """Look around, start an engine as a server would, and tell what it has; or print a plan."""
+    if arguments.plan:
+        from quire.kernel_plan import print_plan
+
+        print_plan(engine_config(arguments), arguments.gpu)
+        return 0
+    if arguments.gpu is not None:
+        raise ValueError("--gpu goes with --plan: without it, what is here is measured")
+    config = engine_config(arguments)
+    check_model(config.model)
+    from quire.doctor import doctor
+    from quire.machine import look
+
+    findings = look(config.device, arguments.host, arguments.port, arguments.redis_url)
+    return 0 if doctor(config, findings, serve_command(arguments)) else 1
+
+
+def serve_command(arguments: Namespace) -> str:
+    """Return the command that starts a server with these flags, at a port that is free."""
+    from quire.service.commands.address import free_port
+
+    parser = Parser("doctor")
+    add_flags(parser)
+    others = {"model", "plan", "gpu", "port"}
+    words = ["quire", "serve", *([] if arguments.model == MODEL_FOLDER else [arguments.model])]
+    for each in parser.flags:
+        if each.dest in arguments.given and each.dest not in others:
+            words += _words_of(each, getattr(arguments, each.dest))
+    port = free_port(arguments.host, arguments.port) or arguments.port
+    return shlex.join([*words, *([] if port == 8000 else ["--port", str(port)])])
+
+
+def _words_of(flag: Flag, value: object) -> list[str]:
+    if not flag.switches:
+        return [flag.name, str(value)]
+    return [flag.name] if value == (flag.action == "store_true") else []

@@ -1,0 +1,66 @@
+"""`quire serve`: one engine, the OpenAI API and a chat page."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import msgspec
+
+from quire.commands.settings import (
+    api_keys,
+    chat_template,
+    engine_config,
+    kv_events_config,
+    model_name,
+    registry_config,
+)
+from quire.engine.models.hub import check_model
+from quire.service.commands.flags import add_engine_flags, add_service_flags
+from quire.service.commands.parser import Parser
+
+
+def add_flags(parser: Parser) -> None:
+    add_engine_flags(parser)
+    add_service_flags(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Serve until a signal. All that can be wrong with the flags is told before anything starts."""
+    from quire.service.config import ServiceConfig
+
+    service = ServiceConfig(
+        served_model_names=tuple(arguments.served_model_name or [model_name(arguments.model)]),
+        host=arguments.host,
+        port=arguments.port,
+        api_keys=api_keys(arguments),
+        api_key_file=arguments.api_key_file,
+        cors_origins=tuple(arguments.cors_origin),
+        insecure=arguments.insecure,
+        unknown_fields=arguments.unknown_fields,
+        otlp_endpoint=arguments.otlp_endpoint,
+        reasoning_parser=arguments.reasoning_parser,
+        max_num_queued_reqs=arguments.max_num_queued_reqs,
+        max_num_queued_tokens=arguments.max_num_queued_tokens,
+        shutdown_timeout=arguments.shutdown_timeout,
+        stall_timeout=arguments.stall_timeout,
+    )
+    config = engine_config(arguments)
+    registry = registry_config(arguments)
+    if registry is not None:
+        if not config.enable_prefix_caching:
+            raise ValueError("--redis-url tells of the prefix cache: leave out --no-enable-prefix-caching")
+        if config.cache_seed is None:
+            config = msgspec.structs.replace(config, cache_seed="")
+    kv_events = kv_events_config(arguments)
+    if kv_events is not None and not config.enable_prefix_caching:
+        raise ValueError("--kv-events-config tells of the prefix cache: leave out --no-enable-prefix-caching")
+    template = chat_template(arguments)
+    check_model(config.model)
+    from quire.service.commands.address import check_address
+    from quire.service.commands.pinned_prefixes import read_pinned_prefixes
+    from quire.service.commands.serve import launch
+
+    pinned = read_pinned_prefixes(map(Path, arguments.pin_prefix))
+    check_address(service.host, service.port)
+    return launch(service, config, registry, pinned, kv_events, template)

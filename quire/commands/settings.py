@@ -1,0 +1,92 @@
+"""From a command's flags to the configurations of engine, registry and service."""
+
+from __future__ import annotations
+
+import logging
+import os
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.engine.config import EngineConfig, KVEventsConfig, RegistryConfig
+from quire.service.commands.parser import lines_of
+from quire.service.demo import MODEL_FOLDER, MODEL_NAME
+from quire.service.text.named_templates import read_template
+
+log = logging.getLogger("quire.service")
+
+_API_KEY_VARIABLE = "QUIRE_API_KEY"
+
+
+def engine_settings(arguments: Namespace) -> dict[str, Any]:
+    """Return those of EngineConfig's fields, but for the model, that the command has flags for."""
+    names = set(EngineConfig.__struct_fields__) - {"model"}
+    return {name: value for name, value in vars(arguments).items() if name in names}
+
+
+def engine_config(arguments: Namespace) -> EngineConfig:
+    """Raises ValueError that names the flag and what it may be."""
+    return msgspec.convert({"model": arguments.model, **engine_settings(arguments)}, EngineConfig)
+
+
+def registry_config(arguments: Namespace) -> RegistryConfig | None:
+    """Return where this replica tells of its cache, None for nowhere. Raises ValueError."""
+    if arguments.redis_url is None:
+        if arguments.advertise_url is not None:
+            raise ValueError("--advertise-url is what the registry tells others: give --redis-url too")
+        if arguments.registry_lease is not None:
+            raise ValueError("--registry-lease is of what the registry tells others: give --redis-url too")
+        return None
+    url = arguments.advertise_url
+    if url is None:
+        if arguments.host in ("0.0.0.0", "::"):
+            raise ValueError(
+                f"--advertise-url must say where routers reach this replica: {arguments.host} does not"
+            )
+        host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+        url = f"http://{host}:{arguments.port}"
+    lease = {} if arguments.registry_lease is None else {"lease": float(arguments.registry_lease)}
+    return RegistryConfig(redis_url=arguments.redis_url, advertise_url=url.rstrip("/"), **lease)
+
+
+def kv_events_config(arguments: Namespace) -> KVEventsConfig | None:
+    """Return where KV events go, None for nowhere. Raises ValueError."""
+    if arguments.kv_events_config is None:
+        return None
+    try:
+        config = msgspec.json.decode(arguments.kv_events_config, type=KVEventsConfig)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"--kv-events-config must be JSON with vLLM's keys: {error}") from error
+    return config if config.enabled else None
+
+
+def api_keys(arguments: Namespace) -> tuple[str, ...]:
+    """Return those that were given as flags or in the environment. Raises ValueError."""
+    from_environment = lines_of(os.environ.get(_API_KEY_VARIABLE, ""))
+    if _API_KEY_VARIABLE in os.environ and not from_environment:
+        raise ValueError(f"{_API_KEY_VARIABLE} is empty: unset it, or give it a key a line")
+    if len(arguments.api_key) > len(from_environment):
+        log.warning(
+            "--api-key shows the key to whoever may list processes: rather use --api-key-file or %s",
+            _API_KEY_VARIABLE,
+        )
+    return tuple(arguments.api_key)
+
+
+def chat_template(arguments: Namespace) -> str | None:
+    """Return the source of the one that is given. Raises ValueError."""
+    return None if arguments.chat_template is None else read_template(arguments.chat_template)
+
+
+def comma_separated(lists: list[str]) -> tuple[str, ...]:
+    """Return what flags give that may repeat, or hold several with commas between."""
+    return tuple(entry.strip() for each in lists for entry in each.split(",") if entry.strip())
+
+
+def model_name(model: str) -> str:
+    """Return what requests call it: a folder's own name, or the Hub id as it was given."""
+    if model == MODEL_FOLDER:
+        return MODEL_NAME
+    return Path(model).resolve().name if Path(model).is_dir() else model

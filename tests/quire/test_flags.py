@@ -1,0 +1,172 @@
+"""Where a flag's value comes from, and what is said of what cannot be."""
+
+from __future__ import annotations
+
+import re
+import socket
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from quire.cli import main
+from quire.commands.table import COMMANDS, find, overview, parse
+from quire.service.commands import unknown_flags
+from quire.service.commands.usage_error import UsageError
+
+
+def last_line(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What the command says at its end; it must not have done anything."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    told = capsys.readouterr().err + (ended.value.code if isinstance(ended.value.code, str) else "")
+    assert ended.value.code not in (0, None)
+    return told.strip().splitlines()[-1]
+
+
+# -- help ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_flag_has_a_sentence_and_its_default(command: object) -> None:
+    parser = find(command.name).parser()  # type: ignore[attr-defined]
+    for flag in parser.flags:
+        sentence = flag.help.partition(" [QUIRE_")[0]
+        assert sentence.endswith("."), flag.name
+        assert flag.switches or "Default: " in sentence, flag.name
+    text = parser.format_help()
+    assert "examples:" in text
+    assert all(flag.name in text for flag in parser.flags if flag.name.startswith("-"))
+
+
+def test_help_is_in_groups_and_without_a_command_there_is_an_overview(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    headings = re.findall(r"^(\S.*):$", find("serve").parser().format_help(), re.MULTILINE)
+    assert headings[:4] == ["Arguments", "Model", "Batch", "KV cache"]
+    assert headings[-1] == "examples"
+    for words, code in (([], 2), (["--help"], 0), (["help"], 0)):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == code
+        assert capsys.readouterr().out == overview()
+    assert all(f"  {command.name} " in overview() for command in COMMANDS)
+
+
+# -- what there is not --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["sevre"], "quire: there is no command 'sevre': did you mean serve?"),
+        (["serve", "--prot", "1"], "quire serve: there is no flag --prot: did you mean --port?"),
+        (["serve", "--max-num-seq=1"], "there is no flag --max-num-seq: did you mean --max-num-seqs?"),
+        (["serve", "--zzz"], "there is no flag --zzz: `quire serve --help` lists those that there are"),
+        (["serve", "a", "b"], "'b' is one word too many"),
+        (["serve", "--enable-lora"], "--enable-lora: adapters are not there yet: merge one into its model"),
+        (["serve", "--quantization=awq"], "--quantization: quantised weights are not there yet"),
+        (["serve", "--port", "x"], "quire serve: --port must be a whole number, got 'x'"),
+        (["serve", "--port"], "quire serve: --port: expected one argument"),
+        (["serve", "--device", "gpu"], "--device must be one of auto, cuda, cpu, got 'gpu'"),
+    ],
+)
+def test_what_there_is_not_is_told_with_what_there_is(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told in last_line(capsys, *words)
+
+
+def test_no_flag_that_there_is_is_explained_away() -> None:
+    ours = {flag.name for command in COMMANDS for flag in command.parser().flags}
+    assert not {name for name in unknown_flags._OF_VLLM if name in ours}
+
+
+# -- where values come from ---------------------------------------------------------------------------
+
+
+def test_the_command_line_counts_before_the_environment_and_that_before_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("port: 1\nhost: 10.0.0.1\nmax_num_seqs: 4\nserved-model-name: [a, b]\n")
+    monkeypatch.setenv("QUIRE_PORT", "2")
+    monkeypatch.setenv("QUIRE_HOST", "10.0.0.2")
+    values = parse(["serve", "--config", str(file), "--port", "3"])
+    assert (values.port, values.host, values.max_num_seqs, values.block_size) == (3, "10.0.0.2", 4, 16)
+    assert values.served_model_name == ["a", "b"]
+    assert values.given == {"port", "host", "max_num_seqs", "served_model_name"}
+
+
+def test_a_file_has_vllms_names_and_kinds(tmp_path: Path) -> None:
+    def read(text: str) -> Namespace:
+        file = tmp_path / "serve.yaml"
+        file.write_text(text)
+        return parse(["serve", "--config", str(file)])
+
+    values = read("model: Qwen/Qwen3-0.6B\nenforce-eager: true\nenable-prefix-caching: false\n")
+    assert (values.model, values.enforce_eager, values.enable_prefix_caching) == (
+        "Qwen/Qwen3-0.6B",
+        True,
+        False,
+    )
+    assert read("no-enable-prefix-caching: true").enable_prefix_caching is False
+    assert read("kv-events-config: {enable_kv_cache_events: true}").kv_events_config == (
+        '{"enable_kv_cache_events": true}'
+    )
+    assert read("").port == 8000
+    for text, told in (
+        ("prot: 1", r"serve\.yaml: there is no entry prot: did you mean port\?"),
+        ("enable-lora: true", r"serve\.yaml: enable-lora: adapters are not there yet"),
+        ("port: many", r"serve\.yaml: port must be a whole number, got 'many'"),
+        ("port:", r"serve\.yaml: port must have a value, got null"),
+        ("insecure: 1", r"serve\.yaml: insecure must be true or false, got 1"),
+        ("- port", "must have a line for each flag"),
+        ("a: [", r"serve\.yaml, line 1 is no YAML"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            read(text)
+    with pytest.raises(UsageError, match="nowhere cannot be read: No such file"):
+        parse(["serve", "--config", str(tmp_path / "nowhere")])
+
+
+def test_an_environment_variable_is_blamed_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text, told in (
+        ("QUIRE_PORT", "eighty", "QUIRE_PORT must be a whole number, got 'eighty'"),
+        ("QUIRE_ENFORCE_EAGER", "yes", "QUIRE_ENFORCE_EAGER must be 0 or 1, got 'yes'"),
+        ("QUIRE_DTYPE", "fp8", "QUIRE_DTYPE must be one of auto, float32, float16, bfloat16, got 'fp8'"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, text)
+            with pytest.raises(UsageError, match=told):
+                parse(["serve"])
+    monkeypatch.setenv("QUIRE_NO_ENABLE_PREFIX_CACHING", "1")
+    monkeypatch.setenv("QUIRE_CORS_ORIGIN", "https://a.example\n\nhttps://b.example\n")
+    values = parse(["serve", "--cors-origin", "https://c.example"])
+    assert values.enable_prefix_caching is False
+    assert [origin[8] for origin in values.cors_origin] == ["a", "b", "c"]
+
+
+def test_underscores_are_dashes_in_names_and_stay_in_values() -> None:
+    values = parse(["serve", "--max_num_seqs", "2", "--api_key=--a_b"])
+    assert (values.max_num_seqs, values.api_key) == (2, ["--a_b"])
+
+
+# -- before anything starts ---------------------------------------------------------------------------
+
+
+def test_what_keeps_a_server_from_starting_is_told_before_it_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.service.commands.serve.launch", lambda *_: pytest.fail("it starts"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = last_line(capsys, "serve", "--port", str(port))
+    found = re.fullmatch(rf"quire serve: port {port} is taken; try --port (\d+)", told)
+    assert found and int(found[1]) > port
+    told = last_line(capsys, "serve", "--host", "192.0.2.1", "--insecure")
+    assert told.startswith("quire serve: --host 192.0.2.1 is no address of this machine")
+    told = last_line(capsys, "serve", str(tmp_path))
+    assert told == f"quire serve: {tmp_path} has no config.json; give a folder that save_pretrained wrote"
+    told = last_line(capsys, "route", "./nowhere", "--replica", "http://127.0.0.1:1")
+    assert told.startswith("quire route: ./nowhere is no folder, and no Hub id (owner/name) either; give ")
