@@ -8,7 +8,7 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/
 
-.PHONY: setup test-setup serve test lint image image-name builder publish image-test cluster-demo soak gpu-test gpu-bench evaluation evaluation-gpu clean
+.PHONY: setup test-setup serve test lint models clients image image-name builder publish image-test cluster-demo soak gpu-test gpu-bench evaluation evaluation-gpu clean
 
 PIP := $(RUN)python -m pip install --disable-pip-version-check -c constraints.txt
 
@@ -48,6 +48,18 @@ lint: test-setup
 	$(RUN)ruff check .
 	$(RUN)ruff format --check .
 	$(RUN)mypy
+
+# Compares every causal model type of transformers with itself over the paged cache, and writes the table of
+# docs/models.md. Five minutes.
+models: test-setup
+	$(RUN)python -m tests.models.models_page
+
+# Tries clients that are too large for every run: Claude Code, Codex CLI, LangChain, LiteLLM, OpenAI's Agents SDK. They are
+# installed into .clients, and need npm; a minute.
+clients: test-setup
+	$(RUN)python -m pip install --disable-pip-version-check -q --upgrade --target .clients/python langchain-openai litellm openai-agents
+	npm install --prefix .clients --no-audit --no-fund --silent @anthropic-ai/claude-code @openai/codex
+	QUIRE_CLIENTS=.clients $(RUN)python -m pytest -q tests/clients
 
 # The image under the name that the chart has for it, with its appVersion as the tag, and with docker, podman or buildah.
 IMAGE ?= $(shell sed -n '/^image:/,/repository:/s/^ *repository: \([^ ]*\).*/\1/p' helm/values.yaml)

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from quire.engine.capacity import Capacity
+from quire.engine.models.generation_config import SamplingDefaults
 from quire.engine.urls import check_http_url, check_redis_url
 
 MOST_RANKS = 64  # of one model
@@ -29,6 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     )
     load_format: Literal["auto", "dummy"] = "auto"
     model_impl: ModelImpl = "auto"  # native: a decoder of Quire's; transformers: its modelling code
+    generation_config: str = "auto"  # auto: the model's folder; vllm: none; else a folder
     max_model_len: int | None = None  # None: what the model and the KV cache allow
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None  # None: 64 for each multiprocessor of a GPU, 2048 on a CPU
@@ -107,6 +109,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int, ...]  # of attention, a layer each; 0: it sees all
     body_weight_bytes: int  # read for every token: all but embeddings and the output head
     head_weight_bytes: int  # read for every sampled token
+    sampling_defaults: SamplingDefaults = SamplingDefaults()  # of requests that do not say
     has_grammars: bool = False  # whether a request may say what its text must be
     tensor_parallel_size: int = 1
     rank_memory_bytes: tuple[int, ...] = ()  # that each rank took of its device when it had started

@@ -35,6 +35,7 @@ from quire.engine.device.streams import CudaQueue
 from quire.engine.dummy_steps import largest_step, rare_step
 from quire.engine.hashing import BlockHasher
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.generation_config import read_sampling_defaults
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
@@ -317,6 +318,7 @@ def _engine(
         - matrix_bytes * (1 if model_config.tie_word_embeddings else 2)
         - learned_positions * model_config.hidden_size * dtype.itemsize,
         head_weight_bytes=matrix_bytes,
+        sampling_defaults=read_sampling_defaults(config.generation_config, folder),
         has_grammars=grammars is not None,
         tensor_parallel_size=config.tensor_parallel_size,
         rank_memory_bytes=rank.memory_bytes,

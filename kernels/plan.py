@@ -117,9 +117,8 @@ class Attending:
         takes = hopper_prefill.supports(
             self.gpu, layer.dtype, self.format, cache.head_dim, layer.group, self.step.block_size
         )
-        quick = (
-            layer.plain and not cache.window and hopper_prefill.prefers(self.step.longest_query, layer.group)
-        )
+        quick = not cache.window and hopper_prefill.prefers(self.step.longest_query, layer.group)
+        takes = takes and layer.plain
         return PrefillKernel.HOPPER if takes and quick else PrefillKernel.TRITON
 
     @property

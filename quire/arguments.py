@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import msgspec
 
 from quire.engine import messages
-from quire.engine.config import EngineConfig
+from quire.engine.config import EngineConfig, EngineInfo
+from quire.engine.models.generation_config import SamplingDefaults
 from quire.sampling_params import SamplingParams
 from quire.service.commands.unknown_flags import of_vllm
 from quire.service.text.named_templates import template_names
@@ -51,11 +52,15 @@ def _prompt(prompt: Any) -> str | list[int]:
     raise TypeError(f"a prompt must be a text or a list of token ids, got {prompt!r}")
 
 
-def params_list(params: Params | Sequence[Params] | None, count: int) -> list[Params]:
-    """Return params for each of the prompts. Raises ValueError for too many or too few."""
+def params_list(
+    params: Params | Sequence[Params] | None, count: int, defaults: SamplingDefaults
+) -> list[Params]:
+    """Return params for each prompt, the defaults where none are given. Raises ValueError for a wrong count."""
     each: list[Any]
     each = (
-        list(params) if isinstance(params, list | tuple) else [Params() if params is None else params] * count
+        list(params)
+        if isinstance(params, list | tuple)
+        else [defaults.params() if params is None else params] * count
     )
     for own in each:
         if not isinstance(own, Params):
@@ -105,6 +110,13 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> ChatPrompt
         )
     text = template.render(list(messages), add_generation_prompt=True)
     return ChatPrompt(tokenizer.encode(text, add_special_tokens=False))
+
+
+def chat_params(info: EngineInfo, prompt: Sized) -> Params:
+    """Return params of an answer where none are given: as many tokens as fit, as over HTTP."""
+    defaults = info.sampling_defaults
+    room = max(info.max_request_tokens - len(prompt), 1)
+    return Params(**{**defaults.said, "max_tokens": min(defaults.max_tokens or room, room)})
 
 
 def ended_by_turn(tokenizer: Tokenizer, prompt: str | list[int], params: Params) -> Params:

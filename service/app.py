@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -11,18 +13,17 @@ from quire.service.api.blocks import block_detail, block_events, block_prefixes
 from quire.service.api.chat import chat_completions
 from quire.service.api.completions import completions
 from quire.service.api.health import health, metrics, ready, startup
-from quire.service.api.lab import begin_lab, step_lab
 from quire.service.api.models import detokenize, get_model, list_models, tokenize
 from quire.service.api.ollama.endpoint import ollama_chat, ollama_generate
 from quire.service.api.ollama.models import ollama_ps, ollama_show, ollama_tags, ollama_version
-from quire.service.api.responses.endpoint import responses
+from quire.service.api.responses.endpoint import responses, stored_response
 from quire.service.api.responses.socket import ResponsesSocket
 from quire.service.api.sockets.endpoint import CHAT, COMPLETIONS, CompletionsSocket
 from quire.service.api.streams import recorded_stream
 from quire.service.api.why import why_of
 from quire.service.errors import ApiError
 from quire.service.http.cors import with_cors
-from quire.service.http.endpoint import Endpoint, Handler
+from quire.service.http.endpoint import Counted, Endpoint, Handler
 from quire.service.http.gate import Gate
 from quire.service.http.static import page_files
 from quire.service.state import ServerState
@@ -34,11 +35,17 @@ def create_app(state: ServerState) -> ASGIApp:
     A bare Router, not Starlette(): its two layers of error handling would wrap every send of a stream.
     """
 
+    def route(path: str, handler: Handler[ServerState], *methods: str) -> Route:
+        return Route(path, Counted(Endpoint(state, handler, *methods), path))
+
     def get(path: str, handler: Handler[ServerState]) -> Route:
-        return Route(path, Endpoint(state, handler, "GET"))
+        return route(path, handler, "GET")
 
     def post(path: str, handler: Handler[ServerState]) -> Route:
-        return Route(path, Endpoint(state, handler, "POST"))
+        return route(path, handler, "POST")
+
+    def socket(path: str, app: ASGIApp) -> WebSocketRoute:
+        return WebSocketRoute(path, Counted(app, path))
 
     public = [
         get("/health", health),
@@ -52,35 +59,52 @@ def create_app(state: ServerState) -> ASGIApp:
     ]
     keyed = [
         post("/v1/completions", completions),
-        WebSocketRoute("/v1/completions", CompletionsSocket(state, COMPLETIONS)),
+        socket("/v1/completions", CompletionsSocket(state, COMPLETIONS)),
         post("/v1/chat/completions", chat_completions),
-        WebSocketRoute("/v1/chat/completions", CompletionsSocket(state, CHAT)),
+        socket("/v1/chat/completions", CompletionsSocket(state, CHAT)),
         post("/v1/responses", responses),
         post("/v1/messages", messages),
         post("/v1/messages/count_tokens", count_tokens),
-        WebSocketRoute("/v1/responses", ResponsesSocket(state)),
+        route("/v1/responses/{response_id}", stored_response, "GET", "DELETE"),
+        socket("/v1/responses", ResponsesSocket(state)),
         post("/api/chat", ollama_chat),
         post("/api/generate", ollama_generate),
         post("/api/show", ollama_show),
         get("/api/tags", ollama_tags),
         get("/api/ps", ollama_ps),
         get("/api/version", ollama_version),
-        Route("/v1/streams/{stream_id}", Endpoint(state, recorded_stream, "GET", "DELETE")),
+        route("/v1/streams/{stream_id}", recorded_stream, "GET", "DELETE"),
         get("/v1/requests/{request_id}/why", why_of),
         get("/v1/models", list_models),
         get("/v1/models/{name:path}", get_model),
         get("/v1/blocks/events", block_events),
         get("/v1/blocks/prefixes", block_prefixes),
         get("/v1/blocks/{tier}/{block}", block_detail),
-        post("/v1/lab/pools", begin_lab),
-        post("/v1/lab/pools/{pool_id}", step_lab),
+        post("/v1/lab/pools", _begin_lab),
+        post("/v1/lab/pools/{pool_id}", _step_lab),
         post("/tokenize", tokenize),
         post("/detokenize", detokenize),
     ]
     router = Router([*keyed, *public], redirect_slashes=False, default=_not_found)
-    gate = Gate(router, state.config, frozenset(route.path for route in public), state.keys)
+    open_paths = frozenset(route.path for route in public)
+    gate = Gate(router, state.config, open_paths, state.keys, state.metrics.answered)
     return with_cors(gate, state.config.cors_origins)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     raise ApiError(404, f"there is no {scope['path']}")
+
+
+# The lab takes parts of the engine, whose imports a server that is about to listen does not wait for.
+
+
+async def _begin_lab(state: ServerState, request: Request) -> Response:
+    from quire.service.api.lab import begin_lab
+
+    return await begin_lab(state, request)
+
+
+async def _step_lab(state: ServerState, request: Request) -> Response:
+    from quire.service.api.lab import step_lab
+
+    return await step_lab(state, request)

@@ -27,6 +27,7 @@ class ServiceConfig:
     insecure: bool = False
     unknown_fields: UnknownFields = "refuse"  # of requests, that no API has; ignore: and name them
     otlp_endpoint: str | None = None  # of a collector that gets requests as traces
+    reasoning_parser: str = "auto"  # how models write their thinking; auto: by the template
     max_num_queued_reqs: int = 1000  # prompts accepted whose first token has not come
     max_num_queued_tokens: int = 2 << 20  # of those; a request that comes alone may have more
     max_untokenised_bytes: int = 64 << 20  # of prompts that wait to be tokenised
@@ -45,6 +46,7 @@ class ServiceConfig:
     max_backlog_bytes: int = 256 << 10  # what may wait for a client that does not read
     max_conversation_bytes: int = 2 << 20  # what a WebSocket remembers of its responses
     max_conversations_bytes: int = 256 << 20  # what all WebSockets remember together
+    max_stored_bytes: int = 256 << 20  # of responses that are kept
     resume_timeout: float = 60.0  # for which a stream with an X-Stream-Id waits for a reader to come back
     max_stream_bytes: int = 1 << 20  # of its events that are kept
     max_recorded_streams: int = 256  # that run

@@ -1,7 +1,7 @@
 """Fields of OpenAI's, Anthropic's and vLLM's APIs that change no token here, and those that would but cannot.
 
 One table: requests are checked by it, `X-Quire-Ignored` names what it ignored, and /openapi.json and
-docs/fields.md list it. A field that is in a request's own type is none of this table's business.
+docs/api.md list it. A field that is in a request's own type is none of this table's business.
 """
 
 from __future__ import annotations
@@ -71,9 +71,14 @@ _ACCOUNTING = (
     Inert("safety_identifier", _Label, "nobody is watched"),
     Inert("service_tier", Literal["auto", "default", "flex", "scale", "priority"], "there is one tier"),
     Inert("prompt_cache_key", _Label, "prefixes are found by their tokens"),
-    Inert("prompt_cache_retention", Literal["in_memory", "in-memory", "24h"], "KV blocks stay while there is room"),
+    Inert(
+        "prompt_cache_retention",
+        Literal["in_memory", "in-memory", "24h"],
+        "KV blocks stay while there is room",
+    ),
     Inert("verbosity", Literal["low", "medium", "high"], "models here have no such setting"),
 )
+_GIVEN_BACK = ("safety_identifier", "service_tier", "prompt_cache_key")  # with a response, so in its own type
 _OBFUSCATION = Inert("include_obfuscation", bool, "nothing is padded: use TLS")
 
 INERT: dict[str, tuple[Row, ...]] = {
@@ -85,20 +90,25 @@ INERT: dict[str, tuple[Row, ...]] = {
         Inert("request_id", _Label, "the header X-Request-Id names a request"),
         Inert("spaces_between_special_tokens", bool, "text is decoded as the tokenizer says"),
         Inert("guided_decoding_backend", _Label, "there is one"),
-        Refused("logits_processors", "code of a client is not run in the server; logit_bias, bad_words and "
-                "allowed_token_ids are there"),
+        Refused(
+            "logits_processors",
+            "code of a client is not run in the server; logit_bias, bad_words and "
+            "allowed_token_ids are there",
+        ),
         Refused("guided_grammar", "give structured_outputs.grammar"),
         Refused("guided_whitespace_pattern", "JSON comes on one line"),
         Refused("kv_transfer_params", "blocks are not sent to other engines"),
         Refused("vllm_xargs", "they belong to plug-ins of vLLM"),
         Refused("prompt_embeds", "prompts are text or token ids"),
     ),
-    "CompletionRequest": (
-        Refused("suffix", "text cannot be inserted between two others"),
-    ),
+    "CompletionRequest": (Refused("suffix", "text cannot be inserted between two others"),),
     "ChatRequest": (
         _CACHE_CONTROL,
-        Inert("modalities", Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)], "text is all there is"),
+        Inert(
+            "modalities",
+            Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)],
+            "text is all there is",
+        ),
         Inert("include", Annotated[list[_Label], Meta(max_length=32)], "there is nothing more to include"),
         Refused("audio", "models here write text"),
         Refused("prediction", "predicted output is not used"),
@@ -133,25 +143,30 @@ INERT: dict[str, tuple[Row, ...]] = {
     "Tool": (_CACHE_CONTROL,),
     "Function": (_CACHE_CONTROL,),
     "NamedSchema": (
-        Inert("description", Annotated[str, Meta(max_length=MAX_BYTES)], "the text follows the schema, which "
-              "the model is not shown"),
+        Inert(
+            "description",
+            Annotated[str, Meta(max_length=MAX_BYTES)],
+            "the text follows the schema, which the model is not shown",
+        ),
     ),
     "ResponseRequest": (
-        *_ACCOUNTING,
-        Inert("include", Annotated[list[_Label], Meta(max_length=32)], "there is nothing more to include"),
-        Inert("truncation", Literal["disabled"], "an input that is too long is refused"),
-        Inert("background", Literal[False], "responses are generated at once"),
+        *(row for row in _ACCOUNTING if row.name not in _GIVEN_BACK),
         Inert("client_metadata", _Anything, "your own labels"),
         Inert("stream_options", Annotated[dict[str, bool], Meta(max_length=1)], "nothing is padded: use TLS"),
         Refused("conversation", "give previous_response_id, or the whole conversation as input"),
         Refused("prompt", "there are no stored prompts: give input"),
+    ),
+    "CountTokensRequest": (
+        Refused("thread", "send the whole conversation (the client's tool_runner takes thread=False)"),
     ),
     "InputItem": (
         Inert("phase", Literal["commentary", "final_answer"], "templates know no phases"),
         Inert("created_by", _Label, "your own label"),
     ),
     "ContentPart": (_CACHE_CONTROL,),
-    "TextOptions": (Inert("verbosity", Literal["low", "medium", "high"], "models here have no such setting"),),
+    "TextOptions": (
+        Inert("verbosity", Literal["low", "medium", "high"], "models here have no such setting"),
+    ),
 }
 
 

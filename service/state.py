@@ -13,6 +13,7 @@ from quire.engine.config import EngineInfo
 from quire.service.admission import Admission, QueueLimits
 from quire.service.answer.conversations import ConversationMemory
 from quire.service.answer.resumption.recordings import Recordings
+from quire.service.answer.stored_responses import ResponseStore
 from quire.service.config import ServiceConfig
 from quire.service.engine_client import Engine
 from quire.service.errors import ApiError, no_room, not_ready, too_large
@@ -61,6 +62,7 @@ class ServerState:
         self.streams: set[Stoppable] = set()  # but not for these (/startup)
         self.recordings = Recordings(config, self.keys, self.generations)
         self.conversations = ConversationMemory(config.max_conversations_bytes)
+        self.responses = ResponseStore(config.max_stored_bytes)
         self.loop_watch = LoopWatch()
         self.lab_pools = LabPools()
         self.blocks = BlockFeed(has_keys=config.asks_for_keys)

@@ -15,6 +15,7 @@ from quire.engine.arrays import Int32
 from quire.engine.models.config import ModelConfig
 from quire.kernels.attention.hopper_decode import decode as hopper_decode
 from quire.kernels.attention.hopper_prefill import prefill as hopper_prefill
+from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.kv_format import FP8, FP12, SCALED, UNSCALED, KVFormat
 from quire.kernels.formats.kv_scales import SCALE_TYPE
 from quire.kernels.formats.layer_cache import LayerCache
@@ -37,8 +38,12 @@ def dequantized_dtype(
     That is worth its memory where `quire.kernels.attention.hopper_prefill.prefill` takes heads and blocks,
     and fp12 is as exact as bf16.
     """
-    group, full = config.num_heads // config.num_kv_heads, not all(config.windows)
-    dequantizes = full and hopper_prefill.dequantizes(gpu, dtype, held, config.head_dim, group, block_size)
+    group, full = config.largest_group, not all(config.windows)
+    dequantizes = (
+        config.plain
+        and full
+        and hopper_prefill.dequantizes(gpu, dtype, held, config.head_dim, group, block_size)
+    )
     return dtype if dequantizes else None
 
 
@@ -51,7 +56,7 @@ def automatic_format(config: ModelConfig, dtype: torch.dtype, gpu: Gpu, block_si
     memory.
     """
     dequantized = dequantized_dtype(config, FP12, dtype, gpu, block_size)
-    group = config.num_heads // config.num_kv_heads
+    group = config.largest_group
     if dequantized is None or not hopper_decode.takes_heads(gpu, dtype, config.head_dim, group, block_size):
         return UNSCALED[dtype]
     taken = bytes_per_block(config, 1, FP12) + dequantized_bytes_per_block(config, 1, dequantized)
@@ -80,7 +85,8 @@ def _why_unsuited(held: KVFormat, model: ModelConfig, gpu: Gpu) -> str | None:
     if held == FP8 and gpu is not NO_GPU and not gpu.has_e4m3:
         return f"fp8_e4m3 needs a GPU of compute capability 8.9 or later, but {gpu.name} is older"
     try:
-        held.elements(model.head_dim)
+        for spec in model.cache_specs:
+            held.elements(spec.head_dim)
     except ValueError as error:
         return str(error)
     return None
@@ -111,24 +117,31 @@ class KVCache:
         self.block_size = block_size
         self.host: Tensor | None = None  # the same blocks in pinned host memory
         self._copy_blocks = copy_blocks
-        layers, heads = config.num_layers, config.num_kv_heads
-        elements = held.elements(config.head_dim)
-        end = layers * 2 * heads * block_size * elements * held.dtype.itemsize
-        memory = self.blocks[:, :end].view(held.dtype).unflatten(1, (layers, 2, heads, block_size * elements))
-        kv = held.vectors(memory, block_size, config.head_dim)
-        scales: list[Tensor | None] = [None] * layers
-        if held.scaled:
-            scales[:] = (
-                self.blocks[:, end:].view(SCALE_TYPE).unflatten(1, (layers, heads, block_size, 2)).unbind(1)
+        specs = config.cache_specs
+        places = np.cumsum([0, *(_vectors(spec, block_size, held) for spec in specs)]).tolist()
+        kv = [
+            held.vectors(
+                self.blocks[:, begin:end].view(held.dtype).unflatten(1, (2, spec.heads, -1)),
+                block_size,
+                spec.head_dim,
             )
+            for spec, begin, end in zip(specs, places, places[1:], strict=False)
+        ]
+        scales: list[Tensor | None] = [None] * len(specs)
+        if held.scaled:
+            sizes = [spec.heads * block_size * 2 for spec in specs]
+            each = self.blocks[:, places[-1] :].view(SCALE_TYPE).split(sizes, dim=1)
+            scales[:] = [
+                part.unflatten(1, (spec.heads, block_size, 2)) for part, spec in zip(each, specs, strict=True)
+            ]
         dequantized = None
-        if dequantized_dtype is not None:
-            shape = num_blocks, 2, heads, block_size, config.head_dim
+        if dequantized_dtype is not None:  # all layers' heads are alike
+            shape = num_blocks, 2, config.num_kv_heads, block_size, config.head_dim
             dequantized = torch.empty(shape, dtype=dequantized_dtype, device=device)
         # Attention with a window reads the cache itself.
         self.layers = [
             LayerCache(vectors, held, scale, None if spec.window else dequantized)
-            for vectors, scale, spec in zip(kv.unbind(1), scales, config.cache_specs, strict=True)
+            for vectors, scale, spec in zip(kv, scales, specs, strict=True)
         ]
 
     def add_host_tier(self, num_blocks: int) -> None:
@@ -151,6 +164,11 @@ class KVCache:
     def copy(self, pairs: Tensor) -> None:
         """Copy whole blocks, pairs [C, 2] of (source, destination) on the device, in one launch."""
         self._copy_blocks(self.blocks, pairs)
+
+
+def _vectors(spec: CacheSpec, block_size: int, held: KVFormat) -> int:
+    """Return the bytes of a layer's vectors in a block, without scales."""
+    return 2 * spec.heads * block_size * held.elements(spec.head_dim) * held.dtype.itemsize
 
 
 def touched(shape: tuple[int, ...]) -> Tensor:

@@ -101,7 +101,7 @@ class ModelRunner:
         if device.type == "cuda":
             self.workspace = DecodeWorkspace.allocate(rows, config.num_heads, config.head_dim, device)
             self.queue = CudaQueue(device)
-            width = rows_of_cascade(config.num_heads // config.num_kv_heads)
+            width = rows_of_cascade(config.largest_group)
             self.cascades = Cascades(rows, cache.block_size, width)
         self.decode_graphs: Graphs | None = None
         self.mixed_graphs: Graphs | None = None

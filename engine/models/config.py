@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from quire.engine.models.attention_shape import AttentionShape
 from quire.engine.models.json_fields import Fields, read_json
 from quire.engine.models.rope_config import RopeConfig
 from quire.kernels.formats.cache_spec import CacheSpec
@@ -16,7 +17,8 @@ Activation = Literal["silu", "relu", "gelu", "gelu_tanh"]
 Implementation = Literal["native", "transformers"]
 
 VOCABULARY_ROWS = 16  # of which a rank has a multiple: noise is drawn for four tokens at once
-MAX_HEAD_DIM = 256  # what the attention kernels take
+MAX_HEAD_DIM = 512  # what the attention kernels take
+MAX_GROUP = 64  # query heads to a KV head, likewise
 
 _DTYPES: dict[str, Dtype] = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 _SILU: dict[str, Activation] = {"silu": "silu", "swish": "silu"}
@@ -61,14 +63,30 @@ class ModelConfig:
     final_norm: bool = True
     norm_affine: bool = True  # layer norms have weight and bias
     implementation: Implementation = "native"  # transformers: `quire.engine.models.general`
-    scales: tuple[float, ...] = ()  # of each layer's scores; none: 1 ÷ √head_dim
+    attention: tuple[AttentionShape, ...] = ()  # by layer; none: all as the fields say. Those have the most
     ranks: int = 1  # that heads, the MLP's width and the vocabulary are divided among
     kv_copies: int = 1  # ranks that hold the same KV heads
 
     @property
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         """Return what each layer keeps of the tokens that it has seen."""
-        return tuple(CacheSpec(self.num_kv_heads, self.head_dim, window) for window in self.windows)
+        if not self.attention:
+            return tuple(CacheSpec(self.num_kv_heads, self.head_dim, window) for window in self.windows)
+        layers = zip(self.attention, self.windows, strict=True)
+        return tuple(CacheSpec(each.kv_heads, each.head_dim, window) for each, window in layers)
+
+    @property
+    def largest_group(self) -> int:
+        """Query heads that a KV head serves, in the layer where they are most."""
+        groups = (each.heads // each.kv_heads for each in self.attention)
+        return max(groups, default=self.num_heads // self.num_kv_heads)
+
+    @property
+    def plain(self) -> bool:
+        """Whether all layers attend alike, but for windows, and by a softmax of scaled scores alone."""
+        return len({(each.kv_heads, each.head_dim, each.plain) for each in self.attention}) <= 1 and all(
+            each.plain for each in self.attention
+        )
 
     @property
     def layer_weights(self) -> int:

@@ -48,18 +48,23 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 def layer_shape(config: ModelConfig, layer: int, dtype: torch.dtype) -> LayerShape:
     """Return a layer, computed in dtype, as the choice of kernels sees it."""
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    cache = config.cache_specs[layer]
+    heads, plain = config.num_heads, True
+    if config.attention:
+        heads, plain = config.attention[layer].heads, config.attention[layer].plain
+    q_size, kv_size = heads * cache.head_dim, cache.heads * cache.head_dim
     hidden, inner, gated = config.hidden_size, config.intermediate_size, config.rope is not None
     share: Share = "whole" if config.ranks == 1 else "inputs"
     return LayerShape(
         dtype=dtype,
-        num_heads=config.num_heads,
-        cache=config.cache_specs[layer],
+        num_heads=heads,
+        cache=cache,
         qkv=Matrix(q_size + 2 * kv_size, hidden, config.qkv_bias),
         output=Matrix(hidden, q_size, config.output_bias, share=share),
         up=Matrix(2 * inner if gated else inner, hidden, config.mlp_bias),
         down=Matrix(hidden, inner, config.mlp_bias, share=share),
         gated=gated,
+        plain=plain,
     )
 
 

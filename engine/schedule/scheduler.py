@@ -8,19 +8,17 @@ Deterministic: the same calls in the same order give the same plans.
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import islice
 
-import msgspec
 import numpy as np
 
 from quire.engine.capacity import Capacity
 from quire.engine.hashing import BlockHasher
 from quire.engine.memory.prefix_cache import Found
 from quire.engine.messages import Output, Request, StepOutputs
-from quire.engine.records import Miss, Wait, WaitReason
 from quire.engine.schedule import lifecycle
 from quire.engine.schedule.commit import commit, finish_transfers, resume_masked
 from quire.engine.schedule.draft import Prefill, StepDraft
+from quire.engine.schedule.notes import note_admission, note_stalled, note_wait
 from quire.engine.schedule.plan import StepPlan, StepResult
 from quire.engine.schedule.preemption import Grant, Preemption, PreemptionPolicy
 from quire.engine.schedule.state import SchedulerState
@@ -29,7 +27,6 @@ from quire.engine.sequences.rows import Index
 from quire.engine.sequences.sequence import Sequence, SequenceGroup
 
 WATERMARK = 0.01  # share of the blocks that admission leaves to those already running
-MAX_HOLDERS = 8  # requests that are named of those that one waits for
 MAX_SPILLS = 64  # cached blocks a step looks at to copy to host memory before they are evicted
 
 
@@ -102,13 +99,13 @@ class Scheduler:
         if draft.preempted:
             draft.forget_preempted()
             decodes = decodes[self.rows.decoding[decodes]]
-            self._wait_for("blocks")
+            note_wait(self.state, "blocks")
         elif draft.stalled:
-            self._wait_for("blocks")
+            note_wait(self.state, "blocks")
         elif self.state.waiting:
             self._admit(draft, now, prefilling, only)
         if draft.stalled or self.state.stalled:
-            self._note_stalled(draft)
+            note_stalled(self.state, draft)
         if self.blocks.pool.num_free < self._spill_reserve:
             missing = self._spill_reserve - self.blocks.pool.num_free
             self.blocks.host.spill(min(MAX_SPILLS, missing), self.blocks.moves)
@@ -143,6 +140,8 @@ class Scheduler:
             plan, step = draft.mixed_plan(rows, decodes, contexts, moves, overrides, block_size)
             groups = [prefill.sequence.group for prefill in draft.prefills if prefill.samples]
             step.begun = [group for group in groups if not group.prefill_queue]
+            for group in step.begun:
+                group.timeline.count_steps(steps)
         else:
             plan, step = draft.decode_plan(rows, decodes, contexts, moves, overrides)
         state.in_flight.append(step)
@@ -261,14 +260,14 @@ class Scheduler:
         while draft.budget:
             group = next((each for each in state.waiting if only is None or each in only), None)
             if group is None:
-                self._wait_for("trials")
+                note_wait(self.state, "trials")
                 return
             if group.transferring:
-                self._wait_for("blocks")
+                note_wait(self.state, "blocks")
                 return
             spare = self._watermark if state.running else 0
             if len(group.live) > self.rows.num_free:
-                self._wait_for("sequences", len(group.live))
+                note_wait(self.state, "sequences", len(group.live))
                 return
             if group.swapped:
                 away = {block for sequence in group.live for block in sequence.host_table}
@@ -277,12 +276,12 @@ class Scheduler:
                 # block for each sequence that runs.
                 spare = max(spare, self.rows.num_used) if state.running else 0
                 if needed + spare > available:
-                    self._wait_for("blocks", needed)
+                    note_wait(self.state, "blocks", needed)
                     return
                 self._swap_in(draft, group)
             else:
                 if spare >= available:
-                    self._wait_for("blocks")
+                    note_wait(self.state, "blocks")
                     return
                 found = self._find(group.in_cache[0])
                 needed = self._blocks_to_find(group, found)
@@ -290,45 +289,16 @@ class Scheduler:
                     found = found.first(len(found) - 1)  # no room for a copy of the last block
                     needed = self._blocks_to_find(group, found)
                 if needed + spare > available:
-                    self._wait_for("blocks", needed)
+                    note_wait(self.state, "blocks", needed)
                     return
                 self._begin(draft, group, found, now)
             available -= needed
-        self._wait_for("budget")
-
-    def _wait_for(self, reason: WaitReason, needed: int = 0) -> None:
-        """Note what the head of the queue, if there is one, waits for."""
-        state, waits = self.state, self.state.queue_waits
-        if not state.waiting:
-            waits.end(state.clock())
-        elif reason != waits.reason:
-            of_rows = reason == "sequences"
-            wait = Wait(
-                reason,
-                running=len(state.running),
-                holders=[group.request.id for group in islice(state.running, MAX_HOLDERS)],
-                held=self.rows.num_used if of_rows else self.blocks.pool.num_active,
-                total=self.rows.size if of_rows else self.blocks.pool.num_blocks,
-                needed=needed,
-            )
-            waits.begin(wait, state.clock())
-
-    def _note_stalled(self, draft: StepDraft) -> None:
-        """Note which running groups wait for blocks in this step, and which no longer do."""
-        state, now = self.state, self.state.clock()
-        sequences = [self.rows.sequences[row] for row in draft.stalled]
-        stalled = {sequence.group for sequence in sequences if sequence is not None}
-        for group in stalled - state.stalled:
-            group.timeline.enter("waiting_for_blocks", now)
-        for group in state.stalled - stalled:
-            if group.timeline.name == "waiting_for_blocks" and not group.prefill_queue:
-                group.timeline.enter("decode", now)
-        state.stalled = stalled
+        note_wait(self.state, "budget")
 
     def _begin(self, draft: StepDraft, group: SequenceGroup, found: Found, now: float) -> None:
         """Start a waiting group with blocks that were found for it."""
         lifecycle.start(self.state, group, draft)
-        first, timeline = group.in_cache[0], group.timeline
+        first = group.in_cache[0]
         self._attach(first, found)
         if found.host:
             draft.loaded.append((first, len(found)))
@@ -339,11 +309,9 @@ class Scheduler:
             block_size = self.blocks.block_size
             on_device = found.num_tokens(block_size) - len(found.host) * block_size
             group.cached_host_tokens = max(0, group.cached_tokens - on_device)
-            clock = self.state.clock()
-            timeline.admit(clock, self.state.queue_waits.since(timeline.waited_before, clock))
-            timeline.miss = self._miss(first, found)
+            note_admission(self.state, group, found)
         if found.host:
-            timeline.enter("loading", self.state.clock())
+            group.timeline.enter("loading", self.state.clock())
         group.prefill_queue = list(group.in_cache) if group.forked else group.live[:1]
         self._schedule_prefill(draft, group)
 
@@ -374,19 +342,6 @@ class Scheduler:
         if group.prompt_logprobs is not None and group.prompt_logprobs_asked < group.num_prompt:
             return found.first((group.prompt_logprobs_asked - 1) // self.blocks.block_size)
         return self.blocks.with_tail(sequence, found)
-
-    def _miss(self, sequence: Sequence, found: Found) -> Miss | None:
-        """Say why what follows `found` was not; None if the whole prompt was, but for its last token."""
-        group, block_size = sequence.group, self.blocks.block_size
-        token = found.num_tokens(block_size)
-        if not self.blocks.has_prefix_cache:
-            return Miss("off", token)
-        if token >= group.num_prompt - 1:
-            return None
-        if group.prompt_logprobs is not None:
-            return Miss("prompt_logprobs", token)
-        miss = self.blocks.explain_miss(sequence, len(found))
-        return miss if found.tail is None else msgspec.structs.replace(miss, token=token)
 
     def _find_start(self, sequence: Sequence) -> None:
         """Begin a later sequence of a group: it shares the prompt of the first one, and may find more."""

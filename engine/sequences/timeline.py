@@ -17,6 +17,7 @@ class Timeline:
     """Told of each change of a request's state, and of nothing while there is none."""
 
     __slots__ = (
+        "_between",
         "_count",
         "_recomputing",
         "_since",
@@ -45,14 +46,16 @@ class Timeline:
         self.num_preemptions = 0
         self.company = Company()
         self._since = arrival
+        self._between = False  # the state that is entered next has begun already
         self._count = 0  # tokens that the chunk computes
         self._recomputing = False
         self._steps: Company | None = None  # all steps there were when it began to decode
 
     def enter(self, name: SpanName, now: float, count: int = 0) -> None:
         """Begin another state."""
-        self._close(now)
-        self.name, self._count = name, count
+        if not self._between:
+            self._close(now)
+        self.name, self._count, self._between = name, count, False
 
     def _close(self, now: float) -> None:
         seconds = now - self._since
@@ -84,6 +87,7 @@ class Timeline:
         self._close(max(self._since, now - for_blocks))
         self.name = "waiting_for_blocks"
         self._close(now)
+        self._between = True
 
     def chunk(self, now: float, tokens: int) -> None:
         """Begin to compute `tokens` of a prompt, or of what a preemption has lost."""
@@ -91,15 +95,19 @@ class Timeline:
 
     def decode(self, now: float, steps: Company) -> None:
         """Begin to decode, or go on. `steps`: all that there have been."""
-        if self._steps is None:
-            self._steps = Company(steps.steps, steps.mixed, steps.prefilled, steps.sequences)
+        self.count_steps(steps)
         if self.preemptions and (last := self.preemptions[-1]).back is None and last.away is not None:
             last.back = now - last.at - last.away
         self._recomputing = False
         self.enter("decode", now)
 
+    def count_steps(self, steps: Company) -> None:
+        """Count the steps that follow as its own, until it stops decoding."""
+        if self._steps is None:
+            self._steps = Company(steps.steps, steps.mixed, steps.prefilled, steps.sequences)
+
     def stop_decoding(self, steps: Company) -> None:
-        """Count the steps since `decode`."""
+        """Add up the steps that were its own."""
         begun, company = self._steps, self.company
         if begun is not None:
             company.steps += steps.steps - begun.steps
@@ -123,6 +131,8 @@ class Timeline:
         """Note that it is let in again, if it was preempted."""
         if self.preemptions and (last := self.preemptions[-1]).away is None:
             last.away = now - last.at
+            self._close(now)
+            self._between = True
 
     def end(
         self,

@@ -251,6 +251,6 @@ def prefix_attention(
         q.stride(0), block_tables.stride(0), *kv.stride()[:4], *words(cache.scales),
         GROUP=group, ROWS=width, BLOCK_M=LANES, BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim, DIM=dim, TILE=tiles.keys, PLANES=bool(cache.format.planes),
-        num_warps=4, num_stages=tiles.stages,
+        num_warps=max(4, dim // 64), num_stages=tiles.stages,
         **dependent_launch(q.device),
     )  # fmt: skip

@@ -37,7 +37,6 @@ READS_EARLY = frozenset(
         "order",
         "cascade_of",
         "shared_lens",
-        "sinks",
         "rope",
         "q_norm",
         "k_norm",

@@ -15,6 +15,7 @@ from quire.kernels.formats.layer_cache import LayerCache
 # Start of a running maximum: finite, so that "nothing seen yet" minus itself is 0 and not NaN.
 LOWEST = tl.constexpr(-1.0e30)
 LOG2_E = 1.4426950408889634
+MAX_HEAD_DIM = 512
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # a tile has keys of several blocks, or is a part of one
 
 
@@ -163,10 +164,10 @@ def check_attention_inputs(q: torch.Tensor, out: torch.Tensor, cache: LayerCache
     cache.check()
     heads, dim = q.shape[1:]
     kv, kv_heads, block_size, kv_dim = cache.kv, cache.kv_heads, cache.block_size, cache.head_dim
-    if dim != kv_dim or dim > 256 or heads % kv_heads or heads > 64 * kv_heads:
+    if dim != kv_dim or dim > MAX_HEAD_DIM or heads % kv_heads or heads > 64 * kv_heads:
         raise ValueError(
             f"q has {heads} heads of dim {dim} and the cache {kv_heads} heads of dim {kv_dim}; the dims must "
-            "agree and be at most 256, and each kv head must serve the same 1 to 64 query heads"
+            f"agree and be at most {MAX_HEAD_DIM}, and each kv head must serve the same 1 to 64 query heads"
         )
     if block_size not in BLOCK_SIZES:
         raise ValueError(f"block size {block_size} is not supported; use one of {BLOCK_SIZES}")

@@ -209,7 +209,8 @@ def prefill(
         num_sequences, layer.scale * LOG2_E, layer.window, layer.softcap * LOG2_E or None, layer.sinks,
         q.stride(0), batch.block_tables.stride(0), *cache.kv.stride()[:4], *words(cache.scales),
         GROUP=group, BLOCK_M=block_m, BLOCK_SIZE=block_size, HEAD_DIM=head_dim, DIM=dim,
-        TILE=tiles.keys, PLANES=bool(cache.format.planes), num_warps=block_m // 16, num_stages=tiles.stages,
+        TILE=tiles.keys, PLANES=bool(cache.format.planes),
+        num_warps=max(block_m // 16, dim // 64), num_stages=tiles.stages,
         maxnreg=128 if block_m == 128 else None,  # two programs on a multiprocessor: a third faster
     )  # fmt: skip
 

@@ -39,6 +39,7 @@ def run(arguments: Namespace) -> int:
         insecure=arguments.insecure,
         unknown_fields=arguments.unknown_fields,
         otlp_endpoint=arguments.otlp_endpoint,
+        reasoning_parser=arguments.reasoning_parser,
         max_num_queued_reqs=arguments.max_num_queued_reqs,
         max_num_queued_tokens=arguments.max_num_queued_tokens,
         shutdown_timeout=arguments.shutdown_timeout,

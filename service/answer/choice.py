@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire.engine.messages import Output, TokenLogprob
+from quire.service.text.pieces import AnswerParser
 from quire.service.text.stop_strings import StopMatcher
 from quire.service.text.tools.calls import AnswerParts, Part
-from quire.service.text.tools.parser import ToolCallParser
 
 if TYPE_CHECKING:
     from quire.service.text.detokenizer import Detokenizer
@@ -34,6 +34,7 @@ class Choice:
         "index",
         "last_time",
         "logprobs",
+        "num_reasoning",
         "num_tokens",
         "parts",
         "stop_reason",
@@ -47,7 +48,7 @@ class Choice:
         detokenizer: Detokenizer,
         stops: tuple[str, ...],
         min_tokens: int = 0,
-        parser: ToolCallParser | None = None,
+        parser: AnswerParser | None = None,
         *,
         include_stop: bool = False,
     ) -> None:
@@ -67,6 +68,7 @@ class Choice:
         self.tokens: list[int] = []
         self.logprobs: list[LogprobEntry] = []
         self.num_tokens = 0
+        self.num_reasoning = 0  # tokens of those, by which it thought
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.cumulative_logprob: float | None = None  # of a beam
@@ -84,11 +86,11 @@ class Choice:
             return
         tokens = output.tokens
         self.cumulative_logprob = output.cumulative_logprob
-        plain = self._matcher is None and self._parser is None
+        plain = self._matcher is None and (self._parser is None or self._parser.plain)
         if plain and output.logprobs is None and output.stop_token is None:
             text = self._detokenizer.push(tokens) if tokens else ""
             if text:
-                self.texts.append(text)
+                self._tell_plain(text)
             self.tokens += tokens
             self.num_tokens += len(tokens)
         else:
@@ -108,7 +110,10 @@ class Choice:
             if output.logprobs is not None:
                 self.logprobs.append(LogprobEntry(token, output.logprobs[at], self._length))
             if at < last or output.stop_token is None or self._include_stop:
+                thinks = self._parser is not None and self._parser.thinking
                 self._show(self._detokenizer.push([token]))
+                if thinks or (self._parser is not None and self._parser.thinking):
+                    self.num_reasoning += 1
                 if self.finish_reason is not None:
                     return
 
@@ -130,6 +135,12 @@ class Choice:
             if self._parser.done:
                 self.finish_reason = "tool_calls"
         elif text:
+            self.texts.append(text)
+
+    def _tell_plain(self, text: str) -> None:
+        if self.parts is not None:
+            self.parts.add(text)
+        else:
             self.texts.append(text)
 
     def _finish(self, reason: str, stop: int | str | None) -> None:
@@ -156,7 +167,7 @@ class Choice:
         return [text] if text else []
 
     def take_text(self) -> str:
-        """Return the text that has come, of an answer without tools."""
+        """Return the text that has come, of an answer that is all text."""
         texts = self.texts
         if len(texts) == 1:
             text = texts[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.service.errors import bad_value
 from quire.service.shares import Shares
 from quire.service.text.rendering import TemplateMessage
 
@@ -69,16 +68,11 @@ class Conversations:
         for response_id in list(self._kept):
             self.forget(response_id)
 
+    def __contains__(self, response_id: str) -> bool:
+        return response_id in self._kept
+
     def find(self, response_id: str) -> list[TemplateMessage]:
-        """Raises ApiError 400."""
-        found = self._kept.pop(response_id, None)
-        if found is None:
-            raise bad_value(
-                "previous_response_id",
-                f"there is no response {response_id!r} to go on from: it is not of this WebSocket, failed, "
-                "or has been forgotten. Send the whole conversation as input",
-                "previous_response_not_found",
-            )
-        self._kept[response_id] = found
+        """Return one that is there, which is the latest used from now on. Raises KeyError."""
+        found = self._kept[response_id] = self._kept.pop(response_id)
         self._memory.use(self, response_id)
         return found[0]

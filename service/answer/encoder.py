@@ -113,10 +113,13 @@ class ChunkEncoder:
         if choice.parts is None:
             text = json_string(choice.take_text())
         else:
-            said, calls = choice.parts.take_apart()
-            text = json_string(said)
+            said, thought, calls = choice.parts.take_apart()
+            text = json_string(said) if said or not (thought or calls) else b"null"
+            if thought:
+                thinking = json_string(thought)
+                text += b',"reasoning":' + thinking + b',"reasoning_content":' + thinking
             if calls:
-                text = (text if said else b"null") + b',"tool_calls":' + _encode(calls)
+                text += b',"tool_calls":' + _encode(calls)
         if finish is None and not extras:
             return [before + text + self._plain_tail]
         parts = [before, text, self._style.after, b',"logprobs":']
@@ -139,7 +142,9 @@ class ChunkEncoder:
     def _usage_of(self, choice: Choice) -> Usage:
         """So far. That of all choices would take longer the more there are, for each of their chunks."""
         group = self._groups[choice.index]
-        return Usage.of(len(group.prompt.tokens), choice.num_tokens, group.cached_tokens)
+        return Usage.of(
+            len(group.prompt.tokens), choice.num_tokens, group.cached_tokens, choice.num_reasoning
+        )
 
     def _open(self, index: int) -> bytes:
         start = self._head + b'{"index":%d,' % index

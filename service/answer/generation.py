@@ -17,8 +17,9 @@ from quire.service.answer.choice import Choice, LogprobEntry
 from quire.service.answer.replies import Usage
 from quire.service.engine_client import Engine, RequestStream
 from quire.service.errors import ApiError, not_ready, refused
-from quire.service.explain.times import RequestTimes
+from quire.service.explain.times import RequestTimes, Status
 from quire.service.http.access_line import Cost
+from quire.service.text.reasoning.use import Reasoning, answer_parser, markers_of
 from quire.service.text.tools.use import ToolUse
 from quire.service.text.turn_end import TurnEnd
 
@@ -46,6 +47,7 @@ class Options:
     token_ids: bool = False
     tokens_as_ids: bool = False
     tools: ToolUse | None = None
+    reasoning: Reasoning | None = None  # how thinking is told from the answer; None: all is the answer
     num_logprobs: int = 0  # that an answer sent at once may carry
     best: int | None = None  # how many of a prompt's samples are returned, ranked; None: all, in order
 
@@ -120,18 +122,18 @@ class Generation:
             raise not_ready(f"the engine died: {error}") from None
         options, first = self.options, len(self._groups) * params.n
         context = prompt.tokens if options.continues else []
-        tools = options.tools
+        markers = markers_of(options.reasoning, options.tools)
         choices = [
             Choice(
                 first + i,
                 self.tokenizer.detokenizer(
                     context,
                     skip_special_tokens=options.skip_special_tokens,
-                    shown=() if tools is None else tools.format.markers,
+                    shown=markers,
                 ),
                 (*options.stops, *end.strings),
                 params.min_tokens,
-                None if tools is None else tools.parser(),
+                answer_parser(options.reasoning, options.tools),
                 include_stop=options.include_stop,
             )
             for i in range(params.n)
@@ -305,8 +307,8 @@ class Generation:
         if times.ended is None:
             times.output_tokens = sum(choice.num_tokens for choice in self.choices)
             times.finish_reasons = [choice.finish_reason or self._end_reason for choice in self.choices]
-            ended = "failed" if self._end_reason == "error" else "aborted"
-            self._admission.past_requests.end(times, "finished" if self.finished else ended)
+            ended: Status = "failed" if self._end_reason == "error" else "aborted"
+            self._admission.past_requests.end(times, "finished" if self.unfinished == 0 else ended)
         for group in self._groups.values():
             if group.unfinished:
                 group.stream.abort()
@@ -333,7 +335,7 @@ class Generation:
         prompt = sum(len(group.prompt.tokens) for group in self._groups.values())
         completion = sum(choice.num_tokens for choice in self.choices)
         cached = sum(group.cached_tokens for group in self._groups.values())
-        return Usage.of(prompt, completion, cached)
+        return Usage.of(prompt, completion, cached, sum(choice.num_reasoning for choice in self.choices))
 
     def cost(self) -> Cost:
         """Return what the log tells of it."""

@@ -16,19 +16,26 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
     @classmethod
-    def of(cls, prompt: int, completion: int, cached: int) -> Usage:
+    def of(cls, prompt: int, completion: int, cached: int, reasoning: int = 0) -> Usage:
+        """reasoning: tokens of the completion by which the model thought."""
         return cls(
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
             prompt_tokens_details=PromptTokensDetails(cached),
+            completion_tokens_details=CompletionTokensDetails(reasoning),
         )
 
 
@@ -87,6 +94,8 @@ class ReplyMessage(msgspec.Struct):
     tool_calls: list[ReplyToolCall] | msgspec.UnsetType = msgspec.UNSET
     refusal: None = None
     annotations: list[dict[str, str]] = []
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET  # what the model thought first
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET  # the same
 
 
 class ChatChoice(_Choice, kw_only=True):

@@ -88,5 +88,3 @@ async def block_detail(state: ServerState, request: Request) -> Response:
     if reply.tokens:
         (reply.text,) = await state.decode_all([reply.tokens], skip_special_tokens=False)
     return JsonResponse(reply)
-
-

@@ -32,13 +32,16 @@ from quire.service.api.request_params import (
     truncated,
 )
 from quire.service.api.requests.chat import ChatRequest
+from quire.service.api.requests.forms import UNWRAPPED
 from quire.service.api.streams import answer
 from quire.service.errors import bad_value
 from quire.service.http.codec import decode
 from quire.service.http.framing import Framing
 from quire.service.http.gate import note_ignored
 from quire.service.state import ServerState
+from quire.service.text.reasoning.use import Reasoning
 from quire.service.text.rendering import render, template_arguments
+from quire.service.text.structured import Form
 from quire.service.text.tools.calls import whole_calls
 from quire.service.text.tools.use import ToolUse
 
@@ -101,10 +104,13 @@ async def prompt_text(renderer: TemplateRenderer, tokenizer: Tokenizer, model: s
 def _message(choice: Choice) -> ReplyMessage:
     if choice.parts is None:
         return ReplyMessage("assistant", choice.take_text())
-    text, calls = choice.parts.take_apart()
-    if not calls:
-        return ReplyMessage("assistant", text)
-    return ReplyMessage("assistant", text or None, whole_calls(calls))
+    text, thinking, calls = choice.parts.take_apart()
+    message = ReplyMessage("assistant", text or (None if thinking or calls else ""))
+    if calls:
+        message.tool_calls = whole_calls(calls)
+    if thinking:
+        message.reasoning = message.reasoning_content = thinking
+    return message
 
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
@@ -132,15 +138,26 @@ async def generate(
 ) -> Generation:
     """Hand the request to the engine; `continues`: its answer has begun in the prompt. Raises ApiError."""
     engine, tokenizer, info = state.serving()
-    note_ignored(connection.scope, template_arguments(tokenizer, body.chat_template_kwargs, body.reasoning_effort)[1])
+    arguments, unused = template_arguments(tokenizer, body.chat_template_kwargs, body.reasoning_effort)
+    reasoning = Reasoning.of(state.config.reasoning_parser, tokenizer, tokens, arguments, continues=continues)
+    if reasoning is None and body.thinking_token_budget is not None:
+        unused.append("thinking_token_budget")
+    note_ignored(connection.scope, unused)
     top = (body.top_logprobs or 0) if body.logprobs else None
-    budget = token_budget(body, tokens, "messages", info, None)
+    budget = token_budget(body, tokens, "messages", info, info.sampling_defaults.max_tokens)
     carried = LogprobBudget.of(body, top)
     if body.token_limit is None:
         budget = carried.room(len(tokens), budget)
     carried.check(len(tokens), budget)
     tools = ToolUse.of(body, tokenizer)
-    grammar = await checked_grammar(state, body.form if tools is None else tools.form)
+
+    def form() -> Form | None:
+        answer = body.form() if tools is None else tools.form()
+        if reasoning is None or (answer is not None and answer.field in UNWRAPPED):
+            return answer
+        return reasoning.form(answer, body.thinking_token_budget)
+
+    grammar = await checked_grammar(state, form)
     params = sampling_params(body, budget, top, grammar, info)
     options = Options(
         stops=body.stop_strings,
@@ -152,6 +169,7 @@ async def generate(
         best=body.ranked,
         num_logprobs=carried.total(len(tokens), budget),
         tools=tools,
+        reasoning=reasoning,
     )
     salt = cache_salt(connection, body.cache_salt)
     times = state.times_of(connection, state.check_model(body.model))

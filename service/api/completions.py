@@ -123,7 +123,9 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
     carried = LogprobBudget.of(body, body.logprobs, echo)
     prompts, params = await _read_prompts(state, body), []
     for prompt in prompts:
-        budget = token_budget(body, prompt.tokens, "prompt", info, DEFAULT_MAX_TOKENS)
+        budget = token_budget(
+            body, prompt.tokens, "prompt", info, info.sampling_defaults.max_tokens or DEFAULT_MAX_TOKENS
+        )
         sampling = sampling_params(body, max(budget, 1), body.logprobs, grammar, info)
         if echo and logprobs and body.prompt_logprobs is None:
             sampling = structs.replace(sampling, prompt_logprobs=body.logprobs)

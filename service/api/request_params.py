@@ -12,6 +12,7 @@ from quire.engine.config import EngineInfo
 from quire.engine.errors import FieldError
 from quire.engine.messages import MAX_LOGIT_BIAS, SamplingParams
 from quire.service.api.requests.sampling import SamplingFields
+from quire.service.api.sampling_defaults import with_defaults
 from quire.service.errors import bad_value, no_room, refused
 from quire.service.state import ServerState
 from quire.service.text.structured import Form
@@ -33,20 +34,35 @@ class TokenLimit(Protocol):
     def num_sequences_name(self) -> str: ...
 
 
+class SampledTokens(Protocol):
+    """A request that names tokens to stop at or to prefer."""
+
+    @property
+    def stop_token_ids(self) -> list[int] | None: ...
+
+    @property
+    def logit_bias(self) -> dict[int, float] | None: ...
+
+
 def check_token_ids(tokens: Sequence[int], vocab_size: int, param: str) -> None:
     """Raises ApiError 400 if a token is not of the model's vocabulary."""
     if tokens and max(tokens) >= vocab_size:
         raise bad_value(param, f"{param}: token id {max(tokens)} is not below the vocabulary's {vocab_size}")
 
 
-def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
+def check_sampled_ids(body: SampledTokens, info: EngineInfo) -> None:
     """Raises ApiError 400 if a token id of the sampling parameters is not of the model's vocabulary."""
     check_token_ids(body.stop_token_ids or [], info.vocab_size, "stop_token_ids")
     biased = list(body.logit_bias or ())
     check_token_ids(biased, info.vocab_size, "logit_bias")
-    check_token_ids(body.allowed_token_ids or [], info.vocab_size, "allowed_token_ids")
     if biased and min(biased) < 0:
         raise bad_value("logit_bias", f"logit_bias: {min(biased)} is no token id")
+
+
+def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
+    """Check them, and how many sequences there are. Raises ApiError 400."""
+    check_sampled_ids(body, info)
+    check_token_ids(body.allowed_token_ids or [], info.vocab_size, "allowed_token_ids")
     for name, count in (("best_of", body.best_of), ("n", body.n)):
         if count is not None and count > info.max_num_seqs:
             raise bad_value(
@@ -118,6 +134,7 @@ def sampling_params(
     """Return what the engine is asked. Raises ApiError 400."""
     try:
         params = body.sampling_params(max_tokens, logprobs, grammar)
+        params = with_defaults(body, params, info.sampling_defaults)
     except FieldError as error:
         raise refused(error) from None
     if body.allowed_token_ids is None:

@@ -8,7 +8,9 @@ from quire.service.http.tidying import structs_in
 from quire.service.inert import rows_of
 
 _NULL = {"type": "null"}
-_NOTHING_ELSE = "Other fields are refused by name, unless they are null (or the server ignores unknown fields)"
+_NOTHING_ELSE = (
+    "Other fields are refused by name, unless they are null (or the server ignores unknown fields)"
+)
 
 
 def widen(components: dict[str, Any], requests: list[type]) -> None:

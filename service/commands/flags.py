@@ -12,11 +12,14 @@ from quire.service.commands.parser import Action, Flag, FlagGroup, Parser, metav
 from quire.service.config import UnknownFields
 from quire.service.demo import MODEL_FOLDER
 from quire.service.text.named_templates import template_names
+from quire.service.text.reasoning.formats import REASONING_PARSERS
 
 OTHER_PARALLELISM = (
     "a server divides its model by --tensor-parallel-size only; for more requests run several servers "
     "behind quire route"
 )
+
+_FOLDERS = "as --generation-config has it, or {}"
 
 
 def flag(
@@ -73,6 +76,17 @@ def add_chat_template(group: FlagGroup) -> None:
     )
 
 
+def add_generation_config(group: FlagGroup) -> None:
+    flag(
+        group,
+        "--generation-config",
+        default="auto",
+        metavar="WHOSE",
+        help="How tokens are chosen where a request does not say. auto: as generation_config.json in the "
+        "model's folder has it; vllm: temperature 1 and no more; else a folder with such a file.",
+    )
+
+
 def add_engine_flags(parser: Parser) -> None:
     """Add what an engine is started with."""
     add_model(parser)
@@ -108,8 +122,8 @@ def add_model_flags(group: FlagGroup) -> None:
         "--model-impl",
         choices=get_args(ModelImpl),
         default="auto",
-        help="native: a decoder of Quire's own; transformers: that library's modelling code; auto: native "
-        "where there is one.",
+        help="native: a decoder of Quire's own; transformers: that library's modelling code, in CUDA graphs "
+        "where it allows that; auto: native where there is one.",
     )
     flag(
         group,
@@ -313,6 +327,15 @@ def add_service_flags(parser: Parser) -> None:
     )
     flag(
         group,
+        "--reasoning-parser",
+        choices=REASONING_PARSERS,
+        default="auto",
+        help="How the model writes what it thinks before it answers, which answers then carry apart. auto: "
+        "as its chat template tells; none: all is the answer.",
+    )
+    add_generation_config(group)
+    flag(
+        group,
         "--unknown-fields",
         choices=get_args(UnknownFields),
         default="refuse",
@@ -379,9 +402,20 @@ def add_service_flags(parser: Parser) -> None:
 
 def add_sampling_flags(group: FlagGroup) -> None:
     """Add how tokens are drawn, with the defaults that requests to a server have."""
-    flag(group, "--temperature", type=float, default=1.0, help="0: always the likeliest token.")
+    add_generation_config(group)
+    flag(group, "--temperature", type=float, shown=_FOLDERS.format(1), help="0: always the likeliest token.")
     flag(
-        group, "--top-p", type=float, default=1.0, help="Draw from the likeliest tokens of this probability."
+        group,
+        "--top-p",
+        type=float,
+        shown=_FOLDERS.format(1),
+        help="Draw from the likeliest tokens of this probability.",
     )
-    flag(group, "--top-k", type=int, default=0, help="Draw from so many of the likeliest tokens; 0: all.")
+    flag(
+        group,
+        "--top-k",
+        type=int,
+        shown=_FOLDERS.format(0),
+        help="Draw from so many of the likeliest tokens; 0: all.",
+    )
     flag(group, "--sampling-seed", type=int, shown="drawn", help="The same seed gives the same answer.")

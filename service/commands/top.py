@@ -10,7 +10,7 @@ import threading
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -112,9 +112,12 @@ class Watcher:
         with self.lock:
             self.view.problem = problem
 
-    def _open(self, path: str):  # type: ignore[no-untyped-def]
+    def _open(self, path: str) -> HTTPResponse:
         try:
-            return urlopen(Request(self._url + path, headers=self._headers), timeout=TIMEOUT)
+            response: HTTPResponse = urlopen(
+                Request(self._url + path, headers=self._headers), timeout=TIMEOUT
+            )
+            return response
         except HTTPError as error:
             message = _message(error)
             if error.code in (401, 403, 404):

@@ -1,4 +1,4 @@
-"""What `quire top` shows: the pool as the stream tells of it, rates from the metrics, and both as a screen."""
+"""What `quire top` shows: the pool as the stream tells of it, and rates from the metrics."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ class TopView:
                 used = counts[ACTIVE] + counts[COMPUTING]
                 cached = counts[CACHED] + counts[PINNED]
                 moving = size - used - cached - counts[FREE]
-                words = f"{used:,} active  {cached:,} cached  {counts[FREE]:,} free  {moving:,} moving  of {size:,}"
-                grid.add_row(name, _bar(used, cached, size), words)
+                words = f"{used:,} active  {cached:,} cached  {counts[FREE]:,} free  {moving:,} moving"
+                grid.add_row(name, _bar(used, cached, size), f"{words}  of {size:,}")
         return grid
 
     def _rates(self) -> Grid:
@@ -130,14 +130,20 @@ class TopView:
             sum(value for (name, labels), value in self.metrics.items() if _is(name, labels, state))
             for state in ("running", "waiting", "swapped")
         )
-        grid.add_row(f"{running:.0f} running", f"{waiting:.0f} waiting", f"{swapped:.0f} swapped", self._hit_rate())
+        grid.add_row(
+            f"{running:.0f} running", f"{waiting:.0f} waiting", f"{swapped:.0f} swapped", self._hit_rate()
+        )
         rates = [f"{words} {rate:,.0f}" for words, rate in self.rates.items()]
         for first in range(0, len(rates), 3):
             grid.add_row(*rates[first : first + 3])
         return grid
 
     def _hit_rate(self) -> str:
-        found = {labels: value for (name, labels), value in self.metrics.items() if name == "quire_prefix_cache_tokens_total"}
+        found = {
+            labels: value
+            for (name, labels), value in self.metrics.items()
+            if name == "quire_prefix_cache_tokens_total"
+        }
         total = sum(found.values())
         if not total:
             return "prefix hits: no prompt yet"
@@ -173,7 +179,10 @@ class TopView:
             named = sum(len(each.blocks) for each in sequences)
             rows.append((distinct, request, sequences, named - distinct))
         for distinct, request, sequences, saved in sorted(rows, key=lambda row: (-row[0], row[1]))[:most]:
-            tokens, host = (sum(values) for values in zip(*((s.tokens, s.num_host_blocks) for s in sequences), strict=True))
+            tokens, host = (
+                sum(values)
+                for values in zip(*((s.tokens, s.num_host_blocks) for s in sequences), strict=True)
+            )
             first = sequences[0]
             numbers = (len(sequences), tokens, distinct, saved, host)
             grid.add_row(str(request), first.state, first.key, *(f"{number:,}" for number in numbers))
@@ -185,7 +194,9 @@ class TopView:
 def _bar(used: int, cached: int, size: int) -> Text:
     active = round(_BAR * used / size)
     kept = min(_BAR - active, round(_BAR * cached / size))
-    return Text.assemble(("█" * active, "cyan"), ("▓" * kept, "yellow"), ("░" * (_BAR - active - kept), "dim"))
+    return Text.assemble(
+        ("█" * active, "cyan"), ("▓" * kept, "yellow"), ("░" * (_BAR - active - kept), "dim")
+    )
 
 
 def _is(name: str, labels: str, state: str) -> bool:

@@ -78,20 +78,27 @@ def read(data: bytes | str, decoder: msgspec.json.Decoder[T], *, ignore_unknown:
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise bad_value(None, f"this is not valid JSON: {error}", "invalid_json") from None
     try:
-        tidied = tidy(msgspec.json.decode(data), decoder.type, ignore_unknown=ignore_unknown)
+        body = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        raise _bad_field(wrong, decoder.type) from None
+    try:
+        tidied = tidy(body, decoder.type, ignore_unknown=ignore_unknown)
         return Read(decoder.decode(msgspec.json.encode(tidied.body)), tidied.ignored)
     except msgspec.ValidationError as error:
-        wrong = error
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        pass
-    raise _bad_field(wrong, decoder.type) from None
+        raise _bad_field(error, decoder.type) from None
 
 
 def _bad_field(error: msgspec.ValidationError, kind: object) -> ApiError:
     """Name the field at fault, or what is unknown or missing in it: msgspec says `... - at `$.a[0].b``."""
+    own = error.__cause__  # a check of ours
+    if isinstance(own, FieldError):
+        return refused(own)
     message = str(error)
     found = _PATH.search(message)
     path = found.group(1) if found else ""
+    own = error.__cause__  # a check of ours
+    if isinstance(own, FieldError) and not path:
+        return refused(own)
     named = _NAMED.search(message)
     if named is not None:
         problem, name = named.groups()
@@ -103,5 +110,4 @@ def _bad_field(error: msgspec.ValidationError, kind: object) -> ApiError:
         allowed = alternatives(kind, path) if message.startswith("Invalid") else []
         hint = f"; strings allowed here: {', '.join(map(repr, allowed))}" if allowed else ""
         return bad_value(path, f"{path}: {message}{hint}")
-    own = error.__cause__  # a check of ours
-    return refused(own) if isinstance(own, FieldError) else bad_value(None, message)
+    return bad_value(None, message)

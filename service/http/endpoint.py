@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.service.errors import ApiError
 
@@ -30,3 +30,15 @@ class Endpoint(Generic[State]):
             raise ApiError(405, message, allow=", ".join(self._methods))
         response = await self._handler(self._state, Request(scope, receive))
         await response(scope, receive, send)
+
+
+class Counted:
+    """An ASGI app whose answers the gate counts under its path."""
+
+    def __init__(self, app: ASGIApp, path: str) -> None:
+        self._app = app
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["endpoint"] = self._path
+        await self._app(scope, receive, send)

@@ -26,7 +26,10 @@ class EventStream(EventSourceResponse):
     """
 
     def __init__(
-        self, events: AsyncIterator[msgspec.Struct | msgspec.Raw], config: ServiceConfig, streams: set[Stoppable]
+        self,
+        events: AsyncIterator[msgspec.Struct | msgspec.Raw],
+        config: ServiceConfig,
+        streams: set[Stoppable],
     ) -> None:
         self._streams = streams
         self._events = events

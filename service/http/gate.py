@@ -6,7 +6,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect
@@ -17,11 +17,13 @@ from quire.service.errors import ApiError
 from quire.service.http.access_line import fields_of, words_of
 from quire.service.http.body import Bodies, Body, too_large
 from quire.service.http.codec import error_response
+from quire.service.http.dialects import OLLAMA, dialect_of
 from quire.service.http.subprotocols import offered_key
 from quire.service.keys import Key, KeyRing
 from quire.service.origins import is_allowed
 
 log = logging.getLogger("quire.service.request")
+_notes = logging.getLogger("quire.service")
 
 _LOGGED_PATH = 200  # characters
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -30,11 +32,14 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _SINGLE = frozenset({b"authorization", b"content-type", b"host", b"origin", b"x-api-key"})
 _IGNORED_NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{1,96}")
 _MAX_TOLD = 256  # names of ignored fields that the log has told of
+_FROM_A_PAGE = frozenset({b"origin", b"referer", b"sec-fetch-site"})  # which browsers send
 _BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 
 
 def note_ignored(scope: Scope, names: Iterable[str]) -> None:
-    """Have the answer's header name the fields of the request that had no effect."""
+    """Have the answer's header name the fields of the request that had no effect: a socket's is out."""
+    if scope["type"] == "websocket":
+        return
     scope["state"]["ignored"] = [*scope["state"].get("ignored", ()), *names]
 
 
@@ -44,8 +49,17 @@ class Gate:
     Answers with X-Request-Id, the client's own if it is well formed.
     """
 
-    def __init__(self, app: ASGIApp, config: ServiceConfig, public: frozenset[str], keys: KeyRing) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: ServiceConfig,
+        public: frozenset[str],
+        keys: KeyRing,
+        count: Callable[[str, int], None] | None = None,
+    ) -> None:
+        """`count` is told of each answer: its endpoint ("other": none), and its status (0: none came)."""
         self._app = app
+        self._count = count
         self._config = config
         self._bodies = Bodies(config)
         self._public = public
@@ -97,6 +111,8 @@ class Gate:
         finally:
             if body is not None:
                 body.close()
+            if self._count is not None:
+                self._count(scope["state"].get("endpoint", "other"), status)
             self._log(scope, request_id.decode(), status, time.monotonic() - began)
 
     def _ignored(self, scope: Scope) -> list[tuple[bytes, bytes]]:
@@ -105,7 +121,7 @@ class Gate:
         for name in names:
             if name not in self._told and len(self._told) < _MAX_TOLD:
                 self._told.add(name)
-                log.info("the field %s of a request has no effect here: it is ignored from now on", name)
+                _notes.info("the field %s of a request has no effect here: it is ignored from now on", name)
         return [(b"x-quire-ignored", ", ".join(dict.fromkeys(names)).encode())] if names else []
 
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
@@ -153,7 +169,7 @@ class Gate:
         if self._keys and scope["path"] not in self._public:
             key = self._check_key(_given_key(headers, offered_key(scope)))
         if scope.get("method") == "POST":
-            self._check_body(headers)
+            self._check_body(scope["path"], headers)
         return key
 
     def _check_size(self, scope: Scope) -> None:
@@ -190,9 +206,11 @@ class Gate:
             )
             raise ApiError(401, message, param="api_key", code="invalid_api_key")
 
-    def _check_body(self, headers: dict[bytes, bytes]) -> None:
+    def _check_body(self, path: str, headers: dict[bytes, bytes]) -> None:
+        """Other sites' pages cannot say that a body is JSON; Ollama's clients need not say it."""
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-        if kind != b"application/json":
+        lenient = dialect_of(path) is OLLAMA and not _FROM_A_PAGE & headers.keys()
+        if kind != b"application/json" and not lenient:
             raise ApiError(415, "the Content-Type must be application/json", param="content-type")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise ApiError(415, "compressed bodies are not supported", param="content-encoding")

@@ -65,7 +65,9 @@ def structs_in(kind: type) -> Iterator[type]:
 def _tidied(value: Any, place: _Place, path: str, ignored: dict[str, None], ignore_unknown: bool) -> Any:
     if isinstance(value, list) and place.items is not None:
         items = place.items
-        return [_tidied(item, items, f"{path}[{at}]", ignored, ignore_unknown) for at, item in enumerate(value)]
+        return [
+            _tidied(item, items, f"{path}[{at}]", ignored, ignore_unknown) for at, item in enumerate(value)
+        ]
     struct = _chosen(place.structs, value) if isinstance(value, dict) else None
     if struct is None:
         return value

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,11 +15,13 @@ from quire.engine.errors import EngineDeadError
 from quire.engine.inspection.messages import PoolAnswer, PoolQuestion, PrefixAnswer, PrefixQuestion
 from quire.service.engine_client import Engine
 from quire.service.errors import ApiError
-from quire.service.inspector.updates import BlockHistory
 
 PERIOD = 0.25  # seconds between two looks at the pool
 PREFIX_PERIOD = 1.0  # and at its texts
 ENGINE_SHARE = 0.02  # of the engine's time that looking may take
+
+if TYPE_CHECKING:
+    from quire.service.inspector.updates import BlockHistory
 
 
 class BlockCounts(msgspec.Struct, frozen=True):
@@ -88,6 +91,8 @@ class BlockFeed:
     def _take(self, answer: PoolAnswer) -> None:
         history = self._history
         if history is None or len(history.last.states) != len(answer.states):
+            from quire.service.inspector.updates import BlockHistory  # a server listens before it has numpy
+
             self._history = BlockHistory(answer, self._name_key)
             self._version += 2  # nobody has what came before
         else:

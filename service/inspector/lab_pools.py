@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from quire.engine.lab.pool import Pool
 from quire.service.errors import ApiError
 from quire.service.shares import Shares
+
+if TYPE_CHECKING:
+    from quire.engine.lab.pool import Pool
 
 NUM_BLOCKS = 64
 MAX_POOLS = 64
@@ -41,7 +44,7 @@ class LabPools:
             oldest = self._shares.next_to_go(lambda _: False)
             assert oldest is not None, "pools without shares"
             self._forget(oldest[1])
-        pool_id, pool = secrets.token_hex(16), Pool(NUM_BLOCKS, block_size)
+        pool_id, pool = secrets.token_hex(16), _new_pool(block_size)
         self._visits[pool_id] = _Visit(tenant, pool, self._timer(pool_id))
         self._shares.add(tenant, pool_id, 1)
         return pool_id, pool
@@ -65,7 +68,7 @@ class LabPools:
     def reset(self, tenant: str, pool_id: str, block_size: int) -> Pool:
         """Return a new pool in place of the one of this id. Raises ApiError 404."""
         self.find(tenant, pool_id)
-        pool = self._visits[pool_id].pool = Pool(NUM_BLOCKS, block_size)
+        pool = self._visits[pool_id].pool = _new_pool(block_size)
         return pool
 
     def leave(self, tenant: str, pool_id: str) -> Pool:
@@ -85,3 +88,9 @@ class LabPools:
         visit = self._visits.pop(pool_id)
         visit.idle.cancel()
         self._shares.remove(visit.tenant, pool_id)
+
+
+def _new_pool(block_size: int) -> Pool:
+    from quire.engine.lab.pool import Pool  # a server listens before it has imported the engine's parts
+
+    return Pool(NUM_BLOCKS, block_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import get_args
 
 from quire.engine.config import RegistryReport, StepStats
@@ -29,6 +30,7 @@ class Metrics:
         self.cached_host_tokens = 0  # of those, from blocks in host memory
         self.generation_tokens = 0
         self.finished: dict[str, int] = dict.fromkeys(get_args(FinishReason), 0)
+        self.answers: Counter[tuple[str, int]] = Counter({("other", 404): 0})  # by endpoint, status
         self.time_to_first_token = Histogram(SECONDS)
         self.inter_token_latency = Histogram(SECONDS)
         self.queue_time = Histogram(LATENCY_SECONDS)
@@ -37,6 +39,9 @@ class Metrics:
         self.registry: RegistryReport | None = None  # None: there is none
         self.registry_publish = Histogram(REGISTRY_SECONDS)
         self.step_tokens = {kind: Histogram(TOKENS) for kind in ("prefill", "decode")}
+
+    def answered(self, endpoint: str, status: int) -> None:
+        self.answers[endpoint, status] += 1
 
     def step(self, stats: StepStats) -> None:
         self.stats = stats

@@ -67,6 +67,15 @@ class _Families(Collector):
             "Requests that ended, each prompt of a list for one, by how their last choice did",
             *finished,
         )
+        answers = [
+            ({"endpoint": endpoint, "status": str(status)}, count)
+            for (endpoint, status), count in sorted(self._metrics.answers.items())
+        ]
+        yield counter(
+            "quire_http_requests",
+            "Requests by endpoint and status (0: the client left before there was one)",
+            *answers,
+        )
         for name, text, latencies in (
             ("vllm:time_to_first_token_seconds", "Arrival to first token", self._metrics.time_to_first_token),
             ("vllm:inter_token_latency_seconds", "Time between tokens", self._metrics.inter_token_latency),

@@ -13,6 +13,7 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
@@ -28,7 +29,7 @@ def encode(collector: Collector, accept: str) -> tuple[bytes, str]:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     if OPENMETRICS in accept:
-        text = generate_openmetrics(registry)
+        text = generate_openmetrics(registry, escaping=ALLOWUTF8)  # the default makes vllm: to vllm_
         return text, f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
     return generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8"
 

@@ -88,11 +88,6 @@ export async function onlyContinues(model) {
   }
 }
 
-/** Prometheus text. */
-export async function fetchMetrics(signal) {
-  return (await request("/metrics", { signal })).text();
-}
-
 /** Start-up phases {phase, done, total, unit, seconds}, the last of them "ready". */
 export async function* watchStartup() {
   const response = await request("/startup");

@@ -1,29 +1,10 @@
-// The map of the KV cache's blocks, drawn from the server's metrics.
+// The small map of the KV cache's blocks, by the stream of their counts. The whole map is the page /blocks.
 
-import { fetchMetrics } from "./api.js";
+import { blockEvents } from "./blocks/updates.js";
 import { element } from "./dom.js";
 
 const MAX_CELLS = 128;
-const IDLE_MS = 2000;
-const BUSY_MS = 400;
 const STATES = ["active", "cached", "free"];
-
-/** {active, cached, free, blockSize?} of the device tier; null when the server has no blocks yet. */
-export function readBlocks(metrics) {
-  const blocks = {};
-  for (const line of metrics.split("\n")) {
-    const sample = /^([a-zA-Z_:][\w:]*)\{(.*)\}\s+(\S+)/.exec(line);
-    if (!sample) continue;
-    const [, name, labelText, value] = sample;
-    const labels = Object.fromEntries([...labelText.matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map((m) => [m[1], m[2]]));
-    if (name === "quire_kv_blocks" && labels.tier === "device" && STATES.includes(labels.state)) {
-      blocks[labels.state] = Number(value);
-    } else if (name === "vllm:cache_config_info" && labels.block_size) {
-      blocks.blockSize = Number(labels.block_size);
-    }
-  }
-  return STATES.every((state) => Number.isFinite(blocks[state])) ? blocks : null;
-}
 
 /** How many of `cells` each state gets: in proportion, but a state that has blocks has at least one. */
 export function shareCells({ active, cached, free }, cells) {
@@ -44,37 +25,42 @@ export class KvBar {
   #bar = document.getElementById("kv");
   #map = document.getElementById("kv-map");
   #size = document.getElementById("kv-size");
-  #timer = 0;
-  #polling = false;
-  #busy = false;
+  #following = false;
   #lost;
 
-  /** `lost` is called when the server cannot be reached. */
+  /** `lost` is called when the stream has ended: the server cannot be reached, or serves no more. */
   constructor(lost) {
     this.#lost = lost;
-    document.addEventListener("visibilitychange", () => this.poll());
   }
 
-  /** While an answer is being made the map is drawn more often. */
-  setBusy(busy) {
-    this.#busy = busy;
-    this.poll();
-  }
-
-  /** Draws now, and again every while as long as the page is visible. */
-  async poll() {
-    clearTimeout(this.#timer);
-    if (this.#polling || document.hidden) return;
-    this.#polling = true;
+  /** Draws what the stream tells for as long as the page is visible. Calls meanwhile change nothing. */
+  async follow() {
+    if (this.#following) return;
+    this.#following = true;
     try {
-      const blocks = readBlocks(await fetchMetrics(AbortSignal.timeout(5000)));
-      if (blocks) this.#draw(blocks);
-    } catch (error) {
+      for (;;) await this.#followUntilHidden();
+    } catch {
       this.#bar.hidden = true;
-      if (error.status === 0) this.#lost();
+      this.#following = false;
+      this.#lost();
+    }
+  }
+
+  /** A page that nobody sees gives its connection back: a browser has few for each server. */
+  async #followUntilHidden() {
+    if (document.hidden) {
+      await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
+      return;
+    }
+    const abort = new AbortController();
+    const hide = () => abort.abort();
+    document.addEventListener("visibilitychange", hide, { once: true });
+    try {
+      for await (const counts of blockEvents("counts", abort.signal)) this.#draw(counts);
+    } catch (error) {
+      if (error.name !== "AbortError") throw error;
     } finally {
-      this.#polling = false;
-      this.#timer = setTimeout(() => this.poll(), this.#busy ? BUSY_MS : IDLE_MS);
+      document.removeEventListener("visibilitychange", hide);
     }
   }
 
@@ -93,8 +79,7 @@ export class KvBar {
     for (const state of STATES) {
       document.getElementById(`kv-${state}`).textContent = blocks[state].toLocaleString("en");
     }
-    this.#size.textContent =
-      `${total.toLocaleString("en")} blocks` + (blocks.blockSize ? ` of ${blocks.blockSize} tokens` : "");
+    this.#size.textContent = `${total.toLocaleString("en")} blocks of ${blocks.block_size} tokens`;
     this.#map.setAttribute(
       "aria-label",
       `KV cache: ${blocks.active} blocks active, ${blocks.cached} cached, ${blocks.free} free, of ${total}`,

@@ -48,7 +48,7 @@ const library = new Library({
   full: () => showToast("The browser's storage is full: delete a chat, or export them."),
   elsewhere: showElsewhere,
 });
-const answers = new Answers(library, { changed: showChange, ended: showEnd });
+const answers = new Answers(library, { begun: () => chats.update(), changed: showChange, ended: showEnd });
 const settings = new Settings({ refused: (refusal) => showToast(refusal), changed: keepSettings });
 const startup = new StartupCard(() => connection.open());
 const transcript = new Transcript({
@@ -81,7 +81,7 @@ async function showConnection(state) {
   showState(phase, model);
   if (phase === "ready") showModel();
   composer.setReady(phase === "ready", phase === "ready" ? invitation() : PLACEHOLDERS[phase]);
-  if (state.phase === "ready") kvbar.poll();
+  if (state.phase === "ready") kvbar.follow();
 }
 
 function invitation() {
@@ -111,7 +111,6 @@ function showAround() {
   const busy = answers.isReading(library.current);
   composer.setBusy(busy);
   byId("messages").classList.toggle("busy", busy); // then there is nothing to edit, and no other branch to show
-  if (model) kvbar.setBusy(answers.any);
   showUse(model, library.current.branch);
   if (library.current.isEmpty) settings.show(load(DEFAULTS, {}), "For new chats.");
   else settings.show(library.current.settings ?? {}, "For this chat.");
@@ -159,12 +158,10 @@ function goOn(message) {
 }
 
 function begin(messages) {
-  library.saveNow();
   answers.begin(library.current, messages, model);
   transcript.update(library.current.rows);
   transcript.follow();
   showAround();
-  chats.update();
   announce("Answering.");
 }
 
@@ -176,7 +173,6 @@ function showChange(conversation, message) {
 function showEnd(conversation, message) {
   if (conversation.id !== library.current.id) {
     chats.mark(conversation.id);
-    kvbar.setBusy(answers.any);
     return;
   }
   transcript.viewOf(message)?.render();

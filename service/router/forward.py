@@ -17,11 +17,14 @@ from quire.service.errors import ApiError, not_ready
 from quire.service.explain.trace_context import TraceContext
 from quire.service.http.connection import ClientGone, Connection
 from quire.service.http.dialects import STREAM_TYPES, dialect_of
+from quire.service.http.gate import note_ignored
 from quire.service.router.events import whole_events
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.held import Share, read_body
 from quire.service.router.placement import Location, Placement
+from quire.service.router.refusals import ReplicaLost, is_refusal
 from quire.service.router.replica import Replica
+from quire.service.router.response_affinity import created_response, previous_response, wanted_response
 from quire.service.router.state import RouterState
 from quire.service.router.stream_affinity import (
     StreamAffinity,
@@ -36,26 +39,12 @@ from quire.service.tracing.otlp import FinishedSpan, Value
 log = logging.getLogger("quire.router")
 
 MAX_ATTEMPTS = 3
-BUSY = frozenset({429, 503})  # it has not begun: another replica may say better; else this is the answer
-_STALLED = b'"code":"engine_stalled"'  # a 503 of what may have begun
-
 # Of GET and HEAD nothing begins that could make a replica die.
 _HARMLESS = frozenset({"GET", "HEAD"})
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _CACHED_TOKENS = re.compile(rb'"cached_tokens":(\d+)')  # inside a JSON string the quotes would be escaped
-
-
-class _ReplicaLost(Exception):
-    """A replica failed, before the first byte of its answer or after it.
-
-    `begun`: it may have begun on the request, which may be why it failed; no other replica is to get that.
-    """
-
-    def __init__(self, message: str, *, begun: bool) -> None:
-        super().__init__(message)
-        self.begun = begun
 
 
 class Forward:
@@ -79,6 +68,7 @@ class _Exchange:
         self._body = body  # until it cannot have to be sent again
         self._share = share  # the body's, and its answer's
         self._route: bytes | None = None  # what was decided, as a header
+        self._is_noted = False  # where the response is that it creates
         self._is_predicted = False  # whether there is a prediction for all of the prompt
         traced = state.exporter is not None and started_request(request) is not None
         self._trace = TraceContext.of(request.headers.get("traceparent")) if traced else None
@@ -130,6 +120,9 @@ class _Exchange:
         asked = wanted_request(self._request)
         if asked is not None:
             return await self._pick_up(connection, asked, state.request_affinity)
+        stored = wanted_response(self._request)
+        if stored is not None:
+            return await self._pick_up(connection, stored, state.response_affinity)
         prompt = None
         if state.reader is not None and self._body:
             prompt = await state.reader.read(self._request, self._body)
@@ -145,12 +138,12 @@ class _Exchange:
             try:
                 digests = location.digests(placement.replica)
                 reply = await self._attempt(attempt, connection, placement, digests)
-            except _ReplicaLost as lost:
+            except ReplicaLost as lost:
                 if lost.begun:
                     message = "the replica was lost while it worked on this request, which is not tried again"
                     raise ApiError(502, message, code="replica_lost") from None
                 continue
-            if reply is None or not _is_refusal(reply):
+            if reply is None or not is_refusal(reply):
                 return reply
         if reply is None:
             raise not_ready("no replica could answer", 2)
@@ -165,7 +158,7 @@ class _Exchange:
         for attempt, replica in enumerate(holders, 1):
             try:
                 reply = await self._attempt(attempt, connection, Placement.at_home(replica))
-            except _ReplicaLost:
+            except ReplicaLost:
                 lost = True
                 continue
             if reply is None or reply.status_code != 404:
@@ -175,8 +168,16 @@ class _Exchange:
         return reply
 
     def _place(self, location: Location, tried: set[Replica]) -> Placement:
-        """A stream's id is in use where it was used last, and is refused there."""
+        """A stream's id is in use where it was used last, and is refused there.
+
+        A response is gone on from where it is stored.
+        """
         key, state = started_stream(self._request), self._state
+        previous = previous_response(self._request, self._body)
+        if previous is not None and not tried:
+            storer = state.response_affinity.find(previous, state.replicas)
+            if storer is not None and storer.up:
+                return Placement.at_home(storer)
         if key is None:
             placement = state.place(location, tried)
         else:
@@ -191,12 +192,12 @@ class _Exchange:
     async def _attempt(
         self, number: int, connection: Connection, placement: Placement, digests: Sequence[Digest] = ()
     ) -> Response | None:
-        """None once it was streamed. Raises _ReplicaLost before the first byte, and ApiError after it."""
+        """None once it was streamed. Raises ReplicaLost before the first byte, and ApiError after it."""
         self._route = placement.header(number)
         self._state.metrics.placed(placement, number)
         try:
             return await self._try(connection, placement, digests)
-        except _ReplicaLost as lost:
+        except ReplicaLost as lost:
             if connection.started:
                 message = "the replica was lost in the middle of its answer"
                 raise ApiError(502, message, code="replica_lost") from None
@@ -206,7 +207,7 @@ class _Exchange:
     async def _try(
         self, connection: Connection, placement: Placement, digests: Sequence[Digest]
     ) -> Response | None:
-        """None once it was streamed. Raises _ReplicaLost."""
+        """None once it was streamed. Raises ReplicaLost."""
         replica = placement.replica
         try:
             with replica.request(digests):
@@ -223,11 +224,12 @@ class _Exchange:
                 replica.lost(error)  # else it may just have closed a connection that was idle for long
             replica.sent_prefixes.refused(digests)
             begun = self._request.method not in _HARMLESS and not isinstance(error, _NEVER_SENT)
-            raise _ReplicaLost(f"{replica.name}: {error or type(error).__name__}", begun=begun) from None
+            raise ReplicaLost(f"{replica.name}: {error or type(error).__name__}", begun=begun) from None
         if answer.status == 503:
             replica.lost(f"it answers {answer.status}")
         if answer.status >= 400:
             replica.sent_prefixes.refused(digests)
+        self._note_response(placement, content)
         self._compare(placement, content)
         reply = Response(content, answer.status)
         length = answer.headers.get("content-length", str(len(content)))  # of HEAD: what GET would have
@@ -255,10 +257,13 @@ class _Exchange:
         self, connection: Connection, answer: aiohttp.ClientResponse, placement: Placement
     ) -> None:
         connection.keep_alive()
+        ignored = answer.headers.get("x-quire-ignored")
+        note_ignored(self._request.scope, [] if ignored is None else ignored.split(", "))
         mark = dialect_of(self._request.url.path).framing.after
         async for events in whole_events(answer.content.iter_any(), mark):
             await connection.write(events)
             self._drop_body()
+            self._note_response(placement, events)
             self._compare(placement, events)
         await connection.write(b"", last=True)
 
@@ -269,6 +274,12 @@ class _Exchange:
             self._share.take(len(chunk))
             chunks.append(chunk)
         return b"".join(chunks)
+
+    def _note_response(self, placement: Placement, content: bytes) -> None:
+        """Remember where a response is, once its answer names it."""
+        if not self._is_noted and (key := created_response(self._request, content)) is not None:
+            self._state.response_affinity.settle(key, placement.replica)
+            self._is_noted = True
 
     def _drop_body(self) -> None:
         self._share.give_back(len(self._body))
@@ -281,8 +292,3 @@ class _Exchange:
             if found and int(found[-1]) <= placement.prompt_tokens:
                 self._state.metrics.compare(placement, int(found[-1]))
                 self._is_predicted = False
-
-
-def _is_refusal(reply: Response) -> bool:
-    """Whether a replica has not begun on the request that it answers so."""
-    return reply.status_code in BUSY and _STALLED not in reply.body

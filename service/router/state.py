@@ -43,6 +43,7 @@ class RouterState:
         self.streams: set[Stoppable] = set()
         self.loop_watch = LoopWatch()
         self.stream_affinity = StreamAffinity()
+        self.response_affinity = StreamAffinity()
         self.request_affinity = StreamAffinity()
         endpoint = config.otlp_endpoint
         self.exporter = None if endpoint is None else SpanExporter(endpoint, "quire-router")

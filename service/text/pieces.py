@@ -28,7 +28,10 @@ Piece = str | Thought | CallStart | CallArguments
 class AnswerParser(Protocol):
     """Tells an answer's pieces apart as its text comes; what they are does not depend on how it is cut."""
 
-    num_calls: int
+    @property
+    def num_calls(self) -> int:
+        """Calls that have begun."""
+        ...
 
     @property
     def done(self) -> bool:

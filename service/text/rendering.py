@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from quire.service.errors import TemplateError, bad_value
+from quire.service.text.history import as_wanted
 from quire.service.text.named_templates import template_names
 from quire.service.text.template_renderer import TemplateRenderer
 
@@ -24,6 +25,9 @@ class TemplateArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     """The template variables that a client may set."""
 
     enable_thinking: bool | None = None
+    thinking: bool | None = None
+    preserve_thinking: bool | None = None
+    clear_thinking: bool | None = None
 
     def given(self) -> dict[str, Any]:
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
@@ -80,6 +84,7 @@ async def render(
         if tools or uses:
             field = "tools" if tools else param
             raise bad_value(field, f"{field}: the chat template of {model!r} knows no tools", "no_tools")
+    messages = as_wanted(template.source, messages)
     mark = ""
     if continues:
         mark = f"-continue-{secrets.token_hex(16)}"

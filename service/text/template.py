@@ -17,6 +17,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from quire.service.errors import TemplateError
+from quire.service.text.reasoning.formats import reasoning_format_of
 from quire.service.text.template_sandbox import MAX_CHARS, TemplateSandbox
 from quire.service.text.tools.formats import format_of
 
@@ -62,6 +63,7 @@ class ChatTemplate:
         self.source = source
         self.special_tokens = special_tokens
         self.tool_format = format_of(source)
+        self.reasoning_format = reasoning_format_of(source)
 
     def mentions(self, variable: str) -> bool:
         """False if setting `variable` could not change anything."""

@@ -91,9 +91,9 @@ class Tokenizer:
         """The token as the vocabulary writes it."""
         return self._backend.id_to_token(token) or ""
 
-    def has_token(self, text: str) -> bool:
-        """Whether `text` was added to the vocabulary as one token."""
-        return text in self._added
+    def added_token(self, text: str) -> int | None:
+        """Return the token that was added to the vocabulary as `text`."""
+        return self._added.get(text)
 
     def detokenizer(
         self, context: list[int], *, skip_special_tokens: bool, shown: tuple[str, ...] = ()

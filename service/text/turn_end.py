@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from quire.service.errors import TemplateError
-from quire.service.text.template import ChatTemplate
+
+if TYPE_CHECKING:
+    from quire.service.text.template import ChatTemplate
 
 _SAID, _NEXT = "what was said", "what is asked next"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from quire.service.explain.causes import causes
@@ -32,7 +33,7 @@ class FinishedSpan:
     attributes: dict[str, Value]
     failed: bool = False
     kind: int = SERVER
-    events: list[tuple[float, str, dict[str, Value]]] = field(default_factory=list)
+    events: Sequence[tuple[float, str, dict[str, Value]]] = ()
 
 
 def export_request(service: str, spans: list[FinishedSpan]) -> Json:

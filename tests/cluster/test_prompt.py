@@ -138,7 +138,50 @@ responses = st.builds(
         ]
     ),
 )
+USE = {"type": "tool_use", "id": "call_1", "name": "f", "input": {"x": 1}}
+USED = [
+    {"role": "assistant", "content": [{"type": "text", "text": "so"}, USE]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "2"}]},
+]
+turns = st.builds(
+    lambda role, content: {"role": role, "content": content},
+    st.sampled_from(["user", "assistant"]),
+    parts("text"),
+)
+messages = st.builds(
+    lambda said, used, more: {
+        "model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}, *said, *used], **more
+    },
+    st.lists(turns, max_size=4),
+    st.sampled_from([[], USED]),
+    st.sampled_from(
+        [
+            {},
+            {"system": "x-anthropic-billing-header: cch=1;\nbe brief", "thinking": {"type": "disabled"}},
+            {"tools": [{"name": "f", "input_schema": {"type": "object"}}, {"type": "web_search_1"}]},
+        ]
+    ),
+)  # fmt: skip
+ollama_chats = st.builds(
+    lambda said, more: {"model": "tiny", "messages": said, "options": {"num_predict": 1}, **more},
+    st.lists(
+        st.builds(
+            lambda role, text: {"role": role, "content": text}, st.sampled_from(["user", "assistant"]), texts
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from([{}, {"tools": TOOLS, "think": False}, {"format": "json", "keep_alive": 5}]),
+)
+ollama_prompts = st.builds(
+    lambda text, more: {"model": "tiny", "prompt": text, "options": {"num_predict": 1}, **more},
+    texts,
+    st.sampled_from([{}, {"raw": True}, {"system": "be brief"}]),
+)
 requests = st.one_of(
+    st.tuples(st.just("/v1/messages"), messages),
+    st.tuples(st.just("/api/chat"), ollama_chats),
+    st.tuples(st.just("/api/generate"), ollama_prompts),
     st.tuples(st.just("/v1/completions"), completions),
     st.tuples(st.just("/v1/chat/completions"), chats),
     st.tuples(st.just("/v1/responses"), responses),

@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anthropic
 import httpx
+import ollama
 import openai
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -108,6 +110,45 @@ def test_a_conversation_stays_with_its_replica(cluster: Cluster) -> None:
             last = next(event for event in connection if event.type in (*ENDS, "error"))
             assert last.type == "response.incomplete"
             previous = last.response.id
+
+
+def test_a_stored_response_is_found_where_it_is(cluster: Cluster) -> None:
+    """By a router that sent the request, and by one that did not."""
+    client = openai.OpenAI(base_url=f"{cluster.router.url}/v1", api_key="key", max_retries=0)
+    other = cluster.add_router()
+    cluster.prefer(0)
+    first = client.responses.create(model="tiny", input="a", max_output_tokens=5)
+    cluster.prefer(1)
+    second = client.responses.create(
+        model="tiny", input="b", max_output_tokens=5, previous_response_id=first.id
+    )
+    assert client.responses.retrieve(first.id) == first
+    other.prefer(cluster.replicas[1])
+    stranger = openai.OpenAI(base_url=f"{other.url}/v1", api_key="key", max_retries=0)
+    third = stranger.responses.create(
+        model="tiny", input="c", max_output_tokens=5, previous_response_id=second.id
+    )
+    assert stranger.responses.retrieve(third.id) == third
+    stranger.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    other.end()
+
+
+def test_the_other_apis_go_through(cluster: Cluster) -> None:
+    """Anthropic's events and Ollama's lines, and their errors."""
+    url, hello = cluster.router.url, [{"role": "user", "content": "hello"}]
+    with anthropic.Anthropic(base_url=url, api_key="key", max_retries=0) as client:
+        whole = client.messages.create(model="tiny", max_tokens=9, messages=hello)  # type: ignore[arg-type]
+        with client.messages.stream(model="tiny", max_tokens=9, messages=hello) as stream:  # type: ignore[arg-type]
+            assert stream.get_final_message().usage == whole.usage
+        with pytest.raises(anthropic.NotFoundError):
+            client.messages.create(model="other", max_tokens=9, messages=hello)  # type: ignore[arg-type]
+    ollamas = ollama.Client(url, headers=KEY)
+    *parts, last = ollamas.chat("tiny", hello, stream=True, options={"num_predict": 9})
+    assert len(parts) > 1 and (last.done, last.eval_count) == (True, 9)
+    refused = httpx.post(f"{url}/api/chat", json={"model": "tiny"})
+    assert (refused.status_code, list(refused.json())) == (401, ["error"])
 
 
 def test_the_gate_is_the_routers(cluster: Cluster) -> None:

@@ -64,8 +64,27 @@ def test_every_conversation_renders_and_comes_back(sample: list[Document], token
 
 
 def test_template_refuses_an_unknown_role(tokenizer: Any) -> None:
-    with pytest.raises(Exception, match="got tool"):
-        tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
+    with pytest.raises(Exception, match="got wizard"):
+        tokenizer.apply_chat_template([{"role": "wizard", "content": "x"}], tokenize=False)
+
+
+def test_template_writes_tools_and_calls(tokenizer: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {"x": "ü"}}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+        {"role": "tool", "content": "sunny"},
+    ]
+    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+    assert text.startswith("<|bos|><|system|>Be brief.\n\nYou may call functions:\n<tools>\n{")
+    assert text.endswith(
+        '<|user|>hello<|end|><|assistant|>I look.\n<tool_call>\n{"name": "f", "arguments": {"x": "ü"}}\n'
+        "</tool_call><|end|><|user|><tool_response>\nsunny\n</tool_response><|end|><|assistant|>"
+    )
+    plain = tokenizer.apply_chat_template(messages[:2], tokenize=False)
+    assert plain == "<|bos|><|system|>Be brief.<|end|><|user|>hello<|end|>"
 
 
 def test_any_text_survives_the_tokenizer(tokenizer: Any) -> None:

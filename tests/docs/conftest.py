@@ -1,10 +1,8 @@
-"""A `quire serve` of the demo model, and one whose chat template has tools."""
+"""A `quire serve` of the demo model."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,9 +12,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from quire.service.demo import MODEL_FOLDER
 from tests.docs.pages import ROOT, SECONDS
-from tests.service import tool_templates
 
 
 @contextmanager
@@ -45,16 +41,4 @@ def serving(*model: str) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def port() -> Iterator[str]:
     with serving() as number:
-        yield number
-
-
-@pytest.fixture(scope="session")
-def tools_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The demo model with a chat template that has tools."""
-    folder = tmp_path_factory.mktemp("model") / "with-tools"
-    shutil.copytree(MODEL_FOLDER, folder)
-    path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(settings | {"chat_template": tool_templates.HERMES}), encoding="utf-8")
-    with serving(str(folder)) as number:
         yield number

@@ -45,6 +45,10 @@ def test_openai_client_streams_a_response(port: str) -> None:
     assert "block" in run([sys.executable, "-c", program.replace(PORT, port)])
 
 
+def test_openai_client_goes_on_from_a_stored_response(port: str) -> None:
+    run([sys.executable, "-c", block("python", "retrieve", API).replace(PORT, port)])
+
+
 def test_curl_gets_json_by_a_schema(port: str) -> None:
     reply = json.loads(run(["bash", "-ec", block("sh", "json_schema", API).replace(PORT, port)]))
     answer = json.loads(reply["choices"][0]["message"]["content"])
@@ -57,14 +61,14 @@ def test_openai_client_parses_a_class(port: str) -> None:
     assert re.fullmatch(r"reason=.* verdict='(good|bad)'\n", shown, re.DOTALL)
 
 
-def test_curl_offers_a_tool(tools_port: str) -> None:
-    events = run(["bash", "-ec", block("sh", '"tools"', API).replace(PORT, tools_port)])
+def test_curl_offers_a_tool(port: str) -> None:
+    events = run(["bash", "-ec", block("sh", '"tools"', API).replace(PORT, port)])
     assert events.strip().endswith("data: [DONE]")
 
 
-def test_openai_client_calls_a_function(tools_port: str) -> None:
+def test_openai_client_calls_a_function(port: str) -> None:
     program = block("python", "function_call_output", API)
-    assert run([sys.executable, "-c", program.replace(PORT, tools_port)]).strip()
+    assert run([sys.executable, "-c", program.replace(PORT, port)]).strip()
 
 
 def test_openai_client_talks_over_a_socket(port: str) -> None:

@@ -251,7 +251,7 @@ def test_what_is_expanded_has_room_that_counts_and_reaches_every_layer(
 ) -> None:
     folder, measured, given = model_folder("llama3-sharded"), [], []
 
-    def spied_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int) -> int:
+    def spied_blocks(config: EngineConfig, runner: ModelRunner, block_bytes: int, ranks: None) -> int:
         measured.append(block_bytes)
         return 30
 

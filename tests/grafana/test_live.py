@@ -38,6 +38,7 @@ METRICS: dict[str, tuple[str, dict[str, set[str] | None]]] = {
     "quire_preemptions": ("counter", {"mode": {"swap", "recompute"}}),
     "quire_prefix_cache_tokens": ("counter", {"source": {"device", "host", "miss"}}),
     "quire_requests": ("gauge", {"state": {"running", "waiting", "swapped"}}),
+    "quire_http_requests": ("counter", {"endpoint": None, "status": None}),
     "quire_requests_in_memory": ("gauge", {}),
     "quire_event_loop_tasks": ("gauge", {}),
     "quire_event_loop_lag_seconds": ("histogram", {}),

@@ -41,6 +41,7 @@ def test_server_understands_its_arguments(values: str) -> None:
             kv_cache_dtype="fp12_e4m7",
             load_format="dummy",
             model_impl="transformers",
+            generation_config="vllm",
             max_model_len=1000000,
             max_num_seqs=128,
             max_num_batched_tokens=16384,

@@ -36,7 +36,7 @@ from quire.kernels.sampling import masks as token_mask
 
 # fp16 takes what bf16 takes, and heads of 80 and 96 what those of 128 take: they are padded to as many.
 HELD = [(BF16, BF16), (FP32, FP32), (BF16, FP8), (FP32, FP8), (BF16, FP12), (FP32, FP12)]
-OTHERS = [(FP16, FP16, 80), (BF16, FP8, 96)]
+OTHERS = [(FP16, FP16, 80), (BF16, FP8, 96), (BF16, BF16, 512)]
 DIMS = (256, 128, 64)
 ALIKE = {80: 80, 86: 80, 89: 80, 120: 80}  # what is allotted for one of them is for the others
 NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32", FP8: "fp8e4nv", FP12: "u8"}
@@ -108,7 +108,7 @@ def prefix_kernels(gpu: Gpu, dim: int, dtype: torch.dtype, held: KVFormat) -> It
     lanes = shared_prefix.LANES
     tiles = shared_prefix.prefix_tiles(gpu, dim, dtype, held)
     constants = {"GROUP": 4, "ROWS": lanes // 4, "BLOCK_M": lanes, "DEPENDENT": gpu.has_dependent_launch}
-    options: dict[str, object] = {"num_warps": 4, "num_stages": tiles.stages}
+    options: dict[str, object] = {"num_warps": max(4, dim // 64), "num_stages": tiles.stages}
     yield Attention("prefix", lanes, tiles, shared_prefix._prefix_kernel, constants, options)
 
 
@@ -121,7 +121,7 @@ def prefill_kernels(gpu: Gpu, dim: int, dtype: torch.dtype, held: KVFormat) -> I
     for lanes, chosen in tiles.items():
         if lanes == 64 and wide and chosen == tiles[128]:
             continue  # takes less than with more lanes
-        options = {"num_warps": lanes // 16, "num_stages": chosen.stages}
+        options = {"num_warps": max(lanes // 16, dim // 64), "num_stages": chosen.stages}
         options |= {"maxnreg": 128} if lanes == 128 else {}
         constants = {"GROUP": 4, "BLOCK_M": lanes}
         yield Attention("prefill", lanes, chosen, prefill_attention._prefill_kernel, constants, options)
@@ -180,13 +180,15 @@ def small_cases() -> dict[str, Case]:
     norm_of_8b = {"HIDDEN": 4096, "BLOCK": 4096, "PARTS": 4, "DEPENDENT": True}
     wide = {"HIDDEN": 4096, "BLOCK": 4096}
     of_two = {"RANKS": 2, "BEGIN": 0, "END": 9, "DEPENDENT": True}
-    best = {"CHUNKS": 38, "CHUNKS_PADDED": 64, "WIDTH": 32}
+    all_known: dict[str, object] = {"known_ptr": None}
+    chunks = {"VOCABULARY": 151936, "CHUNK": logprobs.CHUNK}
+    best = all_known | {"CHUNKS": 38, "CHUNKS_PADDED": 64, "WIDTH": 32}
     found: dict[str, tuple[Any, dict[str, Any], int, dict[str, str]]] = {
         "add_rms_norm": (norm._rms_norm_kernel, norm_of_8b, 16, {"x_ptr": "*fp32"}),
         "silu_mul": (activation._silu_mul_kernel, {"WIDTH": 14336, "BLOCK": 1024, "DEPENDENT": True}, 8, {}),
         "copy_blocks": (block_copy._copy_blocks_kernel, {"WORDS": block_copy.WORDS}, 8, {}),
         "copy_pinned": (pinned_copy.copy_kernel, {"WORDS": pinned_copy.WORDS}, 4, {}),
-        "logprobs": (logprobs.chunk_kernel, {"VOCABULARY": 151936, "CHUNK": logprobs.CHUNK}, 8, {}),
+        "logprobs": (logprobs.chunk_kernel, all_known | chunks, 8, {}),
         "logprobs_merge": (logprobs.merge_kernel, best, 8, {}),
         "one_shot_sum": (all_reduce._one_shot_kernel, of_two | wide, 16, {"rows": "i32"}),
         "two_shot_sum": (all_reduce._two_shot_kernel, of_two | {"TILE": all_reduce.TILE}, 8, {}),

@@ -17,11 +17,12 @@ from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
 from tests.models.any_model import compare, save_tiny
 
-# Dense with norms of every kind and place, scaled logits and residuals, partial rotary, ALiBi-free learned
-# positions, parallel blocks, windows in some layers, experts.
+# Dense with norms of every kind and place, scaled logits and residuals, partial rotary, parallel blocks,
+# windows in some layers, experts; capped scores, sinks, values that are smaller than keys, layers whose heads
+# differ in number and size, and tables of positions that count for themselves.
 EQUAL = (
-    "gpt_neox", "phi", "phi3", "starcoder2", "cohere2", "olmo2", "granite", "gemma", "gemma3_text", "smollm3",
-    "mixtral", "qwen3_moe", "stablelm",
+    "gpt_neox", "phi", "phi3", "starcoder2", "cohere2", "olmo2", "granite", "gemma3_text", "smollm3",
+    "qwen3_moe", "stablelm", "gemma2", "gpt_oss", "deepseek_v3", "mimo_v2_flash", "bart", "roberta",
 )  # fmt: skip
 
 
@@ -34,16 +35,22 @@ def test_logits_equal_transformers(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("gemma2", "softcap"),
-        ("gpt_oss", "s_aux"),
         ("bloom", "does not call attention by transformers' interface"),
         ("mamba", "keep something else than keys and values|does not call attention"),
-        ("bert", "sees what comes later"),
     ],
 )
 def test_what_would_be_wrong_is_refused_with_the_reason(kind: str, reason: str, tmp_path: Path) -> None:
     save_tiny(kind, tmp_path)
     with pytest.raises(ValueError, match=rf"a model of type '{kind}' cannot run .*({reason})"):
+        read_model(tmp_path)
+
+
+def test_an_encoder_is_refused_and_with_is_decoder_runs(tmp_path: Path) -> None:
+    save_tiny("bert", tmp_path)
+    assert read_model(tmp_path).num_layers == 4
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"is_decoder": False}))
+    with pytest.raises(ValueError, match="it sees what comes later"):
         read_model(tmp_path)
 
 

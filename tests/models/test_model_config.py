@@ -156,7 +156,7 @@ def test_eos_ids_come_from_generation_config_first(read: Callable[..., ModelConf
         ({key: value for key, value in LLAMA.items() if key != "vocab_size"}, "vocab_size is None"),
         (LLAMA | {"num_hidden_layers": True}, "num_hidden_layers is True"),
         (LLAMA | {"num_key_value_heads": 3}, "num_key_value_heads is 3"),
-        (LLAMA | {"head_dim": 512}, "head_dim is 512"),
+        (LLAMA | {"head_dim": 520}, "head_dim is 520"),
         (LLAMA | {"head_dim": 15}, "head_dim is 15"),
         (LLAMA | {"hidden_size": 65}, "hidden_size is 65"),
         (LLAMA | {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),

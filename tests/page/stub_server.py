@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from quire.service.http.static import page_files
@@ -43,15 +43,8 @@ def ending(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0, r
     return delta(finish_reason=reason) + event({"choices": [], "usage": usage}) + event("[DONE]")
 
 
-def kv_metrics(active: int, cached: int, free: int) -> str:
-    return (
-        "# HELP quire_kv_blocks KV cache blocks.\n# TYPE quire_kv_blocks gauge\n"
-        f'quire_kv_blocks{{tier="device",state="active"}} {active}.0\n'
-        f'quire_kv_blocks{{state="cached",tier="device"}} {cached}.0\n'
-        f'quire_kv_blocks{{tier="device",state="free"}} {free}.0\n'
-        'quire_kv_blocks{tier="host",state="free"} 9999.0\n'
-        'vllm:cache_config_info{block_size="16",num_gpu_blocks="64"} 1.0\n'
-    )
+def block_counts(active: int, cached: int, free: int) -> dict[str, int]:
+    return {"active": active, "cached": cached, "free": free, "block_size": 16}
 
 
 def api_error(status: int, message: str, code: str) -> Response:
@@ -110,7 +103,7 @@ class StubServer:
         routes = [
             *(Route(path, partial(serve, None)) for path, serve in page_files()),
             Route("/startup", self._startup),
-            Route("/metrics", self._metrics),
+            Route("/v1/blocks/events", self._blocks),
             Route("/v1/models", self._models),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/v1/chat/completions", self._answer, methods=["POST"]),
@@ -128,7 +121,8 @@ class StubServer:
     def reset(self) -> None:
         self.model = "quire-demo"
         self.api_key: str | None = None
-        self.metrics = kv_metrics(12, 20, 32)
+        self.blocks = block_counts(12, 20, 32)
+        self.watches = 0  # whoever watches the blocks since there were fewer is cut off
         self.phases: list[dict[str, object]] = [
             {"phase": "ready", "done": 1, "total": 1, "unit": "model", "seconds": 0.5}
         ]
@@ -148,8 +142,14 @@ class StubServer:
         self._server.should_exit = True
         self._thread.join()
 
-    async def _metrics(self, request: Request) -> Response:
-        return PlainTextResponse(self.metrics)
+    async def _blocks(self, request: Request) -> Response:
+        async def stream() -> AsyncIterator[str]:
+            watches = self.watches
+            yield event(self.blocks)
+            while self.watches == watches:
+                await asyncio.sleep(0.05)
+
+        return self._refuses(request) or StreamingResponse(stream(), media_type="text/event-stream")
 
     async def _startup(self, request: Request) -> Response:
         async def stream() -> AsyncIterator[str]:

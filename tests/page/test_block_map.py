@@ -45,7 +45,9 @@ def pool(tables: dict[int, list[int]], cached: list[int], moves: list[Move], at:
     for blocks in tables.values():
         for block in blocks:
             states[block], references[block] = ACTIVE, references[block] + 1
-    rows = [Table(7, index, "running", 16 * len(blocks), int32(*blocks), b"") for index, blocks in tables.items()]
+    rows = [
+        Table(7, index, "running", 16 * len(blocks), int32(*blocks), b"") for index, blocks in tables.items()
+    ]
     return PoolAnswer(at, 0.0, 64, 0, 16, bytes(states), bytes(references), rows, 0, moves, 0)
 
 
@@ -98,12 +100,20 @@ def test_a_block_tells_who_holds_it(visit: Callable[..., Page], live: Live) -> N
     page = visit()
     holders = [Holder(7, 0, 1), Holder(7, 1, 1)]
     tokens = live.server.state.tokenizer.encode("the text of it", add_special_tokens=False)  # type: ignore[union-attr]
-    live.call(lambda: live.engine.answers.update({BlockQuestion: BlockAnswer(ACTIVE, 2, holders, 16, tokens, "ab12")}))
+    live.call(
+        lambda: live.engine.answers.update(
+            {BlockQuestion: BlockAnswer(ACTIVE, 2, holders, 16, tokens, "ab12")}
+        )
+    )
     show(page, 1)
     card = page.get_by_role("region", name="The block")
     expect(card).to_contain_text("request 7.0 as its block 1, request 7.1 as its block 1")
     expect(card.locator("pre")).to_have_text("the text of it")
-    live.call(lambda: live.engine.answers.update({BlockQuestion: BlockAnswer(ACTIVE, 1, holders[:1], 32, None, "cd34")}))
+    live.call(
+        lambda: live.engine.answers.update(
+            {BlockQuestion: BlockAnswer(ACTIVE, 1, holders[:1], 32, None, "cd34")}
+        )
+    )
     show(page, 2)
     expect(card).to_contain_text("cd34")
     expect(card).to_contain_text("Its tokens are another key's.")

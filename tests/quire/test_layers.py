@@ -17,7 +17,7 @@ PACKAGES = ("engine", "kernels", "service", "loadtest")
 
 # Of quire.service, the lowest first. What stands in one line knows nothing of its neighbours.
 LAYERS = (
-    ("errors", "shares", "keys", "origins", "json_fields", "engine_client", "demo"),
+    ("errors", "shares", "keys", "origins", "inert", "json_fields", "engine_client", "demo"),
     ("config", "watchdog"),
     ("explain", "metrics", "text", "inspector"),
     ("admission", "http", "tracing"),
@@ -146,9 +146,12 @@ FRONT = {"quire.kernels.formats.cache_spec"} | {
     f"quire.engine.{name}"
     for name in (
         *("arrays", "capacity", "client", "config", "errors", "frames", "hashing", "logs", "messages"),
+        *("models.attention_shape", "models.config", "models.generation_config", "models.hub"),
+        *("models.json_fields", "models.rope_config"),
         *("inspection.messages", "lab.paths", "lab.view"),
         "records",
-        *("models.config", "models.hub", "models.json_fields", "models.rope_config"),
+        *("models.attention_shape", "models.config", "models.generation_config", "models.hub"),
+        *("models.json_fields", "models.rope_config"),
         *("registry.deployment", "registry.prompt_hasher", "registry.redis", "sequences.grammar", "urls"),
     )
 }

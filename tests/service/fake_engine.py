@@ -23,6 +23,7 @@ from quire.engine.inspection.messages import (
     Question,
 )
 from quire.engine.messages import FinishReason, Output, Request, SamplingParams, TokenLogprob
+from quire.engine.models.generation_config import SamplingDefaults
 from quire.engine.records import Company, RequestRecord
 from quire.engine.sequences.timeline import Timeline
 from quire.service.text.tokenizer import Tokenizer
@@ -47,6 +48,9 @@ def make_info(tokenizer: Tokenizer) -> EngineInfo:
         "bytes_per_block": 1024,
         "max_num_seqs": 130,
         "windows": (0,),
+        "rank_memory_bytes": (1,),
+        "all_reduce_seconds": 0.0,
+        "sampling_defaults": SamplingDefaults(),
     }
     rest: dict[str, Any] = {
         field.name: 1 for field in msgspec.structs.fields(EngineInfo) if field.name not in read

@@ -14,7 +14,7 @@ from quire.service.text.template import ChatTemplate
 from quire.service.text.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers, tool_templates
 from tests.service.asgi import Reply, exchange, post
-from tests.service.conftest import Service
+from tests.service.conftest import CHAT_TEMPLATE, Service
 from tests.service.live import Live
 from tests.service.test_tool_parser import hermes
 from tests.service.test_tools import make_room
@@ -75,7 +75,7 @@ def test_stream(client: anthropic.Anthropic) -> None:
     whole = client.messages.create(model="tiny", max_tokens=9, messages=HELLO)
     with client.messages.stream(model="tiny", max_tokens=9, messages=HELLO) as stream:
         final = stream.get_final_message()
-    assert final.content == whole.content
+    assert [block.text for block in final.content] == [block.text for block in whole.content]  # type: ignore[union-attr]
     assert (final.stop_reason, final.usage) == (whole.stop_reason, whole.usage)
 
 
@@ -96,7 +96,7 @@ def test_keys_and_errors(live: Live, client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.AuthenticationError):
         anthropic.Anthropic(base_url=live.url, api_key="wrong", max_retries=0).models.list()
     bearer = anthropic.Anthropic(base_url=live.url, auth_token="key", api_key=None, max_retries=0)
-    assert bearer.messages.create(model="tiny", max_tokens=1, messages=HELLO).content
+    assert bearer.messages.create(model="tiny", max_tokens=9, messages=HELLO).content
 
 
 def test_tools(calling: anthropic.Anthropic) -> None:
@@ -156,7 +156,8 @@ async def test_failure_in_mid_stream_is_one_error_event(make_service: Callable[.
     body = {"model": "tiny", "max_tokens": 9, "messages": HELLO, "stream": True}
     running = exchange(service.app, PATH, body)
     await service.engine.until_added(1)
-    service.engine.step()
+    for _ in range(3):
+        service.engine.step()
     await running.until(b"content_block_delta")
     (stream,) = service.engine.streams
     stream.push(Output(stream.request_id, 0, [], finish_reason="error", error="the logits are not finite"))
@@ -248,10 +249,11 @@ def agent_request(number: int) -> dict[str, Any]:
                     {"type": "text", "text": "<system-reminder>\nNone.\n</system-reminder>"},
                     {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
                 ],
-            }
+            },
+            {"role": "system", "content": "Available agents: none."},
         ],
         "metadata": {"user_id": "user_1_account__session_2"},
-        "thinking": {"type": "enabled", "budget_tokens": 31999},
+        "thinking": {"type": "adaptive"},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         "output_config": {"effort": "high"},
         "tools": [],
@@ -271,14 +273,15 @@ async def test_a_coding_agents_requests_share_their_prefix(
         assert reply.status == 200, reply.body
         prompts.add(prompt_of())
     (prompt,) = prompts
-    assert prompt.startswith("<|assistant|>You are Claude Code.<|user|><system-reminder>")
+    assert prompt.startswith("<|assistant|>You are Claude Code.<|user|><system-reminder>\nNone.\n")
+    later = "\nhello\n<system-reminder>\nAvailable agents: none.\n</system-reminder><|assistant|>"
+    assert prompt.endswith(later)
     ignored = reply.headers["x-quire-ignored"].split(", ")
     assert sorted(ignored) == [
         "cache_control",
         "context_management",
         "metadata",
         "output_config.effort",
-        "thinking.budget_tokens",
     ]
     counted = agent_request(2)
     for name in ("max_tokens", "stream", "metadata"):
@@ -327,3 +330,32 @@ async def test_refusals_say_why(service: Service, more: dict[str, Any], named: s
     assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
     with pytest.raises(AssertionError, match=named):
         raise AssertionError(error["error"]["message"])
+
+
+@pytest.fixture
+def thinker(make_service: Callable[..., Service]) -> Service:
+    """A model that thinks before it answers."""
+    template = CHAT_TEMPLATE + "{# <think> is what it begins with, unless enable_thinking is false #}"
+    tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(template, {}))
+    tokens = tokenizer.encode("<think>\nso\n</think>\n\nyes<|end|>", add_special_tokens=False)
+    service = make_service(script=lambda prompt, params, index: tokens)
+    service.state.tokenizer = tokenizer
+    return service
+
+
+@pytest.mark.anyio
+async def test_thinking_is_a_block_of_its_own(thinker: Service) -> None:
+    whole = (await ask(thinker, max_tokens=100)).json()
+    thinking = {"type": "thinking", "thinking": "so", "signature": ""}
+    assert whole["content"] == [thinking, {"type": "text", "text": "yes"}]
+    events = events_of(await ask(thinker, max_tokens=100, stream=True))
+    started = [event["content_block"]["type"] for event in events if "content_block" in event]
+    assert started == ["thinking", "text"]
+    thought = [
+        event["delta"].get("thinking", "") for event in events if event["type"] == "content_block_delta"
+    ]
+    assert "".join(thought) == "so"
+    hidden = (await ask(thinker, max_tokens=100, thinking={"type": "adaptive", "display": "omitted"})).json()
+    assert hidden["content"] == [{"type": "text", "text": "yes"}]
+    said = {"role": "assistant", "content": whole["content"]}
+    await ask(thinker, max_tokens=100, messages=[*HELLO, said, *HELLO])

@@ -191,7 +191,7 @@ async def test_empty_echo_is_refused_with_beams(service: Service) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize(("name", "value"), [("length_penalty", 1.0), ("early_stopping", False)])
+@pytest.mark.parametrize(("name", "value"), [("length_penalty", 2.0), ("early_stopping", True)])
 @pytest.mark.parametrize("given", [None, False])
 async def test_refused_without_beams(
     service: Service, path: str, body: dict[str, Any], name: str, value: Any, given: bool | None

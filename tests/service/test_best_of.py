@@ -117,7 +117,6 @@ async def test_impossible_tokens_rank_last(sampling: Service) -> None:
     [
         ({"best_of": 1, "n": 2}, "at least n (2)"),
         ({"best_of": 2, "stream": True}, "stream"),
-        ({"best_of": 1, "stream": True}, "stream"),
         ({"best_of": 2, "stream": True, "use_beam_search": False}, "stream"),
     ],
 )

@@ -126,5 +126,3 @@ async def test_texts_are_not_looked_at_too_often(service: Service) -> None:
         reply = await get(service.app, "/v1/blocks/prefixes")
         assert reply.json() == {"block_size": 16, "hits": 0, "evictions": 0, "left_out": 0, "runs": []}
     assert len(service.engine.asked) == 1
-
-

@@ -48,6 +48,7 @@ async def test_reply(service: Service, tokenizer: Tokenizer) -> None:
         "completion_tokens": 3,
         "total_tokens": len(tokens) + 3,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     params = service.engine.streams[0].params
     assert (params.max_tokens, params.n, params.temperature, params.logprobs) == (3, 1, 1.0, None)
@@ -302,6 +303,7 @@ async def test_stream_bytes(service: Service) -> None:
         "completion_tokens": 3,
         "total_tokens": 6,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     expected.append({**head, "choices": [], "usage": usage})
 

@@ -19,7 +19,9 @@ from quire.service.http.framing import SSE, TEXT, Framing
 from tests.service.conftest import Service
 
 pytestmark = pytest.mark.anyio
-CONNECTION = HTTPConnection({"type": "http", "headers": [], "state": {"tenant": ""}})
+CONNECTION = HTTPConnection(
+    {"type": "http", "headers": [], "state": {"tenant": "", "request_id": b"r"}, "path": "/"}
+)
 COMMON = {"max_tokens": 5, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
 
 

@@ -176,6 +176,7 @@ MOVED = {
     "vllm:generation_tokens_total": 5.0,
     "vllm:prefix_cache_queries_total": 6.0,
     "vllm:prefix_cache_hits_total": 4.0,
+    "quire_http_requests_total{endpoint=/v1/completions,status=200}": 2.0,
     "quire_prefix_cache_tokens_total{source=device}": 2.0,
     "quire_prefix_cache_tokens_total{source=host}": 2.0,
     "quire_prefix_cache_tokens_total{source=miss}": 2.0,

@@ -11,7 +11,8 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from quire.service.api.openapi import OPERATIONS, describe
+from quire.service.api.openapi import describe
+from quire.service.api.operations import OPERATIONS
 from quire.service.http.tidying import structs_in
 from quire.service.inert import INERT, Inert
 from quire.service.text.template import ChatTemplate
@@ -37,17 +38,62 @@ async def ask(service: Service, path: str = CHAT, **fields: Any) -> Reply:
     return await post(service.app, path, {**given, "max_tokens": 2, "seed": 1, **fields})
 
 
+CACHED = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}
+
 # What popular clients send by default, and the fields of it that have no effect.
 DEFAULTS: list[tuple[str, dict[str, Any], list[str]]] = [
-    ("langchain", {"messages": [{**HELLO[0], "name": "ann"}], "stream": True, "stream_options": {"include_usage": True}}, [""]),
-    ("agents", {"tools": [], "tool_choice": None, "parallel_tool_calls": None, "metadata": {}, "store": False}, [""]),
-    ("openai", {"metadata": {"run": "7"}, "store": True, "service_tier": "auto", "user": "me"}, ["metadata", "service_tier", "store", "user"]),
-    ("vllm", {"add_special_tokens": False, "skip_special_tokens": None, "bad_words": [], "request_id": "r", "length_penalty": 1.0, "early_stopping": False}, ["request_id"]),
-    ("openrouter", {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]}]}, ["messages[].content[].cache_control"]),
-    ("codex", {"prompt_cache_key": "k", "verbosity": "low", "reasoning_effort": "high"}, ["prompt_cache_key", "reasoning_effort", "verbosity"]),
-    ("obfuscating", {"stream": True, "stream_options": {"include_obfuscation": True}}, ["stream_options.include_obfuscation"]),
-    ("empty", {"audio": None, "functions": [], "logit_bias": None, "stop": None, "top_logprobs": 0, "n": None}, [""]),
-]  # fmt: skip
+    (
+        "langchain",
+        {
+            "messages": [{**HELLO[0], "name": "ann"}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+        [""],
+    ),
+    (
+        "agents",
+        {"tools": [], "tool_choice": None, "parallel_tool_calls": None, "metadata": {}, "store": False},
+        [""],
+    ),
+    (
+        "openai",
+        {"metadata": {"run": "7"}, "store": True, "service_tier": "auto", "user": "me"},
+        ["metadata", "service_tier", "store", "user"],
+    ),
+    (
+        "vllm",
+        {
+            "add_special_tokens": False,
+            "skip_special_tokens": None,
+            "bad_words": [],
+            "request_id": "r",
+            "length_penalty": 1.0,
+            "early_stopping": False,
+        },
+        ["request_id"],
+    ),
+    (
+        "openrouter",
+        {"messages": [{"role": "user", "content": [CACHED]}]},
+        ["messages[].content[].cache_control"],
+    ),
+    (
+        "codex",
+        {"prompt_cache_key": "k", "verbosity": "low", "reasoning_effort": "high"},
+        ["prompt_cache_key", "reasoning_effort", "verbosity"],
+    ),
+    (
+        "obfuscating",
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        ["stream_options.include_obfuscation"],
+    ),
+    (
+        "empty",
+        {"audio": None, "functions": [], "logit_bias": None, "stop": None, "top_logprobs": 0, "n": None},
+        [""],
+    ),
+]
 
 
 @pytest.mark.parametrize(("client", "fields", "names"), DEFAULTS, ids=[case[0] for case in DEFAULTS])
@@ -73,7 +119,7 @@ async def test_an_ignored_field_is_of_its_type_and_the_log_tells_of_it_once(
     ):
         reply = await ask(service, **fields)
         assert (reply.status, reply.error["param"]) == (400, param)
-    with caplog.at_level(logging.INFO, "quire.service.request"):
+    with caplog.at_level(logging.INFO, "quire.service"):
         for _ in range(2):
             assert ignored(await ask(service, store=True)) == ["store"]
     assert [record.getMessage() for record in caplog.records if "store" in record.getMessage()] == [
@@ -143,10 +189,16 @@ async def test_answers_come_back_whole(caller: Service) -> None:
         {**message, "tool_calls": [call | {"index": 0}], "phase": "commentary", "annotations": []},
         {**message, "content": [{"type": "text", "text": message["content"]}], "name": "helper"},
     ):
-        result = {"role": "tool", "tool_call_id": call["id"], "name": "f", "content": [{"type": "text", "text": "ok"}]}
+        result = {
+            "role": "tool",
+            "tool_call_id": call["id"],
+            "name": "f",
+            "content": [{"type": "text", "text": "ok"}],
+        }
         reply = await post(caller.app, CHAT, {"messages": [*HELLO, said, result], "tools": TOOLS})
         assert reply.status == 200, reply.body
-        assert "I look.\n<tool_call>" in prompt_of(caller) and "ok\n</tool_response>" in prompt_of(caller)
+        prompt = prompt_of(caller)
+        assert "<|assistant|>I look.<tool_call>" in prompt and "ok\n</tool_response>" in prompt
 
 
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "nonsense", ""])
@@ -263,7 +315,7 @@ async def test_answers_are_whole_by_openai_s_types(caller: Service, service: Ser
         streamed = await ask(asked, **{"max_tokens": 100} | fields | options)
         for event in streamed.events[:-1]:
             ChatCompletionChunk.model_validate_json(json.dumps(event), strict=True)
-    reply = await ask(service, TEXT, logprobs=2, echo=True)
+    reply = await ask(service, TEXT, logprobs=2)
     Completion.model_validate_json(reply.body, strict=True)
 
 

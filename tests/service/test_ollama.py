@@ -14,7 +14,7 @@ from quire.service.text.template import ChatTemplate
 from quire.service.text.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers, tool_templates
 from tests.service.asgi import Reply, exchange, get, post
-from tests.service.conftest import Service
+from tests.service.conftest import CHAT_TEMPLATE, Service
 from tests.service.live import Live
 from tests.service.test_tool_parser import hermes
 from tests.service.test_tools import make_room
@@ -103,7 +103,13 @@ async def test_options_reach_the_engine(service: Service, tokenizer: Tokenizer) 
     options = {"temperature": 0.5, "top_k": 7, "top_p": 0.25, "min_p": 0.125, "repeat_penalty": 1.5}
     options |= {"num_predict": 4, "seed": 3, "presence_penalty": 0.5, "frequency_penalty": 0.25}
     inert = {"num_ctx": 4096, "num_gpu": 99, "mirostat": 0, "typical_p": 1.0, "use_mmap": True}
-    body = {"model": "tiny", "messages": HELLO, "options": options | inert, "keep_alive": "5m", "stream": False}
+    body = {
+        "model": "tiny",
+        "messages": HELLO,
+        "options": options | inert,
+        "keep_alive": "5m",
+        "stream": False,
+    }
     reply = await post(service.app, "/api/chat", body)
     assert reply.status == 200, reply.body
     ignored = ["keep_alive", "options.num_ctx", "options.num_gpu", "options.use_mmap"]
@@ -136,7 +142,13 @@ async def test_a_format_is_enforced(service: Service) -> None:
 
 @pytest.mark.anyio
 async def test_logprobs(service: Service) -> None:
-    body = {"model": "tiny", "messages": HELLO, "logprobs": True, "top_logprobs": 2, "options": {"num_predict": 3}}
+    body = {
+        "model": "tiny",
+        "messages": HELLO,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "options": {"num_predict": 3},
+    }
     objects = objects_of(await post(service.app, "/api/chat", body))
     entries = [entry for each in objects for entry in each.get("logprobs", [])]
     assert [len(entry["top_logprobs"]) for entry in entries] == [2, 2, 2]
@@ -147,7 +159,8 @@ async def test_failure_in_mid_stream_is_one_last_object(make_service: Callable[.
     service = make_service(auto=False)
     running = exchange(service.app, "/api/chat", {"model": "tiny", "messages": HELLO})
     await service.engine.until_added(1)
-    service.engine.step()
+    for _ in range(3):
+        service.engine.step()
     await running.until(b'"done":false')
     (stream,) = service.engine.streams
     stream.push(Output(stream.request_id, 0, [], finish_reason="error", error="the logits are not finite"))
@@ -197,3 +210,33 @@ async def test_a_stream_of_lines_is_not_recorded(service: Service) -> None:
     body = {"model": "tiny", "messages": HELLO}
     reply = await post(service.app, "/api/chat", body, x_stream_id="a")
     assert (reply.status, "server-sent events" in reply.json()["error"]) == (400, True)
+
+
+@pytest.mark.anyio
+async def test_thinking_stands_beside_the_content(make_service: Callable[..., Service]) -> None:
+    template = CHAT_TEMPLATE + "{# <think> is what it begins with, unless enable_thinking is false #}"
+    tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(template, {}))
+    tokens = tokenizer.encode("<think>\nso\n</think>\n\nyes<|end|>", add_special_tokens=False)
+    service = make_service(script=lambda prompt, params, index: tokens)
+    service.state.tokenizer = tokenizer
+    body = {"model": "tiny", "messages": HELLO, "think": True, "stream": False}
+    reply = await post(service.app, "/api/chat", body)
+    assert "x-quire-ignored" not in reply.headers
+    assert reply.json()["message"] == {"role": "assistant", "content": "yes", "thinking": "so"}
+    objects = objects_of(await post(service.app, "/api/chat", {**body, "stream": True}))
+    assert "".join(each["message"].get("thinking", "") for each in objects) == "so"
+    assert "".join(each["message"]["content"] for each in objects) == "yes"
+
+
+@pytest.mark.anyio
+async def test_no_content_type_is_asked_for_but_of_pages(service: Service) -> None:
+    """As `curl -d` sends it; a page of another site could send that, too, and browsers say so."""
+    body = json.dumps({"model": "tiny", "messages": HELLO, "options": {"num_predict": 1}}).encode()
+    for path, more, status in (
+        ("/api/chat", {}, 200),
+        ("/api/chat", {"origin": "http://evil.example"}, 415),
+        ("/api/chat", {"sec_fetch_site": "cross-site"}, 415),
+        ("/v1/chat/completions", {}, 415),
+    ):
+        form = {"content_type": "application/x-www-form-urlencoded"}
+        assert (await post(service.app, path, body, **form, **more)).status == status

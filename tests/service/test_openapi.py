@@ -12,7 +12,8 @@ from schemathesis import Case, GenerationMode
 from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi import checks
 
-from quire.service.api.openapi import OPERATIONS, Operation, describe
+from quire.service.api.openapi import describe
+from quire.service.api.operations import OPERATIONS, Operation
 from tests.service.live import Live
 
 KEY = {"Authorization": "Bearer key"}

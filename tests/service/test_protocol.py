@@ -58,7 +58,6 @@ BAD_IN_BOTH: list[tuple[str, Any]] = [
     ("min_tokens", -1),
     ("min_tokens", 1000),
     ("ignore_eos", 0),
-    ("skip_special_tokens", None),
     ("prompt_logprobs", 21),
     ("return_token_ids", "yes"),
     ("user", 5),
@@ -72,7 +71,7 @@ BAD_IN_BOTH: list[tuple[str, Any]] = [
     ("best_of", True),
     ("use_beam_search", 1),
     ("use_beam_search", "true"),
-    ("length_penalty", 1.0),  # without use_beam_search
+    ("length_penalty", 0.5),  # without use_beam_search
     ("early_stopping", True),
     ("early_stopping", "never"),
     ("stream_options", {"include_usage": True}),  # without stream
@@ -308,7 +307,7 @@ async def test_openapi_describes_every_field_with_its_limits(service: Service) -
                 await Exchange(service.app, method.upper(), path.replace("{name}", "tiny")).start().finish()
             )
             # There is such a path, and it takes the method.
-            assert reply.status in (200, 415) or reply.error["code"] == "stream_not_found", path
+            assert reply.status in (200, 415) or reply.error["code"].endswith("_not_found"), path
 
 
 def assert_bounded(field: str, schema: dict[str, Any]) -> None:

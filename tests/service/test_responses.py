@@ -198,7 +198,10 @@ BAD: list[tuple[str, Any]] = [
     ("stream", 1),
     ("seed", 1 << 63),
     ("ignore_eos", "yes"),
-    ("store", True),
+    ("background", True),
+    ("truncation", "auto"),
+    ("logit_bias", {"1000": 1.0}),
+    ("stop_token_ids", [1000]),
     ("metadata", {"a": 5}),
     ("metadata", {"a" * 65: "b"}),
     ("metadata", {"a": "b" * 513}),
@@ -224,7 +227,7 @@ async def test_bad_values_are_named(service: Service, name: str, value: Any) -> 
 @pytest.mark.parametrize(
     "name",
     [
-        *("max_tool_calls", "reasoning", "top_logprobs", "messages", "max_tokens", "stop", "n"),
+        *("messages", "max_tokens", "n"),
     ],
 )
 async def test_unknown_fields_are_named(service: Service, name: str) -> None:
@@ -254,9 +257,6 @@ def test_openai_client(client: openai.OpenAI) -> None:
     items: Any = [{"role": "user", "content": "hello"}, *reply.output, {"role": "user", "content": "more"}]
     again = client.responses.create(model="tiny", input=items, max_output_tokens=60)
     assert again.output_text.startswith(f"hello{reply.output_text}more")
-    with pytest.raises(openai.BadRequestError) as bad:
-        client.responses.create(model="tiny", input="a", previous_response_id=reply.id)
-    assert bad.value.param == "previous_response_id"
 
 
 def test_openai_client_streams(client: openai.OpenAI) -> None:

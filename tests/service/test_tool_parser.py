@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from quire.service.text.pieces import CallArguments, CallStart, Piece
 from quire.service.text.tools.formats import HERMES, LLAMA, ToolFormat, format_of
-from quire.service.text.tools.parser import CallArguments, CallStart, Piece, ToolCallParser
+from quire.service.text.tools.parser import ToolCallParser
 from tests.service import tool_templates
 from tests.service.conftest import CHAT_TEMPLATE
 

@@ -287,7 +287,7 @@ def test_what_must_be_called_is_and_its_arguments_fit(form: ToolFormat, marker: 
     rng = random.Random(5)
     most = 0
     for parallel in (True, False):
-        rules = form.must_call(FUNCTIONS, tokenizer.has_token, parallel=parallel)
+        rules = form.must_call(FUNCTIONS, tokenizer.added_token, parallel=parallel)
         for _ in range(6):
             text = random_text(tokenizer, lark_grammar(rules), rng)
             if text is None:
@@ -306,7 +306,7 @@ def test_strict_arguments_fit_and_text_is_free(form: ToolFormat, marker: str | N
     tokenizer = tokenizer_with(tool_templates.HERMES, marker=marker)
     write = hermes if form is HERMES else llama
     strict = [Function(name="get_weather", parameters=PARAMETERS, strict=True), Function(name="f")]
-    rules = form.may_call(strict, tokenizer.has_token, parallel=True)
+    rules = form.may_call(strict, tokenizer.added_token, parallel=True)
     good = write("get_weather", ARGUMENTS)
     free = write("f", '{"any": [1]}')
     for text in ["", "any text } at all\n<tool", good, good + form.between + free]:
@@ -316,7 +316,7 @@ def test_strict_arguments_fit_and_text_is_free(form: ToolFormat, marker: str | N
     for wrong in ['{"city": 3}', "{}", '{"city": "x", "more": 1}']:
         assert not accepts(tokenizer, rules, write("get_weather", wrong))
     assert not accepts(tokenizer, rules, write("unknown", "{}"))
-    once = form.may_call(strict, tokenizer.has_token, parallel=False)
+    once = form.may_call(strict, tokenizer.added_token, parallel=False)
     assert accepts(tokenizer, once, good)
     assert not accepts(tokenizer, once, f"{good}{form.between}{good}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import select
@@ -34,7 +35,7 @@ BEAMS = pool(
 
 
 def drawn(view: TopView) -> str:
-    console = Console(width=120, record=True, file=open(os.devnull, "w"))
+    console = Console(width=120, record=True, file=io.StringIO())
     console.print(view.draw())
     return console.export_text()
 
@@ -54,9 +55,10 @@ def test_requests_blocks_and_what_sharing_saves_are_shown() -> None:
 def test_rates_are_what_was_added_since_the_last_metrics() -> None:
     view = TopView("http://here")
     view.take(BlockHistory(BEAMS).full())
-    text = 'quire_prefix_cache_tokens_total{source="%s"} %d\nvllm:generation_tokens_total{model_name="m"} %d\n'
-    view.take_metrics(text % ("device", 30, 100) + text % ("miss", 10, 0))
-    view.take_metrics(text % ("device", 30, 300) + text % ("miss", 10, 0))
+    cache = 'quire_prefix_cache_tokens_total{source="device"} 30\n'
+    cache += 'quire_prefix_cache_tokens_total{source="miss"} 10\n'
+    view.take_metrics(cache + 'vllm:generation_tokens_total{model_name="m"} 100\n')
+    view.take_metrics(cache + 'vllm:generation_tokens_total{model_name="m"} 300\n')
     assert view.rates["output tokens/s"] > 0 == view.rates["prompt tokens/s"]
     assert "prefix hits 75.0% of 40 prompt tokens" in drawn(view)
     assert read_metrics('# HELP a b\na{b="c d"} 1.5\ne 2\n') == {("a", 'b="c d"'): 1.5, ("e", ""): 2.0}
@@ -68,13 +70,17 @@ def command(live: Live, *flags: str) -> list[str]:
 
 def test_it_is_printed_once_where_there_is_no_terminal(live: Live) -> None:
     live.call(lambda: live.engine.answers.update({PoolQuestion: BEAMS}))
-    shown = subprocess.run(command(live, "--api-key", "key"), capture_output=True, text=True, timeout=60, check=True)
+    shown = subprocess.run(
+        command(live, "--api-key", "key"), capture_output=True, text=True, timeout=60, check=True
+    )
     assert "4 active" in shown.stdout and "running" in shown.stdout
 
 
 def test_q_quits(live: Live) -> None:
     ours, theirs = pty.openpty()
-    with subprocess.Popen(command(live, "--api-key", "key"), stdin=theirs, stdout=theirs, stderr=theirs) as process:
+    with subprocess.Popen(
+        command(live, "--api-key", "key"), stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
         os.close(theirs)
         seen = b""
         while b"active" not in seen:
@@ -92,7 +98,8 @@ def test_q_quits(live: Live) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"), [(("--api-key", "wrong"), "answers 401"), (("--url", "localhost"), "--url must be like")]
+    ("flags", "said"),
+    [(("--api-key", "wrong"), "answers 401"), (("--url", "localhost"), "--url must be like")],
 )
 def test_what_is_refused_is_said(live: Live, flags: tuple[str, ...], said: str) -> None:
     done = subprocess.run(command(live, *flags), capture_output=True, text=True, timeout=60, check=False)

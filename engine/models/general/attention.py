@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from quire.engine.models.attention_shape import AttentionShape
 
 NAME = "quire"
 # Keywords that say nothing of what attention is, or what `Call` has fields for.
 _KNOWN = {
     "scaling", "sliding_window", "dropout", "is_causal", "position_ids", "use_cache", "cache_position",
     "output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep",
-    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "softcap", "s_aux",
 }  # fmt: skip
 
 
@@ -29,17 +30,34 @@ class UnsupportedAttention(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A module's attention: q [Hq, T, D], k and v [Hkv, T, D], normed and rotated."""
+    """A module's attention: q [Hq, T, D], k [Hkv, T, D] and v [Hkv, T, Dv], normed and rotated.
+
+    softcap and sinks [Hq] as `quire.kernels.attention.batch.AttentionLayer` has them.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     scale: float
     window: int  # 0: none was given
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a vector in the cache: as many for a key as for a value, and no odd number."""
+        most = max(self.q.shape[-1], self.v.shape[-1])
+        return most + most % 2
+
+    @property
+    def shape(self) -> AttentionShape:
+        """Return what the attention is, whatever the tokens."""
+        plain = not self.softcap and self.sinks is None
+        return AttentionShape(self.q.shape[0], self.k.shape[0], self.head_dim, self.scale, plain)
 
 
 class Attention(Protocol):
-    """What a module's attention is handed to; returns [1, T, Hq, D]."""
+    """What a module's attention is handed to; returns [1, T, Hq, Dv]."""
 
     def __call__(self, layer: int, call: Call) -> Tensor: ...
 
@@ -65,11 +83,6 @@ def _attend(
         raise UnsupportedAttention(f"its attention takes {', '.join(unknown)}, which no kernel here does")
     if given.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise UnsupportedAttention("it sees what comes later")
-    if key.shape != value.shape:
-        raise UnsupportedAttention(
-            f"its keys have {key.shape[-1]} numbers and its values {value.shape[-1]}, where kernels "
-            "here take as many of both"
-        )
     scale = given.get("scaling")
     call = Call(
         q=query[0],
@@ -77,6 +90,8 @@ def _attend(
         v=value[0],
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
         window=given.get("sliding_window") or 0,
+        softcap=given.get("softcap") or 0.0,
+        sinks=given.get("s_aux"),
     )
     attention: Callable[[int, Call], Tensor] = module.quire  # type: ignore[assignment]
     layer: int = module.layer_idx  # type: ignore[assignment]
@@ -96,5 +111,5 @@ class Recorder:
         if layer in self.calls:
             raise UnsupportedAttention(f"it attends more than once in layer {layer}")
         self.calls[layer] = call
-        heads, tokens, size = call.q.shape
-        return torch.empty(1, tokens, heads, size, dtype=call.q.dtype, device=call.q.device)
+        heads, tokens, _ = call.q.shape
+        return call.v.new_empty(1, tokens, heads, call.v.shape[-1])

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from quire.engine.models.config import MAX_HEAD_DIM, ModelConfig
+from quire.engine.models.config import MAX_GROUP, MAX_HEAD_DIM, ModelConfig
 from quire.engine.models.general.attention import NAME, Call, Recorder, UnsupportedAttention, give
+from quire.engine.models.general.positions import StepPositions
 from quire.engine.models.json_fields import Fields, read_json
 
 _TOKENS = 3  # of the dry run
-_UNEQUAL = {"moshi": "its logits differ from transformers' own"}  # as tests.models.any_model finds
+_UNEQUAL = {"moshi": "its logits differ from transformers' own"}  # as tests.models.models_page finds
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
@@ -29,13 +29,14 @@ def read_general(folder: Path) -> ModelConfig:
     kind = type(whole).model_type
     if kind in _UNEQUAL:
         raise _refused(where, kind, _UNEQUAL[kind])
-    calls = _attention_calls(whole, kind, where)
-    shapes = {(call.k.shape[0], call.q.shape[0], call.q.shape[2]) for call in calls}
-    if len(shapes) > 1:
-        raise _refused(where, kind, f"its layers differ in heads: {sorted(shapes)} (kv heads, heads, size)")
-    ((kv_heads, heads, head_dim),) = shapes
+    calls, offset = _run_dry(whole, kind, where)
+    attention = tuple(call.shape for call in calls)
+    head_dim = max(each.head_dim for each in attention)
     if head_dim > MAX_HEAD_DIM:
         raise _refused(where, kind, f"its heads have {head_dim} numbers; kernels take up to {MAX_HEAD_DIM}")
+    group = max(each.heads // each.kv_heads for each in attention)
+    if group > MAX_GROUP:
+        raise _refused(where, kind, f"a KV head serves {group} query heads; kernels take up to {MAX_GROUP}")
     fields = Fields(whole.to_dict(), where)
     generation = folder / "generation_config.json"
     eos = Fields(read_json(generation) or {}, str(generation)).token_ids("eos_token_id")
@@ -47,12 +48,12 @@ def read_general(folder: Path) -> ModelConfig:
         implementation="transformers",
         num_layers=len(calls),
         hidden_size=config.hidden_size,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
+        num_heads=max(each.heads for each in attention),
+        num_kv_heads=max(each.kv_heads for each in attention),
         head_dim=head_dim,
         intermediate_size=_intermediate_size(config),
         vocab_size=config.vocab_size,
-        max_position_embeddings=positions,
+        max_position_embeddings=positions - offset,
         dtype=_DTYPES.get(config.dtype or whole.dtype, "float32"),  # type: ignore[arg-type]
         activation="silu",
         norm_eps=0.0,
@@ -65,43 +66,50 @@ def read_general(folder: Path) -> ModelConfig:
         output_bias=False,
         mlp_bias=False,
         embedding_size=config.hidden_size,
-        scales=tuple(call.scale for call in calls),
+        attention=attention,
     )
 
 
-def _attention_calls(whole: PreTrainedConfig, kind: str, where: str) -> list[Call]:
-    """Return each layer's attention of a run without weights."""
+class _Run(NamedTuple):
+    """What a run without weights shows: each layer's attention, and as `StepPositions` has it the offset."""
+
+    calls: list[Call]
+    offset: int
+
+
+def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
     whole._attn_implementation = NAME
     recorder = Recorder()
     try:
-        with torch.device("meta"), torch.inference_mode():
-            model = AutoModelForCausalLM.from_config(
-                whole, attn_implementation=NAME, experts_implementation="batched_mm"
-            )
+        with torch.inference_mode():
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(
+                    whole, attn_implementation=NAME, experts_implementation="batched_mm"
+                )
             give(model, recorder)
-            model.eval()(
-                input_ids=torch.zeros(1, _TOKENS, dtype=torch.int64),
-                position_ids=torch.arange(_TOKENS)[None],
-                use_cache=False,
-            )
+            decoder = getattr(model, model.base_model_prefix, None)
+            if decoder is None:
+                raise UnsupportedAttention(
+                    f"it has no part {model.base_model_prefix!r}, which its class names"
+                )
+            positions = StepPositions(decoder)
+            tokens = torch.arange(_TOKENS, device="meta")
+            model.eval()(input_ids=tokens[None], use_cache=False, **positions.begin(tokens))
     except UnsupportedAttention as error:
         raise _refused(where, kind, str(error)) from error
     except Exception as error:  # modelling code may raise anything
         raise _refused(where, kind, f"a run of its modelling code ends with {error!r}") from error
     config = whole.get_text_config(decoder=True)
-    expected = list(range(config.num_hidden_layers))
+    expected = list(range(getattr(config, "decoder_layers", None) or config.num_hidden_layers))
     if sorted(recorder.calls) != expected:
         missing = [layer for layer in expected if layer not in recorder.calls]
         reason = f"layers {missing[:8]} keep something else than keys and values"
         if not recorder.calls:
             reason = "it does not call attention by transformers' interface"
         raise _refused(where, kind, reason)
-    decoder = getattr(model, model.base_model_prefix, None)
-    if decoder is None:
-        raise _refused(where, kind, f"it has no part {model.base_model_prefix!r}, which its class names")
-    if "position_ids" not in inspect.signature(decoder.forward).parameters:
+    if not positions.taken and not positions.told:
         raise _refused(where, kind, "it counts positions by itself, from the first token of a call")
-    return [recorder.calls[layer] for layer in expected]
+    return _Run([recorder.calls[layer] for layer in expected], positions.offset)
 
 
 def _window(config: Any, layer: int, call: Call, where: str, kind: str) -> int:

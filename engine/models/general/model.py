@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.attention import NAME, Call, give
+from quire.engine.models.general.positions import StepPositions
 from quire.engine.models.layers import LayerPlans
 from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, of_newest
 from quire.kernels.backend import Backend
@@ -28,8 +31,8 @@ class PagedAttention:
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._plans = LayerPlans(config, dtype, device, plan_attention)
         self._layers = [
-            AttentionLayer(config.num_heads, config.num_kv_heads, config.head_dim, scale, window)
-            for scale, window in zip(config.scales, config.windows, strict=True)
+            AttentionLayer(each.heads, each.kv_heads, each.head_dim, each.scale, window)
+            for each, window in zip(config.attention, config.windows, strict=True)
         ]
 
     def begin(self, batch: ForwardBatch, caches: list[LayerCache]) -> None:
@@ -38,10 +41,20 @@ class PagedAttention:
         self._chosen = self._plans.of(batch, caches)
 
     def __call__(self, layer: int, call: Call) -> Tensor:
-        qkv = torch.cat([part.transpose(0, 1).flatten(1) for part in (call.q, call.k, call.v)], dim=1)
-        out = self._chosen[layer].run(qkv, self._batch, self._layers[layer], self._caches[layer])
-        heads, tokens, size = call.q.shape
-        return whole(out).view(1, tokens, heads, size)
+        attention = self._layers[layer]
+        if call.softcap or call.sinks is not None:
+            attention = replace(attention, softcap=call.softcap, sinks=call.sinks)
+        parts = [_filled(part, attention.head_dim) for part in (call.q, call.k, call.v)]
+        qkv = torch.cat([part.transpose(0, 1).flatten(1) for part in parts], dim=1)
+        out = self._chosen[layer].run(qkv, self._batch, attention, self._caches[layer])
+        heads, tokens, _ = call.q.shape
+        return whole(out).view(1, tokens, heads, attention.head_dim)[..., : call.v.shape[-1]]
+
+
+def _filled(heads: Tensor, head_dim: int) -> Tensor:
+    """Return heads [H, T, D] with zeros behind their D numbers, which change neither scores nor sums."""
+    missing = head_dim - heads.shape[-1]
+    return F.pad(heads, (0, missing)) if missing else heads
 
 
 class _Output(BaseModelOutputWithPast):
@@ -83,6 +96,7 @@ class GeneralModel:
         give(causal, self._attention)
         self.embedding: Tensor = causal.get_input_embeddings().weight
         self._decoder = getattr(causal, causal.base_model_prefix)
+        self._positions = StepPositions(self._decoder)
         self._given = _Given()
         setattr(causal, causal.base_model_prefix, self._given)
         self._causal = causal
@@ -96,7 +110,7 @@ class GeneralModel:
         self._attention.begin(every, caches)
         positions = batch.positions.long().clamp(min=0)  # padding has −1, which no table of positions has
         output = self._decoder(
-            input_ids=batch.tokens[None].long(), position_ids=positions[None], use_cache=False
+            input_ids=batch.tokens[None].long(), use_cache=False, **self._positions.begin(positions)
         )
         return of_newest(output.last_hidden_state[0], batch.newest)
 

@@ -62,7 +62,13 @@ async def _begin(state: ServerState, request: Request, body: MessagesRequest) ->
     chat = chat_request(body, prompt, room)
     generation = await generate(state, request, chat, tokens, continues=bool(begun))
     identity = f"msg_{secrets.token_hex(12)}"
-    return MessageAnswer(identity, model, generation, fills_context=body.max_tokens > room)
+    return MessageAnswer(
+        identity,
+        model,
+        generation,
+        fills_context=body.max_tokens > room,
+        shows_thinking=getattr(body.thinking, "display", None) != "omitted",
+    )
 
 
 def _translated(state: ServerState, request: Request, body: CountTokensRequest) -> ChatRequest:

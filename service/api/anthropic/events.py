@@ -14,14 +14,17 @@ from quire.service.answer.generation import Generation
 from quire.service.api.anthropic.replies import (
     AnthropicUsage,
     MessageReply,
+    Said,
     SaidCall,
     SaidText,
+    SaidThinking,
     stop_reason,
     stop_sequence,
 )
 from quire.service.errors import ApiError
 from quire.service.http.dialects import ANTHROPIC
 from quire.service.http.framing import Framing
+from quire.service.text.pieces import Thought
 from quire.service.text.tools.calls import CallDelta, Part
 
 _encode = msgspec.json.Encoder().encode
@@ -35,6 +38,7 @@ class MessageAnswer:
     model: str
     generation: Generation
     fills_context: bool  # it may have all the room that there is
+    shows_thinking: bool
 
     @property
     def choice(self) -> Choice:
@@ -52,17 +56,26 @@ class MessageAnswer:
         )
 
     def whole(self) -> MessageReply:
-        """Return the message once its generation has finished. A call that was cut is left out."""
+        """Return the message once its generation has finished.
+
+        A call whose arguments are no JSON object, as where it was cut, is text: nobody could run it.
+        """
         reply = self.begun()
         for part in self.choice.take_parts():
             if isinstance(part, str):
                 if text := part if not reply.content else part.lstrip():
                     reply.content.append(SaidText(text=text))
+            elif isinstance(part, Thought):
+                if self.shows_thinking:
+                    reply.content.append(SaidThinking(thinking=part.text))
             elif part.id is not UNSET and part.function.name is not UNSET:
-                given = _object(part.function.arguments)
-                if given is not None:
-                    reply.content.append(SaidCall(id=part.id, name=part.function.name, input=given))
+                text, name = part.function.arguments, part.function.name
+                given = _object(text)
+                call = None if given is None else SaidCall(id=part.id, name=name, input=given)
+                reply.content.append(call or SaidText(text=text))
         reply.stop_reason = stop_reason(self.choice, fills_context=self.fills_context)
+        if reply.stop_reason == "tool_use" and not any(isinstance(each, SaidCall) for each in reply.content):
+            reply.stop_reason = "end_turn"
         reply.stop_sequence = stop_sequence(self.choice)
         return reply
 
@@ -75,7 +88,7 @@ class MessageEncoder:
         self._framing = framing
         self._started = False
         self._index = -1  # of the latest block
-        self._open: type[SaidText | SaidCall] | None = None
+        self._open: type[Said] | None = None
         self._pinged = False
 
     def chunk(self, choice: Choice) -> list[bytes]:
@@ -113,6 +126,12 @@ class MessageEncoder:
             if part.function.arguments:
                 yield self._delta("input_json_delta", partial_json=part.function.arguments)
             return
+        if isinstance(part, Thought):
+            if self._message.shows_thinking:
+                if self._open is not SaidThinking:
+                    yield from self._begin(SaidThinking(thinking=""))
+                yield self._delta("thinking_delta", thinking=part.text)
+            return
         if self._open is not SaidText:
             part = part.lstrip() if self._index >= 0 else part  # white space after calls is no text
             if part:
@@ -120,7 +139,7 @@ class MessageEncoder:
         if part:
             yield self._delta("text_delta", text=part)
 
-    def _begin(self, block: SaidText | SaidCall) -> Iterator[bytes]:
+    def _begin(self, block: Said) -> Iterator[bytes]:
         yield from self._close()
         self._open = type(block)
         self._index += 1

@@ -12,6 +12,7 @@ from quire.service.api.anthropic.protocol import (
     AnthropicMessage,
     CountTokensRequest,
     TextBlock,
+    ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -44,7 +45,7 @@ def chat_messages(body: CountTokensRequest) -> list[Message]:
     calls: set[str] = set()
     for at, turn in enumerate(turns):
         for message in _of_turn(turn, f"messages[{at}]", calls):
-            if said and said[-1].role == message.role != "tool" and len(said) > bool(system):
+            if said and said[-1].role == message.role != "tool":
                 said[-1] = _together(said[-1], message)
             else:
                 said.append(message)
@@ -54,12 +55,17 @@ def chat_messages(body: CountTokensRequest) -> list[Message]:
 
 
 def _of_turn(turn: AnthropicMessage, name: str, calls: set[str]) -> Iterator[Message]:
-    """What tools gave comes first, as it answers what was called before. `calls` gets those that are made."""
-    texts, made = [], []
+    """What tools gave comes first, as it answers what was called before. `calls` gets those that are made.
+
+    Few chat templates take a system message later than the first: the user's turn shows what one says.
+    """
+    texts, made, thinking = [], [], []
     for at, block in enumerate(turn.blocks):
         match block:
             case TextBlock(text=text):
                 texts.append(text)
+            case ThinkingBlock(thinking=thought):
+                thinking.append(thought)
             case ToolUseBlock(id=identity):
                 calls.add(identity)
                 arguments = msgspec.json.encode(block.input).decode()
@@ -70,8 +76,15 @@ def _of_turn(turn: AnthropicMessage, name: str, calls: set[str]) -> Iterator[Mes
                     field = f"{name}.content[{at}].tool_use_id"
                     raise FieldError(field, f"{field} is {identity!r}, which no tool_use before it has")
                 yield Message(role="tool", tool_call_id=identity, content=_result(block))
-    if made or texts or turn.role == "assistant":
-        yield Message(role=turn.role, content=_joined(texts), tool_calls=made or None)
+    if turn.role == "system":
+        yield Message(role="user", content=f"<system-reminder>\n{_joined(texts)}\n</system-reminder>")
+    elif made or texts or turn.role == "assistant":
+        yield Message(
+            role=turn.role,
+            content=_joined(texts),
+            tool_calls=made or None,
+            reasoning=_joined(thinking) or None,
+        )
 
 
 def _result(block: ToolResultBlock) -> str:
@@ -83,7 +96,13 @@ def _result(block: ToolResultBlock) -> str:
 def _together(first: Message, second: Message) -> Message:
     texts = [message.content for message in (first, second) if isinstance(message.content, str)]
     calls = [*(first.tool_calls or ()), *(second.tool_calls or ())]
-    return Message(role=first.role, content=_joined(filter(None, texts)), tool_calls=calls or None)
+    thinking = _joined(filter(None, (first.reasoning, second.reasoning)))
+    return Message(
+        role=first.role,
+        content=_joined(filter(None, texts)),
+        tool_calls=calls or None,
+        reasoning=thinking or None,
+    )
 
 
 def _joined(texts: Iterable[str]) -> str:

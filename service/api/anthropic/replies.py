@@ -16,10 +16,18 @@ class SaidText(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
     text: str
 
 
+class SaidThinking(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str = ""  # nobody has to be convinced of it
+
+
 class SaidCall(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]
+
+
+Said = SaidText | SaidThinking | SaidCall
 
 
 class AnthropicUsage(msgspec.Struct, kw_only=True):
@@ -46,7 +54,7 @@ class MessageReply(msgspec.Struct, kw_only=True):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[SaidText | SaidCall]
+    content: list[Said]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: AnthropicUsage

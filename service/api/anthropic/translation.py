@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
@@ -22,17 +20,18 @@ from quire.service.api.anthropic.protocol import (
     ThinkingOn,
 )
 from quire.service.api.requests.chat import ChatRequest
-from quire.service.text.rendering import TemplateArguments
+from quire.service.api.tool_lists import left_out, own_tools
+from quire.service.text.rendering import ReasoningEffort, TemplateArguments
 from quire.service.text.structured import JsonSchemaFormat, NamedSchema
 from quire.service.text.template import ChatTemplate
 from quire.service.text.tools.protocol import ChosenFunction, ChosenTool, Function, Tool, ToolChoice
 
-_TYPE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_OWN = (None, "custom")
 
 
 def prompt_request(body: CountTokensRequest, template: ChatTemplate | None) -> ChatRequest:
     """Return what decides the prompt, and what the answer must be. Raises FieldError."""
-    tools = [_own_tool(tool, at) for at, tool in enumerate(body.tools or ()) if _is_own(tool)]
+    tools = [_as_tool(tool) for tool in own_tools(body.tools or (), _OWN, OwnTool)]
     choice = _choice(body, tools)
     asked = None if body.output_config is None else body.output_config.format
     schema = None if asked is None else NamedSchema(name="output", schema=asked.schema)
@@ -43,17 +42,22 @@ def prompt_request(body: CountTokensRequest, template: ChatTemplate | None) -> C
         tool_choice=choice,
         parallel_tool_calls=False if tools and _only_one(body) else None,
         response_format=None if schema is None else JsonSchemaFormat(json_schema=schema),
-        chat_template_kwargs=TemplateArguments(enable_thinking=False)
-        if _asks_for_silence(body, template)
-        else None,
+        reasoning_effort=_effort(body, template),
+        chat_template_kwargs=_thinking(body, template),
     )
 
 
 def chat_request(body: MessagesRequest, prompt: ChatRequest, room: int) -> ChatRequest:
-    """Return `prompt` with how to answer it; `room` is how many tokens an answer may have at most."""
+    """Return `prompt` with how to answer it; `room` is how many tokens an answer may have at most.
+
+    A budget that thinking could not exceed in any case is none.
+    """
+    most = min(body.max_tokens, room)
+    budget = body.thinking.budget_tokens if isinstance(body.thinking, ThinkingOn) else most
     return msgspec.structs.replace(
         prompt,
-        max_tokens=min(body.max_tokens, room),
+        max_tokens=most,
+        thinking_token_budget=budget if budget < most else None,
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
@@ -71,31 +75,32 @@ def ignored_fields(body: CountTokensRequest, template: ChatTemplate | None) -> I
         yield "cache_control"
     if any(isinstance(block, RedactedThinkingBlock) for block in blocks):
         yield "redacted_thinking"
-    for at, tool in enumerate(body.tools or ()):
-        if not _is_own(tool):
-            yield tool["type"] if _TYPE.fullmatch(tool["type"]) else f"tools[{at}]"
-    if body.output_config is not None and body.output_config.effort is not None:
+    yield from left_out(body.tools or (), _OWN)
+    if (
+        body.output_config is not None
+        and body.output_config.effort is not None
+        and not _effort(body, template)
+    ):
         yield "output_config.effort"
-    if isinstance(body.thinking, ThinkingOn):
-        yield "thinking.budget_tokens"
-    elif isinstance(body.thinking, ThinkingOff) and not _asks_for_silence(body, template):
+    if isinstance(body.thinking, ThinkingOff) and _thinking(body, template) is None:
         yield "thinking"
 
 
-def _asks_for_silence(body: CountTokensRequest, template: ChatTemplate | None) -> bool:
-    can_be_asked = template is not None and template.mentions("enable_thinking")
-    return isinstance(body.thinking, ThinkingOff) and can_be_asked
+def _thinking(body: CountTokensRequest, template: ChatTemplate | None) -> TemplateArguments | None:
+    """Return what the model's chat template is told, if it can be; adaptive is as the template has it."""
+    given = isinstance(body.thinking, ThinkingOn | ThinkingOff)
+    if not given or template is None or not template.mentions("enable_thinking"):
+        return None
+    return TemplateArguments(enable_thinking=isinstance(body.thinking, ThinkingOn))
 
 
-def _is_own(tool: dict[str, Any]) -> bool:
-    return not isinstance(tool.get("type"), str) or tool["type"] == "custom"
+def _effort(body: CountTokensRequest, template: ChatTemplate | None) -> ReasoningEffort | None:
+    """Return it where the model's chat template has a use for it."""
+    can_be_asked = template is not None and template.mentions("reasoning_effort")
+    return body.output_config.effort if body.output_config is not None and can_be_asked else None
 
 
-def _own_tool(given: dict[str, Any], at: int) -> Tool:
-    try:
-        tool = msgspec.convert(given, OwnTool)
-    except msgspec.ValidationError as error:
-        raise FieldError(f"tools[{at}]", f"tools[{at}]: {error}") from None
+def _as_tool(tool: OwnTool) -> Tool:
     function = Function(
         name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
     )

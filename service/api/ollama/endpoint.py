@@ -9,7 +9,7 @@ from starlette.responses import Response
 from quire.engine.errors import FieldError
 from quire.service.api.answers import Answer
 from quire.service.api.chat import generate, prompt_tokens
-from quire.service.api.ollama.events import Make, OllamaAnswer, chat_reply, generate_reply
+from quire.service.api.ollama.events import Make, OllamaAnswer, Taken, chat_reply, generate_reply
 from quire.service.api.ollama.models import served_name
 from quire.service.api.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest
 from quire.service.api.ollama.replies import now
@@ -53,7 +53,7 @@ async def _answer(
         raise refused(error) from None
     if not asks:
         loaded = {"model": body.model, "created_at": now(), "done": True, "done_reason": "load"}
-        return JsonResponse(make("", [], loaded))
+        return JsonResponse(make(Taken(), loaded))
     raw = is_raw(body, template)
     tokens = await (_raw_tokens(state, body, chat) if raw else prompt_tokens(state, chat))
     room = max(info.capacity.room(len(tokens), 1), 1)  # too long a prompt is refused where all are

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -24,23 +24,37 @@ from quire.service.api.ollama.replies import (
 from quire.service.errors import ApiError
 from quire.service.http.dialects import OLLAMA
 from quire.service.http.framing import Framing
+from quire.service.text.pieces import Thought
 from quire.service.text.tools.calls import CallDelta
 
 _encode = msgspec.json.Encoder().encode
 
+
+class Taken(NamedTuple):
+    """What has come of an answer."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: tuple[OllamaToolCall, ...] = ()
+
+
 Reply = OllamaChatReply | OllamaGenerateReply
-Make = Callable[[str, list[OllamaToolCall], dict[str, Any]], Reply]
-"""Makes the object of a text, calls and other fields."""
+Make = Callable[[Taken, dict[str, Any]], Reply]
+"""Makes the object of what was said and other fields."""
 
 
-def chat_reply(text: str, calls: list[OllamaToolCall], fields: dict[str, Any]) -> Reply:
-    return OllamaChatReply(
-        message=OllamaSaid(role="assistant", content=text, tool_calls=calls or UNSET), **fields
+def chat_reply(taken: Taken, fields: dict[str, Any]) -> Reply:
+    said = OllamaSaid(
+        role="assistant",
+        content=taken.text,
+        thinking=taken.thinking or UNSET,
+        tool_calls=list(taken.calls) or UNSET,
     )
+    return OllamaChatReply(message=said, **fields)
 
 
-def generate_reply(text: str, calls: list[OllamaToolCall], fields: dict[str, Any]) -> Reply:
-    return OllamaGenerateReply(response=text, **fields)
+def generate_reply(taken: Taken, fields: dict[str, Any]) -> Reply:
+    return OllamaGenerateReply(response=taken.text, thinking=taken.thinking or UNSET, **fields)
 
 
 class OllamaAnswer:
@@ -59,18 +73,17 @@ class OllamaAnswer:
     def whole(self) -> Reply:
         """Return all of it, once the generation has finished."""
         (choice,) = self._generation.choices
-        text, calls = self._taken(choice, last=True)
-        return self._make(text, calls, self._fields(choice, done=True))
+        return self._make(self._taken(choice, last=True), self._fields(choice, done=True))
 
     def chunk(self, choice: Choice) -> list[bytes]:
-        text, calls = self._taken(choice, last=choice.finish_reason is not None)
-        if not text and not calls and not choice.logprobs:
+        taken = self._taken(choice, last=choice.finish_reason is not None)
+        if not any(taken) and not choice.logprobs:
             return []
-        return [self._message(self._make(text, calls, self._fields(choice, done=False)))]
+        return [self._message(self._make(taken, self._fields(choice, done=False)))]
 
     def end(self) -> list[bytes]:
         (choice,) = self._generation.choices
-        return [self._message(self._make("", [], self._fields(choice, done=True)))]
+        return [self._message(self._make(Taken(), self._fields(choice, done=True)))]
 
     def failure(self, error: ApiError) -> list[bytes]:
         return [self._framing.message(OLLAMA.body(error))]
@@ -78,21 +91,24 @@ class OllamaAnswer:
     def _message(self, reply: Reply) -> bytes:
         return self._framing.message(_encode(reply))
 
-    def _taken(self, choice: Choice, *, last: bool) -> tuple[str, list[OllamaToolCall]]:
-        """Return the text that has come, and the calls that are whole: they are told of at once."""
-        text, calls = "", list[OllamaToolCall]()
+    def _taken(self, choice: Choice, *, last: bool) -> Taken:
+        """Return what has come, and of calls those that are whole: they are told of at once."""
+        text, thinking, calls = "", "", list[OllamaToolCall]()
         for part in choice.take_parts():
             if isinstance(part, CallDelta) and part.id is UNSET and self._call is not None:
                 self._call.function.arguments += part.function.arguments
                 continue
             calls += self._end_call()
-            if isinstance(part, CallDelta):
-                self._call = part
-            else:
-                text += part
+            match part:
+                case CallDelta():
+                    self._call = part
+                case Thought(thought):
+                    thinking += thought
+                case _:
+                    text += part
         if last:
             calls += self._end_call()
-        return text, calls
+        return Taken(text, thinking, tuple(calls))
 
     def _end_call(self) -> Iterator[OllamaToolCall]:
         """One whose arguments are no JSON object, as where it was cut, is left out."""

@@ -52,7 +52,7 @@ async def ollama_tags(state: ServerState, request: Request) -> Response:
 async def ollama_ps(state: ServerState, request: Request) -> Response:
     """All that is served is loaded, and stays."""
     _, _, info = state.serving()
-    running = {
+    running: dict[str, Any] = {
         "expires_at": _FOREVER,
         "size_vram": 0 if info.device == "cpu" else info.weight_bytes,
         "context_length": info.max_request_tokens,

@@ -98,7 +98,7 @@ class OllamaCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool's answers the call of its tool_call_id, or else the first of its tool_name that has no answer."""
+    """A tool's answers the call of its tool_call_id, or else the first of its tool_name without an answer."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None

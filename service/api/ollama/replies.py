@@ -27,6 +27,7 @@ class OllamaToolCall(msgspec.Struct, kw_only=True):
 class OllamaSaid(msgspec.Struct, kw_only=True, omit_defaults=True):
     role: str
     content: str
+    thinking: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[OllamaToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -55,6 +56,7 @@ class OllamaChatReply(_Part, kw_only=True):
 
 class OllamaGenerateReply(_Part, kw_only=True):
     response: str
+    thinking: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Version(msgspec.Struct):

@@ -15,7 +15,7 @@ from quire.service.api.ollama.protocol import (
     OllamaOptions,
 )
 from quire.service.api.requests.chat import ChatRequest, Message
-from quire.service.text.rendering import TemplateArguments
+from quire.service.text.rendering import ReasoningEffort, TemplateArguments
 from quire.service.text.structured import JsonObjectFormat, JsonSchemaFormat, NamedSchema, ResponseFormat
 from quire.service.text.template import ChatTemplate
 from quire.service.text.tools.protocol import CalledFunction, ToolCall
@@ -32,6 +32,7 @@ def chat_of(body: Generating, model: str, template: ChatTemplate | None) -> Chat
         messages=_messages(body),
         tools=(body.tools or None) if isinstance(body, OllamaChatRequest) else None,
         response_format=_format(body),
+        reasoning_effort=_effort(body, template),
         chat_template_kwargs=_arguments(body, template),
         logprobs=body.logprobs,
         top_logprobs=body.top_logprobs,
@@ -58,7 +59,7 @@ def options(body: Generating) -> OllamaOptions:
 
 
 def is_raw(body: Generating, template: ChatTemplate | None) -> bool:
-    """Whether the prompt goes to the model as it is: where that is asked for, and where there is no template."""
+    """Tell whether the prompt goes to the model as it is: if that is asked for, or there is no template."""
     return isinstance(body, OllamaGenerateRequest) and (bool(body.raw) or template is None)
 
 
@@ -66,7 +67,8 @@ def ignored_fields(body: Generating, template: ChatTemplate | None) -> Iterator[
     """Name what had no effect."""
     yield from (name for name in _INERT if getattr(body, name) is not None)
     yield from (f"options.{name}" for name in OllamaOptions.INERT if getattr(options(body), name) is not None)
-    if body.think is not None and (_arguments(body, template) is None or not isinstance(body.think, bool)):
+    asked = _effort(body, template) or (isinstance(body.think, bool) and _arguments(body, template))
+    if body.think is not None and not asked:
         yield "think"
 
 
@@ -74,6 +76,12 @@ def _arguments(body: Generating, template: ChatTemplate | None) -> TemplateArgum
     if body.think is None or template is None or not template.mentions("enable_thinking"):
         return None
     return TemplateArguments(enable_thinking=body.think is not False)
+
+
+def _effort(body: Generating, template: ChatTemplate | None) -> ReasoningEffort | None:
+    if isinstance(body.think, bool) or template is None or not template.mentions("reasoning_effort"):
+        return None
+    return body.think
 
 
 def _format(body: Generating) -> ResponseFormat | None:
@@ -98,7 +106,14 @@ def _messages(body: Generating) -> list[Message]:
             raise FieldError("tool_calls", f"messages[{at}].tool_calls belongs to the role 'assistant'")
         calls = [_call(call, f"call_{at}_{place}") for place, call in enumerate(message.tool_calls or ())]
         open_calls += calls
-        said.append(Message(role=message.role, content=message.content or "", tool_calls=calls or None))
+        said.append(
+            Message(
+                role=message.role,
+                content=message.content or "",
+                tool_calls=calls or None,
+                reasoning=message.thinking or None,
+            )
+        )
     return said
 
 

@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from quire.engine.errors import FieldError
+from quire.service.api.requests.forms import UNWRAPPED
 from quire.service.api.requests.sampling import SamplingFields
-from quire.service.json_fields import LogprobCount, Text
+from quire.service.json_fields import MAX_TOKENS, LogprobCount, Text
 from quire.service.text.rendering import ReasoningEffort, TemplateArguments
 from quire.service.text.structured import Form, ResponseFormat, TextFormat, json_form
 from quire.service.text.tools.protocol import (
@@ -29,8 +30,12 @@ _CONTINUE = (
     "The answer goes on where the last message, the assistant's, ends; then add_generation_prompt is false"
 )
 _EFFORT = (
-    "The chat template gets it. none turns off thinking that can be turned off; where the template has no use "
-    "for it it is named in X-Quire-Ignored"
+    "The chat template gets it. none turns off thinking that can be turned off; where the template has no "
+    "use for it it is named in X-Quire-Ignored"
+)
+_BUDGET = (
+    "After so many tokens of thinking the template's own end of it comes; where the model does not think it "
+    "is named in X-Quire-Ignored"
 )
 
 
@@ -107,6 +112,7 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: Annotated[bool, Meta(description=_CONTINUE)] = False
     reasoning_effort: Annotated[ReasoningEffort, Meta(description=_EFFORT)] | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0, le=MAX_TOKENS, description=_BUDGET)] | None = None
     chat_template_kwargs: TemplateArguments | None = None
 
     def __post_init__(self) -> None:
@@ -115,6 +121,11 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         self._check_continuation()
         functions = None if self.tools is None else [tool.function for tool in self.tools]
         check_tools(functions, self.tool_choice)
+        form = next(iter(self._own_form_fields), None)
+        if self.thinking_token_budget is not None and form in UNWRAPPED:
+            raise FieldError(
+                "thinking_token_budget", f"thinking_token_budget may not be given together with {form}"
+            )
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs", "top_logprobs may only be given with logprobs: true")
 

@@ -39,6 +39,7 @@ _FIELDS = (
     "bad_words",
     "allowed_token_ids",
 )
+UNWRAPPED = ("bad_words", "allowed_token_ids")  # of all that the model says, its thinking too
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -41,7 +41,9 @@ _MAX_TOKENS = (
     "Of each of the n (or best_of) sequences. Left out, it is the rest of the context in a chat and 16 in a "
     "completion, and no more than the sequence's share of the KV cache: all of a request's fit at once"
 )
-_SPECIAL = "Whether the tokenizer adds its special tokens; left out, to a completion's prompt and not to a chat's"
+_SPECIAL = (
+    "Whether the tokenizer adds its special tokens; left out, to a completion's prompt and not to a chat's"
+)
 _TRUNCATE = (
     "Of a longer prompt only so many last tokens are taken; -1: as many as leave room for max_tokens, or for "
     "one token"
@@ -126,7 +128,9 @@ class SamplingFields(FormFields, kw_only=True, forbid_unknown_fields=True):
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options may only be given with stream: true")
         if self.truncate_prompt_tokens == 0:
-            raise FieldError("truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1, got 0")
+            raise FieldError(
+                "truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1, got 0"
+            )
         if self.prompt_logprobs is not None and self.stream:
             raise FieldError("prompt_logprobs", "prompt_logprobs may not be asked for with stream: true")
         both = {self.max_tokens, self.max_completion_tokens} - {None}

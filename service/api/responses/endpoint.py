@@ -1,19 +1,22 @@
-"""POST /v1/responses."""
+"""POST /v1/responses, and GET and DELETE of those that were stored."""
 
 from __future__ import annotations
+
+import asyncio
 
 from msgspec import json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.service.answer.stored_responses import StoredResponse
 from quire.service.api.answers import Answer
 from quire.service.api.responses.events import ResponseEncoder, ResponseEvents
 from quire.service.api.responses.protocol import ResponseRequest
-from quire.service.api.responses.replies import ResponseReply
+from quire.service.api.responses.replies import DeletedResponse, ResponseReply
 from quire.service.api.responses.response import begin
 from quire.service.api.streams import answer
 from quire.service.errors import bad_value
-from quire.service.http.codec import decode
+from quire.service.http.codec import JsonResponse, decode
 from quire.service.http.framing import Framing
 from quire.service.state import ServerState
 
@@ -23,20 +26,38 @@ _decoder = json.Decoder(ResponseRequest)
 async def responses(state: ServerState, request: Request) -> Response:
     state.serving()
     body = await decode(request, _decoder)
-    if body.previous_response_id is not None:
-        raise bad_value(
-            "previous_response_id",
-            "previous_response_id works on a WebSocket only: over HTTP responses are not kept, so send the "
-            "whole conversation as input",
-        )
-    response = await begin(state, request, body, history=[])
+    previous, tenant = body.previous_response_id, request.state.tenant
+    history = [] if previous is None else state.responses.conversation(tenant, previous)
+    response = await begin(state, request, body, history)
+    loop = asyncio.get_running_loop()
+
+    def keep(reply: ResponseReply) -> None:
+        """From any thread."""
+        if body.is_stored:
+            stored = StoredResponse(json.encode(reply), response.conversation())
+            loop.call_soon_threadsafe(state.responses.keep, tenant, response.id, stored)
 
     def reply() -> ResponseReply:
         ResponseEvents(response).finish()  # which builds the output
-        return response.snapshot(response.final_status)
+        whole = response.snapshot(response.final_status)
+        keep(whole)
+        return whole
 
     def encoder(framing: Framing) -> ResponseEncoder:
-        return ResponseEncoder(response, framing)
+        return ResponseEncoder(response, framing, keep)
 
     own = Answer(response.generation, reply, encoder)
     return answer(state, request, own, streamed=bool(body.stream))
+
+
+async def stored_response(state: ServerState, request: Request) -> Response:
+    """As it was answered; or delete it."""
+    tenant, response_id = request.state.tenant, request.path_params["response_id"]
+    if request.method == "DELETE":
+        state.responses.delete(tenant, response_id)
+        return JsonResponse(DeletedResponse(response_id))
+    unknown = next(iter(request.query_params), None)
+    if unknown not in (None, "include"):
+        message = f"{unknown} is not supported here: a stream can be picked up at GET /v1/streams/{{id}}"
+        raise bad_value(unknown, message, "unknown_field")
+    return Response(state.responses.find(tenant, response_id).reply, media_type="application/json")

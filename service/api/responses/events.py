@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from msgspec import UNSET
 
 from quire.service.answer.choice import Choice
-from quire.service.api.responses.open_items import OpenCall, OpenMessage
-from quire.service.api.responses.replies import ItemStatus, Status
+from quire.service.answer.replies import TokenLogprobs
+from quire.service.api.responses.open_items import OpenCall, OpenMessage, OpenReasoning
+from quire.service.api.responses.replies import ItemStatus, OutputReasoning, ResponseReply, Status
 from quire.service.api.responses.response import ModelResponse
 from quire.service.api.responses.writer import Event, EventWriter
 from quire.service.errors import ApiError
 from quire.service.http.framing import Framing
+from quire.service.text.pieces import Thought
 from quire.service.text.tools.calls import Part
+
+_OpenItem = OpenMessage | OpenReasoning | OpenCall
 
 
 class ResponseEvents:
@@ -25,7 +31,8 @@ class ResponseEvents:
         if stream_id is not None:
             names["stream_id"] = stream_id
         self._writer = EventWriter(names)
-        self._item: OpenMessage | OpenCall | None = None
+        self._item: _OpenItem | None = None
+        self._logprobs: list[TokenLogprobs] = []  # of tokens whose text is still to be told of
 
     def start(self) -> list[Event]:
         return [
@@ -35,14 +42,16 @@ class ResponseEvents:
 
     def update(self) -> list[Event]:
         """Return the events of what has come since."""
+        self._logprobs += self._response.take_logprobs()
         return [event for part in self._response.choice.take_parts() for event in self._tell(part)]
 
     def finish(self) -> list[Event]:
         """When the choice has finished."""
         status = self._response.final_status
         events = self.update()
-        if not self._response.output:  # of nothing at all it is an empty message
-            events += self._open(OpenMessage(self._writer, 0))
+        output = self._response.output
+        if not output or (isinstance(output[-1], OutputReasoning) and status == "completed"):  # said nothing
+            events += self._open(OpenMessage(self._writer, len(output)))
         events += self._close("incomplete" if status == "incomplete" else "completed")
         return [*events, self._about(f"response.{status}", status)]
 
@@ -64,15 +73,24 @@ class ResponseEvents:
             if not isinstance(self._item, OpenMessage):
                 text = text.lstrip() if index else text  # white space around calls is no text
                 events = self._open(OpenMessage(self._writer, index))
+        elif isinstance(part, Thought):
+            text = part.text
+            if not isinstance(self._item, OpenReasoning):
+                events = self._open(OpenReasoning(self._writer, index))
         else:
             text = part.function.arguments
             if part.id is not UNSET and part.function.name is not UNSET:
                 events = self._open(OpenCall(self._writer, index, part.id, part.function.name))
-        if text and self._item is not None:
-            events.append(self._item.more(text))
+        item = self._item
+        if text and isinstance(item, OpenMessage):
+            events.append(item.more(text, self._logprobs))
+        elif text and item is not None:
+            events.append(item.more(text))
+        if text:  # calls come without
+            self._logprobs = []
         return events
 
-    def _open(self, item: OpenMessage | OpenCall) -> list[Event]:
+    def _open(self, item: _OpenItem) -> list[Event]:
         closed = self._close("completed")
         self._item = item
         self._response.output.append(item.item)
@@ -82,7 +100,7 @@ class ResponseEvents:
         item, self._item = self._item, None
         if item is None:
             return []
-        return item.close(status) if isinstance(item, OpenMessage) else item.close()
+        return item.close() if isinstance(item, OpenCall) else item.close(status)
 
 
 def error_event(error: ApiError, **names: str | None) -> Event:
@@ -99,8 +117,13 @@ def error_event(error: ApiError, **names: str | None) -> Event:
 class ResponseEncoder:
     """The EventEncoder of a response's stream."""
 
-    def __init__(self, response: ModelResponse, framing: Framing) -> None:
+    def __init__(
+        self, response: ModelResponse, framing: Framing, keep: Callable[[ResponseReply], None]
+    ) -> None:
+        """`keep` is given the response once it has ended as it should."""
+        self._response = response
         self._framing = framing
+        self._keep = keep
         self._events = ResponseEvents(response)
         self._due = self._events.start()  # it goes out with the first chunk
 
@@ -108,7 +131,9 @@ class ResponseEncoder:
         return self._messages(self._events.update())
 
     def end(self) -> list[bytes]:
-        return self._messages(self._events.finish())
+        messages = self._messages(self._events.finish())
+        self._keep(self._response.snapshot(self._response.final_status))
+        return messages
 
     def failure(self, error: ApiError) -> list[bytes]:
         return self._messages(self._events.failed(error))

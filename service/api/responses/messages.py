@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.service.api.responses.protocol import InputItem
-from quire.service.api.responses.replies import OutputCall, OutputItem
+from quire.service.api.responses.replies import OutputItem, OutputMessage, OutputReasoning
 from quire.service.errors import bad_value
 from quire.service.text.rendering import TemplateMessage
 from quire.service.text.tools.protocol import CalledFunction, ToolCall
+
+_THOUGHT = {"role", "content", "reasoning_content"}  # of a message that is one's thinking so far
 
 
 def with_input(history: list[TemplateMessage], given: str | list[InputItem]) -> list[TemplateMessage]:
@@ -37,12 +39,22 @@ def with_output(history: list[TemplateMessage], output: Sequence[OutputItem]) ->
     """Return what was said, a response included, but for calls that were cut: nobody can answer them."""
     messages = list(history)
     for item in output:
-        if not isinstance(item, OutputCall):
-            messages += [{"role": "assistant", "content": part.text} for part in item.content]
+        if isinstance(item, OutputReasoning):
+            thought = "".join(part.text for part in item.content)
+            messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
+        elif isinstance(item, OutputMessage):
+            for part in item.content:
+                _add_text(messages, part.text)
         elif item.status == "completed":
             function = CalledFunction(name=item.name, arguments=item.arguments)
             _add_call(messages, ToolCall(id=item.call_id, function=function).as_template_call())
     return messages
+
+
+def _add_text(messages: list[TemplateMessage], text: str) -> None:
+    """To the assistant's thinking before it, if there is any."""
+    thought = messages.pop() if messages and set(messages[-1]) == _THOUGHT else {}
+    messages.append({"role": "assistant", **thought, "content": text})
 
 
 def _add_call(messages: list[TemplateMessage], call: dict[str, Any]) -> None:

@@ -6,7 +6,15 @@ import secrets
 
 import msgspec
 
-from quire.service.api.responses.replies import ItemStatus, OutputCall, OutputMessage, OutputText
+from quire.service.answer.replies import TokenLogprobs
+from quire.service.api.responses.replies import (
+    ItemStatus,
+    OutputCall,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
+    ReasoningText,
+)
 from quire.service.api.responses.writer import Event, EventWriter
 
 
@@ -18,11 +26,48 @@ class OpenMessage:
         self._index = index
         self._place = {"item_id": self.item.id, "output_index": index, "content_index": 0}
         self._texts: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._delta = writer.deltas("response.output_text.delta", **self._place, logprobs=[])
 
     def open(self) -> list[Event]:
         added = self._writer.event("response.output_item.added", output_index=self._index, item=self.item)
         part = OutputText(text="")
+        self.item.content.append(part)
+        return [added, self._writer.event("response.content_part.added", **self._place, part=part)]
+
+    def more(self, text: str, logprobs: list[TokenLogprobs]) -> Event:
+        self._texts.append(text)
+        if not logprobs:
+            return self._delta(text)
+        self._logprobs += logprobs
+        kind = "response.output_text.delta"
+        return self._writer.event(kind, **self._place, delta=text, logprobs=logprobs)
+
+    def close(self, status: ItemStatus) -> list[Event]:
+        self.item.status = status
+        (part,) = self.item.content
+        part.text, part.logprobs = "".join(self._texts), self._logprobs
+        event = self._writer.event
+        return [
+            event("response.output_text.done", **self._place, text=part.text, logprobs=part.logprobs),
+            event("response.content_part.done", **self._place, part=part),
+            event("response.output_item.done", output_index=self._index, item=self.item),
+        ]
+
+
+class OpenReasoning:
+    def __init__(self, writer: EventWriter, index: int) -> None:
+        """`index` is its place in the output."""
+        self.item = OutputReasoning(id=f"rs_{secrets.token_hex(24)}", content=[])
+        self._writer = writer
+        self._index = index
+        self._place = {"item_id": self.item.id, "output_index": index, "content_index": 0}
+        self._texts: list[str] = []
+        self._delta = writer.deltas("response.reasoning_text.delta", **self._place)
+
+    def open(self) -> list[Event]:
+        added = self._writer.event("response.output_item.added", output_index=self._index, item=self.item)
+        part = ReasoningText(text="")
         self.item.content.append(part)
         return [added, self._writer.event("response.content_part.added", **self._place, part=part)]
 
@@ -36,7 +81,7 @@ class OpenMessage:
         part.text = "".join(self._texts)
         event = self._writer.event
         return [
-            event("response.output_text.done", **self._place, text=part.text, logprobs=[]),
+            event("response.reasoning_text.done", **self._place, text=part.text),
             event("response.content_part.done", **self._place, part=part),
             event("response.output_item.done", output_index=self._index, item=self.item),
         ]

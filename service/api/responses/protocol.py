@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import secrets
-from typing import Annotated, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from quire.engine.errors import FieldError
-from quire.engine.messages import SamplingParams
+from quire.service.api.responses.sampling import LOGPROBS, ResponseSampling
+from quire.service.api.tool_lists import left_out, own_tools
 from quire.service.json_fields import MAX_TOKENS, ModelName, Text
+from quire.service.text.rendering import ReasoningEffort
 from quire.service.text.structured import FlatFormat, Form, TextFormat, json_form
 from quire.service.text.tools.protocol import (
+    MAX_TOOLS,
     Arguments,
     CalledFunction,
     CallId,
+    FlatTool,
     FlatToolChoice,
-    FlatTools,
     Function,
     FunctionName,
     ParallelCalls,
@@ -25,21 +28,35 @@ from quire.service.text.tools.protocol import (
     check_tools,
 )
 
-_PREVIOUS = "Goes on from a response of the same WebSocket, and waits for its end. Over HTTP it is refused"
+_PREVIOUS = (
+    "Goes on from a response of the same WebSocket, and waits for its end, or from one of the same key that "
+    "was stored"
+)
 _STREAM_ID = "Given back with each event. Responses of one stream_id are generated one after another"
-_STORE = "Only false: responses are not kept"
+_STORE = (
+    "Whether it is kept for GET /v1/responses/{id} and previous_response_id, in memory, until others need "
+    "the room; left out, over HTTP it is, and of a WebSocket, which has its own memory, it is not"
+)
+_TOOLS = "Functions. Tools of other types, which cannot run here, are left out and named in X-Quire-Ignored"
+_INERT = "Without effect here, and given back with the response"
 _ID = "As it was returned; it changes nothing"
+
+_FUNCTION = ("function",)
+_WITHOUT_EFFECT = (
+    *("max_tool_calls", "background", "truncation", "service_tier", "safety_identifier"),
+    "prompt_cache_key",
+)
 
 Identifier = Annotated[str, Meta(max_length=256)]
 
 
 class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`output_text` is what the model said before; it may carry the empty lists that it came with."""
+    """`output_text` is what the model said before; it may carry the lists that it came with."""
 
     type: Literal["input_text", "output_text"]
     text: Text
-    annotations: Annotated[list[str], Meta(max_length=0)] | None = None
-    logprobs: Annotated[list[str], Meta(max_length=0)] | None = None
+    annotations: Annotated[list[dict[str, Any]], Meta(max_length=1024, description=_ID)] | None = None
+    logprobs: Annotated[list[dict[str, Any]], Meta(max_length=1 << 18, description=_ID)] | None = None
 
 
 Content = Text | Annotated[list[ContentPart], Meta(min_length=1, max_length=1024)]
@@ -101,13 +118,16 @@ class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: FlatFormat | None = None
 
 
-class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponseRequest(ResponseSampling, kw_only=True, forbid_unknown_fields=True, dict=True):
     model: ModelName | None = None
     input: Text | Annotated[list[InputItem], Meta(min_length=1, max_length=4096)]
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     stream: bool | None = None
     metadata: (
         Annotated[
@@ -116,19 +136,31 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ]
         | None
     ) = None
-    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
-    ignore_eos: bool | None = None
     store: Annotated[bool, Meta(description=_STORE)] | None = None
     text: TextOptions | None = None
-    tools: FlatTools | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS, description=_TOOLS)] | None = None
     tool_choice: FlatToolChoice | None = None
     parallel_tool_calls: ParallelCalls | None = None
     previous_response_id: Annotated[str, Meta(max_length=256, description=_PREVIOUS)] | None = None
+    reasoning: Annotated[Reasoning, Meta(description=_INERT)] | None = None
+    max_tool_calls: Annotated[int, Meta(ge=0, le=1 << 31, description=_INERT)] | None = None
+    background: (
+        Annotated[bool, Meta(description="Only false: a response is generated while one waits")] | None
+    ) = None
+    truncation: Annotated[Literal["disabled"], Meta(description=_INERT)] | None = None
+    service_tier: (
+        Annotated[Literal["auto", "default", "flex", "scale", "priority"], Meta(description=_INERT)] | None
+    ) = None
+    safety_identifier: Annotated[str, Meta(max_length=512, description=_INERT)] | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=512, description=_INERT)] | None = None
 
     def __post_init__(self) -> None:
-        if self.store:
-            raise FieldError("store", "store must be false: responses are not kept here")
-        check_tools(self.tools, self.tool_choice)
+        if self.background:
+            raise FieldError(
+                "background", "background must be false: a response is generated while one waits"
+            )
+        functions = self.functions
+        check_tools(functions or None, self.tool_choice)
         given = ["tools"] * bool(self.offered_functions)
         given += ["text.format"] * (not isinstance(self.text_format, TextFormat))
         if len(given) > 1:
@@ -136,10 +168,35 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if self.ignore_eos and given:
             raise FieldError("ignore_eos", f"ignore_eos may not be given together with {given[0]}")
 
+    @cached_property
+    def functions(self) -> list[FlatTool]:
+        """Return the tools that can be called here. Raises FieldError."""
+        return own_tools(self.tools or (), _FUNCTION, FlatTool)
+
     @property
     def offered_functions(self) -> list[Function]:
         """Return those that the model may call."""
-        return [] if self.tool_choice == "none" else [*(self.tools or ())]
+        return [] if self.tool_choice == "none" else [*self.functions]
+
+    @property
+    def ignored_fields(self) -> list[str]:
+        """Name what has no effect."""
+        names = [name for name in _WITHOUT_EFFECT if getattr(self, name) not in (None, False)]
+        names += ["reasoning.summary"] if self.reasoning is not None and self.reasoning.summary else []
+        names += [f"include.{each}" for each in self.include or () if each != LOGPROBS]
+        return [*names, *left_out(self.tools or (), _FUNCTION)]
+
+    @property
+    def effort(self) -> ReasoningEffort | None:
+        return None if self.reasoning is None else self.reasoning.effort
+
+    @property
+    def is_streamed(self) -> bool:
+        return bool(self.stream)
+
+    @property
+    def is_stored(self) -> bool:
+        return self.store is not False
 
     @property
     def token_limit(self) -> int | None:
@@ -165,17 +222,6 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Return what the text must be. Raises FieldError."""
         return json_form("text.format", self.text_format)
 
-    def sampling_params(self, max_tokens: int, grammar: str = "") -> SamplingParams:
-        """For the engine, with a seed drawn if none was given."""
-        return SamplingParams(
-            max_tokens=max_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            ignore_eos=bool(self.ignore_eos),
-            seed=secrets.randbits(63) if self.seed is None else self.seed,
-            grammar=grammar,
-        )
-
 
 class ResponseCreate(
     ResponseRequest, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="response.create"
@@ -188,6 +234,14 @@ class ResponseCreate(
         super().__post_init__()
         if self.stream is False:
             raise FieldError("stream", "stream may not be false on a WebSocket: responses come as events")
+
+    @property
+    def is_streamed(self) -> bool:
+        return True
+
+    @property
+    def is_stored(self) -> bool:
+        return bool(self.store)
 
 
 class ResponseCancel(

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from quire.service.answer.replies import TokenLogprobs
+from quire.service.api.responses.protocol import Reasoning
 from quire.service.text.structured import FlatFormat
 from quire.service.text.tools.protocol import FlatTool, FlatToolChoice
 
@@ -16,7 +18,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
     text: str
     annotations: list[str] = []
-    logprobs: list[str] = []
+    logprobs: list[TokenLogprobs] = []
 
 
 class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
@@ -36,7 +38,21 @@ class OutputCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_c
     arguments: str = ""
 
 
-OutputItem = OutputMessage | OutputCall
+class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class OutputReasoning(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """What the model thought before what follows."""
+
+    id: str
+    status: ItemStatus = "in_progress"
+    summary: list[dict[str, str]] = []
+    content: list[ReasoningText]
+    encrypted_content: None = None
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall
 
 
 class IncompleteDetails(msgspec.Struct):
@@ -54,7 +70,7 @@ class InputTokensDetails(msgspec.Struct):
 
 
 class OutputTokensDetails(msgspec.Struct):
-    reasoning_tokens: int = 0  # reasoning is part of the text
+    reasoning_tokens: int = 0
 
 
 class ResponseUsage(msgspec.Struct, kw_only=True):
@@ -65,6 +81,14 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
     total_tokens: int
 
 
+class DeletedResponse(msgspec.Struct):
+    """What DELETE says."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
 class TextConfig(msgspec.Struct):
     format: FlatFormat
 
@@ -73,6 +97,7 @@ class ResponseReply(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["response"] = "response"
     created_at: int
+    completed_at: int | None = None
     status: Status
     error: ResponseFailure | None = None
     incomplete_details: IncompleteDetails | None = None
@@ -83,7 +108,16 @@ class ResponseReply(msgspec.Struct, kw_only=True):
     output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
-    store: bool = False
+    store: bool
+    background: bool = False
+    service_tier: str = "default"
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+    max_tool_calls: int | None
+    reasoning: Reasoning
+    presence_penalty: float
+    frequency_penalty: float
+    top_logprobs: int
     temperature: float
     text: TextConfig
     tool_choice: FlatToolChoice

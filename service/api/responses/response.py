@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import secrets
 import time
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
+from quire.engine.errors import FieldError
+from quire.engine.messages import SamplingParams
 from quire.service.answer.choice import Choice
 from quire.service.answer.generation import Generation, Options, Prompt
-from quire.service.api.request_params import cache_salt, checked_grammar, token_budget
+from quire.service.answer.replies import TokenLogprobs
+from quire.service.api.chat import logprobs_of
+from quire.service.api.logprob_budget import LogprobBudget
+from quire.service.api.request_params import cache_salt, check_sampled_ids, checked_grammar, token_budget
 from quire.service.api.responses.messages import with_input, with_output
+from quire.service.api.responses.protocol import Reasoning as ReasoningOptions
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import (
     IncompleteDetails,
@@ -24,9 +31,14 @@ from quire.service.api.responses.replies import (
     Status,
     TextConfig,
 )
-from quire.service.errors import ApiError
+from quire.service.api.sampling_defaults import with_defaults
+from quire.service.errors import ApiError, refused
+from quire.service.http.gate import note_ignored
+from quire.service.json_fields import MAX_REPLY_LOGPROBS
 from quire.service.state import ServerState
-from quire.service.text.rendering import TemplateMessage, render
+from quire.service.text.reasoning.use import Reasoning
+from quire.service.text.rendering import TemplateMessage, render, template_arguments
+from quire.service.text.structured import Form
 from quire.service.text.tools.use import ToolUse
 
 if TYPE_CHECKING:
@@ -38,7 +50,12 @@ class ModelResponse:
     """Its `output` grows as its events are made; `generation` is to be closed by whoever drives it."""
 
     def __init__(
-        self, body: ResponseRequest, model: str, generation: Generation, said: list[TemplateMessage]
+        self,
+        body: ResponseRequest,
+        model: str,
+        generation: Generation,
+        said: list[TemplateMessage],
+        params: SamplingParams,
     ) -> None:
         self.id = f"resp_{secrets.token_hex(24)}"
         self.generation = generation
@@ -46,11 +63,18 @@ class ModelResponse:
         self._body = body
         self._model = model
         self._created = int(time.time())
+        self._completed: int | None = None  # when it was first told of as completed
         self._said = said
+        self._params = params
 
     @property
     def choice(self) -> Choice:
         return self.generation.choices[0]
+
+    def take_logprobs(self) -> list[TokenLogprobs]:
+        """Return those of the tokens that have come, if they were asked for."""
+        entries = self.choice.take_logprobs()
+        return [] if self._body.logprobs is None else logprobs_of(self.generation, entries).content
 
     @property
     def final_status(self) -> Status:
@@ -63,11 +87,13 @@ class ModelResponse:
 
     def snapshot(self, status: Status, error: ApiError | None = None) -> ResponseReply:
         """The response as it stands."""
-        body = self._body
-        params = body.sampling_params(1)
+        body, params = self._body, self._params
+        if status == "completed" and self._completed is None:
+            self._completed = int(time.time())
         return ResponseReply(
             id=self.id,
             created_at=self._created,
+            completed_at=self._completed if status == "completed" else None,
             status=status,
             error=None if error is None else ResponseFailure("server_error", error.message),
             incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
@@ -78,10 +104,18 @@ class ModelResponse:
             output=self.output,
             parallel_tool_calls=body.parallel_tool_calls is not False,
             previous_response_id=body.previous_response_id,
+            store=body.is_stored,
+            safety_identifier=body.safety_identifier,
+            prompt_cache_key=body.prompt_cache_key,
+            max_tool_calls=body.max_tool_calls,
+            reasoning=body.reasoning or ReasoningOptions(),
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            top_logprobs=body.top_logprobs or 0,
             temperature=params.temperature,
             text=TextConfig(body.text_format),
             tool_choice=body.tool_choice or "auto",
-            tools=body.tools or [],
+            tools=body.functions,
             top_p=params.top_p,
             usage=None if status == "in_progress" else self._usage(),
         )
@@ -92,9 +126,24 @@ class ModelResponse:
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(),
+            output_tokens_details=OutputTokensDetails(usage.completion_tokens_details.reasoning_tokens),
             total_tokens=usage.total_tokens,
         )
+
+
+def _logprob_budget(body: ResponseRequest) -> LogprobBudget:
+    """Those of a stream are sent as they come."""
+    of_output = 0 if body.is_streamed or body.logprobs is None else 1 + body.logprobs
+    return LogprobBudget("top_logprobs", 0, of_output, MAX_REPLY_LOGPROBS)
+
+
+def _with_one_head(messages: list[TemplateMessage]) -> list[TemplateMessage]:
+    """Make what the system says first one message: most chat templates take no second one."""
+    heads = list(takewhile(lambda message: message["role"] == "system", messages))
+    if len(heads) < 2:
+        return messages
+    text = "\n\n".join(head["content"] for head in heads)
+    return [{"role": "system", "content": text}, *messages[len(heads) :]]
 
 
 async def prompt_text(
@@ -107,7 +156,9 @@ async def prompt_text(
     """Return what the model gets to see once this was `said`. Routers hash it, too. Raises ApiError."""
     instructions = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     tools = [function.as_template_tool() for function in body.offered_functions]
-    return await render(renderer, tokenizer, model, instructions + said, param="input", tools=tools)
+    arguments, _ = template_arguments(tokenizer, None, body.effort)
+    messages = _with_one_head(instructions + said)
+    return await render(renderer, tokenizer, model, messages, param="input", arguments=arguments, tools=tools)
 
 
 async def begin(
@@ -116,6 +167,9 @@ async def begin(
     """Hands the request to the engine. `history` is what was said before. Raises ApiError."""
     engine, tokenizer, info = state.serving()
     model = state.check_model(body.model)
+    check_sampled_ids(body, info)
+    arguments, unused = template_arguments(tokenizer, None, body.effort)
+    note_ignored(connection.scope, [*body.ignored_fields, *["reasoning.effort"] * bool(unused)])
     times = state.times_of(connection, model)
     state.admit(1)
     said = with_input(history, body.input)
@@ -123,11 +177,32 @@ async def begin(
     limit = info.max_request_tokens
     tokens = await state.encode(text, "input", add_special_tokens=False, limit=limit)
     tools = ToolUse.of(body, tokenizer)
-    grammar = await checked_grammar(state, body.form if tools is None else tools.form)
-    params = body.sampling_params(token_budget(body, tokens, "input", info, None), grammar)
-    options = Options(stops=(), skip_special_tokens=True, continues=False, tools=tools)
+    reasoning = Reasoning.of(state.config.reasoning_parser, tokenizer, tokens, arguments)
+
+    def form() -> Form | None:
+        answer = body.form() if tools is None else tools.form()
+        return answer if reasoning is None else reasoning.form(answer, None)
+
+    grammar = await checked_grammar(state, form)
+    budget = token_budget(body, tokens, "input", info, info.sampling_defaults.max_tokens)
+    carried = _logprob_budget(body)
+    if body.token_limit is None:
+        budget = carried.room(len(tokens), budget)
+    carried.check(len(tokens), budget)
+    try:
+        params = with_defaults(body, body.sampling_params(budget, grammar), info.sampling_defaults)
+    except FieldError as error:
+        raise refused(error) from None
+    options = Options(
+        stops=body.stop_strings,
+        skip_special_tokens=True,
+        continues=False,
+        tools=tools,
+        reasoning=reasoning,
+        num_logprobs=carried.total(len(tokens), budget),
+    )
     salt = cache_salt(connection, None)
     generation = Generation(
         state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt, times
     )
-    return ModelResponse(body, model, generation, said)
+    return ModelResponse(body, model, generation, said, params)

@@ -1,14 +1,14 @@
-"""The parts of one answer, as clients get them: text and calls, as they come or whole."""
+"""The parts of one answer, as clients get them: text, thinking and calls, as they come or whole."""
 
 from __future__ import annotations
 
 import secrets
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.service.text.tools.parser import CallArguments, CallStart, Piece
+from quire.service.text.pieces import CallArguments, CallStart, Piece, Thought
 
 
 class FunctionDelta(msgspec.Struct):
@@ -25,18 +25,26 @@ class CallDelta(msgspec.Struct):
     function: FunctionDelta
 
 
-Part = str | CallDelta
+Part = str | Thought | CallDelta
+
+
+class Apart(NamedTuple):
+    """What has come, by its kind."""
+
+    text: str
+    thinking: str
+    calls: list[CallDelta]
 
 
 class AnswerParts:
-    """Collects the text and the calls of one answer that have come and not yet been taken, in their order."""
+    """Collects what has come of an answer and not yet been taken: text, thinking and calls, in order."""
 
     __slots__ = ("_count", "_parts", "_texts")
 
     def __init__(self) -> None:
         self._count = 0  # calls
         self._parts: list[Part] = []
-        self._texts: list[str] = []  # of the latest part: text, or arguments
+        self._texts: list[str] = []  # of the latest part: text, thinking or arguments
 
     def add(self, piece: Piece) -> None:
         match piece:
@@ -44,6 +52,10 @@ class AnswerParts:
                 if not self._parts or not isinstance(self._parts[-1], str):
                     self._begin("")
                 self._texts.append(piece)
+            case Thought(text):
+                if not self._parts or not isinstance(self._parts[-1], Thought):
+                    self._begin(Thought(""))
+                self._texts.append(text)
             case CallStart(name):
                 identity = f"call_{secrets.token_hex(12)}"
                 self._begin(CallDelta(self._count, identity, "function", FunctionDelta(name, "")))
@@ -64,6 +76,8 @@ class AnswerParts:
         last = self._parts[-1]
         if isinstance(last, str):
             self._parts[-1] = text
+        elif isinstance(last, Thought):
+            self._parts[-1] = Thought(text)
         else:
             last.function.arguments = text
 
@@ -76,11 +90,14 @@ class AnswerParts:
         parts, self._parts = self._parts, []
         return parts
 
-    def take_apart(self) -> tuple[str, list[CallDelta]]:
-        """All the text, and the calls."""
+    def take_apart(self) -> Apart:
+        """All the text, all the thinking, and the calls."""
         parts = self.take()
-        text = "".join(part for part in parts if isinstance(part, str))
-        return text, [part for part in parts if not isinstance(part, str)]
+        return Apart(
+            "".join(part for part in parts if isinstance(part, str)),
+            "".join(part.text for part in parts if isinstance(part, Thought)),
+            [part for part in parts if isinstance(part, CallDelta)],
+        )
 
 
 class ReplyFunction(msgspec.Struct, kw_only=True):

@@ -1,21 +1,31 @@
-"""The ways models write tool calls: as Hermes and Qwen do, or as Llama 3. A chat template tells which."""
+"""The ways models write tool calls. A chat template tells which."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from quire.service.text.structured import json_rule
+from quire.service.text.reasoning.formats import HARMONY
+from quire.service.text.tools.gemma_calls import reader, writer
+from quire.service.text.tools.json_calls import (
+    SEPARATOR,
+    read_deepseek,
+    read_list,
+    read_mistral,
+    write_deepseek,
+    write_fenced_deepseek,
+    write_list,
+    write_mistral,
+)
+from quire.service.text.tools.lark import ANY_TEXT, TokenOf, free_text, json_of, literal, schema_of
 from quire.service.text.tools.protocol import Function
+from quire.service.text.tools.python_calls import read_python, write_fenced_calls, write_list_of_calls
+from quire.service.text.tools.regions import RegionFormat
+from quire.service.text.tools.xml_calls import TAGS, read_glm, read_qwen, write_glm, write_qwen
 
-_THINKING = ("<think>", "</think>")
 _PYTHON_TAG = "<|python_tag|>"
-
-
-IsToken = Callable[[str], bool]
-"""Whether the vocabulary has a text as one token, which a grammar names as such."""
 
 
 class Found(NamedTuple):
@@ -69,55 +79,132 @@ class ToolFormat:
             return None
         return len(text) - len(start) + start.startswith("}")
 
-    def must_call(self, functions: list[Function], is_token: IsToken, *, parallel: bool) -> str:
+    def must_call(self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool) -> str:
         """The rules of a grammar of one call, or of one or more if `parallel`."""
         more = f" ({json.dumps(self.between)} call)*" if parallel else ""
-        return f"start: call{more}\n" + self._calls(functions, is_token, forced=True)
+        return f"start: call{more}\n" + self._calls(functions, token_of, forced=True)
 
-    def may_call(self, functions: list[Function], is_token: IsToken, *, parallel: bool) -> str:
+    def may_call(self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool) -> str:
         """The rules of a grammar of any text, in which calls are right."""
-        calls = self._calls(functions, is_token, forced=False)
+        calls = self._calls(functions, token_of, forced=False)
         if not self.begin:
             more = f" ({json.dumps(self.between)} call)*" if parallel else ""
-            tag = f"{_PYTHON_TAG}? " if is_token(_PYTHON_TAG) else ""
+            tag = "" if token_of(_PYTHON_TAG) is None else f"{literal(_PYTHON_TAG, token_of)}? "
             return f"start: {tag}call{more} | TEXT\n" + r"TEXT: /([^{\s](.|\n)*)?/" + "\n" + calls
-        thinking = [marker for marker in _THINKING if is_token(marker)]
-        marked = f" (({' | '.join(thinking)}) TEXT)*" if thinking else ""
-        if is_token(self.begin):
-            trigger = f"trigger: text {self.begin}"
-        else:  # a text goes on until the marker is whole
-            trigger = f"trigger[lazy]: TEXT {json.dumps(self.begin)}"
-        start = "start: (trigger call)* text" if parallel else "start: trigger call | text"
-        return "\n".join([start, trigger, f"text: TEXT{marked}", r"TEXT: /(.|\n)*/", calls])
+        return "\n".join([*free_text(self.begin, "call", token_of, repeated=parallel), calls])
 
-    def _calls(self, functions: list[Function], is_token: IsToken, *, forced: bool) -> str:
+    def _calls(self, functions: Sequence[Function], token_of: TokenOf, *, forced: bool) -> str:
         """Unless `forced`, `begin` stands before the call already, and arguments are free if not strict."""
-        begin = _literal(self.begin if forced else "", is_token)
-        end = _literal(self.end, is_token)
+        begin = literal(self.begin if forced else "", token_of)
+        end = literal(self.end, token_of)
         line = json.dumps("\n" if self.begin else "")
         rules = ["call: " + " | ".join(f"call_{at}" for at in range(len(functions)))]
         for at, function in enumerate(functions):
             head = json.dumps(f'{{"name": "{function.name}", "{self.arguments}": ')
-            schema = json_rule(function.schema if forced or function.strict else {"type": "object"})
+            schema = json_of(schema_of(function, forced=forced))
             rules.append(f'call_{at}: {begin} {line} {head} {schema} "}}" {line} {end}')
         return "\n".join(rules) + "\n"
 
 
+@dataclass(frozen=True)
+class HarmonyCalls:
+    """gpt-oss's: a message on the commentary channel to functions.name; the token that ends it is an eos."""
+
+    begin = ""
+    markers = HARMONY.markers
+
+    def must_call(self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool) -> str:
+        """The rules of a grammar of one call."""
+        return "\n".join(["start: call", *self._calls(functions, forced=True)])
+
+    def may_call(self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool) -> str:
+        """The rules of a grammar of an answer, or of one call."""
+        final = '<|channel|> "final" <|message|> TEXT'
+        return "\n".join([f"start: call | {final}", ANY_TEXT, *self._calls(functions, forced=False)])
+
+    def _calls(self, functions: Sequence[Function], *, forced: bool) -> list[str]:
+        rules = ["call: " + " | ".join(f"call_{at}" for at in range(len(functions)))]
+        for at, function in enumerate(functions):
+            head = json.dumps(f"commentary to=functions.{function.name} ")
+            schema = json_of(schema_of(function, forced=forced))
+            rules.append(f'call_{at}: <|channel|> {head} <|constrain|> "json" <|message|> {schema}')
+        return rules
+
+
+CallFormat = ToolFormat | RegionFormat | HarmonyCalls
+
 HERMES = ToolFormat("<tool_call>", "</tool_call>", "arguments", "\n")
 LLAMA = ToolFormat("", "", "parameters", "; ")
+HARMONY_CALLS = HarmonyCalls()
+QWEN_CODER = RegionFormat(("<tool_call>",), "</tool_call>", read_qwen, write_qwen)
+GLM = RegionFormat(("<tool_call>",), "</tool_call>", read_glm, write_glm, within=TAGS)
+LLAMA_4 = RegionFormat(
+    (), "", read_python, write_list_of_calls, ("<|python_start|>", "<|python_end|>"), repeats=False
+)
+MISTRAL_LIST = RegionFormat(("[TOOL_CALLS]",), "", read_mistral, write_list, repeats=False)
+MISTRAL = RegionFormat(
+    ("[TOOL_CALLS]",), "", read_mistral, write_mistral, within=("[ARGS]", "[CALL_ID]"), between=""
+)
+_DEEPSEEK_AROUND = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+DEEPSEEK = RegionFormat(
+    ("<｜tool▁call▁begin｜>",),
+    "<｜tool▁call▁end｜>",
+    read_deepseek,
+    write_deepseek,
+    _DEEPSEEK_AROUND,
+    (SEPARATOR,),
+    between="",
+)
+DEEPSEEK_FENCED = replace(DEEPSEEK, write=write_fenced_deepseek, between="\n")
+GEMMA = RegionFormat(
+    ("<start_function_call>",),
+    "<end_function_call>",
+    reader("<escape>"),
+    writer("<escape>", "<end_function_call>"),
+    within=("<escape>",),
+    between="",
+)
+GEMMA_4 = RegionFormat(
+    ("<|tool_call>",),
+    "<tool_call|>",
+    reader('<|"|>'),
+    writer('<|"|>', "<tool_call|>"),
+    within=('<|"|>',),
+    between="",
+)
+GEMMA_PYTHON = RegionFormat(("```tool_code",), "```", read_python, write_fenced_calls, repeats=False)
+GRANITE = RegionFormat(("<|tool_call|>", "<tool_call>"), "", read_list, write_list, repeats=False)
+PHI = RegionFormat(("<|tool_call|>",), "", read_list, write_list, ("<|/tool_call|>",), repeats=False)
+PHI_FUNCTOOLS = RegionFormat(("functools",), "", read_list, write_list, repeats=False)
+
+# The first whose words a template all has.
+_SIGNS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
+    (("to=functions.", "<|channel|>"), HARMONY_CALLS),
+    (("<function=", "<tool_call>"), QWEN_CODER),
+    (("<arg_key>",), GLM),
+    (("<｜tool▁call▁begin｜>", "```json"), DEEPSEEK_FENCED),
+    (("<｜tool▁call▁begin｜>",), DEEPSEEK),
+    (("[TOOL_CALLS]", "[ARGS]"), MISTRAL),
+    (("[TOOL_CALLS]",), MISTRAL_LIST),
+    (("<start_function_call>",), GEMMA),
+    (("<|tool_call>",), GEMMA_4),
+    (("tool_code",), GEMMA_PYTHON),
+    (("<|/tool_call|>",), PHI),
+    (("functools",), PHI_FUNCTOOLS),
+    (("<|tool_call|>",), GRANITE),
+    ((HERMES.begin,), HERMES),
+    (("<|python_start|>",), LLAMA_4),
+    (("<|header_start|>",), LLAMA_4),
+    (("ipython",), LLAMA),
+    ((_PYTHON_TAG,), LLAMA),
+)
 
 
-def format_of(template: str) -> ToolFormat | None:
+def format_of(template: str) -> CallFormat | None:
     """Return the way a chat template has its model write calls; None if it knows no tools."""
     if "tools" not in template:
         return None
-    if HERMES.begin in template:
-        return HERMES
-    return LLAMA if "ipython" in template or _PYTHON_TAG in template else None
-
-
-def _literal(text: str, is_token: Callable[[str], bool]) -> str:
-    return text if text and is_token(text) else json.dumps(text)
+    return next((form for words, form in _SIGNS if all(word in template for word in words)), None)
 
 
 def _overlap(text: str, marker: str) -> int:

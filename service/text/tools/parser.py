@@ -9,23 +9,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from quire.service.text.pieces import CallArguments, CallStart, Piece
 from quire.service.text.tools.formats import ToolFormat
 
 MAX_HEAD = 1024  # characters of a call before its arguments
-
-
-class CallStart(NamedTuple):
-    name: str
-
-
-class CallArguments(NamedTuple):
-    """More of the latest call's arguments, as JSON text."""
-
-    text: str
-
-
-Piece = str | CallStart | CallArguments
-"""Text beside the calls, the beginning of a call, or more of its arguments."""
 
 
 class _State(Enum):
@@ -41,6 +28,9 @@ class ToolCallParser:
 
     A call is told of as soon as its arguments begin. White space around calls is not part of the text.
     """
+
+    thinking = False
+    plain = False
 
     def __init__(self, form: ToolFormat, names: frozenset[str], *, parallel: bool) -> None:
         self._form = form

@@ -130,9 +130,7 @@ def chosen_name(choice: ToolChoice | FlatToolChoice | None) -> str | None:
     return choice.name if isinstance(choice, FlatChosenTool) else None
 
 
-def check_tools(
-    functions: Sequence[Function] | None, choice: ToolChoice | FlatToolChoice | None
-) -> None:
+def check_tools(functions: Sequence[Function] | None, choice: ToolChoice | FlatToolChoice | None) -> None:
     """Check that they go together. Raises FieldError."""
     if functions is None:
         if choice not in (None, "none", "auto"):

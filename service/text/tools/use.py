@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from quire.service.text.pieces import AnswerParser
+from quire.service.text.reasoning.harmony import HarmonyParser
 from quire.service.text.structured import Form, lark_grammar
-from quire.service.text.tools.formats import ToolFormat
+from quire.service.text.tools.formats import CallFormat, ToolFormat
 from quire.service.text.tools.parser import ToolCallParser
 from quire.service.text.tools.protocol import FlatToolChoice, Function, ToolChoice, chosen_name
+from quire.service.text.tools.regions import RegionFormat, RegionParser
 
 if TYPE_CHECKING:
     from quire.service.text.tokenizer import Tokenizer
@@ -29,7 +33,7 @@ class ToolRequest(Protocol):
 
 @dataclass(frozen=True)
 class ToolUse:
-    format: ToolFormat
+    format: CallFormat
     functions: tuple[Function, ...]
     forced: bool  # it must call one
     parallel: bool
@@ -56,10 +60,21 @@ class ToolUse:
             make = self.format.may_call
         else:
             return None
-        rules = make(list(self.functions), self.tokenizer.has_token, parallel=self.parallel)
+        rules = make(self.functions, self.tokenizer.added_token, parallel=self.parallel)
         return Form("tools", lark_grammar(rules))
 
-    def parser(self) -> ToolCallParser:
+    def parser(self) -> AnswerParser:
         """For one answer."""
-        names = frozenset(function.name for function in self.functions)
-        return ToolCallParser(self.format, names, parallel=self.parallel)
+        return parser_of(self.format, self.functions, parallel=self.parallel)
+
+
+def parser_of(form: CallFormat, functions: Sequence[Function], *, parallel: bool) -> AnswerParser:
+    """Return what tells calls of `functions` from the text of one answer."""
+    by_name = {function.name: function for function in functions}
+    match form:
+        case ToolFormat():
+            return ToolCallParser(form, frozenset(by_name), parallel=parallel)
+        case RegionFormat():
+            return RegionParser(form, by_name, parallel=parallel)
+        case _:
+            return HarmonyParser(frozenset(by_name), parallel=parallel)

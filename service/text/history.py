@@ -1,0 +1,57 @@
+"""Earlier messages as a chat template wants them, where templates differ from one another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+_CONCATENATED = re.compile(r"arguments'?\]?\s*\+|\+\s*[\w.\[\]']*arguments'?\]?\s*[+}%]")
+_ID_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def as_wanted(source: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages as the template `source` reads them."""
+    if ".thinking" in source and "reasoning_content" not in source:  # gpt-oss
+        messages = [_renamed(message) for message in messages]
+    if "[TOOL_CALLS]" in source:  # Mistral's take ids of nine letters and digits only
+        messages = [_with_short_ids(message) for message in messages]
+    if _CONCATENATED.search(source):  # DeepSeek's put the arguments into the prompt as they are
+        messages = [_with_argument_text(message) for message in messages]
+    return messages
+
+
+def _renamed(message: dict[str, Any]) -> dict[str, Any]:
+    if "reasoning_content" not in message:
+        return message
+    rest = {name: value for name, value in message.items() if name != "reasoning_content"}
+    return {**rest, "thinking": message["reasoning_content"]}
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    changed = dict(message)
+    if "tool_calls" in message:
+        changed["tool_calls"] = [{**call, "id": _short(call["id"])} for call in message["tool_calls"]]
+    if "tool_call_id" in message:
+        changed["tool_call_id"] = _short(message["tool_call_id"])
+    return changed
+
+
+def _short(call_id: str) -> str:
+    """The same for the same id."""
+    if re.fullmatch("[A-Za-z0-9]{9}", call_id):
+        return call_id
+    number = int.from_bytes(hashlib.sha256(call_id.encode()).digest()[:8])
+    return "".join(_ID_DIGITS[number // 62**at % 62] for at in range(9))
+
+
+def _with_argument_text(message: dict[str, Any]) -> dict[str, Any]:
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"]["arguments"]
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": text}})
+    return {**message, "tool_calls": calls}

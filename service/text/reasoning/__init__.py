@@ -1,0 +1,1 @@
+"""What a model thinks before it answers, told from its answer."""

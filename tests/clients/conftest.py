@@ -1,0 +1,52 @@
+"""Clients that are too large for every run. `make clients` installs them; QUIRE_CLIENTS says where they are."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import json
+from msgspec.structs import replace
+
+from quire.service.text.template import ChatTemplate
+from quire.service.text.tokenizer import Tokenizer
+from tests.service import tiny_tokenizers, tool_templates
+from tests.service.live import Live
+
+CLIENTS = os.environ.get("QUIRE_CLIENTS")
+collect_ignore_glob = [] if CLIENTS else ["test_*.py"]
+if CLIENTS:
+    sys.path.append(str(Path(CLIENTS) / "python"))  # after our own, which some of them use, too
+
+SAID = "Hello from Quire."
+
+
+@pytest.fixture
+def serve_model() -> Iterator[Callable[..., Live]]:
+    """A server whose model calls a tool until its prompt has what that gives, and then greets."""
+    made: list[Live] = []
+
+    def make(tool: str = "", arguments: dict[str, Any] | None = None, gives: str = "") -> Live:
+        tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(tool_templates.HERMES, {}))
+        call = json.encode({"name": tool, "arguments": arguments or {}}).decode()
+        call = call.replace('":', '": ').replace(',"', ', "')  # as models write it
+        texts = (f"I look.\n<tool_call>\n{call}\n</tool_call><|end|>", f"{SAID}<|end|>")
+        calling, greeting = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+
+        def script(prompt: list[int], params: object, index: int) -> list[int]:
+            knows = gives in tokenizer.decode(prompt, skip_special_tokens=False)
+            return greeting if knows else calling
+
+        live = Live(tokenizer, script=script)
+        made.append(live)
+        engine = live.engine  # agents have long prompts, here of a token a byte or two
+        engine._info = engine.info = replace(engine._info, max_model_len=400_000, num_blocks=40_000)
+        return live
+
+    yield make
+    for live in made:
+        assert live.end() == 0

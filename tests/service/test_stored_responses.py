@@ -1,0 +1,196 @@
+"""Responses that are kept: gone on from, read and deleted by the key that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from quire.service.answer.stored_responses import ResponseStore, StoredResponse
+from quire.service.errors import ApiError
+from quire.service.text.tokenizer import Tokenizer
+from tests.service.asgi import Exchange, Reply, get, post
+from tests.service.conftest import Service
+from tests.service.live import Live
+from tests.service.test_responses import events_of
+
+PATH = "/v1/responses"
+SHORT = {"input": "hello", "max_output_tokens": 8}
+# what the specification of Open Responses requires of a response, wherever there is one
+REQUIRED = {
+    *("id", "object", "created_at", "completed_at", "status", "incomplete_details", "model"),
+    *("previous_response_id", "instructions", "output", "error", "tools", "tool_choice", "truncation"),
+    *("parallel_tool_calls", "text", "top_p", "presence_penalty", "frequency_penalty", "top_logprobs"),
+    *("temperature", "reasoning", "usage", "max_output_tokens", "max_tool_calls", "store", "background"),
+    *("service_tier", "metadata", "safety_identifier", "prompt_cache_key"),
+}
+
+
+async def remove(service: Service, response_id: str, **headers: str) -> Reply:
+    path = f"{PATH}/{response_id}"
+    return await Exchange(service.app, "DELETE", path, b"", headers).start().finish()
+
+
+def prompt(service: Service, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(service.engine.streams[-1].prompt, skip_special_tokens=False)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_is_gone_on_from(service: Service, tokenizer: Tokenizer, stream: bool) -> None:
+    """Its instructions are not: they are each request's own."""
+    reply = await post(service.app, PATH, {**SHORT, "instructions": "be kind", "stream": stream})
+    first = events_of(reply)[-1]["response"] if stream else reply.json()
+    said = first["output"][0]["content"][0]["text"]
+    body = {"input": "more", "previous_response_id": first["id"], "max_output_tokens": 4}
+    second = (await post(service.app, PATH, body)).json()
+    assert second["previous_response_id"] == first["id"]
+    assert prompt(service, tokenizer) == f"<|user|>hello<|assistant|>{said}<|user|>more<|assistant|>"
+
+
+@pytest.mark.anyio
+async def test_a_response_is_read_and_deleted(service: Service) -> None:
+    made = await post(service.app, PATH, SHORT)
+    response_id = made.json()["id"]
+    read = await get(service.app, f"{PATH}/{response_id}")
+    assert (read.status, read.json()) == (200, made.json())
+    gone = await remove(service, response_id)
+    assert gone.json() == {"id": response_id, "object": "response", "deleted": True}
+    for missing in (await get(service.app, f"{PATH}/{response_id}"), await remove(service, response_id)):
+        assert (missing.status, missing.error["code"]) == (404, "response_not_found")
+    assert service.state.responses.bytes == 0
+
+
+@pytest.mark.anyio
+async def test_what_is_not_to_be_stored_or_failed_is_not(service: Service) -> None:
+    for more in ({"store": False}, {"input": []}):
+        await post(service.app, PATH, SHORT | more)
+    assert service.state.responses.bytes == 0
+    body = {**SHORT, "previous_response_id": "resp_1"}
+    reply = await post(service.app, PATH, body)
+    assert (reply.status, reply.error["code"]) == (400, "previous_response_not_found")
+    assert reply.error["param"] == "previous_response_id"
+
+
+@pytest.mark.anyio
+async def test_each_key_has_its_own(make_service: Callable[..., Service]) -> None:
+    service = make_service(api_keys=("alice", "bob"))
+    alice, bob = ({"authorization": f"Bearer {name}"} for name in ("alice", "bob"))
+    response_id = (await post(service.app, PATH, SHORT, **alice)).json()["id"]
+    assert (await get(service.app, f"{PATH}/{response_id}", **bob)).status == 404
+    assert (await remove(service, response_id, **bob)).status == 404
+    going_on = {**SHORT, "previous_response_id": response_id}
+    assert (await post(service.app, PATH, going_on, **bob)).status == 400
+    assert (await post(service.app, PATH, going_on, **alice)).status == 200
+
+
+def test_the_store_is_bounded_and_its_room_is_shared() -> None:
+    """Whoever has most loses what it has not used for longest."""
+    one = StoredResponse(b"x" * 1000, [])
+    store = ResponseStore(max_bytes=4 * one.size)
+    for at in range(3):
+        store.keep("many", f"{at}", one)
+    store.find("many", "0")
+    store.keep("few", "0", one)
+    store.keep("few", "1", one)
+    assert store.bytes == 4 * one.size
+    with pytest.raises(ApiError):
+        store.find("many", "1")
+    assert all(store.find(*key) is one for key in (("many", "0"), ("many", "2"), ("few", "0"), ("few", "1")))
+    store.keep("few", "2", StoredResponse(b"x" * 10000, []))
+    assert store.bytes == 4 * one.size
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "more", [{}, {"reasoning": {"effort": "low"}, "prompt_cache_key": "a", "max_tool_calls": 3}]
+)
+async def test_every_property_that_is_required_is_there(service: Service, more: dict[str, Any]) -> None:
+    events = events_of(await post(service.app, PATH, {**SHORT, "stream": True, **more}))
+    told = [event["response"] for event in events if "response" in event]
+    whole = (await post(service.app, PATH, SHORT | more)).json()
+    for response in (*told, whole):
+        assert set(response) >= REQUIRED
+        for name, value in more.items():
+            assert response[name] == value or response[name]["effort"] == "low"
+
+
+@pytest.mark.anyio
+async def test_when_it_was_completed(service: Service, tokenizer: Tokenizer) -> None:
+    service.engine.script = lambda prompt, params, index: tokenizer.encode(
+        "a<|end|>", add_special_tokens=False
+    )
+    whole = (await post(service.app, PATH, SHORT)).json()
+    assert whole["status"] == "completed" and whole["completed_at"] >= whole["created_at"]
+
+
+@pytest.mark.anyio
+async def test_sampling_fields_reach_the_engine(service: Service) -> None:
+    fields: dict[str, Any] = {
+        "top_k": 7,
+        "min_p": 0.125,
+        "seed": 3,
+        "logit_bias": {"65": -5.0},
+        "min_tokens": 2,
+    }
+    fields |= {"presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.5}
+    reply = await post(service.app, PATH, {**SHORT, **fields, "stop": ["zzz"], "stop_token_ids": [300]})
+    assert reply.status == 200, reply.body
+    params = service.engine.streams[-1].params
+    assert (params.top_k, params.min_p, params.seed, params.min_tokens) == (7, 0.125, 3, 2)
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.5, 0.25, 1.5)
+    assert (params.logit_bias, params.stop_token_ids) == ({65: -5.0}, (300,))
+    assert (reply.json()["presence_penalty"], reply.json()["frequency_penalty"]) == (0.5, 0.25)
+
+
+@pytest.mark.anyio
+async def test_a_stop_string_ends_it(service: Service, tokenizer: Tokenizer) -> None:
+    service.engine.script = lambda prompt, params, index: tokenizer.encode(
+        "the cat", add_special_tokens=False
+    )
+    reply = (await post(service.app, PATH, {"input": "x", "max_output_tokens": 7, "stop": "ca"})).json()
+    assert (reply["output"][0]["content"][0]["text"], reply["status"]) == ("the ", "completed")
+
+
+@pytest.mark.anyio
+async def test_log_probabilities(service: Service) -> None:
+    """As many in a stream's deltas as in the whole; they can be sent back."""
+    body = {"input": "hello", "max_output_tokens": 5, "top_logprobs": 2}
+    events = events_of(await post(service.app, PATH, {**body, "stream": True}))
+    told = [entry for event in events if "delta" in event for entry in event["logprobs"]]
+    whole = (await post(service.app, PATH, body)).json()
+    entries = whole["output"][0]["content"][0]["logprobs"]
+    assert [len(entry["top_logprobs"]) for entry in entries] == [2] * 5
+    assert [entry["token"] for entry in told] == [entry["token"] for entry in entries]
+    again = [*whole["output"], {"role": "user", "content": "more"}]
+    assert (await post(service.app, PATH, {"input": again, "max_output_tokens": 1})).status == 200
+    asked = {"input": "hello", "max_output_tokens": 2, "include": ["message.output_text.logprobs"]}
+    reply = (await post(service.app, PATH, asked)).json()
+    assert [entry["top_logprobs"] for entry in reply["output"][0]["content"][0]["logprobs"]] == [[], []]
+
+
+@pytest.mark.anyio
+async def test_what_has_no_effect_is_named(service: Service) -> None:
+    """Tools that run at OpenAI among it."""
+    tools = [{"type": "web_search"}, {"type": "custom", "name": "patch", "format": {"type": "text"}}]
+    more = {"service_tier": "auto", "include": ["reasoning.encrypted_content"], "background": False}
+    reply = await post(service.app, PATH, {**SHORT, "tools": tools, **more})
+    assert (reply.status, reply.json()["tools"]) == (200, [])
+    names = ["custom", "include.reasoning.encrypted_content", "service_tier", "web_search"]
+    assert sorted(reply.headers["x-quire-ignored"].split(", ")) == names
+    forced = await post(service.app, PATH, {**SHORT, "tools": tools, "tool_choice": {"type": "web_search"}})
+    assert (forced.status, forced.error["param"]) == (400, "tool_choice.type")
+
+
+def test_openai_client(live: Live) -> None:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="key", max_retries=0) as client:
+        first = client.responses.create(model="tiny", input="hello", max_output_tokens=8)
+        second = client.responses.create(
+            model="tiny", input="more", previous_response_id=first.id, max_output_tokens=8
+        )
+        assert client.responses.retrieve(second.id) == second
+        client.responses.delete(second.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(second.id)
