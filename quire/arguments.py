@@ -55,7 +55,7 @@ def _prompt(prompt: Any) -> str | list[int]:
 def params_list(
     params: Params | Sequence[Params] | None, count: int, defaults: SamplingDefaults
 ) -> list[Params]:
-    """Return params for each prompt, the defaults where there are none. Raises ValueError for a wrong count."""
+    """Return params for each prompt, the defaults where none are given. Raises ValueError for another count."""
     each: list[Any]
     each = (
         list(params)
