@@ -55,7 +55,7 @@ def _prompt(prompt: Any) -> str | list[int]:
 def params_list(
     params: Params | Sequence[Params] | None, count: int, defaults: SamplingDefaults
 ) -> list[Params]:
-    """Return params for each prompt, the defaults where none are given. Raises ValueError for another count."""
+    """Return params for each prompt, where there are none the defaults. Raises ValueError for too few."""
     each: list[Any]
     each = (
         list(params)
