@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from quire.engine import messages
-from quire.engine.config import EngineConfig, EngineInfo
-from quire.engine.models.generation_config import SamplingDefaults
+from quire.engine.config import EngineConfig
 from quire.sampling_params import SamplingParams
 from quire.service.commands.unknown_flags import of_vllm
 from quire.service.text.named_templates import template_names
@@ -53,15 +52,17 @@ def _prompt(prompt: Any) -> str | list[int]:
 
 
 def params_list(
-    params: Params | Sequence[Params] | None, count: int, defaults: SamplingDefaults
+    params: Params | Sequence[Params] | None, count: int, default: Callable[[], Params]
 ) -> list[Params]:
-    """Return params for each prompt, where there are none the defaults. Raises ValueError for too few."""
+    """Return params for each of the prompts, without any `default()`.
+
+    Raises ValueError for too many or too few.
+    """
     each: list[Any]
-    each = (
-        list(params)
-        if isinstance(params, list | tuple)
-        else [defaults.params() if params is None else params] * count
-    )
+    if isinstance(params, list | tuple):
+        each = list(params)
+    else:
+        each = [default() if params is None else params] * count
     for own in each:
         if not isinstance(own, Params):
             raise TypeError(f"sampling_params must be SamplingParams, or a list of them, got {own!r}")
@@ -110,13 +111,6 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> ChatPrompt
         )
     text = template.render(list(messages), add_generation_prompt=True)
     return ChatPrompt(tokenizer.encode(text, add_special_tokens=False))
-
-
-def chat_params(info: EngineInfo, prompt: Sized) -> Params:
-    """Return params of an answer where none are given: as many tokens as fit, as over HTTP."""
-    defaults = info.sampling_defaults
-    room = max(info.max_request_tokens - len(prompt), 1)
-    return Params(**{**defaults.said, "max_tokens": min(defaults.max_tokens or room, room)})
 
 
 def ended_by_turn(tokenizer: Tokenizer, prompt: str | list[int], params: Params) -> Params:

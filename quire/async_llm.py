@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import msgspec
+from msgspec import structs
 
 from quire.arguments import (
     ChatPrompt,
     Message,
     Params,
     Prompt,
-    chat_params,
     chat_prompt,
     ended_by_turn,
     engine_settings,
@@ -57,7 +57,6 @@ class AsyncLLM:
         kv_cache_dtype: KVCacheDtype = "auto",
         load_format: Literal["auto", "dummy"] = "auto",
         model_impl: ModelImpl = "auto",
-        generation_config: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int | None = None,
@@ -68,6 +67,7 @@ class AsyncLLM:
         num_gpu_blocks_override: int | None = None,
         enable_prefix_caching: bool = True,
         enforce_eager: bool = False,
+        generation_config: str = "auto",
         seed: int | None = None,
         cache_seed: str | None = None,
         tensor_parallel_size: int = 1,
@@ -118,7 +118,7 @@ class AsyncLLM:
     ) -> RequestOutput:
         """Return the prompt's n completions. Raises RequestFailed if the engine cannot compute them."""
         (given,) = prompt_list(prompt)
-        (params,) = params_list(sampling_params, 1, self.info.sampling_defaults)
+        (params,) = params_list(sampling_params, 1, self.info.sampling_defaults.params)
         request = _Request(self, given, params, stop)
         output = await request.complete()
         output.prompt = given if isinstance(given, str) else None
@@ -133,7 +133,7 @@ class AsyncLLM:
     ) -> RequestOutput:
         """Return the next answers of a conversation; without `sampling_params` of as many tokens as fit."""
         prompt = self.chat_prompt(messages)
-        return await self.generate(prompt, sampling_params or chat_params(self.info, prompt), stop=stop)
+        return await self.generate(prompt, sampling_params or self._room_after(prompt), stop=stop)
 
     async def stream(
         self, prompt: Prompt, sampling_params: Params | None = None, *, stop: str | Sequence[str] = ()
@@ -143,7 +143,7 @@ class AsyncLLM:
         What `chat_prompt` returns may be the prompt.
         """
         (given,) = prompt_list(prompt)
-        (params,) = params_list(sampling_params, 1, self.info.sampling_defaults)
+        (params,) = params_list(sampling_params, 1, self.info.sampling_defaults.params)
         request = _Request(self, given, params, stop)
         try:
             async for text in request.first_text():
@@ -154,6 +154,10 @@ class AsyncLLM:
     def chat_prompt(self, messages: Sequence[Message]) -> ChatPrompt:
         """Return token ids of a conversation, by the model's chat template, that ask for the next answer."""
         return chat_prompt(self.tokenizer, messages)
+
+    def _room_after(self, prompt: list[int]) -> Params:
+        room = max(self.info.max_request_tokens - len(prompt), 1)
+        return structs.replace(self.info.sampling_defaults.params(), max_tokens=room)
 
 
 class _Request:

@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import msgspec
+from msgspec import structs
 
 from quire.arguments import (
     ChatPrompt,
     Message,
     Params,
     Prompt,
-    chat_params,
     chat_prompt,
     ended_by_turn,
     engine_settings,
@@ -63,7 +63,6 @@ class LLM:
         kv_cache_dtype: KVCacheDtype = "auto",
         load_format: Literal["auto", "dummy"] = "auto",
         model_impl: ModelImpl = "auto",
-        generation_config: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int | None = None,
@@ -74,6 +73,7 @@ class LLM:
         num_gpu_blocks_override: int | None = None,
         enable_prefix_caching: bool = True,
         enforce_eager: bool = False,
+        generation_config: str = "auto",
         seed: int | None = None,
         cache_seed: str | None = None,
         tensor_parallel_size: int = 1,
@@ -139,17 +139,16 @@ class LLM:
     ) -> list[RequestOutput]:
         """Return each prompt's n completions, all prompts in one continuous batch.
 
-        `sampling_params` are for all prompts, or one for each; without, 16 tokens, chosen
-        as the model's generation_config.json has it. Those
-        without a seed draw one for each prompt. `stop` are strings that end any of the texts, beside their
-        params' own. On a terminal a bar counts prompts unless `use_tqdm` is false; it may be tqdm's kin.
+        `sampling_params` are for all prompts, or one for each; without, 16 tokens, chosen as
+        generation_config.json of the model or of `generation_config` has it. Those without a seed draw one
+        for each prompt. `stop` are strings that end any of the texts, beside their params' own. On a terminal
+        a bar counts prompts unless `use_tqdm` is false; it may be tqdm's kin.
 
         Raises ValueError for a prompt that can never fit, and for too many or too few params.
         """
         each = prompt_list(prompts)
-        return self._answer(
-            each, params_list(sampling_params, len(each), self.info.sampling_defaults), stop, use_tqdm
-        )
+        params = params_list(sampling_params, len(each), self.info.sampling_defaults.params)
+        return self._answer(each, params, stop, use_tqdm)
 
     def chat(
         self,
@@ -167,9 +166,14 @@ class LLM:
         several: Any = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts: list[str | list[int]] = [self.chat_prompt(each) for each in several]
         if sampling_params is None:
-            sampling_params = [chat_params(self.info, prompt) for prompt in prompts]
+            rooms = [self.info.max_request_tokens - len(prompt) for prompt in prompts]
+            chosen = self.info.sampling_defaults.params()
+            sampling_params = [structs.replace(chosen, max_tokens=max(room, 1)) for room in rooms]
         return self._answer(
-            prompts, params_list(sampling_params, len(prompts), self.info.sampling_defaults), stop, use_tqdm
+            prompts,
+            params_list(sampling_params, len(prompts), self.info.sampling_defaults.params),
+            stop,
+            use_tqdm,
         )
 
     def stream(
@@ -177,7 +181,7 @@ class LLM:
     ) -> TextStream:
         """Stream the text of the first completion, as it comes; others may be asked for meanwhile."""
         (given,) = prompt_list(prompt)
-        params = params_list(sampling_params, 1, self.info.sampling_defaults)
+        params = params_list(sampling_params, 1, self.info.sampling_defaults.params)
         (stops,) = stop_strings(stop, params)
         return self.engine.stream(self._request(given, for_engine(params)[0]), stops)
 

@@ -50,9 +50,8 @@ def run(arguments: Namespace) -> int:
         if arguments.chat
         else llm.tokenizer.encode(text, add_special_tokens=True)
     )
-    default = None if arguments.chat else DEFAULT_MAX_TOKENS
     defaults = llm.info.sampling_defaults
-    default = defaults.max_tokens or default
+    default = defaults.max_tokens or (None if arguments.chat else DEFAULT_MAX_TOKENS)
     budget = token_budget(arguments.max_tokens, len(prompt), llm.info.max_request_tokens, default)
     params = SamplingParams(**{**defaults.said, **sampling_settings(arguments), "max_tokens": budget})
     for piece in llm.stream(prompt, params):

@@ -19,7 +19,7 @@ OTHER_PARALLELISM = (
     "behind quire route"
 )
 
-_FOLDERS = "as --generation-config has it, or {}"
+_FOLDERS = "as --generation-config or the server has it, else {}"
 
 
 def flag(
@@ -76,17 +76,6 @@ def add_chat_template(group: FlagGroup) -> None:
     )
 
 
-def add_generation_config(group: FlagGroup) -> None:
-    flag(
-        group,
-        "--generation-config",
-        default="auto",
-        metavar="WHOSE",
-        help="How tokens are chosen where a request does not say. auto: as generation_config.json in the "
-        "model's folder has it; vllm: temperature 1 and no more; else a folder with such a file.",
-    )
-
-
 def add_engine_flags(parser: Parser) -> None:
     """Add what an engine is started with."""
     add_model(parser)
@@ -124,6 +113,13 @@ def add_model_flags(group: FlagGroup) -> None:
         default="auto",
         help="native: a decoder of Quire's own; transformers: that library's modelling code, in CUDA graphs "
         "where it allows that; auto: native where there is one.",
+    )
+    flag(
+        group,
+        "--generation-config",
+        default="auto",
+        help="How tokens are chosen where a request does not say. auto: as generation_config.json in the "
+        "model's folder has it; vllm: temperature 1 and no more; else a folder with such a file.",
     )
     flag(
         group,
@@ -333,7 +329,6 @@ def add_service_flags(parser: Parser) -> None:
         help="How the model writes what it thinks before it answers, which answers then carry apart. auto: "
         "as its chat template tells; none: all is the answer.",
     )
-    add_generation_config(group)
     flag(
         group,
         "--unknown-fields",
@@ -402,7 +397,6 @@ def add_service_flags(parser: Parser) -> None:
 
 def add_sampling_flags(group: FlagGroup) -> None:
     """Add how tokens are drawn, with the defaults that requests to a server have."""
-    add_generation_config(group)
     flag(group, "--temperature", type=float, shown=_FOLDERS.format(1), help="0: always the likeliest token.")
     flag(
         group,

@@ -146,8 +146,6 @@ FRONT = {"quire.kernels.formats.cache_spec"} | {
     f"quire.engine.{name}"
     for name in (
         *("arrays", "capacity", "client", "config", "errors", "frames", "hashing", "logs", "messages"),
-        *("models.attention_shape", "models.config", "models.generation_config", "models.hub"),
-        *("models.json_fields", "models.rope_config"),
         *("inspection.messages", "lab.paths", "lab.view"),
         "records",
         *("models.attention_shape", "models.config", "models.generation_config", "models.hub"),

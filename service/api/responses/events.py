@@ -82,10 +82,10 @@ class ResponseEvents:
             if part.id is not UNSET and part.function.name is not UNSET:
                 events = self._open(OpenCall(self._writer, index, part.id, part.function.name))
         item = self._item
-        if text and isinstance(item, OpenMessage):
-            events.append(item.more(text, self._logprobs))
-        elif text and item is not None:
-            events.append(item.more(text))
+        if isinstance(item, OpenMessage):
+            events += [item.more(text, self._logprobs)] if text else []
+        elif item is not None:
+            events += [item.more(text)] if text else []
         if text:  # calls come without
             self._logprobs = []
         return events
