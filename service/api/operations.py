@@ -256,7 +256,7 @@ OPERATIONS = (
     Operation(
         "/metrics", "Prometheus metrics; OpenMetrics for who accepts it", _ANY, content=(_TEXT, _OPENMETRICS)
     ),
-    Operation("/version", "The version of Quire", _ANY, reply=replies.Version),
+    Operation("/version", "The version of Quire", _ANY, reply=replies.ServerVersion),
     Operation("/openapi.json", "This document", _ANY),
     Operation("/docs", "This document as a page", _ANY, content=(_HTML,)),
     Operation("/", "The chat page", _ANY, content=(_HTML,)),
