@@ -79,7 +79,7 @@ function measured({ times, at, stats = {} }, usage) {
     measures.promptTokens = usage.prompt_tokens;
     measures.cachedTokens = usage.prompt_tokens_details?.cached_tokens ?? 0;
     measures.completionTokens = usage.completion_tokens;
-  } else if (at !== undefined) {
+  } else if (at !== undefined && measures.promptTokens === undefined) {
     measures.completionTokens = Number.parseInt(at, 10); // an event's id is the number of tokens until then
   }
   const span = times.last - times.first;

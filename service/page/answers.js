@@ -8,14 +8,19 @@ import { stopStream } from "./stream.js";
 
 export class Answers {
   #library;
+  #begun;
   #changed;
   #ended;
   #reading = new Map(); // message → {conversation, abort}
   #waiting = new Set(); // ids of messages that another tab reads
 
-  /** changed(conversation, message) is called for all that comes, ended(conversation, message) once it is final. */
-  constructor(library, { changed, ended }) {
+  /**
+   * begun() is called once what was asked is stored, changed(conversation, message) for all that comes, and
+   * ended(conversation, message) when it is final.
+   */
+  constructor(library, { begun, changed, ended }) {
     this.#library = library;
+    this.#begun = begun;
     this.#changed = changed;
     this.#ended = ended;
   }
@@ -26,8 +31,23 @@ export class Answers {
 
   /** Asks for the answers, which are samples of one question if they are several. */
   begin(conversation, messages, model) {
+    let missing = messages.length;
+    let save;
+    const saved = new Promise((resolve) => {
+      save = resolve;
+    });
     messages.forEach((message, index) => {
-      const request = (signal) => requestFor(conversation, message, model, index, signal);
+      const request = async (signal) => {
+        missing -= 1;
+        // Other tabs may see them only when all are this tab's, for they adopt what nobody reads.
+        if (missing === 0) {
+          this.#library.saveNow(conversation);
+          this.#begun();
+          save();
+        }
+        await saved;
+        return requestFor(conversation, message, model, index, signal);
+      };
       this.#read(conversation, message, request);
     });
   }
@@ -79,17 +99,15 @@ export class Answers {
       this.#library.saveSoon(conversation);
       this.#changed(conversation, message);
     };
-    try {
-      await within(message.stream, () =>
-        untilAuthorised(message, async () => readAnswer(message, await request(abort.signal), abort.signal, changed)),
-      );
-    } finally {
-      this.#reading.delete(message);
-      if (abort.signal.reason !== LEFT) {
-        this.#library.saveNow(conversation);
-        this.#ended(conversation, message);
-      }
-    }
+    const read = async () => readAnswer(message, await request(abort.signal), abort.signal, changed);
+    await within(message.stream, async () => {
+      conversation.setWriting(message, true);
+      await untilAuthorised(message, read);
+      conversation.setWriting(message, false);
+      if (abort.signal.reason !== LEFT) this.#library.saveNow(conversation); // before another tab has its turn
+    });
+    this.#reading.delete(message);
+    if (abort.signal.reason !== LEFT) this.#ended(conversation, message);
   }
 }
 

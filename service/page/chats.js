@@ -138,8 +138,10 @@ export class ChatsPanel {
     const field = element("input", { type: "text", "aria-label": "Name of the chat", maxlength: 200 });
     field.value = title;
     const form = element("form", { class: "renaming" }, field);
+    let over = false;
     const end = (name) => {
-      form.remove(); // so that leaving the field does not end it again
+      if (over) return; // taking the field away is leaving it, too
+      over = true;
       if (name !== null) this.#library.rename(id, name);
       this.#draw();
     };
@@ -153,7 +155,7 @@ export class ChatsPanel {
       event.stopPropagation();
       end(null);
     });
-    field.addEventListener("blur", () => form.isConnected && end(field.value));
+    field.addEventListener("blur", () => end(field.value));
     item.replaceChildren(form);
     field.select();
     field.focus();

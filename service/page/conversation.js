@@ -28,6 +28,7 @@ const newId = () => Array.from(crypto.getRandomValues(new Uint32Array(2)), (n) =
 export class Conversation {
   #messages = new Map(); // id → message, in the order in which they were made
   #leaf = null; // id of the last message of the branch that is shown
+  #writing = new Set(); // ids of the answers that this tab writes, whatever others have of them
   #growing = new Set(); // ids of the answers that were seen to begin or to grow
   #about; // {name?, settings?, at?}: what the user set, and when
 
@@ -117,7 +118,7 @@ export class Conversation {
       const dropped = ours.dropped || theirs.dropped;
       if (isFurther(ours, theirs) || (dropped && !theirs.dropped)) ahead = true;
       if (ours === theirs || isFurther(theirs, ours)) this.#growing.add(ours.id);
-      if (isFurther(theirs, ours)) Object.assign(ours, theirs);
+      if (isFurther(theirs, ours) && !this.#writing.has(ours.id)) Object.assign(ours, theirs);
       if (dropped) ours.dropped = true;
       merged.set(ours.id, ours);
     }
@@ -175,6 +176,12 @@ export class Conversation {
   /** More is to come of this answer. */
   expect(message) {
     this.#growing.add(message.id);
+  }
+
+  /** While `writes` is true, what other tabs have of this answer is not taken in: they may still be behind. */
+  setWriting(message, writes) {
+    if (writes) this.#writing.add(message.id);
+    else this.#writing.delete(message.id);
   }
 
   /** Goes back to before the last answer, so that its question can be answered again. One without a word is dropped. */

@@ -48,7 +48,7 @@ const library = new Library({
   full: () => showToast("The browser's storage is full: delete a chat, or export them."),
   elsewhere: showElsewhere,
 });
-const answers = new Answers(library, { changed: showChange, ended: showEnd });
+const answers = new Answers(library, { begun: () => chats.update(), changed: showChange, ended: showEnd });
 const settings = new Settings({ refused: (refusal) => showToast(refusal), changed: keepSettings });
 const startup = new StartupCard(() => connection.open());
 const transcript = new Transcript({
@@ -158,12 +158,10 @@ function goOn(message) {
 }
 
 function begin(messages) {
-  library.saveNow();
   answers.begin(library.current, messages, model);
   transcript.update(library.current.rows);
   transcript.follow();
   showAround();
-  chats.update();
   announce("Answering.");
 }
 

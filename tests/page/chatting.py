@@ -40,6 +40,9 @@ async def endless() -> AsyncIterator[str]:
 
 
 def chats(page: Page) -> Locator:
-    """The entries of the panel of chats, which it opens."""
-    page.get_by_role("button", name="Chats", exact=True).click()
+    """The entries of the list of chats, which it opens where it is not beside the page."""
+    page.wait_for_selector("#open-chats[aria-expanded]")
+    button = page.get_by_role("button", name="Chats", exact=True)
+    if button.get_attribute("aria-expanded") == "false":
+        button.click()
     return page.locator("#chat-list .chat-title")

@@ -10,9 +10,9 @@ from playwright.sync_api import Page
 # of code, colours, and space between blocks are left out.
 RENDER = """async (texts) => {
     const { Prose } = await import("/static/prose.js");
-    const shown = ({ localName, data }) => localName !== "figcaption" && (data === undefined || data.trim());
+    const shown = ({ localName, data }) => localName !== "figcaption" && data !== "\\n";
     const tree = (node) => {
-        if (node.nodeType === Node.TEXT_NODE) return node.data.replace(/\\n$/, "");
+        if (node.nodeType === Node.TEXT_NODE) return node.data.replace(/^\\n|\\n$/g, "");
         if (node.localName === "code" || node.matches(".math")) return [node.localName, node.textContent];
         const { checked, href, className } = node;
         const mark = checked ? "[x]" : href || (className === "right" ? className : "");
@@ -126,4 +126,4 @@ def test_code_is_coloured_and_formulas_are_set(page: Page) -> None:
     assert size is not None
     assert size["height"] > 5
     page.wait_for_function("[...document.fonts].some((font) => font.status === 'loaded')")
-    assert re.search(r"range\(3\)", page.locator("code").inner_text())
+    assert re.search(r"range\(3\)", page.locator("pre code").inner_text())

@@ -116,7 +116,7 @@ def test_a_base_model_continues_the_text(page: Page, stub: StubServer) -> None:
     expect(prose(page)).to_have_text("upon a time")
     assert (stub.paths, stub.requests[0]["prompt"]) == (["/v1/completions"], list(map(ord, "Once")))
     ask(page, "there was")
-    expect(page.locator(".answer")).to_have_count(2)
+    expect(page.locator(".answer .prose")).to_have_text(["upon a time"] * 2)
     assert stub.requests[1]["prompt"] == list(map(ord, "Once upon a timethere was"))
 
 
@@ -133,6 +133,8 @@ def test_thoughts_are_folded(page: Page, stub: StubServer) -> None:
     thoughts.get_by_text("Thoughts").click()
     expect(thoughts.get_by_text("Hm, 6 times 7.")).to_be_visible()
     ask(page, "Sure?")
+    expect(page.locator(".answer")).to_have_count(2)
+    expect(prose(page).last).to_have_text("42")
     assert stub.requests[-1]["messages"][1] == {"role": "assistant", "content": "42"}
 
 
