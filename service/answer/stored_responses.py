@@ -36,7 +36,7 @@ class ResponseStore:
         self._shares: Shares[tuple[str, str]] = Shares()
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         return self._shares.total
 
     def keep(self, tenant: str, response_id: str, response: StoredResponse) -> None:
@@ -48,7 +48,7 @@ class ResponseStore:
         self._kept[own] = response
         self._items.update({(tenant, item): response_id for item in response.items})
         self._shares.add(tenant, own, size)
-        while self.bytes > self._max_bytes:
+        while self.size > self._max_bytes:
             found = self._shares.next_to_go(lambda key: key == own)
             if found is None:
                 return
