@@ -99,7 +99,7 @@ class _Talk(Generic[Frame]):
 
     def _own_connection(self) -> HTTPConnection:
         """For one answer: what is noted of it there is none of the others' business."""
-        return HTTPConnection({**self._scope, "state": {**self._scope["state"]}})
+        return HTTPConnection({**self._scope, "state": {**self._scope["state"], "ignored": []}})
 
     def _cancel(self, text: str) -> None:
         try:
