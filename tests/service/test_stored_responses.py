@@ -62,14 +62,14 @@ async def test_a_response_is_read_and_deleted(service: Service) -> None:
     assert gone.json() == {"id": response_id, "object": "response", "deleted": True}
     for missing in (await get(service.app, f"{PATH}/{response_id}"), await remove(service, response_id)):
         assert (missing.status, missing.error["code"]) == (404, "response_not_found")
-    assert service.state.responses.bytes == 0
+    assert service.state.responses.size == 0
 
 
 @pytest.mark.anyio
 async def test_what_is_not_to_be_stored_or_failed_is_not(service: Service) -> None:
     for more in ({"store": False}, {"input": []}):
         await post(service.app, PATH, SHORT | more)
-    assert service.state.responses.bytes == 0
+    assert service.state.responses.size == 0
     body = {**SHORT, "previous_response_id": "resp_1"}
     reply = await post(service.app, PATH, body)
     assert (reply.status, reply.error["code"]) == (400, "previous_response_not_found")
@@ -133,12 +133,12 @@ def test_the_store_is_bounded_and_its_room_is_shared() -> None:
     store.find("many", "0")
     store.keep("few", "0", one)
     store.keep("few", "1", one)
-    assert store.bytes == 4 * one.size
+    assert store.size == 4 * one.size
     with pytest.raises(ApiError):
         store.find("many", "1")
     assert all(store.find(*key) is one for key in (("many", "0"), ("many", "2"), ("few", "0"), ("few", "1")))
     store.keep("few", "2", StoredResponse(b"x" * 10000, [], {}))
-    assert store.bytes == 4 * one.size
+    assert store.size == 4 * one.size
 
 
 @pytest.mark.anyio
