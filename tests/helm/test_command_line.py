@@ -97,7 +97,7 @@ def test_a_router_finds_replicas_by_dns_with_and_without_a_registry() -> None:
 @pytest.mark.parametrize(
     ("command", "left_out"),
     [
-        ("serve", {"seed", "disable_custom_all_reduce"}),  # of random weights; to look for a fault
+        ("serve", {"seed", "disable_custom_all_reduce"}),  # of random weights; for a fault of an interconnect
         ("route", {"replica"}),  # which discovery finds
     ],
 )
