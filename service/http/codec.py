@@ -96,9 +96,6 @@ def _bad_field(error: msgspec.ValidationError, kind: object) -> ApiError:
     own = error.__cause__  # a check of ours, of the whole body
     if isinstance(own, FieldError) and not path:
         return refused(own)
-    own = error.__cause__  # a check of ours
-    if isinstance(own, FieldError) and not path:
-        return refused(own)
     named = _NAMED.search(message)
     if named is not None:
         problem, name = named.groups()

@@ -201,7 +201,6 @@ STATED = {
     "quire_kv_capacity_blocks{tier=host}": 64.0,
     "quire_kv_pinned_blocks": 1.0,
     "quire_all_reduce_seconds": 0.0,
-    "quire_rank_memory_bytes{rank=0}": 1.0,
     "quire_requests_in_memory": 13.0,
     "quire_event_loop_tasks": 0.0,
     "quire_kv_swap_blocks_total{direction=out}": 23.0,

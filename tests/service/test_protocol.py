@@ -307,7 +307,8 @@ async def test_openapi_describes_every_field_with_its_limits(service: Service) -
                 await Exchange(service.app, method.upper(), path.replace("{name}", "tiny")).start().finish()
             )
             # There is such a path, and it takes the method.
-            assert reply.status in (200, 400, 415) or reply.error["code"].endswith("_not_found"), path
+            empty = (200, 400 if path.startswith("/api/") else 415)
+            assert reply.status in empty or reply.error["code"].endswith("_not_found"), path
 
 
 def assert_bounded(field: str, schema: dict[str, Any]) -> None:
