@@ -43,13 +43,17 @@ def build_model(
     config: ModelConfig, backend: Backend, weights: Weights, max_model_len: int
 ) -> Decoder | OPT | GPT2:
     """Return the model with parameters not written yet. Raises ValueError if it has fewer positions."""
+    _check_positions(config, max_model_len)
+    with torch.no_grad():
+        return _MODELS[config.architecture](config, backend, weights, max_model_len)
+
+
+def _check_positions(config: ModelConfig, max_model_len: int) -> None:
     if max_model_len > config.max_position_embeddings:
         raise ValueError(
             f"--max-model-len ({max_model_len}) is more than the model's max_position_embeddings "
             f"({config.max_position_embeddings})"
         )
-    with torch.no_grad():
-        return _MODELS[config.architecture](config, backend, weights, max_model_len)
 
 
 def load_model(
@@ -75,6 +79,7 @@ def load_model(
     """
     report = on_progress or (lambda done, total: None)
     if config.implementation == "transformers":
+        _check_positions(config, max_model_len)
         return _load_general(folder, config, backend, device, dtype, seed if load_format == "dummy" else None)
     weights = Weights(torch.device(device), dtype, ranks)
     model = build_model(config, backend, weights, max_model_len)

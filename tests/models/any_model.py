@@ -22,6 +22,7 @@ from tests.models.paged_driver import PagedDriver
 LAYERS = 4
 STEPS = 8
 LENGTHS = (37, 1, 16)
+MOST_PARAMETERS = 100_000_000
 LEAST_AGREEMENT = 1e-3  # of logits, in their standard deviations
 SIZES: dict[str, int] = (
     dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim", "embedding_size"), 64)
@@ -39,9 +40,13 @@ SIZES: dict[str, int] = (
     | dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "rotary_dim", "hidden_size_per_layer_input"), 8)
     | dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "bos_token_id"), 1)
     | dict.fromkeys(("num_shared_experts", "n_shared_experts"), 1)
-    | {"q_lora_rank": 24, "num_kv_shared_layers": 0, "pad_token_id": 0, "eos_token_id": 2}
+    | {"q_lora_rank": 24, "num_kv_shared_layers": 2, "pad_token_id": 0, "eos_token_id": 2}
+    | {"encoder_hash_byte_group_vocab": 97}
 )
-NEEDED = ("num_experts_per_tok", "moe_intermediate_size")  # which some leave to the folder
+NEEDED = (  # which some leave to the folder
+    "num_experts_per_tok", "moe_intermediate_size", "n_routed_experts", "n_shared_experts", "n_group",
+    "topk_group", "num_key_value_heads", "head_dim",
+)  # fmt: skip
 BY_LAYER = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers")
 
 Outcome = Literal["equal", "unequal", "refused", "untried"]
@@ -66,7 +71,13 @@ def tiny_config(kind: str) -> PreTrainedConfig:
     if config.get_text_config(decoder=True) is config:
         with contextlib.suppress(Exception):  # it checks what it is given, or works out more from it
             return make(**_small(config))
-    for part in {id(each): each for each in (config.get_text_config(decoder=True), config)}.values():
+    text = config.get_text_config(decoder=True)
+    for name, part in vars(config).items():
+        if part is text:
+            with contextlib.suppress(Exception):
+                setattr(config, name, type(text)(**_small(text)))
+                return config
+    for part in {id(each): each for each in (text, config)}.values():
         for name, value in _small(part).items():
             with contextlib.suppress(AttributeError):  # it follows from others
                 setattr(part, name, value)
@@ -82,8 +93,15 @@ def _small(config: PreTrainedConfig) -> dict[str, Any]:
         if isinstance(fields.get(name, 0), int | float) or (fields[name] is None and name in NEEDED):
             small[name] = SIZES[name]
     if "qk_rope_head_dim" in fields:  # latent attention: each head has keys of its own
-        small.pop("head_dim", None)
-        small["num_key_value_heads"] = 4
+        small |= {"num_key_value_heads": 4} | ({"head_dim": 8} if "head_dim" in fields else {})
+    if "default_language" in fields:
+        small["default_language"] = config.languages[0]
+    rope = fields.get("rope_parameters")
+    if isinstance(rope, dict) and "rope_type" in rope and rope.get("rope_theta") is None:
+        small["rope_parameters"] = rope | {"rope_theta": 10_000.0}
+    if rope == {} and fields.get("layer_types"):
+        default = {"rope_type": "default", "rope_theta": 10_000.0}
+        small["rope_parameters"] = dict.fromkeys(fields["layer_types"], default)
     if "per_layer_config" in fields:  # layers that see all have heads of their own
         small["global_head_dim"] = 32
     for name, each in fields.items():
@@ -104,6 +122,10 @@ def _nothing(layer: int, call: Call) -> Tensor:
 def save_tiny(kind: str, folder: Path) -> Any:
     """Save a random model of the type in a folder; return it as transformers runs it."""
     torch.manual_seed(1)
+    with torch.device("meta"):
+        count = AutoModelForCausalLM.from_config(tiny_config(kind)).num_parameters()
+    if count > MOST_PARAMETERS:
+        raise ValueError(f"it would have {count} parameters")
     model = AutoModelForCausalLM.from_config(
         tiny_config(kind), attn_implementation="eager", dtype=torch.float32
     ).eval()

@@ -20,7 +20,7 @@ from tests.models.any_model import Outcome, Verdict, compare
 
 PAGE = Path(__file__).parents[2] / "docs/models.md"
 HEADING = "## Every type\n"
-SECONDS = 240  # for a type
+SECONDS = 100  # for a type
 
 
 def verdict_of(kind: str) -> Verdict:

@@ -54,6 +54,14 @@ def test_an_encoder_is_refused_and_with_is_decoder_runs(tmp_path: Path) -> None:
         read_model(tmp_path)
 
 
+def test_no_more_positions_than_the_model_has(tmp_path: Path) -> None:
+    """RoBERTa's 128 rows begin behind that of padding, here the first."""
+    save_tiny("roberta", tmp_path)
+    assert read_model(tmp_path).max_position_embeddings == 127
+    with pytest.raises(ValueError, match=r"--max-model-len \(128\) is more than .* \(127\)"):
+        start_engine(EngineConfig(model=str(tmp_path), device="cpu", max_model_len=128))
+
+
 def test_native_decoders_are_taken_where_there_are_any(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path)
     assert read_model(tmp_path) == ModelConfig.from_folder(tmp_path)
@@ -101,7 +109,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(changed: str, tmp_path: Pat
         start_engine(EngineConfig(model=str(tmp_path), device="cpu"))
 
 
-@pytest.mark.parametrize("kind", ["olmo2", "gemma3_text", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["olmo2", "gemma2", "qwen3_moe", "mimo_v2_flash"])
 def test_greedy_tokens_through_the_engine_equal_transformers(kind: str, tmp_path: Path) -> None:
     """On a GPU by Triton, and in CUDA graphs where the model's code allows it."""
     reference = save_tiny(kind, tmp_path)

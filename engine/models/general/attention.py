@@ -81,7 +81,8 @@ def _attend(
     unknown = sorted(name for name, value in given.items() if name not in _KNOWN and value is not None)
     if unknown:
         raise UnsupportedAttention(f"its attention takes {', '.join(unknown)}, which no kernel here does")
-    if given.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+    causal = getattr(module, "is_causal", True) or getattr(module, "is_decoder", False)
+    if given.get("is_causal") is False or not causal:
         raise UnsupportedAttention("it sees what comes later")
     scale = given.get("scaling")
     call = Call(
@@ -93,7 +94,9 @@ def _attend(
         softcap=given.get("softcap") or 0.0,
         sinks=given.get("s_aux"),
     )
-    attention: Callable[[int, Call], Tensor] = module.quire  # type: ignore[assignment]
+    attention: Callable[[int, Call], Tensor] | None = getattr(module, "quire", None)
+    if attention is None:
+        raise UnsupportedAttention("its attention does not know which layer it is of")
     layer: int = module.layer_idx  # type: ignore[assignment]
     return attention(layer, call), None
 

@@ -40,7 +40,7 @@ def read_general(folder: Path) -> ModelConfig:
     fields = Fields(whole.to_dict(), where)
     generation = folder / "generation_config.json"
     eos = Fields(read_json(generation) or {}, str(generation)).token_ids("eos_token_id")
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = getattr(config, "max_position_embeddings", getattr(config, "max_target_positions", None))
     if not isinstance(positions, int):
         raise _refused(where, kind, "its max_position_embeddings are not known")
     return ModelConfig(
@@ -60,7 +60,9 @@ def read_general(folder: Path) -> ModelConfig:
         tie_word_embeddings=bool(config.tie_word_embeddings),
         eos_token_ids=eos or fields.token_ids("eos_token_id"),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
-        windows=tuple(_window(config, layer, call, where, kind) for layer, call in enumerate(calls)),
+        windows=tuple(
+            _window(config, positions, layer, call, where, kind) for layer, call in enumerate(calls)
+        ),
         rope=None,
         qkv_bias=False,
         output_bias=False,
@@ -112,7 +114,7 @@ def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
     return _Run([recorder.calls[layer] for layer in expected], positions.offset)
 
 
-def _window(config: Any, layer: int, call: Call, where: str, kind: str) -> int:
+def _window(config: Any, positions: int, layer: int, call: Call, where: str, kind: str) -> int:
     """Return how many newest keys a layer sees, 0 for all; windows may be in the mask only."""
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -125,7 +127,7 @@ def _window(config: Any, layer: int, call: Call, where: str, kind: str) -> int:
         raise _refused(where, kind, f"layer {layer} is of the kind {kinds[layer]!r}")
     if call.window not in (0, window):
         raise _refused(where, kind, f"layer {layer} sees {call.window} tokens, and {window} by config.json")
-    return 0 if window >= config.max_position_embeddings else window
+    return 0 if window >= positions else window
 
 
 def _intermediate_size(config: Any) -> int:
