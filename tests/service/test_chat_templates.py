@@ -112,7 +112,7 @@ async def test_chats_and_responses_end_with_the_turn_and_completions_do_not(
 async def test_a_call_at_the_end_of_a_turn_is_what_ended_it(make_service: Make) -> None:
     template = ChatTemplate(HERMES.replace("<|user|>", "[user]"), {})
     tokenizer = Tokenizer(tiny_tokenizers.byte_level(), template, is_own=False)
-    assert tokenizer.turn_end.strings == ("\n[user]",)
+    assert tokenizer.turn_end.strings == ("[user]",)
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     service = make_service(script=saying(tokenizer, call + "\n[user]"))
     service.state.tokenizer = tokenizer
