@@ -37,13 +37,8 @@ _BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start",
 
 
 def note_ignored(scope: Scope, names: Iterable[str]) -> None:
-    """Have the answer name the fields of the request that had no effect: in a header, on a socket at its end.
-
-    On a socket whose answers do not name any nothing is noted.
-    """
-    state = scope["state"]
-    if scope["type"] == "http" or "ignored" in state:
-        state["ignored"] = [*state.get("ignored", ()), *names]
+    """Have the answer name the fields of the request that had no effect: its header, or its last frame."""
+    scope["state"]["ignored"] = [*scope["state"].get("ignored", ()), *names]
 
 
 class Gate:
