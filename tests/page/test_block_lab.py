@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import Console
+from page_console import Console
 from playwright.sync_api import Browser, Locator, Page, expect
 from test_accessibility import assert_accessible
 

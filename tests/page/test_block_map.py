@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Console
+from page_console import Console
 from playwright.sync_api import Browser, Page, expect
 from test_accessibility import assert_accessible
 
