@@ -47,6 +47,7 @@ def make_info(tokenizer: Tokenizer) -> EngineInfo:
         "bytes_per_block": 1024,
         "max_num_seqs": 130,
         "windows": (0,),
+        "rank_memory_bytes": (1024,),
     }
     rest: dict[str, Any] = {
         field.name: 1 for field in msgspec.structs.fields(EngineInfo) if field.name not in read
