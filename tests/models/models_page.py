@@ -19,7 +19,7 @@ from quire.engine.models.config import has_native
 from tests.models.any_model import Outcome, Verdict, compare
 
 PAGE = Path(__file__).parents[2] / "docs/models.md"
-HEADING = "## Every type\n"
+BEGIN = "With transformers "  # what the table's first line begins with
 SECONDS = 100  # of a processor, for a type
 
 
@@ -61,13 +61,13 @@ def main() -> None:
     print(told, file=sys.stderr)
     if not some:
         table = [
-            f"With transformers {transformers.__version__}: {told}.\n",
+            f"{BEGIN}{transformers.__version__}: {told}.\n",
             "| type | native | by transformers' code | on a GPU | difference, or why not |",
             "| --- | --- | --- | --- | --- |",
             *lines,
         ]
-        kept = PAGE.read_text(encoding="utf-8").split(HEADING)[0]
-        PAGE.write_text(f"{kept}{HEADING}\n" + "\n".join(table) + "\n", encoding="utf-8")
+        kept = PAGE.read_text(encoding="utf-8").split(f"\n{BEGIN}")[0]
+        PAGE.write_text(f"{kept}\n" + "\n".join(table) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
