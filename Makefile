@@ -54,11 +54,12 @@ lint: test-setup
 models: test-setup
 	$(RUN)python -m tests.models.models_page
 
-# Tries clients that are too large for every run: Claude Code, Codex CLI, LangChain, LiteLLM, OpenAI's Agents SDK. They are
-# installed into .clients, and need npm; a minute.
+# Tries clients that are too large for every run: Claude Code, Codex CLI, LangChain (in JavaScript, too), Vercel's AI SDK,
+# LiteLLM, OpenAI's Agents SDK. They are installed into .clients, and need node and npm; three minutes.
 clients: test-setup
 	$(RUN)python -m pip install --disable-pip-version-check -q --upgrade --target .clients/python langchain-openai litellm openai-agents
-	npm install --prefix .clients --no-audit --no-fund --silent @anthropic-ai/claude-code @openai/codex
+	npm install --prefix .clients --no-audit --no-fund --silent @anthropic-ai/claude-code @openai/codex \
+		ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic @langchain/core @langchain/openai zod
 	QUIRE_CLIENTS=.clients $(RUN)python -m pytest -q tests/clients
 
 # The image under the name that the chart has for it, with its appVersion as the tag, and with docker, podman or buildah.

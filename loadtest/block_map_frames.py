@@ -33,6 +33,10 @@ from quire.service.inspector.updates import BlockHistory
 
 REQUESTS = 200  # that hold blocks at once
 CHANGED = 400  # blocks in each update
+# Waits until the map is drawn; the page's policy forbids Playwright's own way of waiting.
+DRAWN = """async () => {
+    while (!window.blockMap || window.blockMap.frames < 3) await new Promise((next) => setTimeout(next, 20));
+}"""
 # Zooms and moves the map as fast as frames come, and returns the milliseconds between them.
 DRIVE = """async (seconds) => {
     const map = window.blockMap;
@@ -119,7 +123,7 @@ def measure(url: str, seconds: float, picture: Path | None) -> list[float]:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.goto(url)
-        page.wait_for_function("window.blockMap.frames > 2")
+        page.evaluate(DRAWN)
         gaps: list[float] = page.evaluate(DRIVE, seconds)
         if picture is not None:
             page.screenshot(path=picture)

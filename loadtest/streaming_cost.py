@@ -61,6 +61,7 @@ class Cost:
 class Wire:
     """How an answer is asked for, and what stands once in each of its events, and once at its end."""
 
+    handshake: bytes  # to which the server answers before it is asked; empty: there is none
     ask: Callable[[bytes], bytes]
     event: bytes
     end: bytes
@@ -70,13 +71,13 @@ def _post(body: bytes) -> bytes:
     return ASK + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-def _open_and_say(body: bytes) -> bytes:
-    """Return a handshake, and a text frame of less than 126 bytes under a mask of zeros."""
-    return OPEN + bytes((0x81, 0x80 | len(body))) + bytes(4) + body
+def _frame(body: bytes) -> bytes:
+    """Return a text frame of less than 126 bytes, under a mask of zeros."""
+    return bytes((0x81, 0x80 | len(body))) + bytes(4) + body
 
 
-SSE = Wire(_post, b"data: {", b"data: [DONE]")
-WEBSOCKET = Wire(_open_and_say, b'{"object":', b'{"done":true}')
+SSE = Wire(b"", _post, b"data: {", b"data: [DONE]")
+WEBSOCKET = Wire(OPEN, _frame, b'{"object":', b'{"done":true}')
 
 
 class Reader(asyncio.Protocol):
@@ -84,11 +85,13 @@ class Reader(asyncio.Protocol):
 
     def __init__(self, wire: Wire) -> None:
         self.events = 0
+        self.begun = asyncio.Event()  # the server has said something
         self.done = asyncio.get_running_loop().create_future()
         self._wire = wire
         self._rest = b""
 
     def data_received(self, data: bytes) -> None:
+        self.begun.set()
         wire = self._wire
         data = self._rest + data
         self.events += data.count(wire.event)
@@ -111,6 +114,10 @@ async def read_streams(port: int, streams: int, tokens: int, wire: Wire) -> int:
     for _ in range(streams):
         transport, reader = await loop.create_connection(lambda: Reader(wire), "127.0.0.1", port)
         readers.append((transport, reader))
+    for transport, reader in readers:
+        if wire.handshake:
+            transport.write(wire.handshake)
+            await reader.begun.wait()
     for transport, _ in readers:
         transport.write(wire.ask(body))
     for transport, reader in readers:

@@ -121,6 +121,7 @@ INERT: dict[str, tuple[Row, ...]] = {
         Refused("mm_processor_kwargs", "messages are text"),
     ),
     "StreamOptions": (_OBFUSCATION,),
+    "ThinkingOptions": (Inert("summary", _Label, "thinking is given as it is"),),
     "Message": (
         _CACHE_CONTROL,
         Inert("id", _Label, "your own label"),

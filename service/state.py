@@ -123,7 +123,8 @@ class ServerState:
     def times_of(self, connection: HTTPConnection, model: str) -> RequestTimes:
         """Begin to note the times of a request, on a WebSocket of one whose message has just come."""
         now, state = time.monotonic(), connection.scope["state"]
-        began, received = state.get("began", now), state.get("received", now)
+        began = state.get("began", now)
+        received = state.get("received", began)
         if connection.scope["type"] == "websocket":
             began = received = now
         request_id = state["request_id"].decode()

@@ -21,8 +21,9 @@ class CacheHistory:
 
     def __init__(self, num_blocks: int) -> None:
         self.clock: Callable[[], float] = time.monotonic
-        self._most_evicted = min(2 * num_blocks, MAX_EVICTED)
-        self._evicted: dict[Digest, float] = {}  # when; the first that went first
+        self._most_evicted = min(num_blocks, MAX_EVICTED // 2)  # in each of these:
+        self._evicted: dict[Digest, float] = {}  # when
+        self._evicted_before: dict[Digest, float] = {}  # earlier ones, forgotten together
         self._following: dict[Digest, Prefix] = {}  # by what is before it: the block that was cached last
         self._salts: dict[bytes, dict[str, None]] = {}  # of cached first blocks, by their content
 
@@ -35,11 +36,10 @@ class CacheHistory:
                 if before.content.__class__ is str and prefix.content.__class__ is bytes:
                     self._salts.setdefault(prefix.content, {})[before.content] = None
             return
-        evicted, digest = self._evicted, prefix.digest
-        evicted.pop(digest, None)
-        evicted[digest] = self.clock()
-        if len(evicted) > self._most_evicted:
-            del evicted[next(iter(evicted))]
+        evicted = self._evicted
+        evicted[prefix.digest] = self.clock()
+        if len(evicted) >= self._most_evicted:
+            self._evicted, self._evicted_before = {}, evicted
         if before is not None:
             if self._following.get(before.digest) is prefix:
                 del self._following[before.digest]
@@ -62,7 +62,7 @@ class CacheHistory:
         if found >= len(prefixes):
             return Miss("partial_block", token)
         prefix = prefixes[found]
-        evicted = self._evicted.get(prefix.digest)
+        evicted = self._evicted.get(prefix.digest) or self._evicted_before.get(prefix.digest)
         if evicted is not None:
             return Miss("evicted", token, seconds=max(0.0, self.clock() - evicted))
         if self._is_salted_otherwise(prefix, owner):

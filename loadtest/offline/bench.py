@@ -19,6 +19,7 @@ from quire.engine.core import EngineCore
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.schedule.plan import StepPlan
 from quire.loadtest.offline import roofline
+from quire.loadtest.offline.columns import COLUMNS, explain
 from quire.loadtest.offline.roofline import Ceilings, Needs
 from quire.loadtest.provenance import Provenance
 from quire.loadtest.workloads import Work
@@ -223,27 +224,15 @@ def bench(
 
 
 def show(results: list[Result], ceilings: Ceilings, info: EngineInfo) -> None:
-    """Print the results as a table."""
+    """Print the results as a table, and with the first of them what its columns are."""
     table = Table(
         title=f"{info.architecture} {info.dtype} on {info.device}: weights {info.weight_bytes / 1e9:.2f} GB, "
         f"{info.num_blocks:,} blocks of {info.block_size} in {info.kv_cache_dtype}",
-        caption=f"bound: {ceilings.bandwidth / 1e12:.2f} TB/s, {ceilings.flops / 1e12:.1f} TFLOP/s, measured "
-        "here; engine: stepped alone, without texts; phases are its ms a step",
+        caption=f"bound: {ceilings.bandwidth / 1e12:.2f} TB/s, {ceilings.flops / 1e12:.1f} TFLOP/s, "
+        "measured here",
     )
-    for column in (
-        "workload",
-        "out tok/s",
-        "in tok/s",
-        "req/s",
-        "seconds",
-        "bound s",
-        "share",
-        "engine tok/s",
-        "steps",
-    ):
+    for column in COLUMNS:
         table.add_column(column, justify="left" if column == "workload" else "right")
-    for phase in PHASES:
-        table.add_column(phase, justify="right")
     for result in results:
         table.add_row(
             result.workload,
@@ -259,6 +248,8 @@ def show(results: list[Result], ceilings: Ceilings, info: EngineInfo) -> None:
         )
     console = Console()
     Console(width=max(console.width, 144)).print(table)
+    if len(results) == 1:
+        explain(console)
 
 
 def show_step(result: Result, ceilings: Ceilings) -> None:

@@ -48,7 +48,9 @@ class EngineSpeaker:
                     f"the conversation has {len(prompt)} tokens, and the model takes "
                     f"{self._llm.info.max_request_tokens}: /reset begins a new one"
                 )
-            params = SamplingParams(**{"max_tokens": room, **settings})
+            defaults = self._llm.info.sampling_defaults
+            most = min(defaults.max_tokens or room, room)
+            params = SamplingParams(**{**defaults.said, "max_tokens": most, **settings})
             stream = self._llm.stream(prompt, params)
         except (ValueError, TypeError) as error:
             raise AnswerFailed(str(error)) from None

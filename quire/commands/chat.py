@@ -6,7 +6,7 @@ import re
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from quire.commands.settings import engine_settings, model_name
+from quire.commands.settings import engine_settings, model_name, sampling_settings
 from quire.engine.config import EngineConfig
 from quire.service.commands.flags import (
     add_batch_flags,
@@ -51,24 +51,19 @@ def add_flags(parser: Parser) -> None:
 def run(arguments: Namespace) -> int:
     """Talk until Ctrl-D."""
     from quire.chat.terminal import converse
+    from quire.engine.messages import SamplingParams
 
-    settings = {
-        "max_tokens": arguments.max_tokens,
-        "temperature": arguments.temperature if arguments.temperature != 1 else None,
-        "top_p": arguments.top_p if arguments.top_p != 1 else None,
-        "top_k": arguments.top_k or None,
-        "seed": arguments.sampling_seed,
-    }
-    given = {name: value for name, value in settings.items() if value is not None}
-    converse(_speaker(arguments), arguments.system or "", given)
+    settings = sampling_settings(arguments)
+    if arguments.max_tokens is not None:
+        settings["max_tokens"] = arguments.max_tokens
+    SamplingParams(**settings)  # raises ValueError for what may not be
+    converse(_speaker(arguments), arguments.system or "", settings)
     return 0
 
 
 def _speaker(arguments: Namespace) -> Speaker:
     from quire.chat.speakers import EngineSpeaker, ServerSpeaker
-    from quire.engine.messages import SamplingParams
 
-    SamplingParams(top_p=arguments.top_p, top_k=arguments.top_k, temperature=arguments.temperature)
     if _URL.match(arguments.model):
         for name in (*EngineConfig.__struct_fields__, "chat_template"):
             if name != "model" and name in arguments.given:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 
-from quire.commands.settings import engine_settings
+from quire.commands.settings import engine_settings, sampling_settings
 from quire.service.commands.flags import add_chat_template, add_engine_flags, add_sampling_flags, flag
 from quire.service.commands.parser import Parser
 
@@ -50,14 +50,10 @@ def run(arguments: Namespace) -> int:
         if arguments.chat
         else llm.tokenizer.encode(text, add_special_tokens=True)
     )
-    default = None if arguments.chat else DEFAULT_MAX_TOKENS
-    params = SamplingParams(
-        max_tokens=token_budget(arguments.max_tokens, len(prompt), llm.info.max_request_tokens, default),
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        top_k=arguments.top_k,
-        seed=arguments.sampling_seed,
-    )
+    defaults = llm.info.sampling_defaults
+    default = defaults.max_tokens or (None if arguments.chat else DEFAULT_MAX_TOKENS)
+    budget = token_budget(arguments.max_tokens, len(prompt), llm.info.max_request_tokens, default)
+    params = SamplingParams(**{**defaults.said, **sampling_settings(arguments), "max_tokens": budget})
     for piece in llm.stream(prompt, params):
         print(piece, end="", flush=True)
     print()

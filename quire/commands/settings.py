@@ -31,6 +31,17 @@ def engine_config(arguments: Namespace) -> EngineConfig:
     return msgspec.convert({"model": arguments.model, **engine_settings(arguments)}, EngineConfig)
 
 
+def sampling_settings(arguments: Namespace) -> dict[str, Any]:
+    """Return those of SamplingParams' fields that were given, max_tokens apart."""
+    given = {
+        "temperature": arguments.temperature,
+        "top_p": arguments.top_p,
+        "top_k": arguments.top_k,
+        "seed": arguments.sampling_seed,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def registry_config(arguments: Namespace) -> RegistryConfig | None:
     """Return where this replica tells of its cache, None for nowhere. Raises ValueError."""
     if arguments.redis_url is None:

@@ -127,7 +127,7 @@ class Health(msgspec.Struct):
     status: Literal["ok"] = "ok"
 
 
-class Version(msgspec.Struct):
+class ServerVersion(msgspec.Struct):
     """The version of Quire that serves, as /version says it."""
 
     version: str

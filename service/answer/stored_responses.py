@@ -11,16 +11,19 @@ from quire.service.shares import Shares
 from quire.service.text.rendering import TemplateMessage
 
 _OWN_BYTES = 1024  # of a response, beside its text
+_ITEM_BYTES = 256  # of an item, likewise
 
 
 @dataclass(frozen=True)
 class StoredResponse:
     reply: bytes  # as it was answered, JSON
     conversation: list[TemplateMessage]  # up to its end
+    items: dict[str, bytes]  # of its output, by id, as JSON
 
     @property
     def size(self) -> int:
-        return len(self.reply) + len(msgspec.json.encode(self.conversation)) + _OWN_BYTES
+        of_items = sum(len(item) + _ITEM_BYTES for item in self.items.values())
+        return len(self.reply) + len(msgspec.json.encode(self.conversation)) + of_items + _OWN_BYTES
 
 
 class ResponseStore:
@@ -29,10 +32,11 @@ class ResponseStore:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._kept: dict[tuple[str, str], StoredResponse] = {}
+        self._items: dict[tuple[str, str], str] = {}  # the response of each item
         self._shares: Shares[tuple[str, str]] = Shares()
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         return self._shares.total
 
     def keep(self, tenant: str, response_id: str, response: StoredResponse) -> None:
@@ -42,8 +46,9 @@ class ResponseStore:
             return
         own = (tenant, response_id)
         self._kept[own] = response
+        self._items.update({(tenant, item): response_id for item in response.items})
         self._shares.add(tenant, own, size)
-        while self.bytes > self._max_bytes:
+        while self.size > self._max_bytes:
             found = self._shares.next_to_go(lambda key: key == own)
             if found is None:
                 return
@@ -76,11 +81,17 @@ class ResponseStore:
                 "previous_response_not_found",
             ) from None
 
+    def item(self, tenant: str, item_id: str) -> bytes | None:
+        """Return an item of a stored response's output, if there is such a one."""
+        response_id = self._items.get((tenant, item_id))
+        return None if response_id is None else self.find(tenant, response_id).items[item_id]
+
     def delete(self, tenant: str, response_id: str) -> None:
         """Raises ApiError 404."""
         self.find(tenant, response_id)
         self._forget(tenant, response_id)
 
     def _forget(self, tenant: str, response_id: str) -> None:
-        del self._kept[tenant, response_id]
+        for item in self._kept.pop((tenant, response_id)).items:
+            self._items.pop((tenant, item), None)
         self._shares.remove(tenant, (tenant, response_id))

@@ -8,7 +8,7 @@ from importlib import metadata
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.service.answer.replies import Version
+from quire.service.answer.replies import ServerVersion
 from quire.service.api.openapi import describe
 from quire.service.http.codec import JsonResponse
 from quire.service.state import ServerState
@@ -22,7 +22,7 @@ def _number() -> str:
 
 
 async def version(state: ServerState, request: Request) -> Response:
-    return JsonResponse(Version(version=_number()))
+    return JsonResponse(ServerVersion(version=_number()))
 
 
 async def openapi(state: ServerState, request: Request) -> Response:

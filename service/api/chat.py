@@ -139,7 +139,14 @@ async def generate(
     """Hand the request to the engine; `continues`: its answer has begun in the prompt. Raises ApiError."""
     engine, tokenizer, info = state.serving()
     arguments, unused = template_arguments(tokenizer, body.chat_template_kwargs, body.reasoning_effort)
-    reasoning = Reasoning.of(state.config.reasoning_parser, tokenizer, tokens, arguments, continues=continues)
+    reasoning = Reasoning.of(
+        state.config.reasoning_parser,
+        tokenizer,
+        tokens,
+        arguments,
+        continues=continues,
+        shown=body.include_reasoning,
+    )
     if reasoning is None and body.thinking_token_budget is not None:
         unused.append("thinking_token_budget")
     note_ignored(connection.scope, unused)

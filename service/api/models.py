@@ -56,7 +56,10 @@ async def tokenize(state: ServerState, request: Request) -> Response:
                 tokenizer,
                 model,
                 [message.as_template_message() for message in body.messages],
-                add_generation_prompt=body.add_generation_prompt is not False,
+                add_generation_prompt=body.add_generation_prompt is not False
+                and not body.continue_final_message,
+                continues=body.continue_final_message,
+                tools=[tool.function.as_template_tool() for tool in body.tools or ()],
                 arguments=template_arguments(tokenizer, body.chat_template_kwargs, None)[0],
             ),
             False,

@@ -13,9 +13,9 @@ from quire.service.api.ollama.replies import (
     OllamaChatReply,
     OllamaGenerateReply,
     OllamaModels,
+    OllamaVersion,
     RunningModels,
     ShowReply,
-    Version,
 )
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.completions import CompletionRequest
@@ -182,7 +182,9 @@ OPERATIONS = (
     Operation(
         "/api/ps", "List the loaded models, in Ollama's form", _GET, reply=RunningModels, error=OllamaError
     ),
-    Operation("/api/version", "The version of Ollama's API", _ANY | _KEYED, reply=Version, error=OllamaError),
+    Operation(
+        "/api/version", "The version of Ollama's API", _ANY | _KEYED, reply=OllamaVersion, error=OllamaError
+    ),
     Operation("/v1/models", "List the served models", _GET, reply=replies.ModelList),
     Operation(
         "/v1/models/{name}",
@@ -256,7 +258,7 @@ OPERATIONS = (
     Operation(
         "/metrics", "Prometheus metrics; OpenMetrics for who accepts it", _ANY, content=(_TEXT, _OPENMETRICS)
     ),
-    Operation("/version", "The version of Quire", _ANY, reply=replies.Version),
+    Operation("/version", "The version of Quire", _ANY, reply=replies.ServerVersion),
     Operation("/openapi.json", "This document", _ANY),
     Operation("/docs", "This document as a page", _ANY, content=(_HTML,)),
     Operation("/", "The chat page", _ANY, content=(_HTML,)),

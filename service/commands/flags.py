@@ -19,6 +19,8 @@ OTHER_PARALLELISM = (
     "behind quire route"
 )
 
+_FOLDERS = "as --generation-config or the server has it, else {}"
+
 
 def flag(
     group: FlagGroup,
@@ -395,9 +397,19 @@ def add_service_flags(parser: Parser) -> None:
 
 def add_sampling_flags(group: FlagGroup) -> None:
     """Add how tokens are drawn, with the defaults that requests to a server have."""
-    flag(group, "--temperature", type=float, default=1.0, help="0: always the likeliest token.")
+    flag(group, "--temperature", type=float, shown=_FOLDERS.format(1), help="0: always the likeliest token.")
     flag(
-        group, "--top-p", type=float, default=1.0, help="Draw from the likeliest tokens of this probability."
+        group,
+        "--top-p",
+        type=float,
+        shown=_FOLDERS.format(1),
+        help="Draw from the likeliest tokens of this probability.",
     )
-    flag(group, "--top-k", type=int, default=0, help="Draw from so many of the likeliest tokens; 0: all.")
+    flag(
+        group,
+        "--top-k",
+        type=int,
+        shown=_FOLDERS.format(0),
+        help="Draw from so many of the likeliest tokens; 0: all.",
+    )
     flag(group, "--sampling-seed", type=int, shown="drawn", help="The same seed gives the same answer.")

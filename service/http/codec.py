@@ -90,12 +90,12 @@ def read(data: bytes | str, decoder: msgspec.json.Decoder[T], *, ignore_unknown:
 
 def _bad_field(error: msgspec.ValidationError, kind: object) -> ApiError:
     """Name the field at fault, or what is unknown or missing in it: msgspec says `... - at `$.a[0].b``."""
-    own = error.__cause__  # a check of ours
-    if isinstance(own, FieldError):
-        return refused(own)
     message = str(error)
     found = _PATH.search(message)
     path = found.group(1) if found else ""
+    own = error.__cause__  # a check of ours, of the whole body
+    if isinstance(own, FieldError) and not path:
+        return refused(own)
     own = error.__cause__  # a check of ours
     if isinstance(own, FieldError) and not path:
         return refused(own)

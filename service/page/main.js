@@ -231,7 +231,7 @@ function chatChanged(undo = null, deleted = null) {
 function showElsewhere(what, id) {
   const changed = library.find(id);
   if (!changed) answers.stop(id);
-  else if (model) answers.adopt(changed);
+  else if (model && navigator.locks) answers.adopt(changed); // without locks two tabs would take it from each other
   chats.refresh();
   if (what === "current") {
     transcript.update(library.current.rows);

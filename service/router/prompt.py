@@ -126,7 +126,10 @@ async def _given(
             return _Given(text, cache_salt(request, chat.cache_salt), special=bool(chat.add_special_tokens))
         case "/v1/responses":
             response = read(body, _responses, ignore_unknown=True).body
-            if response.previous_response_id is not None:
+            refers = not isinstance(response.input, str) and any(
+                item.type == "item_reference" for item in response.input
+            )
+            if refers or response.previous_response_id is not None:
                 return None  # only the replica that has it knows the prompt
             said = with_input([], response.input)
             text = await response_text(renderer, tokenizer, "", response, said)

@@ -24,5 +24,5 @@ class ReplicaLost(Exception):
 def is_refusal(reply: Response) -> bool:
     """Whether a replica has not begun on the request that it answers so."""
     if reply.status_code == 400:
-        return NOT_FOUND in reply.body
+        return any(code in reply.body for code in NOT_FOUND)
     return reply.status_code in _BUSY and _STALLED not in reply.body

@@ -14,7 +14,8 @@ _ID = rb"resp_[0-9a-f]{48}"
 _CREATED = re.compile(rb'"id":"(%b)"' % _ID)
 _PREVIOUS = re.compile(rb'"previous_response_id"\s*:\s*"(%b)"' % _ID)
 
-NOT_FOUND = b'"code":"previous_response_not_found"'  # here: another replica may have it
+# here: another replica may have it
+NOT_FOUND = (b'"code":"previous_response_not_found"', b'"code":"item_not_found"')
 
 
 def wanted_response(request: Request) -> StreamKey | None:

@@ -1,4 +1,4 @@
-"""Clients that are too large for every run. `make clients` installs them, QUIRE_CLIENTS says where."""
+"""Clients too large for every run. `make clients` installs them; QUIRE_CLIENTS says where they are."""
 
 from __future__ import annotations
 

@@ -278,6 +278,8 @@ def test_a_stream_is_found_again(cluster: Cluster) -> None:
         assert pick_up(other, f"found-{at}", rest[-1][0]).status_code == 204
         gone = pick_up(other, f"found-{at}", "999")
         assert (gone.status_code, gone.json()["error"]["code"]) == (400, "unknown_event")
+        stopped = httpx.delete(f"{other.url}/v1/streams/found-{at}", headers=KEY)
+        assert stopped.json() == {"id": f"found-{at}", "stopped": False}
     unknown = pick_up(cluster.router, "nobody's")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "stream_not_found")
 

@@ -154,4 +154,4 @@ def test_the_five_lines_of_the_documentation_show_an_answer(foreign: Page, serve
     for shown, real in (("http://127.0.0.1:8000", servers.server), ("api-key.KEY", "api-key.secret")):
         program = program.replace(shown.removeprefix("http://"), real.removeprefix("http://"))
     foreign.evaluate(f"() => {{ {program} }}")
-    foreign.wait_for_function("document.body.textContent.includes('hello')")
+    foreign.wait_for_function("document.body.textContent.includes('KV cache')")

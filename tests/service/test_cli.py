@@ -15,6 +15,7 @@ from quire.engine.device.runner import ModelRunner
 from quire.engine.device.streams import DeviceResult
 from quire.engine.schedule.plan import StepPlan
 from quire.loadtest.offline import bench
+from quire.loadtest.offline.columns import COLUMNS
 from quire.loadtest.workloads import Work
 from quire.offline_engine import OfflineEngine
 
@@ -210,4 +211,5 @@ def test_what_is_measured_is_what_a_user_calls(
     with pytest.raises(SystemExit, match=r"^0$"):
         main([*BENCH[:-1], "2", "--workload", "short"])
     assert calls == ["engine", *["engine", "answer"] * 2]  # the first one warms up
-    assert "engine tok/s" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert all(f"{column} " in shown and meaning[:40] in shown for column, meaning in COLUMNS.items())

@@ -217,6 +217,17 @@ async def test_refusals_leave_the_socket_open(service: Service) -> None:
     socket.leave()
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_fields_without_effect_are_named_in_the_last_frame(make_service: Make, streamed: bool) -> None:
+    """Over HTTP a header does that."""
+    service = make_service(unknown_fields="ignore")
+    socket = opened(service)
+    for more in ({"user": "me", "nonsense": 1}, {}):
+        socket.say(body_of(COMPLETIONS, stream=streamed, **more))
+    assert await until_ended(socket, 2) == [{"done": True, "ignored": ["user", "nonsense"]}, {"done": True}]
+    socket.leave()
+
+
 async def test_a_full_queue_is_refused_with_its_retry_after(make_service: Make) -> None:
     service = make_service(auto=False, max_num_queued_reqs=1)
     socket = opened(service)

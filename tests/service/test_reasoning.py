@@ -218,6 +218,19 @@ async def test_thinking_that_is_turned_off_and_parsers_that_are(thinker: Callabl
 
 
 @pytest.mark.anyio
+async def test_thinking_that_is_not_wanted_is_counted_all_the_same(thinker: Callable[..., Service]) -> None:
+    service = thinker("so</think>yes")
+    for body in ({"include_reasoning": False}, {"reasoning": {"exclude": True}}):
+        reply = (await post(service.app, CHAT, {"messages": HELLO, **body})).json()
+        message = reply["choices"][0]["message"]
+        assert message["content"] == "yes" and "reasoning" not in message
+        assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    off = thinker("<think>so</think>yes", TOLD)
+    reply = (await post(off.app, CHAT, {"messages": HELLO, "reasoning": {"enabled": False}})).json()
+    assert reply["choices"][0]["message"]["content"] == "<think>so</think>yes"
+
+
+@pytest.mark.anyio
 async def test_a_length_may_cut_thinking(thinker: Callable[..., Service]) -> None:
     service = thinker("It is nice.</think>Yes.")
     choice = (await post(service.app, CHAT, {"messages": HELLO, "max_tokens": 3})).json()["choices"][0]

@@ -10,9 +10,11 @@ import pytest
 
 from quire.service.answer.stored_responses import ResponseStore, StoredResponse
 from quire.service.errors import ApiError
+from quire.service.text.template import ChatTemplate
 from quire.service.text.tokenizer import Tokenizer
+from tests.service import tiny_tokenizers
 from tests.service.asgi import Exchange, Reply, get, post
-from tests.service.conftest import Service
+from tests.service.conftest import CHAT_TEMPLATE, Service
 from tests.service.live import Live
 from tests.service.test_responses import events_of
 
@@ -60,18 +62,54 @@ async def test_a_response_is_read_and_deleted(service: Service) -> None:
     assert gone.json() == {"id": response_id, "object": "response", "deleted": True}
     for missing in (await get(service.app, f"{PATH}/{response_id}"), await remove(service, response_id)):
         assert (missing.status, missing.error["code"]) == (404, "response_not_found")
-    assert service.state.responses.bytes == 0
+    assert service.state.responses.size == 0
 
 
 @pytest.mark.anyio
 async def test_what_is_not_to_be_stored_or_failed_is_not(service: Service) -> None:
     for more in ({"store": False}, {"input": []}):
         await post(service.app, PATH, SHORT | more)
-    assert service.state.responses.bytes == 0
+    assert service.state.responses.size == 0
     body = {**SHORT, "previous_response_id": "resp_1"}
     reply = await post(service.app, PATH, body)
     assert (reply.status, reply.error["code"]) == (400, "previous_response_not_found")
     assert reply.error["param"] == "previous_response_id"
+
+
+@pytest.mark.anyio
+async def test_items_of_stored_responses_can_be_referred_to(service: Service, tokenizer: Tokenizer) -> None:
+    """As Vercel's AI SDK does by default."""
+    first = (await post(service.app, PATH, SHORT)).json()
+    (message,) = first["output"]
+    reference = {"type": "item_reference", "id": message["id"]}
+    items = [{"role": "user", "content": "hello"}, reference, {"role": "user", "content": "more"}]
+    assert (await post(service.app, PATH, {"input": items, "max_output_tokens": 1})).status == 200
+    said = message["content"][0]["text"]
+    assert prompt(service, tokenizer) == f"<|user|>hello<|assistant|>{said}<|user|>more<|assistant|>"
+    await remove(service, first["id"])
+    gone = await post(service.app, PATH, {"input": items})
+    assert (gone.status, gone.error["param"], gone.error["code"]) == (400, "input[1].id", "item_not_found")
+
+
+@pytest.mark.anyio
+async def test_reasoning_goes_back_as_it_came(make_service: Callable[..., Service]) -> None:
+    """What it says is the chat template's to show."""
+    template = (
+        CHAT_TEMPLATE.replace("m.content }}", "m.content }}{{ m.reasoning_content }}") + "{# <think> #}"
+    )
+    tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(template, {}))
+    tokens = tokenizer.encode("<think>so</think>yes<|end|>", add_special_tokens=False)
+    service = make_service(script=lambda prompt, params, index: tokens)
+    service.state.tokenizer = tokenizer
+    output = (await post(service.app, PATH, {"input": "hello"})).json()["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message"]
+    others = [{"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}]
+    question = {"role": "user", "content": "hello"}
+    items = [question, *output, question, *others, {"role": "assistant", "content": "no"}, question]
+    reply = await post(service.app, PATH, {"input": items})
+    assert reply.status == 200, reply.body
+    shown = "<|user|>hello<|assistant|>yesso<|user|>hello<|assistant|>no<|user|>hello<|assistant|>"
+    assert prompt(service, tokenizer) == shown
 
 
 @pytest.mark.anyio
@@ -88,19 +126,19 @@ async def test_each_key_has_its_own(make_service: Callable[..., Service]) -> Non
 
 def test_the_store_is_bounded_and_its_room_is_shared() -> None:
     """Whoever has most loses what it has not used for longest."""
-    one = StoredResponse(b"x" * 1000, [])
+    one = StoredResponse(b"x" * 1000, [], {})
     store = ResponseStore(max_bytes=4 * one.size)
     for at in range(3):
         store.keep("many", f"{at}", one)
     store.find("many", "0")
     store.keep("few", "0", one)
     store.keep("few", "1", one)
-    assert store.bytes == 4 * one.size
+    assert store.size == 4 * one.size
     with pytest.raises(ApiError):
         store.find("many", "1")
     assert all(store.find(*key) is one for key in (("many", "0"), ("many", "2"), ("few", "0"), ("few", "1")))
-    store.keep("few", "2", StoredResponse(b"x" * 10000, []))
-    assert store.bytes == 4 * one.size
+    store.keep("few", "2", StoredResponse(b"x" * 10000, [], {}))
+    assert store.size == 4 * one.size
 
 
 @pytest.mark.anyio

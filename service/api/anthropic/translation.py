@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,8 +24,10 @@ from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.tool_lists import left_out, own_tools
 from quire.service.text.rendering import ReasoningEffort, TemplateArguments
 from quire.service.text.structured import JsonSchemaFormat, NamedSchema
-from quire.service.text.template import ChatTemplate
 from quire.service.text.tools.protocol import ChosenFunction, ChosenTool, Function, Tool, ToolChoice
+
+if TYPE_CHECKING:
+    from quire.service.text.template import ChatTemplate
 
 _OWN = (None, "custom")
 

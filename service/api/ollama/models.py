@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import json
 from starlette.requests import Request
@@ -16,16 +16,18 @@ from quire.service.api.ollama.replies import (
     ModelDetails,
     OllamaModel,
     OllamaModels,
+    OllamaVersion,
     RunningModel,
     RunningModels,
     ShowReply,
-    Version,
 )
 from quire.service.errors import bad_value
 from quire.service.http.codec import JsonResponse, decode
 from quire.service.http.gate import note_ignored
 from quire.service.state import ServerState
-from quire.service.text.template import ChatTemplate
+
+if TYPE_CHECKING:
+    from quire.service.text.template import ChatTemplate
 
 API_VERSION = "0.12.6"  # of Ollama, whose API this is: clients ask whether it is new enough for them
 _FOREVER = datetime(9999, 12, 31, tzinfo=UTC)
@@ -42,7 +44,7 @@ def served_name(state: ServerState, given: str) -> str:
 
 
 async def ollama_version(state: ServerState, request: Request) -> Response:
-    return JsonResponse(Version(API_VERSION))
+    return JsonResponse(OllamaVersion(API_VERSION))
 
 
 async def ollama_tags(state: ServerState, request: Request) -> Response:

@@ -59,7 +59,7 @@ class OllamaGenerateReply(_Part, kw_only=True):
     thinking: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class Version(msgspec.Struct):
+class OllamaVersion(msgspec.Struct):
     version: str
 
 

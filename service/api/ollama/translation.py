@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,8 +18,10 @@ from quire.service.api.ollama.protocol import (
 from quire.service.api.requests.chat import ChatRequest, Message
 from quire.service.text.rendering import ReasoningEffort, TemplateArguments
 from quire.service.text.structured import JsonObjectFormat, JsonSchemaFormat, NamedSchema, ResponseFormat
-from quire.service.text.template import ChatTemplate
 from quire.service.text.tools.protocol import CalledFunction, ToolCall
+
+if TYPE_CHECKING:
+    from quire.service.text.template import ChatTemplate
 
 Generating = OllamaChatRequest | OllamaGenerateRequest
 _INERT = ("keep_alive", "truncate", "shift")

@@ -37,6 +37,8 @@ _BUDGET = (
     "After so many tokens of thinking the template's own end of it comes; where the model does not think it "
     "is named in X-Quire-Ignored"
 )
+_INCLUDE = "false: answers do not carry what the model thought; its tokens are counted all the same"
+_OPTIONS = "As OpenRouter has it: what it gives is as if given by the fields of their own"
 
 
 class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
@@ -101,6 +103,13 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=4096)]
 
 
+class ThinkingOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    effort: ReasoningEffort | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    exclude: bool | None = None
+    enabled: bool | None = None
+
+
 class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     messages: Messages
     logprobs: bool | None = None
@@ -113,10 +122,14 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: Annotated[bool, Meta(description=_CONTINUE)] = False
     reasoning_effort: Annotated[ReasoningEffort, Meta(description=_EFFORT)] | None = None
     thinking_token_budget: Annotated[int, Meta(ge=0, le=MAX_TOKENS, description=_BUDGET)] | None = None
+    include_reasoning: Annotated[bool, Meta(description=_INCLUDE)] = True
+    reasoning: Annotated[ThinkingOptions, Meta(description=_OPTIONS)] | None = None
     chat_template_kwargs: TemplateArguments | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.reasoning is not None:
+            self._take_over(self.reasoning)
         self._check_calls()
         self._check_continuation()
         functions = None if self.tools is None else [tool.function for tool in self.tools]
@@ -128,6 +141,15 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
             )
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs", "top_logprobs may only be given with logprobs: true")
+
+    def _take_over(self, options: ThinkingOptions) -> None:
+        effort = "none" if options.enabled is False else options.effort
+        if self.reasoning_effort is None:
+            self.reasoning_effort = effort
+        if self.thinking_token_budget is None:
+            self.thinking_token_budget = options.max_tokens
+        if options.exclude:
+            self.include_reasoning = False
 
     def _check_calls(self) -> None:
         """Check that what a tool says answers a call."""

@@ -8,6 +8,7 @@ from quire.engine.errors import FieldError
 from quire.service.api.requests.chat import Messages
 from quire.service.json_fields import ModelName, Text, TokenIds
 from quire.service.text.rendering import TemplateArguments
+from quire.service.text.tools.protocol import Tools
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -18,6 +19,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     messages: Messages | None = None
     add_special_tokens: bool | None = None  # left out: true for a prompt, false for messages
     add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    tools: Tools | None = None
     chat_template_kwargs: TemplateArguments | None = None
     return_token_strs: bool = False
 
@@ -25,8 +28,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if (self.prompt is None) == (self.messages is None):
             raise FieldError("prompt", "prompt or messages must be given, and not both")
         if self.prompt is not None:
-            for name in ("add_generation_prompt", "chat_template_kwargs"):
-                if getattr(self, name) is not None:
+            for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
+                if getattr(self, name) not in (None, False):
                     raise FieldError(name, f"{name} belongs to messages, not to a prompt")
 
 

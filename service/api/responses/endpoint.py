@@ -8,7 +8,6 @@ from msgspec import json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.service.answer.stored_responses import StoredResponse
 from quire.service.api.answers import Answer
 from quire.service.api.responses.events import ResponseEncoder, ResponseEvents
 from quire.service.api.responses.protocol import ResponseRequest
@@ -34,8 +33,7 @@ async def responses(state: ServerState, request: Request) -> Response:
     def keep(reply: ResponseReply) -> None:
         """From any thread."""
         if body.is_stored:
-            stored = StoredResponse(json.encode(reply), response.conversation())
-            loop.call_soon_threadsafe(state.responses.keep, tenant, response.id, stored)
+            loop.call_soon_threadsafe(state.responses.keep, tenant, response.id, response.stored(reply))
 
     def reply() -> ResponseReply:
         ResponseEvents(response).finish()  # which builds the output

@@ -29,6 +29,10 @@ def with_input(history: list[TemplateMessage], given: str | list[InputItem]) -> 
                 name = f"input[{at}].call_id"
                 raise bad_value(name, f"{name} is {item.call_id!r}, which no function_call before it has")
             messages.append({"role": "tool", "content": item.text, "tool_call_id": item.call_id})
+        elif item.type == "reasoning":
+            _add_thought(messages, item.thought)
+        elif item.role == "assistant":
+            _add_text(messages, item.text)
         else:
             role = "system" if item.role == "developer" else item.role
             messages.append({"role": role, "content": item.text})
@@ -40,8 +44,7 @@ def with_output(history: list[TemplateMessage], output: Sequence[OutputItem]) ->
     messages = list(history)
     for item in output:
         if isinstance(item, OutputReasoning):
-            thought = "".join(part.text for part in item.content)
-            messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
+            _add_thought(messages, "".join(part.text for part in item.content))
         elif isinstance(item, OutputMessage):
             for part in item.content:
                 _add_text(messages, part.text)
@@ -49,6 +52,11 @@ def with_output(history: list[TemplateMessage], output: Sequence[OutputItem]) ->
             function = CalledFunction(name=item.name, arguments=item.arguments)
             _add_call(messages, ToolCall(id=item.call_id, function=function).as_template_call())
     return messages
+
+
+def _add_thought(messages: list[TemplateMessage], thought: str) -> None:
+    if thought:
+        messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
 
 
 def _add_text(messages: list[TemplateMessage], text: str) -> None:

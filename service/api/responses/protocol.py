@@ -40,6 +40,7 @@ _STORE = (
 _TOOLS = "Functions. Tools of other types, which cannot run here, are left out and named in X-Quire-Ignored"
 _INERT = "Without effect here, and given back with the response"
 _ID = "As it was returned; it changes nothing"
+_ENCRYPTED = "Only whoever wrote it can read it: it is not used"
 
 _FUNCTION = ("function",)
 _WITHOUT_EFFECT = (
@@ -53,7 +54,7 @@ Identifier = Annotated[str, Meta(max_length=256)]
 class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`output_text` is what the model said before; it may carry the lists that it came with."""
 
-    type: Literal["input_text", "output_text"]
+    type: Literal["input_text", "output_text", "reasoning_text"]
     text: Text
     annotations: Annotated[list[dict[str, Any]], Meta(max_length=1024, description=_ID)] | None = None
     logprobs: Annotated[list[dict[str, Any]], Meta(max_length=1 << 18, description=_ID)] | None = None
@@ -62,38 +63,55 @@ class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 Content = Text | Annotated[list[ContentPart], Meta(min_length=1, max_length=1024)]
 
 
-# what an item of a type has, and needs
-_FIELDS = {
+class SummaryPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["summary_text"]
+    text: Text
+
+
+# what an item of a type needs, and what it may have
+_NEEDS: dict[str, tuple[str, ...]] = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+    "item_reference": ("id",),
 }
-_OWN_FIELDS = tuple(dict.fromkeys(field for fields in _FIELDS.values() for field in fields))
+_MAY_HAVE = {"reasoning": ("content", "summary", "encrypted_content")}
+_OWN_FIELDS = ("role", "content", "call_id", "name", "arguments", "output", "summary", "encrypted_content")
+_PART_OF = {"assistant": "output_text", "reasoning": "reasoning_text"}  # by role or type; else input_text
 
 
 class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A message (role, content) or a function_call (call_id, name, arguments), of the client or of an earlier
-    response, or the function_call_output (call_id, output) of a call.
+    response, the function_call_output (call_id, output) of a call, reasoning of an earlier response, or an
+    item_reference (id) to any item of one that was stored.
     """
 
-    type: Literal["message", "function_call", "function_call_output"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] = (
+        "message"
+    )
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Content | None = None
     call_id: CallId | None = None
     name: FunctionName | None = None
     arguments: Arguments | None = None
     output: Content | None = None
+    summary: Annotated[list[SummaryPart], Meta(max_length=1024)] | None = None
+    encrypted_content: Annotated[str, Meta(max_length=1 << 20, description=_ENCRYPTED)] | None = None
     id: Annotated[str, Meta(max_length=256, description=_ID)] | None = None
     status: Annotated[Literal["in_progress", "completed", "incomplete"], Meta(description=_ID)] | None = None
 
     def __post_init__(self) -> None:
+        needs = _NEEDS[self.type]
+        has = {field for field in (*_OWN_FIELDS, "id") if getattr(self, field) is not None}
+        for field in needs:
+            if field not in has:
+                raise FieldError(field, f"an item of the type {self.type!r} needs {field}")
         for field in _OWN_FIELDS:
-            own = field in _FIELDS[self.type]
-            if (getattr(self, field) is not None) != own:
-                word = "needs" if own else "has no"
-                raise FieldError(field, f"an item of the type {self.type!r} {word} {field}")
+            if field in has and field not in (*needs, *_MAY_HAVE.get(self.type, ())):
+                raise FieldError(field, f"an item of the type {self.type!r} has no {field}")
         if isinstance(self._said, list):
-            kind = "output_text" if self.role == "assistant" else "input_text"
+            kind = _PART_OF.get(self.role or self.type, "input_text")
             wrong = next((part.type for part in self._said if part.type != kind), None)
             if wrong is not None:
                 of = f"the role {self.role!r}" if self.role else f"the type {self.type!r}"
@@ -105,9 +123,14 @@ class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def text(self) -> str:
-        """Return the text of a message, or of what a call gave."""
+        """Return the text of a message, of what a call gave, or of reasoning."""
         said = self._said
         return said if isinstance(said, str) else "\n".join(part.text for part in said)
+
+    @property
+    def thought(self) -> str:
+        """Return what of reasoning can be read: another server's may have but a summary, or not even that."""
+        return self.text or "\n".join(part.text for part in self.summary or ())
 
     def as_call(self) -> ToolCall:
         function = CalledFunction(name=self.name or "", arguments=self.arguments or "")

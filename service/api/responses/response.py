@@ -7,6 +7,7 @@ import time
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+import msgspec
 from starlette.requests import HTTPConnection
 
 from quire.engine.errors import FieldError
@@ -14,12 +15,13 @@ from quire.engine.messages import SamplingParams
 from quire.service.answer.choice import Choice
 from quire.service.answer.generation import Generation, Options, Prompt
 from quire.service.answer.replies import TokenLogprobs
+from quire.service.answer.stored_responses import StoredResponse
 from quire.service.api.chat import logprobs_of
 from quire.service.api.logprob_budget import LogprobBudget
 from quire.service.api.request_params import cache_salt, check_sampled_ids, checked_grammar, token_budget
 from quire.service.api.responses.messages import with_input, with_output
+from quire.service.api.responses.protocol import InputItem, ResponseRequest
 from quire.service.api.responses.protocol import Reasoning as ReasoningOptions
-from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import (
     IncompleteDetails,
     InputTokensDetails,
@@ -32,7 +34,7 @@ from quire.service.api.responses.replies import (
     TextConfig,
 )
 from quire.service.api.sampling_defaults import with_defaults
-from quire.service.errors import ApiError, refused
+from quire.service.errors import ApiError, bad_value, refused
 from quire.service.http.gate import note_ignored
 from quire.service.json_fields import MAX_REPLY_LOGPROBS
 from quire.service.state import ServerState
@@ -44,6 +46,9 @@ from quire.service.text.tools.use import ToolUse
 if TYPE_CHECKING:
     from quire.service.text.template_renderer import TemplateRenderer
     from quire.service.text.tokenizer import Tokenizer
+
+
+_item = msgspec.json.Decoder(InputItem)
 
 
 class ModelResponse:
@@ -80,6 +85,11 @@ class ModelResponse:
     def final_status(self) -> Status:
         """Return the status of a response whose choice has finished."""
         return "incomplete" if self.choice.finish_reason == "length" else "completed"
+
+    def stored(self, reply: ResponseReply) -> StoredResponse:
+        """Return what is kept of it once it has ended with this `reply`."""
+        items = {item.id: msgspec.json.encode(item) for item in self.output}
+        return StoredResponse(msgspec.json.encode(reply), self.conversation(), items)
 
     def conversation(self) -> list[TemplateMessage]:
         """All that was said, the output so far included, for a response that goes on from here."""
@@ -131,6 +141,27 @@ class ModelResponse:
         )
 
 
+def _resolved(
+    state: ServerState, connection: HTTPConnection, given: str | list[InputItem]
+) -> str | list[InputItem]:
+    """Return the input with the items that it refers to. Raises ApiError 400 if one is not there."""
+    if isinstance(given, str):
+        return given
+    return [
+        _referred_to(state, connection, item.id, f"input[{at}].id") if item.type == "item_reference" else item
+        for at, item in enumerate(given)
+    ]
+
+
+def _referred_to(state: ServerState, connection: HTTPConnection, item_id: str | None, name: str) -> InputItem:
+    """Return an item of a stored response. Raises ApiError 400 that names the field `name`."""
+    found = state.responses.item(connection.state.tenant, item_id or "")
+    if found is None:
+        message = f"{name} is {item_id!r}, which no stored response has: send the item itself"
+        raise bad_value(name, message, "item_not_found")
+    return _item.decode(found)
+
+
 def _logprob_budget(body: ResponseRequest) -> LogprobBudget:
     """Those of a stream are sent as they come."""
     of_output = 0 if body.is_streamed or body.logprobs is None else 1 + body.logprobs
@@ -172,7 +203,7 @@ async def begin(
     note_ignored(connection.scope, [*body.ignored_fields, *["reasoning.effort"] * bool(unused)])
     times = state.times_of(connection, model)
     state.admit(1)
-    said = with_input(history, body.input)
+    said = with_input(history, _resolved(state, connection, body.input))
     text = await prompt_text(state.renderer, tokenizer, model, body, said)
     limit = info.max_request_tokens
     tokens = await state.encode(text, "input", add_special_tokens=False, limit=limit)

@@ -13,7 +13,7 @@ from quire.service.api.responses.socket_response import SocketResponse
 from quire.service.api.sockets.failures import Cancelled
 from quire.service.api.sockets.session import MAX_ANSWERS, SocketSession, accept
 from quire.service.errors import ApiError
-from quire.service.http.codec import parse
+from quire.service.http.codec import read
 from quire.service.state import ServerState
 
 _decoder = msgspec.json.Decoder(ClientEvent)
@@ -50,7 +50,7 @@ class _Talk:
             self._conversations.close()
 
     def _obey(self, text: str) -> None:
-        event = parse(text, _decoder)
+        event = read(text, _decoder, ignore_unknown=self._scope["state"]["ignore_unknown"]).body
         if isinstance(event, ResponseCreate):
             self._create(event)
         else:

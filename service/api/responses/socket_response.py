@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-import msgspec
 from starlette.requests import HTTPConnection
 
 from quire.service.answer.conversations import Conversations
-from quire.service.answer.stored_responses import StoredResponse
 from quire.service.answer.stream import failure_of
 from quire.service.api.responses.events import ResponseEvents, error_event
 from quire.service.api.responses.protocol import ResponseCreate
@@ -89,12 +87,10 @@ class SocketResponse(Interruptible):
         """In order: others may go on from here."""
         assert self._response is not None
         self._due += last
-        conversation = self._response.conversation()
-        self._conversations.keep(self._response.id, conversation)
+        self._conversations.keep(self._response.id, self._response.conversation())
         status = self._response.final_status
         if self._body.is_stored and self._response.choice.finish_reason is not None:
-            reply = msgspec.json.encode(self._response.snapshot(status))
-            stored = StoredResponse(reply, conversation)
+            stored = self._response.stored(self._response.snapshot(status))
             self._state.responses.keep(self._connection.state.tenant, self._response.id, stored)
 
     def _history(self, previous: str) -> list[TemplateMessage]:

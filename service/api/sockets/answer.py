@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 from quire.service.answer.stream import AnswerEvents, encoded_reply, failure_of, stream
 from quire.service.api.answers import Answer
 from quire.service.api.sockets.failures import Cancelled, log_failure
-from quire.service.api.sockets.frames import done, failed, from_stream, tagged
+from quire.service.api.sockets.frames import cancelled, done, failed, from_stream, tagged
 from quire.service.errors import ApiError
 from quire.service.http.cancellation import Interruptible
 from quire.service.http.framing import TEXT
@@ -51,6 +51,12 @@ class TaggedAnswer(Interruptible):
     def backlog(self) -> int:
         return 0 if self._events is None else self._events.backlog
 
+    @property
+    def _ignored(self) -> list[str]:
+        """Return the fields of the request that have no effect, as noted of its connection."""
+        noted: list[str] = self._connection.scope["state"].get("ignored", [])
+        return noted
+
     async def run(self, before: Sequence[asyncio.Task[None]]) -> None:
         """Wait for `before`, then generate. Interrupt it with Cancelled or another ApiError."""
         self._state.generations.add(self)
@@ -71,7 +77,7 @@ class TaggedAnswer(Interruptible):
         else:
             await answer.generation.complete()
             reply = await encoded_reply(answer.generation, answer.reply, self._state.pool)
-            self._end([tagged(reply, self.tag), done(self.tag)])
+            self._end([tagged(reply, self.tag), done(self.tag, self._ignored)])
 
     def _tell(self, events: AnswerEvents) -> None:
         self._events = events
@@ -79,7 +85,7 @@ class TaggedAnswer(Interruptible):
 
     def _fail(self, error: ApiError) -> None:
         if isinstance(error, Cancelled):
-            self._end([done(self.tag, cancelled=True)])
+            self._end([cancelled(self.tag)])
             return
         if self._answer is not None:
             name = {} if self.tag is None else {"tag": self.tag}
@@ -94,4 +100,4 @@ class TaggedAnswer(Interruptible):
         if self._last is not None:
             return self._last
         assert self._events is not None
-        return [from_stream(message, self.tag) for message in self._events.take()]
+        return [from_stream(message, self.tag, self._ignored) for message in self._events.take()]

@@ -25,7 +25,8 @@ from quire.service.api.sockets.frames import (
 )
 from quire.service.api.sockets.session import MAX_ANSWERS, SocketSession, accept
 from quire.service.errors import ApiError, bad_value
-from quire.service.http.codec import parse
+from quire.service.http.codec import parse, read
+from quire.service.http.gate import note_ignored
 from quire.service.state import ServerState
 
 _cancels = msgspec.json.Decoder(CancelFrame)
@@ -69,7 +70,7 @@ class _Talk(Generic[Frame]):
     ) -> None:
         self._state = state
         self._kind = kind
-        self._connection = HTTPConnection(scope)
+        self._scope = scope
         self.session: SocketSession[TaggedAnswer] = SocketSession(
             state, scope, receive, send, self._obey, self._refuse
         )
@@ -86,13 +87,19 @@ class _Talk(Generic[Frame]):
             )
             self.session.say(failed(bad_value("tag", message, TAG_IN_USE)))
             return
+        connection = self._own_connection()
         try:
-            frame = parse(text, self._kind.decoder)
+            found = read(text, self._kind.decoder, ignore_unknown=connection.state.ignore_unknown)
         except ApiError as error:
             self._refuse(error, tag)
             return
-        begin = partial(self._kind.begin, self._state, self._connection, frame)
-        self._answer(begin, tag, streamed=bool(frame.stream))
+        note_ignored(connection.scope, found.ignored)
+        begin = partial(self._kind.begin, self._state, connection, found.body)
+        self._answer(begin, connection, tag, streamed=bool(found.body.stream))
+
+    def _own_connection(self) -> HTTPConnection:
+        """For one answer: what is noted of it there is none of the others' business."""
+        return HTTPConnection({**self._scope, "state": {**self._scope["state"]}})
 
     def _cancel(self, text: str) -> None:
         try:
@@ -113,13 +120,20 @@ class _Talk(Generic[Frame]):
         async def begin() -> NoReturn:
             raise error
 
-        self._answer(begin, tag, streamed=True)
+        self._answer(begin, self._own_connection(), tag, streamed=True)
 
-    def _answer(self, begin: Callable[[], Awaitable[Answer]], tag: str | None, *, streamed: bool) -> None:
+    def _answer(
+        self,
+        begin: Callable[[], Awaitable[Answer]],
+        connection: HTTPConnection,
+        tag: str | None,
+        *,
+        streamed: bool,
+    ) -> None:
         if self.session.full:
             message = f"{MAX_ANSWERS} answers run on this WebSocket already: wait until one has ended"
             self.session.say(failed(ApiError(429, message, code="too_many_answers"), tag))
             return
-        answer = TaggedAnswer(self._state, self._connection, tag, begin, self.session.put, streamed=streamed)
+        answer = TaggedAnswer(self._state, connection, tag, begin, self.session.put, streamed=streamed)
         before = [task for other, task in self.session.answers.items() if tag is None and other.tag is None]
         self.session.start(answer, answer.run(before))

@@ -6,6 +6,7 @@ ends an answer: by `done` or by `error`. All of an answer's frames have its tag.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -103,13 +104,18 @@ def tagged(message: bytes, tag: str | None) -> bytes:
     return message if tag is None else b'{"tag":' + _encode(tag) + b"," + message[1:]
 
 
-def from_stream(message: bytes, tag: str | None) -> bytes:
-    """Return the frame of a stream's message."""
-    return done(tag) if message == DONE else tagged(message, tag)
+def from_stream(message: bytes, tag: str | None, ignored: Sequence[str] = ()) -> bytes:
+    """Return the frame of a stream's message; the last one names fields of the request without effect."""
+    return done(tag, ignored) if message == DONE else tagged(message, tag)
 
 
-def done(tag: str | None, *, cancelled: bool = False) -> bytes:
-    return tagged(b'{"done":true,"cancelled":true}' if cancelled else b'{"done":true}', tag)
+def done(tag: str | None, ignored: Sequence[str] = ()) -> bytes:
+    names = b',"ignored":' + _encode(list(dict.fromkeys(ignored))) if ignored else b""
+    return tagged(b'{"done":true' + names + b"}", tag)
+
+
+def cancelled(tag: str | None) -> bytes:
+    return tagged(b'{"done":true,"cancelled":true}', tag)
 
 
 def failed(error: ApiError, tag: str | None = None) -> bytes:

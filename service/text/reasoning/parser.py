@@ -132,6 +132,35 @@ class ThinkingParser:
             yield from [text] if self._tools is None else self._tools.push(text)
 
 
+class WithoutThinking:
+    """Tells what another parser does, but for the thinking."""
+
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
+
+    @property
+    def num_calls(self) -> int:
+        return self._parser.num_calls
+
+    @property
+    def done(self) -> bool:
+        return self._parser.done
+
+    @property
+    def thinking(self) -> bool:
+        return self._parser.thinking
+
+    @property
+    def plain(self) -> bool:
+        return self._parser.plain
+
+    def push(self, text: str) -> list[Piece]:
+        return [piece for piece in self._parser.push(text) if not isinstance(piece, Thought)]
+
+    def finish(self) -> list[Piece]:
+        return [piece for piece in self._parser.finish() if not isinstance(piece, Thought)]
+
+
 def find_marker(text: str, markers: Sequence[str], last: bool) -> Found:
     """Look for the first of `markers`; `last`: nothing follows."""
     places = [(at, -len(marker), marker) for marker in markers if (at := text.find(marker)) >= 0]

@@ -11,7 +11,7 @@ from quire.engine.errors import FieldError
 from quire.service.text.pieces import AnswerParser
 from quire.service.text.reasoning.formats import FORMATS, HARMONY, ReasoningFormat
 from quire.service.text.reasoning.harmony import HarmonyParser
-from quire.service.text.reasoning.parser import ThinkingParser
+from quire.service.text.reasoning.parser import ThinkingParser, WithoutThinking
 from quire.service.text.structured import Form
 from quire.service.text.tools.use import ToolUse
 
@@ -28,6 +28,7 @@ class Reasoning:
     format: ReasoningFormat
     inside: bool  # the prompt has begun the thinking
     tokenizer: Tokenizer
+    shown: bool = True  # answers carry it
 
     @classmethod
     def of(
@@ -38,6 +39,7 @@ class Reasoning:
         arguments: Mapping[str, Any],
         *,
         continues: bool = False,
+        shown: bool = True,
     ) -> Reasoning | None:
         """None if all that the model says is its answer. `setting`: --reasoning-parser.
 
@@ -47,7 +49,7 @@ class Reasoning:
         if form is None:
             return None
         if form is HARMONY:
-            return cls(form, False, tokenizer)
+            return cls(form, False, tokenizer, shown)
         if any(arguments.get(name) is False for name in ("enable_thinking", "thinking")):
             return None
         tail = tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False)
@@ -56,7 +58,7 @@ class Reasoning:
         if ended[0] > begun and not tail[ended[1] :].strip():
             return None
         inside = begun > ended[0] and (continues or not _said_after(tail, begun, form))
-        return cls(form, inside, tokenizer)
+        return cls(form, inside, tokenizer, shown)
 
     def form(self, answer: Form | None, budget: int | None) -> Form | None:
         """Return the grammar of a text whose answer is of this form, after thinking. Raises FieldError."""
@@ -100,6 +102,11 @@ def answer_parser(reasoning: Reasoning | None, tools: ToolUse | None) -> AnswerP
     """Return what tells the parts of one answer apart; None if all of it is text."""
     if reasoning is None:
         return None if tools is None else tools.parser()
+    parser = _thinking_parser(reasoning, tools)
+    return parser if reasoning.shown else WithoutThinking(parser)
+
+
+def _thinking_parser(reasoning: Reasoning, tools: ToolUse | None) -> AnswerParser:
     if reasoning.format is HARMONY:
         names = () if tools is None else (function.name for function in tools.functions)
         return HarmonyParser(frozenset(names), parallel=tools is None or tools.parallel)
