@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
 from page_console import Console
+from playwright.sync_api import Browser, Page, sync_playwright
 from stub_server import StubServer
 
 BLANK = "/static/storage.js"  # shown as text

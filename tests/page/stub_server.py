@@ -146,8 +146,10 @@ class StubServer:
         async def stream() -> AsyncIterator[str]:
             watches = self.watches
             yield event(self.blocks)
-            while self.watches == watches:
+            while True:
                 await asyncio.sleep(0.05)
+                if self.watches != watches:
+                    return
 
         return self._refuses(request) or StreamingResponse(stream(), media_type="text/event-stream")
 
