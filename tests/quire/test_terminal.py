@@ -42,6 +42,15 @@ def plain(text: str | None) -> str:
     return _ESCAPES.sub("", text or "").replace("\r", "")
 
 
+def interrupt(terminal: pexpect.spawn, told: str) -> None:
+    """Press Ctrl-C, and again after some seconds, as people do on a machine that is too busy to answer."""
+    for _ in range(6):
+        terminal.sendintr()
+        if terminal.expect_exact([told, pexpect.TIMEOUT], timeout=10) == 0:
+            return
+    raise AssertionError(f"Ctrl-C is not heard: {terminal.before}")
+
+
 def test_a_conversation() -> None:
     with stub_api() as url, typing("chat", url) as terminal:
         terminal.expect_exact("first. /help tells of commands, Ctrl-C stops an answer, Ctrl-D ends.")
@@ -59,8 +68,7 @@ def test_a_conversation() -> None:
         terminal.expect_exact(">>> ")
         terminal.sendline("wait")
         terminal.expect("first")
-        terminal.sendintr()
-        terminal.expect_exact("(stopped)")
+        interrupt(terminal, "(stopped)")
         terminal.expect_exact(">>> ")
         terminal.sendintr()
         terminal.expect_exact("Ctrl-D or /exit ends.")
