@@ -35,7 +35,7 @@ from quire.engine.device.streams import CudaQueue
 from quire.engine.dummy_steps import largest_step, rare_step
 from quire.engine.hashing import BlockHasher
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.generation_config import read_sampling_defaults
+from quire.engine.models.generation_config import SamplingDefaults, read_sampling_defaults
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
@@ -150,6 +150,7 @@ class Rank:
     part: ModelConfig
     runner: ModelRunner
     weight_bytes: int
+    sampling_defaults: SamplingDefaults
     kv_format: KVFormat
     num_blocks: int
     num_host_blocks: int
@@ -172,6 +173,7 @@ def build_rank(
     gpu = gpu_of(device)
     folder = resolve_model(config.model, report.phase("download", "B"))
     whole = read_model(folder, config.model_impl)
+    sampling_defaults = read_sampling_defaults(config.generation_config, folder)
     model_config = whole.of_rank(config.tensor_parallel_size)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         # One core is the API process's.
@@ -241,6 +243,7 @@ def build_rank(
         part=model_config,
         runner=runner,
         weight_bytes=num_bytes,
+        sampling_defaults=sampling_defaults,
         kv_format=kv_format,
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
@@ -318,7 +321,7 @@ def _engine(
         - matrix_bytes * (1 if model_config.tie_word_embeddings else 2)
         - learned_positions * model_config.hidden_size * dtype.itemsize,
         head_weight_bytes=matrix_bytes,
-        sampling_defaults=read_sampling_defaults(config.generation_config, folder),
+        sampling_defaults=rank.sampling_defaults,
         has_grammars=grammars is not None,
         tensor_parallel_size=config.tensor_parallel_size,
         rank_memory_bytes=rank.memory_bytes,

@@ -147,7 +147,7 @@ def main() -> int:
     result = {
         "blocks": arguments.blocks,
         "seconds": arguments.seconds,
-        "frames_per_second": round(1000 / gaps.mean(), 1),
+        "frames_per_second": round(1000 / float(gaps.mean()), 1),
         "p99_frame_ms": round(float(np.percentile(gaps, 99)), 1),
         "worst_frame_ms": round(float(gaps.max()), 1),
     }

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import quire
 from quire.commands.table import find, overview
-from quire.engine.logs import configure_logging
+from quire.engine.logs import configure_logging, log_format
 from quire.service.commands.usage_error import UsageError
 from quire.service.errors import ServerFailed
 
@@ -33,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(command.run(arguments))
     except UsageError as error:
         _end(f"quire {name}: {error}", 2)
-    except (ValueError, ServerFailed) as error:
+    except ServerFailed as error:
+        sys.exit(1 if log_format() == "json" else f"quire {name}: {error}")  # the log has it as an object
+    except ValueError as error:
         sys.exit(f"quire {name}: {error}")
     except KeyboardInterrupt:
         _end(f"\nquire {name}: interrupted", 130)

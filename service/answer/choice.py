@@ -29,6 +29,7 @@ class Choice:
         "_matcher",
         "_min_tokens",
         "_parser",
+        "_turn_ends",
         "cumulative_logprob",
         "finish_reason",
         "index",
@@ -51,14 +52,17 @@ class Choice:
         parser: AnswerParser | None = None,
         *,
         include_stop: bool = False,
+        turn_ends: tuple[str, ...] = (),
     ) -> None:
         """Stop strings are looked for in what follows the first `min_tokens` tokens.
 
-        include_stop: the text shows what ended it.
+        include_stop: the text shows what ended it. turn_ends: further strings, which end it in order.
         """
         self.index = index
         self._detokenizer = detokenizer
         self._include_stop = include_stop
+        self._turn_ends = turn_ends
+        stops += turn_ends
         self._matcher = StopMatcher(stops, included=include_stop) if stops else None
         self._min_tokens = min_tokens
         self._parser = parser
@@ -148,7 +152,8 @@ class Choice:
         if self._parser is not None and self.parts is not None:
             for piece in self._parser.finish():
                 self.parts.add(piece)
-            if self._parser.num_calls and reason == "stop" and not isinstance(stop, str):
+            cut = isinstance(stop, str) and stop not in self._turn_ends
+            if self._parser.num_calls and reason == "stop" and not cut:
                 reason = "tool_calls"
         self.finish_reason = reason
         self.stop_reason = stop if reason == "stop" else None

@@ -131,10 +131,11 @@ class Generation:
                     skip_special_tokens=options.skip_special_tokens,
                     shown=markers,
                 ),
-                (*options.stops, *end.strings),
+                options.stops,
                 params.min_tokens,
                 answer_parser(options.reasoning, options.tools),
                 include_stop=options.include_stop,
+                turn_ends=end.strings,
             )
             for i in range(params.n)
         ]

@@ -21,6 +21,13 @@ _EXAMPLES = {
         "stream": True,
     },
     "/v1/responses": {"input": "What is a KV cache?"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "What is a KV cache?"}], "max_tokens": 64},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "What is a KV cache?"}]},
+    "/api/chat": {"messages": [{"role": "user", "content": "What is a KV cache?"}]},
+    "/api/generate": {"prompt": "What is a KV cache?"},
+    "/api/show": {"model": "quire-demo"},
+    "/v1/lab/pools": {"block_size": 4},
+    "/v1/lab/pools/{pool_id}": {"do": "reset"},
     "/tokenize": {"prompt": "A block table is"},
     "/detokenize": {"tokens": [300, 301, 302]},
 }
@@ -54,8 +61,8 @@ def anchor(method: str, path: str) -> str:
 def example(method: str, path: str) -> str:
     """Return a command that asks for it."""
     command = f"curl -sN http://127.0.0.1:8000{path}"
-    if method == "get":
-        return command
+    if method != "post":
+        return command if method == "get" else f"{command} -X {method.upper()}"
     return f"{command} -H 'Content-Type: application/json' \\\n  -d '{json.dumps(_EXAMPLES.get(path, {}))}'"
 
 

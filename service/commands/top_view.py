@@ -16,7 +16,7 @@ from quire.engine.inspection.messages import ACTIVE, CACHED, COMPUTING, FREE, PI
 from quire.service.inspector.updates import BlockUpdate, TableUpdate
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
-_BAR = 40  # characters
+_BAR = 24  # characters
 _COUNTERS = {
     "prompt tokens/s": "vllm:prompt_tokens_total",
     "output tokens/s": "vllm:generation_tokens_total",
@@ -120,7 +120,8 @@ class TopView:
                 used = counts[ACTIVE] + counts[COMPUTING]
                 cached = counts[CACHED] + counts[PINNED]
                 moving = size - used - cached - counts[FREE]
-                words = f"{used:,} active  {cached:,} cached  {counts[FREE]:,} free  {moving:,} moving"
+                words = f"{used:,} active  {cached:,} cached  {counts[FREE]:,} free"
+                words += f"  {moving:,} moving" if moving else ""
                 grid.add_row(name, _bar(used, cached, size), f"{words}  of {size:,}")
         return grid
 

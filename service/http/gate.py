@@ -37,9 +37,7 @@ _BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start",
 
 
 def note_ignored(scope: Scope, names: Iterable[str]) -> None:
-    """Have the answer's header name the fields of the request that had no effect: a socket's is out."""
-    if scope["type"] == "websocket":
-        return
+    """Have the answer name the fields of the request that had no effect: its header, or its last frame."""
     scope["state"]["ignored"] = [*scope["state"].get("ignored", ()), *names]
 
 

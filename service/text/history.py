@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 _CONCATENATED = re.compile(r"arguments'?\]?\s*\+|\+\s*[\w.\[\]']*arguments'?\]?\s*[+}%]")
@@ -13,13 +15,21 @@ _ID_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 def as_wanted(source: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages as the template `source` reads them."""
-    if ".thinking" in source and "reasoning_content" not in source:  # gpt-oss
-        messages = [_renamed(message) for message in messages]
-    if "[TOOL_CALLS]" in source:  # Mistral's take ids of nine letters and digits only
-        messages = [_with_short_ids(message) for message in messages]
-    if _CONCATENATED.search(source):  # DeepSeek's put the arguments into the prompt as they are
-        messages = [_with_argument_text(message) for message in messages]
+    for change in _changes(source):
+        messages = [change(message) for message in messages]
     return messages
+
+
+@lru_cache(maxsize=8)
+def _changes(source: str) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], ...]:
+    changes = []
+    if ".thinking" in source and "reasoning_content" not in source:  # gpt-oss
+        changes.append(_renamed)
+    if "[TOOL_CALLS]" in source:  # Mistral's take ids of nine letters and digits only
+        changes.append(_with_short_ids)
+    if _CONCATENATED.search(source):  # DeepSeek's put the arguments into the prompt as they are
+        changes.append(_with_argument_text)
+    return tuple(changes)
 
 
 def _renamed(message: dict[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=SECONDS,
+            timeout=3 * SECONDS,
             check=False,
         )
         assert "Traceback" not in done.stderr

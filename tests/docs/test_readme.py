@@ -42,3 +42,8 @@ def test_offline_use_takes_three_lines() -> None:
     program = block("python", "LLM(", README)
     assert len([line for line in program.splitlines() if line]) == 3
     assert len(run([sys.executable, "-c", program]).split()) > 5
+
+
+def test_a_websocket_client_streams_a_text(port: str) -> None:
+    program = block("python", "websockets", README)
+    assert len(run([sys.executable, "-c", program.replace(PORT, port)]).split()) > 5

@@ -96,6 +96,8 @@ def _small(config: PreTrainedConfig) -> dict[str, Any]:
         small |= {"num_key_value_heads": 4} | ({"head_dim": 8} if "head_dim" in fields else {})
     if "default_language" in fields:
         small["default_language"] = config.languages[0]
+    if "kv_n_heads" in (fields.get("attn_config") or {}):
+        small["attn_config"] = {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8.0}
     rope = fields.get("rope_parameters")
     if isinstance(rope, dict) and "rope_type" in rope and rope.get("rope_theta") is None:
         small["rope_parameters"] = rope | {"rope_theta": 10_000.0}

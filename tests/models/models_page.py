@@ -19,19 +19,19 @@ from quire.engine.models.config import has_native
 from tests.models.any_model import Outcome, Verdict, compare
 
 PAGE = Path(__file__).parents[2] / "docs/models.md"
-HEADING = "## Every type\n"
-SECONDS = 100  # for a type
+BEGIN = "With transformers "  # what the table's first line begins with
+SECONDS = 100  # of a processor, for a type
 
 
 def verdict_of(kind: str) -> Verdict:
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         with tempfile.TemporaryDirectory() as folder:
             return compare(kind, Path(folder))
     except Exception as error:  # which is a fault of Quire's
         return Verdict("unequal", repr(error))
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def line_of(kind: str, verdict: Verdict) -> str:
@@ -47,7 +47,7 @@ def main() -> None:
     def give_up(*_: object) -> None:
         raise TimeoutError(f"took longer than {SECONDS} s")
 
-    signal.signal(signal.SIGALRM, give_up)
+    signal.signal(signal.SIGPROF, give_up)
     transformers.logging.set_verbosity_error()
     some = sys.argv[1:]
     counts: Counter[Outcome] = Counter()
@@ -61,13 +61,13 @@ def main() -> None:
     print(told, file=sys.stderr)
     if not some:
         table = [
-            f"With transformers {transformers.__version__}: {told}.\n",
+            f"{BEGIN}{transformers.__version__}: {told}.\n",
             "| type | native | by transformers' code | on a GPU | difference, or why not |",
             "| --- | --- | --- | --- | --- |",
             *lines,
         ]
-        kept = PAGE.read_text(encoding="utf-8").split(HEADING)[0]
-        PAGE.write_text(f"{kept}{HEADING}\n" + "\n".join(table) + "\n", encoding="utf-8")
+        kept = PAGE.read_text(encoding="utf-8").split(f"\n{BEGIN}")[0]
+        PAGE.write_text(f"{kept}\n" + "\n".join(table) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

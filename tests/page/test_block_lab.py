@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import Console
+from page_console import Console
 from playwright.sync_api import Browser, Locator, Page, expect
+from test_accessibility import assert_accessible
 
 from quire.service.text.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers
@@ -74,6 +75,7 @@ def test_the_lessons_beams_and_why_they_take_eight(visit: Callable[..., Page]) -
     page = visit()
     press(page, "Four beams of a 64-token prompt and 10 tokens")
     expect(figure(page, "used")).to_have_text("8")
+    assert_accessible(page)
     expect(page.locator("#why")).to_contain_text("The lesson says 12 blocks against 16. It really takes 8")
     page.get_by_label("Tokens a beam").fill("17")
     press(page, "Four beams of a 64-token prompt and 17 tokens")

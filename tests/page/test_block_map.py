@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Console
+from page_console import Console
 from playwright.sync_api import Browser, Page, expect
+from test_accessibility import assert_accessible
 
 from quire.engine.inspection.messages import (
     ACTIVE,
@@ -136,6 +137,7 @@ def test_a_requests_tables_show_what_is_shared(visit: Callable[..., Page]) -> No
     button.click()
     expect(page.locator("#tables")).to_contain_text("Sequence 1: 48 tokens, shares 2 blocks with sequence 0")
     assert page.locator("#tables .branch").first.locator(".chip").all_text_contents() == ["0", "1", "2"]
+    assert_accessible(page)
 
 
 def test_time_goes_back_and_the_trace_can_be_saved(visit: Callable[..., Page], live: Live) -> None:
@@ -170,7 +172,7 @@ def test_the_prefix_tree_lists_runs(visit: Callable[..., Page], live: Live) -> N
     ]
     live.call(lambda: live.engine.answers.update({PrefixQuestion: PrefixAnswer(0.0, nodes, 0, 5, 1)}))
     page.get_by_label("Colour by").select_option("prefix")
-    expect(page.locator("#prefix-sum")).to_contain_text("1 texts in 3 blocks")
+    expect(page.locator("#prefix-sum")).to_contain_text("1 text in 3 blocks")
     rows = page.locator("#prefixes li")
     expect(rows.first).to_contain_text("2 blocks · 3 hits · 1 evicted after it")
     expect(rows.last).to_contain_text("1 block · 2 hits · 1 in use · pinned")

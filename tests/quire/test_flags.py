@@ -13,6 +13,7 @@ from quire.cli import main
 from quire.commands.table import COMMANDS, find, overview, parse
 from quire.service.commands import unknown_flags
 from quire.service.commands.usage_error import UsageError
+from quire.service.errors import ServerFailed
 
 
 def last_line(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -170,3 +171,21 @@ def test_what_keeps_a_server_from_starting_is_told_before_it_starts(
     assert told == f"quire serve: {tmp_path} has no config.json; give a folder that save_pretrained wrote"
     told = last_line(capsys, "route", "./nowhere", "--replica", "http://127.0.0.1:1")
     assert told.startswith("quire route: ./nowhere is no folder, and no Hub id (owner/name) either; give ")
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_what_ends_a_server_is_its_last_line(
+    log_format: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But no line that is no object among those that are."""
+
+    def fail(*_: object) -> int:
+        raise ServerFailed("no memory is left for the KV cache")
+
+    monkeypatch.setattr("quire.service.commands.serve.launch", fail)
+    monkeypatch.setenv("QUIRE_LOG_FORMAT", log_format)
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--port", "0"])
+    told = "quire serve: no memory is left for the KV cache"
+    assert ended.value.code == (told if log_format == "text" else 1)
+    assert capsys.readouterr().err == ""

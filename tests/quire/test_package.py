@@ -78,7 +78,8 @@ def test_a_wheel_serves_from_anywhere(tmp_path: Path) -> None:
     assert done.stdout.strip()
     where = (
         "import quire.service.http.static as module; print(module.__file__); "
-        "print(*dict(module.page_files()), sep='\\n')"
+        "print(*dict(module.page_files()), sep='\\n'); "
+        "from quire.service.api import docs_page, openapi; docs_page.page(openapi.describe('0'))"
     )
     found = subprocess.run(
         [sys.executable, "-c", where],

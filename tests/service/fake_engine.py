@@ -48,7 +48,7 @@ def make_info(tokenizer: Tokenizer) -> EngineInfo:
         "bytes_per_block": 1024,
         "max_num_seqs": 130,
         "windows": (0,),
-        "rank_memory_bytes": (4096,),
+        "rank_memory_bytes": (1 << 30,),
         "all_reduce_seconds": 0.0,
         "sampling_defaults": SamplingDefaults(),
     }

@@ -16,6 +16,7 @@ from quire.service.text.turn_end import TurnEnd
 from tests.service import tiny_tokenizers
 from tests.service.asgi import post
 from tests.service.conftest import CHAT_TEMPLATE, Service
+from tests.service.tool_templates import HERMES
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "ab"}]
@@ -105,6 +106,23 @@ async def test_chats_and_responses_end_with_the_turn_and_completions_do_not(
         whole = (await post(service.app, path, {**more, "max_tokens": 40})).json()["choices"][0]
         assert whole["finish_reason"] == "length"
         assert "\nUser: more" in (whole["text"] if "text" in whole else whole["message"]["content"])
+
+
+@pytest.mark.anyio
+async def test_a_call_at_the_end_of_a_turn_is_what_ended_it(make_service: Make) -> None:
+    template = ChatTemplate(HERMES.replace("<|user|>", "[user]"), {})
+    tokenizer = Tokenizer(tiny_tokenizers.byte_level(), template, is_own=False)
+    assert tokenizer.turn_end.strings == ("[user]",)
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    service = make_service(script=saying(tokenizer, call + "\n[user]"))
+    service.state.tokenizer = tokenizer
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    body = {"messages": HELLO, "tools": tools, "max_tokens": 100}
+    (choice,) = (await post(service.app, CHAT, body)).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "f"
+    cut = (await post(service.app, CHAT, {**body, "stop": ["[us"]})).json()["choices"][0]
+    assert cut["finish_reason"] == "stop"
 
 
 @pytest.mark.anyio

@@ -51,6 +51,7 @@ async def test_every_endpoint_and_every_field_is_on_the_page(service: Service) -
     assert {link for link in page.links if not link.startswith("#")} == {"/", "/openapi.json"}
     assert "messages, required" in page.text
     assert "integer, 1 to 128" in page.text
+    assert "-d '{}'" not in page.text  # each example asks for something
 
 
 async def test_its_style_is_all_that_its_policy_allows(service: Service) -> None:

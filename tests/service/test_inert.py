@@ -225,6 +225,14 @@ async def test_refusals_thoughts_and_names_reach_the_template(make_service: Call
     assert prompt_of(service) == "[ann||a][||no][|hm|nor][|so|b][||]"
 
 
+async def test_tokenize_sees_what_a_chat_sees(caller: Service) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "I "}]
+    for body in ({"messages": HELLO, "tools": TOOLS}, {"messages": begun, "continue_final_message": True}):
+        assert (await post(caller.app, CHAT, body)).status == 200
+        reply = await post(caller.app, "/tokenize", body)
+        assert reply.json()["tokens"] == caller.engine.streams[-1].prompt
+
+
 # -- vLLM's -------------------------------------------------------------------------------------------------
 
 

@@ -45,7 +45,7 @@ def test_requests_blocks_and_what_sharing_saves_are_shown() -> None:
     history = BlockHistory(BEAMS, lambda salt: f"key-{salt}")
     view.take(history.full())
     text = drawn(view)
-    assert "4 active  0 cached  96 free  0 moving  of 100" in text
+    assert "4 active  0 cached  96 free  of 100" in text
     assert text.splitlines()[-1].split() == ["7", "running", "key-a", "2", "81", "4", "2", "0"]
     grown = Table(7, 0, "running", 64, int32(0, 1, 2, 9), b"", "a")
     view.take(history.advance(pool(grown)))

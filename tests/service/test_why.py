@@ -338,6 +338,26 @@ def test_the_command_shows_it(live: Live, capsys: pytest.CaptureFixture[str]) ->
         main(["why", "mine", "--url", "http://127.0.0.1:9"])
 
 
+SAID = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": SAID, "max_tokens": 2}),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 2}),
+        ("/v1/messages", {"model": "tiny", "messages": SAID, "max_tokens": 2}),
+        ("/api/generate", {"model": "tiny", "prompt": "a", "options": {"num_predict": 2}}),
+    ],
+)
+async def test_whatever_generates_can_be_asked_about(
+    service: Service, path: str, body: dict[str, Any]
+) -> None:
+    assert (await post(service.app, path, body, **{"x-request-id": "mine"})).status == 200
+    told = (await get(service.app, "/v1/requests/mine/why")).json()
+    assert (told["status"], told["tokens"]["output"]) == ("finished", 2)
+
+
 async def test_an_engine_that_tells_nothing_is_one_span(service: Service) -> None:
     body = {"prompt": "a", "max_tokens": 2}
     request_id = (await post(service.app, "/v1/completions", body)).headers["x-request-id"]

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from quire.engine.models.config import MAX_GROUP, MAX_HEAD_DIM, ModelConfig
 from quire.engine.models.general.attention import NAME, Call, Recorder, UnsupportedAttention, give
+from quire.engine.models.general.host_reads import NothingFound
 from quire.engine.models.general.positions import StepPositions
 from quire.engine.models.json_fields import Fields, read_json
 
@@ -96,7 +97,8 @@ def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
                 )
             positions = StepPositions(decoder)
             tokens = torch.arange(_TOKENS, device="meta")
-            model.eval()(input_ids=tokens[None], use_cache=False, **positions.begin(tokens))
+            with NothingFound():  # experts of their own kind find no tokens
+                model.eval()(input_ids=tokens[None], use_cache=False, **positions.begin(tokens))
     except UnsupportedAttention as error:
         raise _refused(where, kind, str(error)) from error
     except Exception as error:  # modelling code may raise anything

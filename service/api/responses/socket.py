@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
 from quire.service.answer.conversations import Conversations
@@ -11,7 +10,7 @@ from quire.service.api.responses.events import error_event
 from quire.service.api.responses.protocol import ClientEvent, ResponseCancel, ResponseCreate
 from quire.service.api.responses.socket_response import SocketResponse
 from quire.service.api.sockets.failures import Cancelled
-from quire.service.api.sockets.session import MAX_ANSWERS, SocketSession, accept
+from quire.service.api.sockets.session import MAX_ANSWERS, SocketSession, accept, own_connection
 from quire.service.errors import ApiError
 from quire.service.http.codec import read
 from quire.service.state import ServerState
@@ -63,7 +62,7 @@ class _Talk:
             self._refuse(refusal, stream_id=body.stream_id)
             return
         response = SocketResponse(
-            self._state, HTTPConnection(self._scope), body, self._conversations, self._session.put
+            self._state, own_connection(self._scope), body, self._conversations, self._session.put
         )
         before = [
             task

@@ -23,7 +23,7 @@ from quire.service.api.sockets.frames import (
     failed,
     heads,
 )
-from quire.service.api.sockets.session import MAX_ANSWERS, SocketSession, accept
+from quire.service.api.sockets.session import MAX_ANSWERS, SocketSession, accept, own_connection
 from quire.service.errors import ApiError, bad_value
 from quire.service.http.codec import parse, read
 from quire.service.http.gate import note_ignored
@@ -87,7 +87,7 @@ class _Talk(Generic[Frame]):
             )
             self.session.say(failed(bad_value("tag", message, TAG_IN_USE)))
             return
-        connection = self._own_connection()
+        connection = own_connection(self._scope)
         try:
             found = read(text, self._kind.decoder, ignore_unknown=connection.state.ignore_unknown)
         except ApiError as error:
@@ -96,10 +96,6 @@ class _Talk(Generic[Frame]):
         note_ignored(connection.scope, found.ignored)
         begin = partial(self._kind.begin, self._state, connection, found.body)
         self._answer(begin, connection, tag, streamed=bool(found.body.stream))
-
-    def _own_connection(self) -> HTTPConnection:
-        """For one answer: what is noted of it there is none of the others' business."""
-        return HTTPConnection({**self._scope, "state": {**self._scope["state"]}})
 
     def _cancel(self, text: str) -> None:
         try:
@@ -120,7 +116,7 @@ class _Talk(Generic[Frame]):
         async def begin() -> NoReturn:
             raise error
 
-        self._answer(begin, self._own_connection(), tag, streamed=True)
+        self._answer(begin, own_connection(self._scope), tag, streamed=True)
 
     def _answer(
         self,

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar
 
+from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
 from quire.service.answer.outbox import Outbox, Source
@@ -29,6 +30,11 @@ async def accept(state: ServerState, scope: Scope, receive: Receive, send: Send)
     state.serving()
     await receive()  # websocket.connect
     await send({"type": "websocket.accept", "subprotocol": selected(scope)})
+
+
+def own_connection(scope: Scope) -> HTTPConnection:
+    """Return the connection as one answer sees it: what is noted there is none of the others' business."""
+    return HTTPConnection({**scope, "state": {**scope["state"]}})
 
 
 class SocketAnswer(Source, Protocol):

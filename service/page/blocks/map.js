@@ -1,5 +1,6 @@
 // The map of blocks on a canvas: a pixel for each block, scaled without smoothing; numbers where there is room.
 
+const MARGIN = 8; // pixels around a map that is seen as a whole
 const MOST_CELL = 96;
 const GRID_FROM = 5; // pixels of a cell, from which on lines part the blocks
 const TEXT_FROM = 26;
@@ -110,7 +111,7 @@ export class BlockMap {
   }
 
   get #least() {
-    return Math.min(this.#width / this.#columns, this.#height / this.#rows, 44);
+    return Math.min((this.#width - 2 * MARGIN) / this.#columns, (this.#height - 2 * MARGIN) / this.#rows, 44);
   }
 
   /** Chooses so many columns that all blocks fill the box. */

@@ -29,8 +29,9 @@ export class PrefixTree {
         run.depth = run.parent === null ? 0 : this.#runs[run.parent].depth + 1;
       });
       const blocks = this.#runs.reduce((total, run) => total + run.blocks.length, 0);
+      const texts = this.#runs.filter((run) => run.parent === null).length;
       sum.textContent =
-        `${this.#runs.filter((run) => run.parent === null).length} texts in ${blocks.toLocaleString("en")} blocks; since this is watched, ` +
+        `${texts} text${texts === 1 ? "" : "s"} in ${blocks.toLocaleString("en")} blocks; since this is watched, ` +
         `${tree.hits.toLocaleString("en")} blocks found and ${tree.evictions.toLocaleString("en")} evicted` +
         (tree.left_out ? `; ${tree.left_out} small runs are left out` : "");
       this.#draw();

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import Enum, auto
+from functools import lru_cache
 from typing import NamedTuple
 
 from quire.service.text.pieces import AnswerParser, Piece, Thought
@@ -161,17 +162,22 @@ class WithoutThinking:
         return [piece for piece in self._parser.finish() if not isinstance(piece, Thought)]
 
 
-def find_marker(text: str, markers: Sequence[str], last: bool) -> Found:
+def find_marker(text: str, markers: tuple[str, ...], last: bool) -> Found:
     """Look for the first of `markers`; `last`: nothing follows."""
     places = [(at, -len(marker), marker) for marker in markers if (at := text.find(marker)) >= 0]
     if places:
         at, _, marker = min(places)
         return Found(at, marker)
-    if last:
+    if last or not markers:
         return Found(len(text), "")
-    longest = max(map(len, markers), default=1)
+    longest, firsts = _shape(markers)
     for at in range(max(0, len(text) - longest + 1), len(text)):
-        tail = text[at:]
-        if any(marker.startswith(tail) for marker in markers):
+        if text[at] in firsts and any(marker.startswith(text[at:]) for marker in markers):
             return Found(at, "")
     return Found(len(text), "")
+
+
+@lru_cache(maxsize=64)
+def _shape(markers: tuple[str, ...]) -> tuple[int, frozenset[str]]:
+    """The longest one's length, and what they begin with."""
+    return max(map(len, markers)), frozenset(marker[0] for marker in markers)

@@ -13,7 +13,7 @@ from quire.service.text.tools.protocol import Function
 from quire.service.text.tools.regions import Call, Functions
 from quire.service.text.tools.typed_values import standing_alone
 
-MAX_CHARS = 256 << 10
+MAX_CHARS = 64 << 10
 _NAMES = {"true": True, "false": False, "null": None}
 
 

@@ -19,7 +19,7 @@ from quire.service.text.tools.typed_values import (
     typed,
 )
 
-_FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>)?\s*", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*)", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>(.*?)</parameter>\s*", re.DOTALL)
 _KEYED = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
 
@@ -42,7 +42,7 @@ _GLM = _Tags("{}\n", "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n", "")
 
 def read_qwen(region: str, functions: Functions) -> list[Call] | None:
     """<function=name> and <parameter=name> with the value, a line end around it."""
-    found = _FUNCTION.fullmatch(region)
+    found = _FUNCTION.fullmatch(region.strip().removesuffix("</function>"))
     if found is None:
         return None
     name, body = found.groups()
@@ -52,6 +52,8 @@ def read_qwen(region: str, functions: Functions) -> list[Call] | None:
 def read_glm(region: str, functions: Functions) -> list[Call] | None:
     """The name, and then pairs of <arg_key> and <arg_value>."""
     at = region.find("<arg_key>")
+    if at >= 0 and "</arg_value>" not in region:
+        return None
     name, body = (region, "") if at < 0 else (region[:at], region[at:])
     return _read(name.strip(), body, _KEYED, functions, lines=False)
 
