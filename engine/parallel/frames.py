@@ -82,8 +82,9 @@ def encode_step(plan: StepPlan, booked: int) -> bytes:
     )
     assert sum(map(_BYTES, arrays)) == WORD * sum(counts), "a plan's arrays are int32"
     padding = bytes(-len(head) % WORD)
-    # Arrays are joined as they lie: copying them into one first would take as long as all the rest.
-    return b"".join((_PREFIX.pack(_STEP, len(head)), head, padding, *arrays))
+    # Arrays are joined as they lie, but for columns of larger ones: copying all into one would take long.
+    words = map(np.ascontiguousarray, arrays)
+    return b"".join((_PREFIX.pack(_STEP, len(head)), head, padding, *words))
 
 
 def decode(frame: bytearray) -> Message:
