@@ -24,7 +24,7 @@ def _flags(command: Command) -> list[Flag]:
 def _sentence(flag: Flag) -> str:
     """Return the first sentence of a flag's help, without what zsh would take for its own."""
     first = flag.help.partition(". ")[0].partition(" [QUIRE_")[0]
-    return "".join(char for char in first if char not in "[]\"\\`$:").rstrip(".")
+    return "".join(char for char in first if char not in '[]"\\`$:').rstrip(".")
 
 
 def _choices(flag: Flag) -> str:

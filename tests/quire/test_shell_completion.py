@@ -52,7 +52,12 @@ def in_fish(folder: Path, words: tuple[str, ...]) -> list[str]:
     program = f"source {folder}/script; complete -C '{' '.join(words)}'"
     home = {**os.environ, "HOME": str(folder)}
     done = subprocess.run(
-        ["fish", "--no-config", "-c", program], check=True, capture_output=True, text=True, env=home, cwd=folder
+        ["fish", "--no-config", "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=home,
+        cwd=folder,
     )
     assert not done.stderr
     return [line.partition("\t")[0] for line in done.stdout.splitlines()]
