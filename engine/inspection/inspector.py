@@ -24,12 +24,14 @@ from quire.engine.inspection.messages import (
     BlockAnswer,
     BlockQuestion,
     Holder,
+    OwnQuestion,
     PoolAnswer,
     PoolQuestion,
     Question,
     RequestState,
     Table,
 )
+from quire.engine.inspection.own_blocks import OwnBlocks
 from quire.engine.inspection.prefix_tree import prefix_tree
 from quire.engine.inspection.recorder import Recorder
 from quire.engine.memory.pool import BlockPool
@@ -50,12 +52,15 @@ class Inspector:
         self._recorder: Recorder | None = None
         self._asked = float("-inf")
         self._secret = secrets.token_bytes(16)
+        self._own = OwnBlocks(self._state)
 
     def answer(self, question: Question) -> Answer:
         if isinstance(question, PoolQuestion):
             return self._pool()
         if isinstance(question, BlockQuestion):
             return self._block(question)
+        if isinstance(question, OwnQuestion):
+            return self._own.count(question.requests)
         return prefix_tree(self._state.blocks, self._recorder)
 
     def observe(self) -> None:

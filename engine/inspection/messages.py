@@ -31,6 +31,12 @@ class PrefixQuestion(msgspec.Struct, frozen=True, array_like=True, tag="prefixes
     """Which texts are in the cache?"""
 
 
+class OwnQuestion(msgspec.Struct, frozen=True, array_like=True, tag="own"):
+    """In how many blocks are the tokens of these requests?"""
+
+    requests: list[int]
+
+
 class Move(msgspec.Struct, frozen=True, array_like=True):
     """What happened to a block in a step."""
 
@@ -111,5 +117,14 @@ class PrefixAnswer(msgspec.Struct, array_like=True, tag="prefixes"):
     evictions: int
 
 
-Question = PoolQuestion | BlockQuestion | PrefixQuestion
-Answer = PoolAnswer | BlockAnswer | PrefixAnswer
+class OwnAnswer(msgspec.Struct, array_like=True, tag="own"):
+    """Different blocks of some requests, together."""
+
+    active: int  # on the device, in use
+    shared: int  # of those, named by several sequences, or by other requests only
+    cached: int  # on the device, kept for whoever begins alike
+    host: int  # in host memory, swapped out
+
+
+Question = PoolQuestion | BlockQuestion | PrefixQuestion | OwnQuestion
+Answer = PoolAnswer | BlockAnswer | PrefixAnswer | OwnAnswer

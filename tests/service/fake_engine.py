@@ -17,6 +17,8 @@ from quire.engine.inspection.messages import (
     Answer,
     BlockAnswer,
     BlockQuestion,
+    OwnAnswer,
+    OwnQuestion,
     PoolAnswer,
     PoolQuestion,
     PrefixAnswer,
@@ -286,6 +288,7 @@ class FakeEngine:
                 0.0, 0.0, blocks, host, 16, bytes(blocks + host), bytes(blocks + host), [], 0, [], 0
             ),
             BlockQuestion: BlockAnswer(FREE, 0, []),
+            OwnQuestion: OwnAnswer(0, 0, 0, 0),
         }
         return (nothing | self.answers).get(type(question), PrefixAnswer(0.0, [], 0, 0, 0))
 
