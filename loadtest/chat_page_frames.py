@@ -1,8 +1,8 @@
 """Frames a second of the chat page in Chromium, while a long answer streams in.
 
-The answer has headings, lists, tables, code and formulas, and comes as a server sends it, token by token. Counts
-the frames that the browser has shown meanwhile, all of them and those of the last quarter, where the answer is
-long. It needs playwright and a Chromium.
+The answer has headings, lists, tables, code and formulas, and comes as a server sends it, token by token.
+Counts the frames that the browser has shown meanwhile, all of them and those of the last quarter, where the
+answer is long. It needs playwright and a Chromium.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def attend(query: Tensor, blocks: list[int], part: int = {n}) -> Tensor:
 
 The attention of a query $q_{n}$ is
 
-$$\\mathrm{{softmax}}\\left(\\frac{{q_{n} K^\\top}}{{\\sqrt{{d}}}}\\right) V = \\sum_{{j=1}}^{{{n}}} a_{{{n}j}} v_j$$
+$$\\mathrm{{softmax}}\\left(\\frac{{q_{n} K^\\top}}{{\\sqrt{{d}}}}\\right) V
+= \\sum_{{j=1}}^{{{n}}} a_{{{n}j}} v_j$$
 
 > Whoever shares a block pays for it once.
 

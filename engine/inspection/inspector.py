@@ -23,7 +23,9 @@ from quire.engine.inspection.messages import (
     Answer,
     BlockAnswer,
     BlockQuestion,
+    GlanceQuestion,
     Holder,
+    Move,
     OwnQuestion,
     PoolAnswer,
     PoolQuestion,
@@ -56,7 +58,9 @@ class Inspector:
 
     def answer(self, question: Question) -> Answer:
         if isinstance(question, PoolQuestion):
-            return self._pool()
+            return self._pool(*self._take_moves())
+        if isinstance(question, GlanceQuestion):
+            return self._pool([], 0)
         if isinstance(question, BlockQuestion):
             return self._block(question)
         if isinstance(question, OwnQuestion):
@@ -72,11 +76,14 @@ class Inspector:
             self._recorder.close()
             self._recorder = None
 
-    def _pool(self) -> PoolAnswer:
-        begin = self._asked = time.monotonic()
+    def _take_moves(self) -> tuple[list[Move], int]:
+        self._asked = time.monotonic()
         if self._recorder is None:
             self._recorder = Recorder(self._core)
-        moves, lost = self._recorder.take()
+        return self._recorder.take()
+
+    def _pool(self, moves: list[Move], lost: int) -> PoolAnswer:
+        begin = time.monotonic()
         blocks, host = self._state.blocks, self._state.blocks.host
         states = [_states(blocks.pool, blocks.cache), _states(host.pool, host.cache)]
         counts = [np.minimum(tier._counts, 255).astype(np.uint8) for tier in (blocks.pool, host.pool)]

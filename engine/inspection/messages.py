@@ -19,6 +19,10 @@ class PoolQuestion(msgspec.Struct, frozen=True, array_like=True, tag="pool"):
     """How does each block stand? Moves are recorded from then on, for a while."""
 
 
+class GlanceQuestion(msgspec.Struct, frozen=True, array_like=True, tag="glance"):
+    """How does each block stand? Nothing is recorded for it."""
+
+
 class BlockQuestion(msgspec.Struct, frozen=True, array_like=True, tag="block"):
     """What is in one block, and whose is it?"""
 
@@ -126,5 +130,5 @@ class OwnAnswer(msgspec.Struct, array_like=True, tag="own"):
     host: int  # in host memory, swapped out
 
 
-Question = PoolQuestion | BlockQuestion | PrefixQuestion | OwnQuestion
+Question = PoolQuestion | GlanceQuestion | BlockQuestion | PrefixQuestion | OwnQuestion
 Answer = PoolAnswer | BlockAnswer | PrefixAnswer | OwnAnswer

@@ -21,16 +21,19 @@ _MOST_REQUESTS = 16
 async def block_events(state: ServerState, request: Request) -> Response:
     """Stream the map of all blocks, or with detail=counts only how many there are of each kind."""
     engine, _, info = state.serving()
-    unknown = [name for name in request.query_params if name != "detail"]
+    unknown = [name for name in request.query_params if name not in ("detail", "past")]
     if unknown:
-        raise bad_value(unknown[0], f"unknown parameter {unknown[0]!r}: there is detail", "unknown_field")
-    detail = request.query_params.get("detail", "map")
+        message = f"unknown parameter {unknown[0]!r}: there are detail and past"
+        raise bad_value(unknown[0], message, "unknown_field")
+    detail, past = (request.query_params.get(*each) for each in (("detail", "map"), ("past", "false")))
     if detail not in _DETAILS:
         raise bad_value("detail", f"detail must be {' or '.join(_DETAILS)}, got {detail!r}")
+    if past not in ("true", "false") or (past == "true" and detail == "counts"):
+        raise bad_value("past", f"past must be true or false, and is of the map only; got {past!r}")
     if detail == "counts":
         counts = watch_counts(lambda: state.metrics.stats, info.block_size)
         return EventStream(counts, state.config, state.streams)
-    return EventStream(state.blocks.watch(engine), state.config, state.streams)
+    return EventStream(state.blocks.watch(engine, past=past == "true"), state.config, state.streams)
 
 
 async def own_blocks(state: ServerState, request: Request) -> Response:

@@ -223,7 +223,12 @@ OPERATIONS = (
         "The map of the KV cache's blocks as it changes, or only their counts",
         _GET,
         content=(SSE,),
-        parameters=(Parameter("detail", "query", "The map, if left out", {"enum": ["map", "counts"]}),),
+        parameters=(
+            Parameter("detail", "query", "The map, if left out", {"enum": ["map", "counts"]}),
+            Parameter(
+                "past", "query", "First what is known of the last ten minutes", {"enum": ["true", "false"]}
+            ),
+        ),
         endless=True,
     ),
     Operation(

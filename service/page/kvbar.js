@@ -134,7 +134,7 @@ export class KvBar {
     const hide = () => abort.abort();
     document.addEventListener("visibilitychange", hide, { once: true });
     try {
-      for await (const counts of blockEvents("counts", abort.signal)) {
+      for await (const counts of blockEvents("detail=counts", abort.signal)) {
         this.#blocks = counts;
         this.#draw();
         this.look();

@@ -10,6 +10,7 @@ from quire.engine.inspection.messages import (
     STATES,
     BlockAnswer,
     BlockQuestion,
+    GlanceQuestion,
     OwnAnswer,
     OwnQuestion,
     PoolAnswer,
@@ -189,3 +190,15 @@ def test_no_more_is_remembered_of_what_has_ended_than_the_pool_has() -> None:
         finish(core, inspector)
     assert own(inspector, 7).cached >= 3
     assert own(inspector, 0) == OwnAnswer(0, 0, 0, 0)
+
+
+def test_a_glance_tells_the_same_and_records_nothing() -> None:
+    core = make_core(16, 4, 8, 64)
+    inspector = Inspector(core)
+    core.add(request(7))
+    step(core, inspector, 2)
+    glance = inspector.answer(GlanceQuestion())
+    assert inspector._recorder is None
+    assert isinstance(glance, PoolAnswer) and glance.moves == []
+    seen = pool(inspector)
+    assert (glance.states, glance.references, glance.tables) == (seen.states, seen.references, seen.tables)

@@ -73,7 +73,7 @@ async def test_one_look_is_for_all_and_none_is_taken_for_nobody(service: Service
         await leave(each)
     assert service.state.blocks._task is None
     again = await watch(service)
-    assert len(service.engine.asked) == 2
+    await again.until_true(lambda: len(service.engine.asked) == 2)
     await leave(again)
 
 
