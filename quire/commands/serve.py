@@ -44,6 +44,9 @@ def run(arguments: Namespace) -> int:
         max_num_queued_tokens=arguments.max_num_queued_tokens,
         shutdown_timeout=arguments.shutdown_timeout,
         stall_timeout=arguments.stall_timeout,
+        response_store=arguments.response_store,
+        response_ttl=arguments.response_ttl,
+        redis_url=arguments.redis_url,
     )
     config = engine_config(arguments)
     registry = registry_config(arguments)
