@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 250, 1000])
     parser.add_argument("--blocks", type=int, default=50_000, help="that a replica has")
     parser.add_argument("--rate", type=float, default=1.0, help="requests a second and replica")
-    parser.add_argument("--rounds", type=int, default=2, help="in which each prefix is asked for again")
+    parser.add_argument("--rounds", type=int, default=1, help="in which each prefix is asked for again")
     parser.add_argument("--seconds", type=float, default=60.0, help="of publishing that are simulated")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -46,7 +46,7 @@ class RedisCosts:
 
 
 def measure(client: redis.Redis, url: str, blocks: int) -> RedisCosts:
-    """Measure an empty Redis that nobody else uses, by the registry's own commands. It is empty again after."""
+    """Measure an empty Redis that nobody else uses, by the registry's own commands; it is empty after."""
     client.flushall()
     fleet = _Fleet(client, url)
     few, many = 16, 64

@@ -86,7 +86,7 @@ def simulate(blocks: int, requests_a_second: float, seconds: float, seed: int = 
 
 
 class _Replica:
-    """A full cache: prefixes that stay, and what was asked and answered after them, the oldest of which goes."""
+    """A full cache: prefixes that stay, and questions and answers after them, the oldest of which goes."""
 
     def __init__(self, blocks: int, seed: int) -> None:
         self.rng = random.Random(seed)

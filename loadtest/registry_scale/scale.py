@@ -12,9 +12,9 @@ from quire.loadtest.registry_scale.fleet import Simulation
 from quire.loadtest.registry_scale.publishing import Publishing
 from quire.service.router.directory import TIMEOUT
 
-PIECES = 20  # that a replica's cache is simulated in, since a thousand times 50,000 blocks are too many
-PREFIX_PIECES = 4
-PREFIXES_EACH = 4  # a replica, so that a tenth of its room is left besides what runs
+PIECES = 200  # that a replica's cache is simulated in, since a thousand times 50,000 blocks are too many
+PREFIX_PIECES = 43
+PREFIXES_EACH = 4  # a replica, so that a seventh of its room is left for what runs
 BUSY = 0.7  # of one thread's time, above which waits grow quickly
 
 
@@ -43,7 +43,7 @@ def measure_fleet(
     replicas: int, blocks: int, rate: float, rounds: int, publishing: Publishing, costs: RedisCosts
 ) -> FleetSize:
     """Simulate one; `rate`: requests a second and replica."""
-    simulation = Simulation(replicas, int(PIECES * 1.1), seed=replicas)
+    simulation = Simulation(replicas, PIECES, seed=replicas)
     simulation.settle()
     prefixes = [simulation.digests(PREFIX_PIECES) for _ in range(PREFIXES_EACH * replicas)]
     concurrency = 2 * replicas

@@ -19,8 +19,8 @@ _MAX_INGRESS_REQUESTS = 8192
 
 def app(arguments: dict[str, Any]) -> Application:
     """Return an application for `serve run quire.ray:app`; `arguments` are the flags of `quire serve` with
-    underscores, and `min_replicas`, `max_replicas`, `target_ongoing_requests`, `max_ongoing_requests`, `num_routers`
-    and `num_cpus`. Raises ValueError that names the one at fault."""
+    underscores, and `min_replicas`, `max_replicas`, `target_ongoing_requests`, `max_ongoing_requests`,
+    `num_routers` and `num_cpus`. Raises ValueError that names the one at fault."""
     settings = read_arguments(arguments)
     grace = settings.arguments.shutdown_timeout + _GRACE_SECONDS
     replicas = serve.deployment(

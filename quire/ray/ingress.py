@@ -1,7 +1,7 @@
 """The ingress: what `quire route` is, between Ray's proxy and Ray's replicas.
 
-Requests go from here to the replicas' own ports, so that streams pass through byte for byte, WebSockets too, and
-a stream whose replica died ends with its last event, which Ray's proxy alone would not send.
+Requests go from here to the replicas' own ports, so that streams pass through byte for byte, WebSockets too,
+and a stream whose replica died ends with its last event, which Ray's proxy alone would not send.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONNECT_SECONDS = 2.0
 class Ingress:
     """One process of it. Each follows the registry by itself."""
 
-    async def __init__(self, handle: Any, arguments: Namespace) -> None:
+    async def __init__(self, handle: Any, arguments: Namespace) -> None:  # type: ignore[misc]  # Ray awaits it
         """`handle`: of the replicas' deployment."""
         configure_logging(arguments.log_format, arguments.log_level)
         settings = read_settings(arguments)

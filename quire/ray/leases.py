@@ -1,7 +1,7 @@
 """Requests that Ray has given to a replica, each from when it did until it is answered.
 
-What is asked over HTTP is thereby an ongoing request of Ray's: it scales by their number, and lets no replica end
-before they have. A lease is also what lets somebody in, for a replica listens to whoever reaches its machine.
+What is asked over HTTP is thereby an ongoing request of Ray's: it scales by their number, and lets no replica
+end before they have. A lease is also what lets somebody in: a replica listens to whoever reaches its machine.
 """
 
 from __future__ import annotations

@@ -7,9 +7,11 @@ import socket
 import threading
 from argparse import Namespace
 from collections.abc import AsyncIterator
+from typing import cast
 
 import aiohttp
 import ray
+from starlette.types import ASGIApp
 
 from quire.engine.logs import configure_logging
 from quire.ray.leases import Leases
@@ -22,9 +24,9 @@ _ANSWER_SECONDS = 10.0
 
 
 class Replica:
-    """It listens at a port of its own, in a thread of its own; Ray sees its leases, its health and its end."""
+    """It listens at a port of its own, in a thread of its own; Ray sees leases, health and end."""
 
-    async def __init__(self, arguments: Namespace) -> None:
+    async def __init__(self, arguments: Namespace) -> None:  # type: ignore[misc]  # Ray awaits it
         """Return once it is ready. Raises RuntimeError with what it could not start from."""
         configure_logging(arguments.log_format, arguments.log_level)
         host = ray.util.get_node_ip_address()
@@ -39,12 +41,14 @@ class Replica:
             settings.kv_events,
             settings.chat_template,
         )
-        self._leases = Leases(self._server.config.app)
+        self._leases = Leases(cast(ASGIApp, self._server.config.app))
         self._server.config.app = self._leases
         self._failure = "it has ended"
         self._thread = threading.Thread(target=self._serve, name="quire-server", daemon=True)
         self._thread.start()
-        while not await self._answers("/ready"):
+        while True:
+            if await self._answers("/ready"):
+                return
             await asyncio.sleep(_POLL_SECONDS)
 
     def record_replica_metadata(self) -> dict[str, str]:
@@ -83,7 +87,10 @@ class Replica:
             raise RuntimeError(f"the server ends: {self._failure}")
         timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
         try:
-            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(self.url + path) as answer:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.get(self.url + path) as answer,
+            ):
                 return answer.status == 200
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False

@@ -109,8 +109,8 @@ class RayState(RouterState):
         await asyncio.gather(*self._leases, return_exceptions=True)
 
     async def _lease(self, wish: Wish, lost: asyncio.Event) -> tuple[str, tuple[tuple[bytes, bytes], ...]]:
-        """Return whose it is, and what the request must come with. Raises ApiError 429 or 503, as for a replica
-        that is `lost`."""
+        """Return whose it is, and what the request must come with. Raises ApiError 429 or 503, as for a
+        replica that is `lost`."""
         for _ in range(MAX_ATTEMPTS):
             answers = self._handle.options(stream=True).lease.remote(wish)
             first = asyncio.ensure_future(anext(answers))

@@ -176,7 +176,7 @@ class Parser(FlagGroup):
         return self._namespace(given, written)
 
     def parse_entries(self, entries: Mapping[str, object]) -> Namespace:
-        """Return the same of flags that come with their names as keys. Raises UsageError that names the key."""
+        """Return the same of flags that come by their names. Raises UsageError that names the key."""
         return self._namespace({}, self._written(entries, ""))
 
     def _namespace(self, given: Mapping[str, object], written: Mapping[str, object]) -> Namespace:

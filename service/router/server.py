@@ -20,6 +20,7 @@ from quire.service.router.state import RouterState
 
 log = logging.getLogger("quire.router")
 
+
 def route(config: ServiceConfig, router: RouterConfig) -> int:
     """Routes until a signal. Returns the exit code, 0; raises ServerFailed."""
     return RouterServer(config, router).serve_until_stopped()
@@ -35,7 +36,9 @@ class RouterServer(OrderlyServer):
     async def _run(self) -> None:
         """Raises what loading the tokenizer raises."""
         state, router = self.state, self._router
-        allowed = AllowedResolver(AllowedReplicas(router.allow_replicas)) if router.registry_is_believed else None
+        allowed = (
+            AllowedResolver(AllowedReplicas(router.allow_replicas)) if router.registry_is_believed else None
+        )
         state.session = open_session(router.connect_timeout, allowed)
         state.fleet = Fleet(router, state.session)
         self._upkeep.append(asyncio.create_task(state.fleet.probe()))

@@ -1,4 +1,4 @@
-"""Connections to replicas: as many as there are requests, kept while they are idle, given up when one vanished."""
+"""Connections to replicas: as many as there are requests, kept while idle, given up when one vanished."""
 
 from __future__ import annotations
 

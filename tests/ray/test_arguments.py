@@ -8,7 +8,9 @@ from quire.ray.settings import read_arguments, settings_at
 
 
 def test_they_are_the_flags_of_serve_as_texts_or_as_values() -> None:
-    texts = read_arguments({"device": "cpu", "max_num_seqs": "8", "enforce_eager": "true", "max_replicas": "3"})
+    texts = read_arguments(
+        {"device": "cpu", "max_num_seqs": "8", "enforce_eager": "true", "max_replicas": "3"}
+    )
     values = read_arguments({"device": "cpu", "max_num_seqs": 8, "enforce_eager": True, "max_replicas": 3})
     assert texts == values
     assert texts.arguments.max_num_seqs == 8
