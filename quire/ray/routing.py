@@ -114,6 +114,7 @@ class RayState(RouterState):
         for _ in range(MAX_ATTEMPTS):
             answers = self._handle.options(stream=True).lease.remote(wish)
             first = asyncio.ensure_future(anext(answers))
+            first.add_done_callback(_hear)
             missing = asyncio.create_task(lost.wait())
             try:
                 await asyncio.wait([first, missing], return_when=asyncio.FIRST_COMPLETED)
@@ -148,6 +149,12 @@ class RayState(RouterState):
 def _two_of(replicas: Sequence[Replica]) -> list[str]:
     """Of two at random Ray takes the one with fewer requests (Mitzenmacher, 2001)."""
     return [replica.url for replica in random.sample(replicas, min(2, len(replicas)))]
+
+
+def _hear(first: asyncio.Future[Any]) -> None:
+    """Take in what it raises, also where nobody waits for it any more."""
+    if not first.cancelled():
+        first.exception()
 
 
 def _forgive(replica: Replica) -> None:

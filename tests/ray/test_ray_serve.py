@@ -73,8 +73,9 @@ async def stream(session: aiohttp.ClientSession, url: str, **fields: object) -> 
     body = {"prompt": "A block table is", "temperature": 0, "ignore_eos": True, "stream": True, **fields}
     events, ends = [], []
     async with session.post(f"{url}/v1/completions", json=body) as answer:
-        assert answer.status == 200, await answer.text()
         replica = answer.headers["X-Quire-Route"].split('"')[1]
+        if answer.status != 200:
+            return replica, [], [(await answer.json())["error"]["code"]]
         async for line in answer.content:
             if line.startswith(b"data: [DONE]"):
                 ends.append("done")
