@@ -87,7 +87,7 @@ def test_it_asks_for_all_that_the_step_sizes_take(
     precompiled: set[Any] = set()
     precompile(config, watched(precompiled, monkeypatch), LIMITS, 16, UNSCALED[dtype], device, dtype)
     taken: set[Any] = set()
-    monkeypatch.setattr("quire.engine.startup.torch_backend", lambda: watched(taken, monkeypatch))
+    monkeypatch.setattr("quire.engine.rank.torch_backend", lambda: watched(taken, monkeypatch))
     core, _ = start_engine(
         EngineConfig(
             model=str(folder),
