@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from quire.engine.client import RequestStream
 from quire.engine.messages import Output
+from quire.engine.request_stream import RequestStream
 from quire.service.answer.choice import Choice
 from quire.service.answer.generation import Generation, Group
 from quire.service.answer.stream import GenerationResponse
