@@ -6,8 +6,9 @@ from argparse import Namespace
 
 from quire.commands.settings import api_keys, chat_template, comma_separated, model_name
 from quire.engine.models.hub import check_model
-from quire.service.commands.flags import add_address_flags, add_chat_template, add_model, flag
+from quire.service.commands.flags import add_chat_template, add_model, flag
 from quire.service.commands.parser import Parser
+from quire.service.commands.service_flags import add_address_flags
 
 
 def add_flags(parser: Parser) -> None:

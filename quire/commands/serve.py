@@ -16,8 +16,9 @@ from quire.commands.settings import (
     registry_config,
 )
 from quire.engine.models.hub import check_model
-from quire.service.commands.flags import add_engine_flags, add_service_flags
+from quire.service.commands.engine_flags import add_engine_flags
 from quire.service.commands.parser import Parser
+from quire.service.commands.service_flags import add_service_flags
 
 
 def add_flags(parser: Parser) -> None:
