@@ -28,7 +28,8 @@ from quire.kernels.compiling import compiling_beside
 from quire.kernels.formats.kv_format import FP32, UNSCALED
 from quire.kernels.linear.linear import Linear
 from quire.kernels.linear.operations import Hidden
-from quire.kernels.plan import Chosen, LayerOps, plan_attention, plan_layer
+from quire.kernels.plan import LayerOps, plan_attention, plan_layer
+from quire.kernels.recipes import Chosen
 from tests.models.tiny_models import MODELS
 
 LIMITS = Limits(max_num_seqs=12, max_num_batched_tokens=48, max_model_len=64)
