@@ -19,13 +19,14 @@ from quire.service.config import ServiceConfig
 from quire.service.state import ServerState
 from quire.service.text.tokenizer import Tokenizer
 from tests.service import tool_templates
-from tests.service.asgi import exchange, post
+from tests.service.asgi import exchange, post, settle
 from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service
 from tests.service.fake_engine import FakeEngine, make_info
+from tests.service.inline_renderer import InlineRenderer
 from tests.service.live import Live
 from tests.service.test_responses import events_of
-from tests.service.test_responses_socket import ENDS, EVENT, settle, without
+from tests.service.test_responses_socket import ENDS, EVENT, without
 from tests.service.test_tool_parser import SNIPPETS, hermes, llama
 from tests.service.test_tools import ARGUMENTS, PARAMETERS, make_room, tokenizer_with, tool
 
@@ -207,6 +208,7 @@ def test_however_it_comes_it_folds_to_the_same_response(
 
     async def live() -> None:
         service = Speaker(text, template)
+        service.state.renderer = InlineRenderer()  # which starts no process for each example
         whole = await service.reply(**body)
         service.engine.auto = False
         running = exchange(service.app, PATH, {**body, "stream": True})
