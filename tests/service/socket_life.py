@@ -57,6 +57,15 @@ class SocketLife:
             case ("close",):
                 self.socket.leave()
 
+    async def finish(self) -> None:
+        """All that runs may end."""
+        self.socket.readable.set()
+        for _ in range(400):
+            await asyncio.sleep(0)
+            if self.engine.active:
+                self.engine.step()
+        await settle()
+
     def check(self) -> None:
         """Nothing is left of what was asked for."""
         assert not self.engine.active
@@ -68,12 +77,7 @@ class SocketLife:
         await settle()  # the handshake
         for action in actions:
             await self.act(action)
-        self.socket.readable.set()
-        for _ in range(400):
-            await asyncio.sleep(0)
-            if self.engine.active:
-                self.engine.step()
-        await settle()
+        await self.finish()
         self.check()
         if ending == ("drain",):
             assert self.socket.close_code == 1001

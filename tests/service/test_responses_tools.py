@@ -51,6 +51,7 @@ class Speaker:
     def __init__(self, text: str, template: str = tool_templates.HERMES, *, auto: bool = True) -> None:
         self.tokenizer = tokenizer_with(template)
         self.state = ServerState(ServiceConfig(served_model_names=("tiny",)))
+        self.state.renderer = InlineRenderer()
         info = replace(make_info(self.tokenizer), max_model_len=4000, num_blocks=300)
         self.engine = FakeEngine(info, auto=auto, script=lambda prompt, params, index: self.tokens)
         self.state.set_engine(self.engine)
@@ -208,7 +209,6 @@ def test_however_it_comes_it_folds_to_the_same_response(
 
     async def live() -> None:
         service = Speaker(text, template)
-        service.state.renderer = InlineRenderer()  # which starts no process for each example
         whole = await service.reply(**body)
         service.engine.auto = False
         running = exchange(service.app, PATH, {**body, "stream": True})
