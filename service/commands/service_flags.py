@@ -136,6 +136,23 @@ def add_service_flags(parser: Parser) -> None:
     )
     flag(
         group,
+        "--response-store",
+        choices=("memory", "redis"),
+        default="memory",
+        help="Where stored responses are kept; redis: in that of --redis-url, for all replicas, and beyond a "
+        "restart.",
+    )
+    flag(
+        group,
+        "--response-ttl",
+        type=float,
+        default=30 * 86400.0,
+        metavar="SECONDS",
+        shown="2592000, 30 days",
+        help="For how long Redis keeps a response.",
+    )
+    flag(
+        group,
         "--advertise-url",
         metavar="URL",
         shown="http://host:port",

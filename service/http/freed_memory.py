@@ -1,9 +1,9 @@
 """Has the C library give freed memory back to the system.
 
-By itself it learns from each large buffer that is freed to keep ones of that size, up to 32 MiB: a server would
-keep what a few large requests took, and a leak would hide in it. Giving it back now and again from another
-thread (`malloc_trim`) holds the heap's lock for as long as that thread waits for a core, and the event loop with
-it.
+By itself it learns from each large buffer that is freed to keep ones of that size, up to 32 MiB: a server
+would keep what a few large requests took, and a leak would hide in it. Giving it back now and again from
+another thread (`malloc_trim`) holds the heap's lock for as long as that thread waits for a core, and with it
+the event loop.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# One buffer of the largest kind teaches the C library to keep such; then of many every fiftieth stays, so that
-# the heap cannot shrink from its end.
+# One buffer of the largest kind teaches the C library to keep such; then of many every fiftieth stays, so
+# that the heap cannot shrink from its end.
 PROGRAM = """
 import os, sys
 from quire.service.http.freed_memory import give_freed_memory_back
