@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterable
 from functools import partial
 from types import FrameType
@@ -81,7 +82,8 @@ class OrderlyServer(uvicorn.Server):
 
     def serve_until_stopped(self) -> int:
         """Return the exit code, 0 after a signal. Raises ServerFailed for what it could not go on from."""
-        if self._service_config.api_key_file is not None:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if self._service_config.api_key_file is not None and in_main_thread:  # nobody else may take signals
             signal.signal(signal.SIGHUP, lambda *_: self.reload_soon())
         try:
             self.run()
