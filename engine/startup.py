@@ -172,7 +172,7 @@ def build_rank(
     report = report or _Reporter(lambda _: None, time.monotonic())
     gpu = gpu_of(device)
     folder = resolve_model(config.model, report.phase("download", "B"))
-    whole = read_model(folder, config.model_impl)
+    whole = read_model(folder, config.model_impl, config.runner)
     sampling_defaults = read_sampling_defaults(config.generation_config, folder)
     model_config = whole.of_rank(config.tensor_parallel_size)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
@@ -221,6 +221,8 @@ def build_rank(
     runner.cache = KVCache(model_config, num_blocks, *held)
     num_host_blocks = int(config.swap_space * 2**30) // (block_bytes * config.tensor_parallel_size)
     num_host_blocks = min(num_host_blocks, num_blocks)
+    if _gathers(model_config):  # what was gathered of a prompt is in its row, which a swap gives up
+        num_host_blocks = 0
     if num_host_blocks:
         runner.cache.add_host_tier(num_host_blocks)
     memory(num_blocks, num_blocks)
@@ -276,7 +278,7 @@ def _start(
         return _engine(config, device, rank, rank.runner)
     folder = resolve_model(config.model, report.phase("download", "B"))
     # What cannot be divided is refused before processes start.
-    read_model(folder, config.model_impl).of_rank(config.tensor_parallel_size)
+    read_model(folder, config.model_impl, config.runner).of_rank(config.tensor_parallel_size)
     leader = Leader(config, on_lost)
     try:
         rank = build_rank(config, device, leader.join(device), report)
@@ -326,9 +328,13 @@ def _engine(
         tensor_parallel_size=config.tensor_parallel_size,
         rank_memory_bytes=rank.memory_bytes,
         all_reduce_seconds=rank.all_reduce_seconds,
+        hidden_size=model_config.hidden_size,
+        pooling=model_config.pooling,
     )
     cache_seed = secrets.randbits(64) if config.cache_seed is None else hash_seed(config.cache_seed)
-    hasher = BlockHasher(config.block_size, cache_seed) if config.enable_prefix_caching else None
+    # Of a prompt's beginning that is found in the cache there are no hidden states to gather.
+    caching = config.enable_prefix_caching and not _gathers(model_config)
+    hasher = BlockHasher(config.block_size, cache_seed) if caching else None
     policy = PreemptionPolicy(mode=config.preemption_mode)
     if config.preemption_mode == "auto" and num_host_blocks:
         policy = measure_costs(rank.runner, num_blocks, runner)
@@ -341,6 +347,11 @@ def _engine(
         policy=policy,
     )
     return EngineCore(scheduler, runner, grammars=grammars), info
+
+
+def _gathers(model: ModelConfig) -> bool:
+    """Return whether a prompt's vector comes from the hidden states of all its tokens."""
+    return model.pooling is not None and model.pooling.needs_all
 
 
 def _warm_up_general(runner: ModelRunner) -> bool:

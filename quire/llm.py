@@ -29,6 +29,7 @@ from quire.engine.config import EngineConfig, EngineInfo, KVCacheDtype, ModelImp
 from quire.engine.core import EngineCore
 from quire.engine.messages import Request
 from quire.engine.models.hub import resolve_model
+from quire.engine.models.pooling import Runner
 from quire.engine.startup import start_with_graphs
 from quire.offline_engine import OfflineEngine, TextStream, without_collections
 from quire.prompt_bar import prompt_bar
@@ -62,6 +63,7 @@ class LLM:
         dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
         kv_cache_dtype: KVCacheDtype = "auto",
         load_format: Literal["auto", "dummy"] = "auto",
+        runner: Runner = "auto",
         model_impl: ModelImpl = "auto",
         generation_config: str = "auto",
         max_model_len: int | None = None,

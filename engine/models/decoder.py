@@ -49,9 +49,7 @@ class Decoder:
         self.final_norm = weights.rms_norm("model.norm", config.hidden_size)
         self.norms_after = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
         self.plans = LayerPlans(config, weights.dtype, weights.device, plan_layer)
-        self.head = weights.output_head(
-            "model.embed_tokens", self.embedding, config.vocab_size, tied=config.tie_word_embeddings
-        )
+        self.head = weights.output_head("model.embed_tokens", self.embedding, config)
 
     def _layer(self, weights: Weights, layer: int, rope: Tensor) -> _Layer:
         config = self.config

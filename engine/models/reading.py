@@ -5,19 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 
 from quire.engine.config import ModelImpl
-from quire.engine.models.config import ModelConfig, has_native
+from quire.engine.models.config import ModelConfig, has_native, native_architectures
 from quire.engine.models.json_fields import read_json
+from quire.engine.models.pooling import Runner, architecture_of, causal_name, read_pooling
 
 
-def read_model(folder: str | Path, model_impl: ModelImpl = "auto") -> ModelConfig:
+def read_model(
+    folder: str | Path, model_impl: ModelImpl = "auto", runner: Runner = "auto"
+) -> ModelConfig:
     """Return the shape of the model in a folder; auto: native where there is such a decoder.
+
+    runner: whether it is to generate text or to pool; auto: as the folder says.
 
     Raises ValueError that names what cannot run and why.
     """
     folder = Path(folder)
     raw = read_json(folder / "config.json")
+    pooling = read_pooling(folder, runner)
     if model_impl == "native" or raw is None or (model_impl == "auto" and has_native(raw)):
-        return ModelConfig.from_folder(folder)
-    from quire.engine.models.general.config import read_general  # transformers takes seconds to import
+        config = ModelConfig.from_folder(folder)
+    else:
+        if pooling is not None and (name := architecture_of(raw)) != causal_name(name):
+            raise ValueError(
+                f"{folder / 'config.json'}: {name} is not supported: models by transformers' code are pooled "
+                f"if their architecture ends in ForCausalLM; others are {', '.join(native_architectures())} "
+                "and what has their layers"
+            )
+        from quire.engine.models.general.config import read_general  # transformers takes seconds to import
 
-    return read_general(folder)
+        config = read_general(folder)
+    return config if pooling is None else config.with_pooling(pooling)

@@ -8,6 +8,7 @@ from typing import get_args
 
 from quire.engine.config import BLOCK_SIZES, KVCacheDtype, ModelImpl
 from quire.engine.logs import LogLevel
+from quire.engine.models.pooling import Runner
 from quire.service.commands.parser import Action, Flag, FlagGroup, Parser, metavar_of
 from quire.service.config import UnknownFields
 from quire.service.demo import MODEL_FOLDER
@@ -105,6 +106,14 @@ def add_model_flags(group: FlagGroup) -> None:
         choices=("auto", "dummy"),
         default="auto",
         help="dummy: random weights, only config.json and the tokenizer are read.",
+    )
+    flag(
+        group,
+        "--runner",
+        choices=get_args(Runner),
+        default="auto",
+        help="generate: text; pooling: embeddings of texts, or scores of a model with a head for them; auto: "
+        "text, unless the model's folder says that it was made to embed or to score.",
     )
     flag(
         group,

@@ -62,6 +62,13 @@ class Tokenizer:
         tokens: list[int] = encoding.ids
         return tokens
 
+    def encode_pair(self, first: str, second: str, *, add_special_tokens: bool) -> list[int]:
+        """As `encode`, of two texts that the model is to compare."""
+        pair = [(first, second)]
+        (encoding,) = self._backend.encode_batch_fast(pair, add_special_tokens=add_special_tokens)
+        tokens: list[int] = encoding.ids
+        return tokens
+
     def least_tokens(self, size: int) -> int:
         """Return how many tokens a text of `size` bytes has at least, as far as the vocabulary tells."""
         return 0 if self._longest_token is None else -(-size // self._longest_token)

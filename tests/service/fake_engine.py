@@ -51,6 +51,7 @@ def make_info(tokenizer: Tokenizer) -> EngineInfo:
         "rank_memory_bytes": (1 << 30,),
         "all_reduce_seconds": 0.0,
         "sampling_defaults": SamplingDefaults(),
+        "pooling": None,
     }
     rest: dict[str, Any] = {
         field.name: 1 for field in msgspec.structs.fields(EngineInfo) if field.name not in read

@@ -94,6 +94,7 @@ class GeneralModel:
         self.ranks: Ranks | None = None  # transformers' code is not divided
         self._attention = PagedAttention(config, dtype, device)
         give(causal, self._attention)
+        self.head: Tensor | None = None  # what turns hidden states into logits is in `logits`
         self.embedding: Tensor = causal.get_input_embeddings().weight
         self._decoder = getattr(causal, causal.base_model_prefix)
         self._positions = StepPositions(self._decoder)

@@ -1,0 +1,167 @@
+"""How a model makes one vector of a whole prompt, as its folder says. Imports neither torch nor transformers.
+
+A folder may say so by the files of sentence-transformers, which vLLM reads too, or by its architecture.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from quire.engine.models.json_fields import Fields, read_json
+
+Runner = Literal["auto", "generate", "pooling"]
+PooledTokens = Literal["last", "mean", "first"]
+Activation = Literal["none", "sigmoid"]
+
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+CLASSIFIER = "ForSequenceClassification"
+_NOT_CAUSAL = {"is_causal": False, "use_bidirectional_attention": True, "use_bidirectional_attn": True}
+_ENCODERS = re.compile("(?i)bert|electra|mpnet|roformer|longformer|bigbird|xlnet|funnel|luke|t5|bart")
+_CAUSAL_ONLY = (
+    ", whose tokens see those after them; models here see only what is before: take a decoder that was "
+    "trained to embed or to rank, such as Qwen3-Embedding"
+)
+_TOKENS: dict[str, PooledTokens] = {
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "first",
+}
+_MODES: dict[str, PooledTokens] = {"lasttoken": "last", "mean": "mean", "cls": "first"}
+_ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "none"}
+
+
+class Pooling(msgspec.Struct, frozen=True, kw_only=True):
+    """Which hidden states the vector comes from, and what it goes through afterwards."""
+
+    tokens: PooledTokens = "last"
+    normalize: bool = False  # to length 1, unless a request says otherwise
+    labels: int = 0  # of a classification head; 0: the hidden state is the vector
+    activation: Activation = "none"  # of what the head gives, likewise
+    matryoshka: bool = False  # whether the vector's beginning is a vector, too
+    dimensions: tuple[int, ...] = ()  # lengths that such a beginning may have; none: any
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether the hidden states of more tokens than the newest are wanted, which no cache has."""
+        return self.tokens != "last"
+
+
+def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
+    """Return how the model in a folder pools; None if it generates text.
+
+    Raises ValueError where it can do neither, or not what `runner` asks for.
+    """
+    folder = Path(folder)
+    where = str(folder / "config.json")
+    raw = read_json(folder / "config.json") or {}
+    name = architecture_of(raw)
+    modules = _modules(folder)
+    headless = causal_name(name) != name
+    if runner == "generate":
+        if headless:
+            raise ValueError(f"{where}: {name} has no head for text: leave out --runner, or give pooling")
+        return None
+    if runner == "auto" and not headless and modules is None:
+        return None
+    if _ENCODERS.search(name):
+        raise ValueError(f"{where}: {name} is an encoder{_CAUSAL_ONLY}")
+    for field, value in _NOT_CAUSAL.items():
+        if raw.get(field) is value:
+            raise ValueError(
+                f"{where}: {field} is {str(value).lower()}, so it is an encoder{_CAUSAL_ONLY}"
+            )
+    fields = Fields(raw, where)
+    if name.endswith(CLASSIFIER):
+        return _classifier(fields)
+    matryoshka, dimensions = _matryoshka(fields)
+    tokens, normalize = ("last", True) if modules is None else _sentence_pooling(folder, modules)
+    return Pooling(tokens=tokens, normalize=normalize, matryoshka=matryoshka, dimensions=dimensions)
+
+
+def architecture_of(raw: dict[str, Any]) -> str:
+    """Return the first architecture that a config.json names; empty: none."""
+    names = raw.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+
+
+def causal_name(name: str) -> str:
+    """Return the architecture with a head for text that has this one's layers: Qwen3Model's Qwen3ForCausalLM."""
+    stem = name.removesuffix(CLASSIFIER)
+    if stem == name and name.endswith("Model") and not name.endswith(CAUSAL):
+        stem = name.removesuffix("Model")
+    if stem == name:
+        return name
+    return f"{stem}LMHeadModel" if stem == "GPT2" else f"{stem}ForCausalLM"
+
+
+def _modules(folder: Path) -> list[dict[str, Any]] | None:
+    """Return the parts that sentence-transformers makes a model of; None: it is none of theirs."""
+    file = folder / "modules.json"
+    if not file.is_file():
+        return None
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=list[dict[str, Any]])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{file} must hold a list of modules: {error}") from None
+
+
+def _sentence_pooling(folder: Path, modules: list[dict[str, Any]]) -> tuple[PooledTokens, bool]:
+    tokens: PooledTokens = "last"
+    normalize = False
+    for module in modules:
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        if kind == "Pooling":
+            tokens = _pooled_tokens(folder / str(module.get("path", "")) / "config.json")
+        elif kind == "Normalize":
+            normalize = True
+        elif kind != "Transformer":
+            raise ValueError(
+                f"{folder / 'modules.json'}: the module {module.get('type')!r} is not supported; it must be "
+                "Transformer, Pooling or Normalize"
+            )
+    return tokens, normalize
+
+
+def _pooled_tokens(file: Path) -> PooledTokens:
+    raw = read_json(file)
+    if raw is None:
+        raise ValueError(f"{file} is missing, which says how hidden states are pooled")
+    fields = Fields(raw, str(file))
+    if fields.has("pooling_mode"):
+        return fields.choice("pooling_mode", "last", _MODES)
+    modes = [name for name, value in raw.items() if name.startswith("pooling_mode_") and value is True]
+    if len(modes) != 1 or modes[0] not in _TOKENS:
+        raise ValueError(f"{file} pools by {modes or 'nothing'}; it must be one of {', '.join(_TOKENS)}")
+    return _TOKENS[modes[0]]
+
+
+def _matryoshka(fields: Fields) -> tuple[bool, tuple[int, ...]]:
+    dimensions = fields.raw.get("matryoshka_dimensions")
+    if dimensions is not None and not (
+        isinstance(dimensions, list) and all(type(size) is int and size > 0 for size in dimensions)
+    ):
+        raise fields.error("matryoshka_dimensions", dimensions, "a list of positive integers")
+    return fields.flag("is_matryoshka", bool(dimensions)), tuple(dimensions or ())
+
+
+def _classifier(fields: Fields) -> Pooling:
+    labels = fields.raw.get("id2label")
+    count = len(labels) if isinstance(labels, dict) else 2  # as transformers has it
+    count = fields.size("num_labels", count)
+    own = fields.raw.get("sentence_transformers")
+    name = own.get("activation_fn") if isinstance(own, dict) else None
+    name = name or fields.raw.get("sbert_ce_default_activation_function")
+    activation: Activation = "sigmoid" if count == 1 else "none"
+    if name is not None:
+        kind = str(name).rpartition(".")[2]
+        if kind not in _ACTIVATIONS:
+            raise ValueError(
+                f"{fields.where}: the activation {name!r} is not supported; it must be one of "
+                f"{', '.join(_ACTIVATIONS)}"
+            )
+        activation = _ACTIVATIONS[kind]
+    return Pooling(labels=count, activation=activation)
