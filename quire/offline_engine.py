@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import getitem
@@ -101,6 +101,27 @@ class _Asked:
         return RequestOutput(completions, str(self.request.id), self.request.prompt, metrics)
 
 
+class _Pooled:
+    """A request for a vector, and its only output."""
+
+    def __init__(self, job: Job, request: Request, end: Callable[[int], object]) -> None:
+        self.job = job
+        self.request = request
+        self.choices: list[Gathered] = []  # nothing is generated
+        self.unfinished = 1
+        self.result: Output | None = None
+        self._end = end
+
+    def add(self, output: Output) -> None:
+        self.result = output
+        if output.error is not None:
+            self.job.error = output.error
+        self._end(self.request.id)
+
+    def end(self) -> None:
+        """Note nothing."""
+
+
 class OfflineEngine:
     """Each caller steps it until what he asked for is done; what others asked for goes on meanwhile.
 
@@ -111,7 +132,7 @@ class OfflineEngine:
         self.core = core
         self.tokenizer = tokenizer
         tokenizer.look_up(core.scheduler.state.capacity.vocab_size)
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _Asked | _Pooled] = {}
         self._tokens: dict[int, list[list[int]]] = {}  # of the choices of each: where its next one is added
         self._followed: dict[int, list[Followed]] = {}  # choices of those whose tokens are looked at
         self._ended: list[int] = []  # requests, once for each choice that has ended in this step
@@ -139,17 +160,36 @@ class OfflineEngine:
                 for request, given in zip(requests, own, strict=True)
                 for ends in [self._stops(request, given)]
             ]
-            try:
-                self._begin(job, asked, queue)
-                while left := job.unfinished:
-                    self.step()
-                    job.check()
-                    interrupt.check()
-                    if tell is not None and job.unfinished < left:
-                        tell(left - job.unfinished)
-            finally:
-                self.leave(job)
+            self._complete(job, asked, queue, interrupt, tell)
         return [one.output() for one in asked]
+
+    def pool(self, requests: list[Request], tell: Tell | None = None) -> list[Output]:
+        """Return the output of each, which has its vector. Raise as `answer` does."""
+        job = Job(requests)
+        asked = [_Pooled(job, request, self._ended.append) for request in requests]
+        with without_collections(), PostponedInterrupt() as interrupt:
+            self._complete(job, asked, self.core.add_all, interrupt, tell)
+        return [one.result for one in asked if one.result is not None]
+
+    def _complete(
+        self,
+        job: Job,
+        asked: Sequence[_Asked | _Pooled],
+        queue: Queue,
+        interrupt: PostponedInterrupt,
+        tell: Tell | None,
+    ) -> None:
+        """Step until all of a job's requests have ended."""
+        try:
+            self._begin(job, asked, queue)
+            while left := job.unfinished:
+                self.step()
+                job.check()
+                interrupt.check()
+                if tell is not None and job.unfinished < left:
+                    tell(left - job.unfinished)
+        finally:
+            self.leave(job)
 
     def stream(self, request: Request, stops: tuple[str, ...] = ()) -> TextStream:
         """Stream the text of its first choice, as it comes."""
@@ -181,7 +221,7 @@ class OfflineEngine:
         for _ in range(request.params.n):
             yield self.tokenizer.detokenizer(context, skip_special_tokens=True)
 
-    def _begin(self, job: Job, asked: list[_Asked], queue: Queue) -> None:
+    def _begin(self, job: Job, asked: Sequence[_Asked | _Pooled], queue: Queue) -> None:
         self._enter()
         try:
             for one in asked:
@@ -252,7 +292,7 @@ class OfflineEngine:
             self._failed = error if self.core.torn else None
             raise
 
-    def _end_choice(self, asked: _Asked) -> None:
+    def _end_choice(self, asked: _Asked | _Pooled) -> None:
         asked.unfinished -= 1
         if not asked.unfinished:
             asked.end()

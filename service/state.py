@@ -114,8 +114,8 @@ class ServerState:
             raise ApiError(
                 400,
                 f"{name} gives {'scores' if scores else 'embeddings'} and no text: ask "
-                f"{'/v1/rerank or /v1/score' if scores else '/v1/embeddings'}; a server with a model for text "
-                "is started with --runner generate",
+                f"{'/v1/rerank or /v1/score' if scores else '/v1/embeddings'}; a server with a model for "
+                "text is started with --runner generate",
                 param="model",
                 code="model_not_supported",
             )

@@ -162,7 +162,8 @@ class ModelConfig:
         name = causal_name(given) if isinstance(given, str) else given
         if not isinstance(name, str) or name not in _READERS:
             raise ValueError(
-                f"{fields.where}: architecture {given!r} is not supported; supported are {', '.join(_READERS)}"
+                f"{fields.where}: architecture {given!r} is not supported; supported are "
+                f"{', '.join(_READERS)}"
             )
         fields.refuse_unless("quantization_config", None, {})
         fields.refuse_unless("compression_config", None, {})

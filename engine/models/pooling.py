@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from quire.engine.errors import FieldError
 from quire.engine.models.json_fields import Fields, read_json
 
 Runner = Literal["auto", "generate", "pooling"]
@@ -44,6 +45,21 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     matryoshka: bool = False  # whether the vector's beginning is a vector, too
     dimensions: tuple[int, ...] = ()  # lengths that such a beginning may have; none: any
 
+    def checked_dimensions(self, asked: int | None, size: int) -> int | None:
+        """Return how many numbers of a vector of `size` are wanted, None: all. Raises FieldError."""
+        if asked is None or asked == size:
+            return None
+        if not self.matryoshka:
+            raise FieldError(
+                "dimensions",
+                f"dimensions is {asked}, but of this model's {size} none can be left out: it was not trained "
+                "for that. If it was, say so in its config.json by is_matryoshka or matryoshka_dimensions",
+            )
+        if asked > size or asked < 1 or (self.dimensions and asked not in self.dimensions):
+            what = f"one of {', '.join(map(str, self.dimensions))}" if self.dimensions else f"1 to {size}"
+            raise FieldError("dimensions", f"dimensions must be {what}, got {asked}")
+        return asked
+
     @property
     def needs_all(self) -> bool:
         """Whether the hidden states of more tokens than the newest are wanted, which no cache has."""
@@ -71,9 +87,7 @@ def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
         raise ValueError(f"{where}: {name} is an encoder{_CAUSAL_ONLY}")
     for field, value in _NOT_CAUSAL.items():
         if raw.get(field) is value:
-            raise ValueError(
-                f"{where}: {field} is {str(value).lower()}, so it is an encoder{_CAUSAL_ONLY}"
-            )
+            raise ValueError(f"{where}: {field} is {str(value).lower()}, so it is an encoder{_CAUSAL_ONLY}")
     fields = Fields(raw, where)
     if name.endswith(CLASSIFIER):
         return _classifier(fields)
@@ -89,7 +103,7 @@ def architecture_of(raw: dict[str, Any]) -> str:
 
 
 def causal_name(name: str) -> str:
-    """Return the architecture with a head for text that has this one's layers: Qwen3Model's Qwen3ForCausalLM."""
+    """Return the architecture with a head for text that has this one's layers, as Qwen3ForCausalLM."""
     stem = name.removesuffix(CLASSIFIER)
     if stem == name and name.endswith("Model") and not name.endswith(CAUSAL):
         stem = name.removesuffix("Model")

@@ -10,9 +10,7 @@ from quire.engine.models.json_fields import read_json
 from quire.engine.models.pooling import Runner, architecture_of, causal_name, read_pooling
 
 
-def read_model(
-    folder: str | Path, model_impl: ModelImpl = "auto", runner: Runner = "auto"
-) -> ModelConfig:
+def read_model(folder: str | Path, model_impl: ModelImpl = "auto", runner: Runner = "auto") -> ModelConfig:
     """Return the shape of the model in a folder; auto: native where there is such a decoder.
 
     runner: whether it is to generate text or to pool; auto: as the folder says.

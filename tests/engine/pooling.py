@@ -37,9 +37,9 @@ def as_sentence_model(folder: Path, mode: str, *, normalize: bool = True) -> Non
     """Add the files by which sentence-transformers says how a model pools."""
     kinds = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
     modules = [
-        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        {"idx": i, "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
         for i, kind in enumerate(kinds)
-    ]  # fmt: skip
+    ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir(exist_ok=True)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({mode: True, "include_prompt": True}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ from tests.models.tiny_models import MODELS
 
 TOLERANCE = 2e-5  # of numbers around 1: sums are rounded in another order
 NAMES = ["llama3-sharded", "mistral-window", "qwen2-late-window", "qwen3", "opt", "gpt2"]
-MODES = {"last": "pooling_mode_lasttoken", "mean": "pooling_mode_mean_tokens", "first": "pooling_mode_cls_token"}
+MODES = {
+    "last": "pooling_mode_lasttoken",
+    "mean": "pooling_mode_mean_tokens",
+    "first": "pooling_mode_cls_token",
+}
 
 
 def some_prompts(vocab_size: int, longest: int = 70) -> list[list[int]]:
@@ -73,12 +78,18 @@ def test_a_vector_does_not_depend_on_how_it_was_computed(tokens: str, tmp_path: 
         core = start(tmp_path, **settings)
         outputs = run(core, prompts)
         torch.testing.assert_close(
-            torch.tensor(vectors(outputs)), expected, atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m: f"{cell}: {m}"
+            torch.tensor(vectors(outputs)),
+            expected,
+            atol=TOLERANCE,
+            rtol=TOLERANCE,
+            msg=partial("{}: {}".format, cell),
         )
     core = start(tmp_path)
     alone = np.concatenate([vectors(run(core, [each])) for each in prompts])
     again = [run(core, [each])[0] for each in prompts]
-    torch.testing.assert_close(torch.tensor(vectors(again)), torch.tensor(alone), atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(
+        torch.tensor(vectors(again)), torch.tensor(alone), atol=TOLERANCE, rtol=TOLERANCE
+    )
     found = [min(len(each) // 16 * 16, len(each) - 1) for each in prompts]
     # What was cached has keys and values only, and a mean is of hidden states.
     assert [each.cached_tokens for each in again] == (found if tokens == "last" else [0] * len(prompts))
@@ -137,6 +148,8 @@ def test_a_vector_is_cut_then_normalised_then_activated() -> None:
     vector = np.array([3.0, 4.0, 12.0], np.float32)
     np.testing.assert_allclose(finished(vector, PoolingParams(normalize=True)), vector / 13, rtol=1e-6)
     np.testing.assert_allclose(finished(vector, PoolingParams(2, normalize=True)), [0.6, 0.8], rtol=1e-6)
-    np.testing.assert_allclose(finished(vector[:1], PoolingParams(activation="sigmoid")), [0.95257413], rtol=1e-6)
+    np.testing.assert_allclose(
+        finished(vector[:1], PoolingParams(activation="sigmoid")), [0.95257413], rtol=1e-6
+    )
     softmax = finished(vector, PoolingParams(activation="softmax"))
     np.testing.assert_allclose(softmax, np.exp(vector) / np.exp(vector).sum(), rtol=1e-6)

@@ -31,7 +31,9 @@ async def ollama_embed(state: ServerState, request: Request) -> Response:
     params = embedding_params(state, pooling, body.dimensions, True)  # as Ollama has it
     texts = [body.input] if isinstance(body.input, str) else body.input or []
     if not any(texts):
-        return JsonResponse(EmbedReply(model=body.model, embeddings=[], total_duration=0, prompt_eval_count=0))
+        return JsonResponse(
+            EmbedReply(model=body.model, embeddings=[], total_duration=0, prompt_eval_count=0)
+        )
     prompts = await _prompts(state, texts, "input", truncate=body.truncate is not False)
     count, began = sum(map(len, prompts)), time.monotonic()
 
@@ -64,20 +66,18 @@ async def ollama_embeddings(state: ServerState, request: Request) -> Response:
 
 
 async def _prompts(state: ServerState, texts: list[str], param: str, *, truncate: bool) -> list[list[int]]:
-    """Return the tokens of each; of a text that is too long its beginning, and what the tokenizer ends it with."""
+    """Return the tokens of each; of a text that is too long its beginning, and the end that all have."""
     _, tokenizer, info = state.serving()
     limit = info.max_request_tokens
     if not truncate:
         return await tokens_of(state, texts, param, PoolingFields())
     state.admit(len(texts))
     tokens = await state.encode_all(texts, param, add_special_tokens=True)
-    cut = []
-    for each in tokens:
+    for i, each in enumerate(tokens):
         if len(each) > limit:
             end = each[-1:] if each[-1] in tokenizer.special else []
-            each = each[: limit - len(end)] + end
-        cut.append(each)
-    return await tokens_of(state, cut, param, PoolingFields())
+            tokens[i] = each[: limit - len(end)] + end
+    return await tokens_of(state, tokens, param, PoolingFields())
 
 
 def _ignored(body: EmbedRequest | EmbeddingsRequest) -> list[str]:

@@ -9,12 +9,13 @@ from msgspec import json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.engine.errors import FieldError
 from quire.engine.messages import PoolingParams
 from quire.engine.models.pooling import Pooling
-from quire.service.api.pooling.prompts import checked_dimensions, pooling_of, respond, tokens_of
+from quire.service.api.pooling.prompts import pooling_of, respond, tokens_of
 from quire.service.api.pooling.protocol import EmbeddingRequest
 from quire.service.api.pooling.replies import EmbeddingData, EmbeddingReply, PoolingUsage, new_id, now
-from quire.service.errors import ApiError
+from quire.service.errors import ApiError, refused
 from quire.service.http.codec import decode
 from quire.service.state import ServerState
 
@@ -27,8 +28,8 @@ def embedding_of(state: ServerState) -> Pooling:
     if pooling.labels:
         raise ApiError(
             400,
-            f"{state.config.served_model_names[0]} has a head that scores texts, and gives no embeddings: ask "
-            "/v1/rerank or /v1/score",
+            f"{state.config.served_model_names[0]} has a head that scores texts, and gives no embeddings: "
+            "ask /v1/rerank or /v1/score",
             param="model",
             code="model_not_supported",
         )
@@ -40,10 +41,11 @@ def embedding_params(
 ) -> PoolingParams:
     """Return what becomes of vectors. Raises ApiError 400."""
     _, _, info = state.serving()
-    return PoolingParams(
-        checked_dimensions(dimensions, info, pooling),
-        normalize=pooling.normalize if normalize is None else normalize,
-    )
+    try:
+        wanted = pooling.checked_dimensions(dimensions, info.hidden_size)
+    except FieldError as error:
+        raise refused(error) from None
+    return PoolingParams(wanted, normalize=pooling.normalize if normalize is None else normalize)
 
 
 async def embeddings(state: ServerState, request: Request) -> Response:

@@ -34,24 +34,6 @@ def pooling_of(state: ServerState) -> Pooling:
     return info.pooling
 
 
-def checked_dimensions(dimensions: int | None, info: EngineInfo, pooling: Pooling) -> int | None:
-    """Return how many numbers of a vector are wanted, None: all. Raises ApiError 400."""
-    if dimensions is None or dimensions == info.hidden_size:
-        return None
-    if not pooling.matryoshka:
-        raise bad_value(
-            "dimensions",
-            f"dimensions is {dimensions}, but of this model's {info.hidden_size} none can be left out: it "
-            "was not trained for that. If it was, say so in its config.json by is_matryoshka or "
-            "matryoshka_dimensions",
-        )
-    allowed = pooling.dimensions
-    if (allowed and dimensions not in allowed) or dimensions > info.hidden_size:
-        what = f"one of {', '.join(map(str, allowed))}" if allowed else f"at most {info.hidden_size}"
-        raise bad_value("dimensions", f"dimensions must be {what}, got {dimensions}")
-    return dimensions
-
-
 async def tokens_of(
     state: ServerState, inputs: list[str] | list[list[int]], param: str, fields: PoolingFields
 ) -> list[list[int]]:

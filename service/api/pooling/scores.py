@@ -134,9 +134,7 @@ async def _answer(
     return respond(state, request, prompts, params, times, body.cache_salt, scored)
 
 
-async def _pair_tokens(
-    state: ServerState, pairs: Pairs, param: str, body: PoolingFields
-) -> list[list[int]]:
+async def _pair_tokens(state: ServerState, pairs: Pairs, param: str, body: PoolingFields) -> list[list[int]]:
     """Return the tokens of each pair, as the tokenizer puts two texts together. Raises ApiError."""
     _, tokenizer, info = state.serving()
     state.admit(len(pairs))
