@@ -90,7 +90,14 @@ def text_pairs(first: str | Sequence[str], second: str | Sequence[str]) -> list[
 
 
 def pair_tokens(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
-    return [tokenizer.encode_pair(*pair, add_special_tokens=True) for pair in pairs]
+    """Return the tokens of each pair, as a template for that or the tokenizer puts them together."""
+    template = tokenizer.pair_template
+    if template is None:
+        return [tokenizer.encode_pair(*pair, add_special_tokens=True) for pair in pairs]
+    texts = [
+        template.render(tokenizer.pair_messages(*pair), add_generation_prompt=False) for pair in pairs
+    ]
+    return [tokenizer.encode(text, add_special_tokens=True) for text in texts]
 
 
 def numbers(vector: bytes | None) -> list[float]:

@@ -18,7 +18,7 @@ class Pooler:
     def __init__(
         self, pooling: Pooling, rows: int, hidden_size: int, head: Tensor | None, device: torch.device
     ) -> None:
-        """head: [labels, H] of a model that classifies."""
+        """head: float32 [labels, H] of a model that classifies."""
         self.pooling = pooling
         self.head = head
         gathered = rows if pooling.needs_all else 0
@@ -48,7 +48,7 @@ class Pooler:
             pooled = self._gathered[wanted]
         else:
             pooled = hidden[newest].float()
-        return pooled if self.head is None else F.linear(pooled, self.head.float())
+        return pooled if self.head is None else F.linear(pooled, self.head)
 
     def _means(
         self, hidden: Tensor, rows: Tensor, lengths: Tensor, begun: Tensor, wanted: Tensor, counts: Tensor
@@ -59,3 +59,16 @@ class Pooler:
         sums = torch.segment_reduce(hidden.float(), "sum", lengths=lengths.long(), axis=0, unsafe=True)
         self._gathered[rows] += sums
         return self._gathered[wanted] / counts.unsqueeze(1)
+
+
+def score_head(pooling: Pooling, head: Tensor | None) -> Tensor | None:
+    """Return float32 [labels, H] of a model whose head is `head`, None if it has none.
+
+    Of a head for text it is the difference of two tokens' rows, or one token's.
+    """
+    if head is None or not pooling.labels:
+        return None
+    if not pooling.label_tokens:
+        return head.float()
+    rows = head[list(pooling.label_tokens)].float()
+    return rows[:1] - rows[1:].sum(0, keepdim=True)

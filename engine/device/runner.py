@@ -29,7 +29,7 @@ from quire.engine.device.inputs import (
 )
 from quire.engine.device.kv_cache import KVCache
 from quire.engine.device.logit_processor import LogitProcessor
-from quire.engine.device.pooler import Pooler
+from quire.engine.device.pooler import Pooler, score_head
 from quire.engine.device.row_sampling import RowState
 from quire.engine.device.staging import ALIGNMENT, Staging, sent
 from quire.engine.device.streams import (
@@ -98,7 +98,7 @@ class ModelRunner:
         self.processor = LogitProcessor(rows, config.vocab_size, device, backend, model.ranks)
         self.pooler: Pooler | None = None
         if config.pooling is not None:
-            head = model.head if config.pooling.labels else None
+            head = score_head(config.pooling, model.head)
             self.pooler = Pooler(config.pooling, rows, config.hidden_size, head, device)
         self.workspace: DecodeWorkspace | DecodeGather = DecodeGather()
         self.queue: CudaQueue | ThreadQueue = ThreadQueue()

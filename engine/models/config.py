@@ -112,7 +112,13 @@ class ModelConfig:
         too_long = [size for size in pooling.dimensions if size > self.hidden_size]
         if too_long:
             raise ValueError(f"matryoshka_dimensions has {too_long[0]}, more than {self.hidden_size}")
-        return replace(self, pooling=pooling, tie_word_embeddings=True)
+        if not pooling.label_tokens:  # there is no head for text
+            return replace(self, pooling=pooling, tie_word_embeddings=True)
+        if self.implementation == "transformers":
+            raise ValueError(f"{self.architecture} runs by transformers' code, which gives no tokens' scores")
+        if not all(0 <= token < self.vocab_size for token in pooling.label_tokens):
+            raise ValueError(f"{pooling.label_tokens} are not of the vocabulary's {self.vocab_size} tokens")
+        return replace(self, pooling=pooling)
 
     def of_rank(self, ranks: int) -> ModelConfig:
         """Return the model as each of so many ranks computes it. Raises ValueError if they do not divide it.
@@ -124,6 +130,10 @@ class ModelConfig:
                 f"--tensor-parallel-size {ranks}: {self.architecture} runs by transformers' code, which is "
                 "not divided among GPUs; give 1, or with --model-impl native a model of one of the "
                 f"architectures {', '.join(_READERS)}"
+            )
+        if ranks > 1 and self.pooling is not None and self.pooling.label_tokens:
+            raise ValueError(
+                f"--tensor-parallel-size {ranks}: scores by the logits of two tokens are of one rank; give 1"
             )
         if not self._divides(ranks):
             which = [str(other) for other in range(1, self.num_heads + 1) if self._divides(other)]
@@ -360,11 +370,6 @@ def has_native(raw: dict[str, Any]) -> bool:
     """Return whether a config.json is of an architecture that has a decoder here."""
     names = raw.get("architectures")
     return isinstance(names, list) and bool(names) and causal_name(str(names[0])) in _READERS
-
-
-def native_architectures() -> tuple[str, ...]:
-    """Return the architectures with a head for text that have a decoder here."""
-    return tuple(_READERS)
 
 
 def read_max_positions(folder: Path) -> int:

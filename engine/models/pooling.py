@@ -32,6 +32,7 @@ _TOKENS: dict[str, PooledTokens] = {
     "pooling_mode_cls_token": "first",
 }
 _MODES: dict[str, PooledTokens] = {"lasttoken": "last", "mean": "mean", "cls": "first"}
+_MODULES = ("Transformer", "Pooling", "Normalize", "LogitScore")
 _ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "none"}
 
 
@@ -41,6 +42,7 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     tokens: PooledTokens = "last"
     normalize: bool = False  # to length 1, unless a request says otherwise
     labels: int = 0  # of a classification head; 0: the hidden state is the vector
+    label_tokens: tuple[int, ...] = ()  # whose logit is the score, less that of the second; none: a head is there
     activation: Activation = "none"  # of what the head gives, likewise
     matryoshka: bool = False  # whether the vector's beginning is a vector, too
     dimensions: tuple[int, ...] = ()  # lengths that such a beginning may have; none: any
@@ -90,10 +92,32 @@ def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
             raise ValueError(f"{where}: {field} is {str(value).lower()}, so it is an encoder{_CAUSAL_ONLY}")
     fields = Fields(raw, where)
     if name.endswith(CLASSIFIER):
-        return _classifier(fields)
+        labels = raw.get("id2label")
+        count = len(labels) if isinstance(labels, dict) else 2  # as transformers has it
+        count = fields.size("num_labels", count)
+        return Pooling(labels=count, activation=_activation(folder, raw, count))
     matryoshka, dimensions = _matryoshka(fields)
-    tokens, normalize = ("last", True) if modules is None else _sentence_pooling(folder, modules)
-    return Pooling(tokens=tokens, normalize=normalize, matryoshka=matryoshka, dimensions=dimensions)
+    if modules is None:
+        return Pooling(normalize=True, matryoshka=matryoshka, dimensions=dimensions)
+    kinds = {str(module.get("type", "")).rpartition(".")[2]: module for module in modules}
+    for kind, module in kinds.items():
+        if kind not in _MODULES:
+            raise ValueError(
+                f"{folder / 'modules.json'}: the module {module.get('type')!r} is not supported; it must be "
+                f"one of {', '.join(_MODULES)}"
+            )
+    if "LogitScore" in kinds:
+        answers = _read_module(folder, kinds["LogitScore"])
+        tokens = (*answers.token_ids("true_token_id"), *answers.token_ids("false_token_id"))
+        if not answers.has("true_token_id") or len(tokens) > 2:
+            raise answers.error("true_token_id", answers.raw.get("true_token_id"), "a token id")
+        return Pooling(labels=1, label_tokens=tokens, activation=_activation(folder, raw, 1))
+    return Pooling(
+        tokens=_pooled_tokens(_read_module(folder, kinds["Pooling"])) if "Pooling" in kinds else "last",
+        normalize="Normalize" in kinds,
+        matryoshka=matryoshka,
+        dimensions=dimensions,
+    )
 
 
 def architecture_of(raw: dict[str, Any]) -> str:
@@ -123,33 +147,22 @@ def _modules(folder: Path) -> list[dict[str, Any]] | None:
         raise ValueError(f"{file} must hold a list of modules: {error}") from None
 
 
-def _sentence_pooling(folder: Path, modules: list[dict[str, Any]]) -> tuple[PooledTokens, bool]:
-    tokens: PooledTokens = "last"
-    normalize = False
-    for module in modules:
-        kind = str(module.get("type", "")).rpartition(".")[2]
-        if kind == "Pooling":
-            tokens = _pooled_tokens(folder / str(module.get("path", "")) / "config.json")
-        elif kind == "Normalize":
-            normalize = True
-        elif kind != "Transformer":
-            raise ValueError(
-                f"{folder / 'modules.json'}: the module {module.get('type')!r} is not supported; it must be "
-                "Transformer, Pooling or Normalize"
-            )
-    return tokens, normalize
-
-
-def _pooled_tokens(file: Path) -> PooledTokens:
+def _read_module(folder: Path, module: dict[str, Any]) -> Fields:
+    file = folder / str(module.get("path", "")) / "config.json"
     raw = read_json(file)
     if raw is None:
-        raise ValueError(f"{file} is missing, which says how hidden states are pooled")
-    fields = Fields(raw, str(file))
+        raise ValueError(f"{file} is missing, which modules.json names")
+    return Fields(raw, str(file))
+
+
+def _pooled_tokens(fields: Fields) -> PooledTokens:
     if fields.has("pooling_mode"):
         return fields.choice("pooling_mode", "last", _MODES)
-    modes = [name for name, value in raw.items() if name.startswith("pooling_mode_") and value is True]
+    modes = [name for name, value in fields.raw.items() if name.startswith("pooling_mode_") and value is True]
     if len(modes) != 1 or modes[0] not in _TOKENS:
-        raise ValueError(f"{file} pools by {modes or 'nothing'}; it must be one of {', '.join(_TOKENS)}")
+        raise ValueError(
+            f"{fields.where} pools by {modes or 'nothing'}; it must be one of {', '.join(_TOKENS)}"
+        )
     return _TOKENS[modes[0]]
 
 
@@ -162,20 +175,18 @@ def _matryoshka(fields: Fields) -> tuple[bool, tuple[int, ...]]:
     return fields.flag("is_matryoshka", bool(dimensions)), tuple(dimensions or ())
 
 
-def _classifier(fields: Fields) -> Pooling:
-    labels = fields.raw.get("id2label")
-    count = len(labels) if isinstance(labels, dict) else 2  # as transformers has it
-    count = fields.size("num_labels", count)
-    own = fields.raw.get("sentence_transformers")
+def _activation(folder: Path, raw: dict[str, Any], labels: int) -> Activation:
+    """Return what a score goes through: a sigmoid, unless the folder says otherwise or there are several."""
+    own = raw.get("sentence_transformers")
     name = own.get("activation_fn") if isinstance(own, dict) else None
-    name = name or fields.raw.get("sbert_ce_default_activation_function")
-    activation: Activation = "sigmoid" if count == 1 else "none"
-    if name is not None:
-        kind = str(name).rpartition(".")[2]
-        if kind not in _ACTIVATIONS:
-            raise ValueError(
-                f"{fields.where}: the activation {name!r} is not supported; it must be one of "
-                f"{', '.join(_ACTIVATIONS)}"
-            )
-        activation = _ACTIVATIONS[kind]
-    return Pooling(labels=count, activation=activation)
+    file = folder / "config_sentence_transformers.json"
+    name = name or raw.get("sbert_ce_default_activation_function")
+    name = name or (read_json(file) or {}).get("activation_fn")
+    if name is None:
+        return "sigmoid" if labels == 1 else "none"
+    kind = str(name).rpartition(".")[2]
+    if kind not in _ACTIVATIONS:
+        raise ValueError(
+            f"{folder}: the activation {name!r} is not supported; it must be one of {', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[kind]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from quire.engine.config import ModelImpl
-from quire.engine.models.config import ModelConfig, has_native, native_architectures
+from quire.engine.models.config import ModelConfig, has_native
 from quire.engine.models.json_fields import read_json
-from quire.engine.models.pooling import Runner, architecture_of, causal_name, read_pooling
+from quire.engine.models.pooling import Runner, read_pooling
 
 
 def read_model(folder: str | Path, model_impl: ModelImpl = "auto", runner: Runner = "auto") -> ModelConfig:
@@ -23,12 +23,6 @@ def read_model(folder: str | Path, model_impl: ModelImpl = "auto", runner: Runne
     if model_impl == "native" or raw is None or (model_impl == "auto" and has_native(raw)):
         config = ModelConfig.from_folder(folder)
     else:
-        if pooling is not None and (name := architecture_of(raw)) != causal_name(name):
-            raise ValueError(
-                f"{folder / 'config.json'}: {name} is not supported: models by transformers' code are pooled "
-                f"if their architecture ends in ForCausalLM; others are {', '.join(native_architectures())} "
-                "and what has their layers"
-            )
         from quire.engine.models.general.config import read_general  # transformers takes seconds to import
 
         config = read_general(folder)

@@ -141,7 +141,7 @@ class Weights:
         Of a model that classifies it is `score.weight` [labels, hidden], which every rank has. A model that
         embeds has none, and of what stands here nothing is used.
         """
-        if config.pooling is not None:
+        if config.pooling is not None and not config.pooling.label_tokens:
             self.unused.add("lm_head.weight")
             labels = config.pooling.labels
             return self.embedding("score", labels, config.hidden_size) if labels else embedding

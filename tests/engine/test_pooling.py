@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
+from transformers import Gemma2Config
 
 from quire.engine.errors import FieldError
 from quire.engine.messages import POOLED, PoolingParams, Request, SamplingParams
@@ -18,6 +21,19 @@ from quire.engine.schedule.pooled import finished
 from tests.engine.pooling import as_sentence_model, run, save_model, start, vectors
 from tests.models.tiny_models import MODELS
 
+GEMMA: dict[str, Any] = {
+    "vocab_size": 89,
+    "hidden_size": 64,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 128,
+    "sliding_window": 8,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+}
 TOLERANCE = 2e-5  # of numbers around 1: sums are rounded in another order
 NAMES = ["llama3-sharded", "mistral-window", "qwen2-late-window", "qwen3", "opt", "gpt2"]
 MODES = {
@@ -153,3 +169,42 @@ def test_a_vector_is_cut_then_normalised_then_activated() -> None:
     )
     softmax = finished(vector, PoolingParams(activation="softmax"))
     np.testing.assert_allclose(softmax, np.exp(vector) / np.exp(vector).sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3-sharded"])  # whose head is the embedding, and is not
+def test_a_score_is_the_difference_of_two_tokens_logits(name: str, tmp_path: Path) -> None:
+    model = save_model(tmp_path, name, "ForCausalLM")
+    modules = [{"type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore", "path": "1"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "config.json").write_text(json.dumps({"true_token_id": 7, "false_token_id": 9}))
+    prompts = some_prompts(MODELS[name][1]["vocab_size"])
+    with torch.inference_mode():
+        logits = torch.stack([model(torch.tensor([each])).logits[0, -1] for each in prompts])
+    got = vectors(run(start(tmp_path), prompts))
+    torch.testing.assert_close(torch.tensor(got), logits[:, 7:8] - logits[:, 9:10], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("head", ["Model", "ForSequenceClassification"])
+def test_models_by_transformers_code_pool_too(head: str, tmp_path: Path) -> None:
+    """Whose own forward is what they are compared with."""
+    config = Gemma2Config(**GEMMA, num_labels=1)
+    torch.manual_seed(3)
+    model = getattr(transformers, f"Gemma2{head}")(config).eval()
+    model.save_pretrained(tmp_path)
+    prompts = some_prompts(GEMMA["vocab_size"], longest=40)
+    with torch.inference_mode():
+        outputs = [model(torch.tensor([each])) for each in prompts]
+    if head == "Model":
+        expected = torch.stack([output.last_hidden_state[0, -1] for output in outputs])
+    else:
+        expected = torch.cat([output.logits for output in outputs])
+    got = vectors(run(start(tmp_path, max_num_batched_tokens=16), prompts))
+    torch.testing.assert_close(torch.tensor(got), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_ranks_give_the_vectors_that_one_gives(tmp_path: Path) -> None:
+    save_model(tmp_path, "qwen3", "ForSequenceClassification", num_labels=1)
+    prompts = some_prompts(MODELS["qwen3"][1]["vocab_size"])
+    alone, both = (vectors(run(start(tmp_path, tensor_parallel_size=size), prompts)) for size in (1, 2))
+    torch.testing.assert_close(torch.tensor(both), torch.tensor(alone), atol=1e-4, rtol=1e-4)

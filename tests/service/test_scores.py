@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from quire.engine.models.pooling import Pooling
+from quire.service.text.template import ChatTemplate
 from quire.service.text.tokenizer import Tokenizer
+from tests.service import tiny_tokenizers
 from tests.service.asgi import Reply, post
 from tests.service.conftest import Service
 from tests.service.fake_engine import HIDDEN
@@ -119,3 +121,25 @@ async def test_a_score_needs_one_label_or_none(make_service: Callable[..., Servi
     assert (several.status, several.error["code"]) == (400, "model_not_supported")
     assert "3 labels" in several.error["message"]
     assert (await rerank(embeds, use_activation=True)).error["param"] == "use_activation"
+
+
+PAIRS = (
+    "{% for m in messages %}{% if m.role == 'query' %}Q:{% elif m.role == 'document' %}D:{% endif %}"
+    "{{ m.content }};{% endfor %}"
+)
+PLAIN = "{% for m in messages %}{{ m.role }}={{ m.content }}|{% endfor %}"
+
+
+async def test_a_template_of_query_and_document_puts_them_together(
+    make_service: Callable[..., Service], tokenizer: Tokenizer
+) -> None:
+    service = make_service(pooling=HEAD)
+    backend = tiny_tokenizers.byte_level()
+    for own, source in ((True, PAIRS), (False, PLAIN)):
+        service.state.tokenizer = Tokenizer(backend, ChatTemplate(source, {}), is_own=own)
+        assert (await rerank(service, documents=["sat"])).status == 200
+        text = tokenizer.decode(service.engine.streams[-1].prompt, skip_special_tokens=False)
+        assert text == ("Q:the cat;D:sat;" if own else "query=the cat|document=sat|")
+    service.state.tokenizer = Tokenizer(backend, ChatTemplate("{{ messages }}", {}))  # of chats only
+    await rerank(service, documents=["sat"])
+    assert tokenizer.decode(service.engine.streams[-1].prompt, skip_special_tokens=False) == "the catsat"

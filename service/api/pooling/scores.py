@@ -31,6 +31,7 @@ from quire.service.api.pooling.replies import (
 from quire.service.errors import ApiError, bad_value, refused, too_large
 from quire.service.http.codec import decode
 from quire.service.state import ServerState
+from quire.service.text.rendering import rendered
 from quire.service.text.sizes import utf8_size
 
 _rerank = json.Decoder(RerankRequest)
@@ -135,9 +136,17 @@ async def _answer(
 
 
 async def _pair_tokens(state: ServerState, pairs: Pairs, param: str, body: PoolingFields) -> list[list[int]]:
-    """Return the tokens of each pair, as the tokenizer puts two texts together. Raises ApiError."""
+    """Return the tokens of each pair, as a template for that or the tokenizer puts them together.
+
+    Raises ApiError.
+    """
     _, tokenizer, info = state.serving()
     state.admit(len(pairs))
+    if (template := tokenizer.pair_template) is not None:
+        texts = [
+            await rendered(state.renderer, template, tokenizer.pair_messages(*pair), param) for pair in pairs
+        ]
+        return await tokens_of(state, texts, param, body)
     special = body.add_special_tokens is not False
     sizes = [utf8_size(first) + utf8_size(second) for first, second in pairs]
     most = state.config.max_prompt_bytes
