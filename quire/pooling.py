@@ -94,9 +94,7 @@ def pair_tokens(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[
     template = tokenizer.pair_template
     if template is None:
         return [tokenizer.encode_pair(*pair, add_special_tokens=True) for pair in pairs]
-    texts = [
-        template.render(tokenizer.pair_messages(*pair), add_generation_prompt=False) for pair in pairs
-    ]
+    texts = [template.render(tokenizer.pair_messages(*pair), add_generation_prompt=False) for pair in pairs]
     return [tokenizer.encode(text, add_special_tokens=True) for text in texts]
 
 

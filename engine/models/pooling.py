@@ -42,7 +42,9 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     tokens: PooledTokens = "last"
     normalize: bool = False  # to length 1, unless a request says otherwise
     labels: int = 0  # of a classification head; 0: the hidden state is the vector
-    label_tokens: tuple[int, ...] = ()  # whose logit is the score, less that of the second; none: a head is there
+    label_tokens: tuple[
+        int, ...
+    ] = ()  # whose logit is the score, less that of the second; none: a head is there
     activation: Activation = "none"  # of what the head gives, likewise
     matryoshka: bool = False  # whether the vector's beginning is a vector, too
     dimensions: tuple[int, ...] = ()  # lengths that such a beginning may have; none: any

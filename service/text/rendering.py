@@ -58,7 +58,7 @@ def template_arguments(
 async def rendered(
     renderer: TemplateRenderer, template: ChatTemplate, messages: list[TemplateMessage], param: str
 ) -> str:
-    """Return what a template makes of messages, with nothing added. Raises ApiError 400 that names `param`."""
+    """Return what a template makes of messages, with nothing added. Raises ApiError, as `render` does."""
     try:
         return await renderer.render(
             template, messages, add_generation_prompt=False, arguments={}, tools=None, param=param

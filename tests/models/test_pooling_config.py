@@ -99,7 +99,7 @@ def test_modules_that_are_not_computed_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"Dense' is not supported; it must be one of Transformer, Pooling"):
         read_pooling(tmp_path)
     with_modules(tmp_path, "Pooling", pooling_mode_max_tokens=True)
-    with pytest.raises(ValueError, match="pools by .*pooling_mode_max_tokens"):
+    with pytest.raises(ValueError, match=r"pools by .*pooling_mode_max_tokens"):
         read_pooling(tmp_path)
     with_modules(tmp_path, "LogitScore")
     with pytest.raises(ValueError, match="true_token_id is None; it must be a token id"):
@@ -115,6 +115,10 @@ def test_architectures_of_the_same_layers() -> None:
 def test_dimensions() -> None:
     assert Pooling().checked_dimensions(8, 8) is None
     assert Pooling(matryoshka=True).checked_dimensions(5, 8) == 5
-    for pooling, asked in ((Pooling(), 4), (Pooling(matryoshka=True), 9), (Pooling(matryoshka=True, dimensions=(4,)), 5)):
+    for pooling, asked in (
+        (Pooling(), 4),
+        (Pooling(matryoshka=True), 9),
+        (Pooling(matryoshka=True, dimensions=(4,)), 5),
+    ):
         with pytest.raises(FieldError):
             pooling.checked_dimensions(asked, 8)

@@ -27,7 +27,9 @@ def test_embeddings(llm: LLM) -> None:
     assert vectors.shape == (4, llm.info.hidden_size) and np.linalg.norm(vectors, axis=1) == pytest.approx(1)
     assert outputs[3].prompt_token_ids == [300, 301]
     (alone,) = llm.embed(TEXTS[1], normalize=False)
-    assert alone.outputs.embedding / np.linalg.norm(alone.outputs.embedding) == pytest.approx(vectors[1], abs=1e-5)
+    assert alone.outputs.embedding / np.linalg.norm(alone.outputs.embedding) == pytest.approx(
+        vectors[1], abs=1e-5
+    )
 
 
 def test_scores_of_a_model_that_embeds(llm: LLM) -> None:

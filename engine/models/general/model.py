@@ -171,7 +171,7 @@ def load_general(
 
 
 def _score_weight(classifier: Any) -> Tensor:
-    """Return the head [labels, H] of a model for sequence classification. Raises ValueError if it has another."""
+    """Return the head [labels, H] of a classifier. Raises ValueError if it has another."""
     score = getattr(classifier, "score", None)
     if not isinstance(score, nn.Linear) or score.bias is not None:
         raise ValueError(f"{type(classifier).__name__} has no score.weight, which is all that a head may be")
