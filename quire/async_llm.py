@@ -31,7 +31,7 @@ from quire.engine.errors import EngineDeadError
 from quire.engine.messages import Output
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.pooling import Runner
-from quire.offline_engine import RequestFailed
+from quire.offline_requests import RequestFailed
 from quire.request_output import RequestMetrics, RequestOutput
 from quire.service.answer.choice import Choice
 from quire.service.demo import MODEL_FOLDER
