@@ -17,6 +17,7 @@ from quire.service.api.models import detokenize, get_model, list_models, tokeniz
 from quire.service.api.ollama.embed import ollama_embed, ollama_embeddings
 from quire.service.api.ollama.endpoint import ollama_chat, ollama_generate
 from quire.service.api.ollama.models import ollama_ps, ollama_show, ollama_tags, ollama_version
+from quire.service.api.pooling.classify import classify
 from quire.service.api.pooling.embeddings import embeddings
 from quire.service.api.pooling.scores import rerank, score
 from quire.service.api.responses.endpoint import responses, stored_response
@@ -75,6 +76,7 @@ def create_app(state: ServerState) -> ASGIApp:
         post("/v1/embeddings", embeddings),
         *(post(path, rerank) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
         *(post(path, score) for path in ("/v1/score", "/score")),
+        post("/classify", classify),
         post("/api/embed", ollama_embed),
         post("/api/embeddings", ollama_embeddings),
         post("/api/show", ollama_show),

@@ -42,6 +42,7 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     tokens: PooledTokens = "last"
     normalize: bool = False  # to length 1, unless a request says otherwise
     labels: int = 0  # of a classification head; 0: the hidden state is the vector
+    names: tuple[str, ...] = ()  # of the labels
     label_tokens: tuple[
         int, ...
     ] = ()  # whose logit is the score, less that of the second; none: a head is there
@@ -97,7 +98,9 @@ def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
         labels = raw.get("id2label")
         count = len(labels) if isinstance(labels, dict) else 2  # as transformers has it
         count = fields.size("num_labels", count)
-        return Pooling(labels=count, activation=_activation(folder, raw, count))
+        names = tuple(map(str, labels.values())) if isinstance(labels, dict) else ()
+        names = names if len(names) == count else tuple(f"LABEL_{i}" for i in range(count))
+        return Pooling(labels=count, names=names, activation=_activation(folder, raw, count))
     matryoshka, dimensions = _matryoshka(fields)
     if modules is None:
         return Pooling(normalize=True, matryoshka=matryoshka, dimensions=dimensions)

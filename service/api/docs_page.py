@@ -34,6 +34,7 @@ _EXAMPLES = {
     "/rerank": _RERANK,
     "/v1/score": _SCORE,
     "/score": _SCORE,
+    "/classify": {"input": "What is a KV cache?"},
     "/api/embed": {"model": "quire-demo", "input": "What is a KV cache?"},
     "/api/embeddings": {"model": "quire-demo", "prompt": "What is a KV cache?"},
     "/v1/lab/pools": {"block_size": 4},

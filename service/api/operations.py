@@ -25,8 +25,13 @@ from quire.service.api.ollama.replies import (
     RunningModels,
     ShowReply,
 )
-from quire.service.api.pooling.protocol import EmbeddingRequest, RerankRequest, ScoreRequest
-from quire.service.api.pooling.replies import EmbeddingReply, RerankReply, ScoreReply
+from quire.service.api.pooling.protocol import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from quire.service.api.pooling.replies import ClassifyReply, EmbeddingReply, RerankReply, ScoreReply
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.completions import CompletionRequest
 from quire.service.api.requests.lab import LabBegin, LabReply, LabStep
@@ -193,6 +198,7 @@ OPERATIONS = (
         Operation(path, "Tell how well pairs of texts fit", _POST, ScoreRequest, ScoreReply)
         for path in ("/v1/score", "/score")
     ),
+    Operation("/classify", "Tell which label fits a text", _POST, ClassifyRequest, ClassifyReply),
     Operation(
         "/api/embed",
         "Embed texts, in Ollama's form",

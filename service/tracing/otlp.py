@@ -25,6 +25,7 @@ _OPERATIONS = {
     "/v1/completions": "text_completion",
     **dict.fromkeys(_EMBEDDING, "embeddings"),
     **dict.fromkeys(_RANKING, "rerank"),
+    "/classify": "classify",
 }  # others are chats
 
 

@@ -60,11 +60,12 @@ def test_sentence_transformers_files_say_how(tmp_path: Path, mode: str, tokens: 
 
 def test_heads_and_their_activations(tmp_path: Path) -> None:
     one = folder(tmp_path, "Qwen3ForSequenceClassification", id2label={"0": "fits"})
-    assert read_pooling(one) == Pooling(labels=1, activation="sigmoid")
-    assert read_pooling(folder(tmp_path, "Qwen3ForSequenceClassification")) == Pooling(labels=2)
+    assert read_pooling(one) == Pooling(labels=1, names=("fits",), activation="sigmoid")
+    two = folder(tmp_path, "Qwen3ForSequenceClassification")
+    assert read_pooling(two) == Pooling(labels=2, names=("LABEL_0", "LABEL_1"))
     own = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
     raw = folder(tmp_path, "Qwen3ForSequenceClassification", num_labels=1, **own)
-    assert read_pooling(raw) == Pooling(labels=1)
+    assert read_pooling(raw) == Pooling(labels=1, names=("LABEL_0",))
     with_modules(folder(tmp_path, "Qwen3ForCausalLM"), "LogitScore", true_token_id=9, false_token_id=5)
     assert read_pooling(tmp_path) == Pooling(labels=1, label_tokens=(9, 5), activation="sigmoid")
     with_modules(tmp_path, "LogitScore", true_token_id=9, false_token_id=None)

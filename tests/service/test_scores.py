@@ -143,3 +143,21 @@ async def test_a_template_of_query_and_document_puts_them_together(
     service.state.tokenizer = Tokenizer(backend, ChatTemplate("{{ messages }}", {}))  # of chats only
     await rerank(service, documents=["sat"])
     assert tokenizer.decode(service.engine.streams[-1].prompt, skip_special_tokens=False) == "the catsat"
+
+
+async def test_labels(make_service: Callable[..., Service], embeds: Service, tokenizer: Tokenizer) -> None:
+    names = ("good", "bad", "odd")
+    service = make_service(pooling=Pooling(labels=3, names=names))
+    reply = (await post(service.app, "/classify", {"input": DOCUMENTS})).json()
+    for each, text in zip(reply["data"], DOCUMENTS, strict=True):
+        logits = counts(tokenizer, text)[:3]
+        assert each["probs"] == pytest.approx(np.exp(logits) / np.exp(logits).sum())
+        assert (each["label"], each["num_classes"]) == (names[int(logits.argmax())], 3)
+    raw = (await post(service.app, "/classify", {"input": "a", "use_activation": False})).json()["data"]
+    assert raw[0]["probs"] == list(counts(tokenizer, "a")[:3])
+    single = make_service(pooling=Pooling(labels=1, names=("fits",)))
+    (one,) = (await post(single.app, "/classify", {"input": QUERY})).json()["data"]
+    assert one["probs"] == pytest.approx([sigmoid(counts(tokenizer, QUERY)[0])])
+    refused = await post(embeds.app, "/classify", {"input": "a"})
+    assert (refused.status, refused.error["code"]) == (400, "model_not_supported")
+    assert (await post(service.app, "/classify", {"input": []})).error["param"] == "input"

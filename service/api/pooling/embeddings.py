@@ -29,7 +29,7 @@ def embedding_of(state: ServerState) -> Pooling:
         raise ApiError(
             400,
             f"{state.config.served_model_names[0]} has a head that scores texts, and gives no embeddings: "
-            "ask /v1/rerank or /v1/score",
+            f"ask {'/classify' if pooling.labels > 1 else '/v1/rerank or /v1/score'}",
             param="model",
             code="model_not_supported",
         )

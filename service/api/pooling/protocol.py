@@ -23,6 +23,10 @@ _DIMENSIONS = (
 )
 _NORMALIZE = "Whether the vector is scaled to length 1; left out, as the model's folder says"
 _ACTIVATION = "Whether the head's number goes through the model's activation (true if left out)"
+_PROBABILITIES = (
+    "Whether numbers become probabilities, which are all labels' together if there are several (true if left "
+    "out)"
+)
 _TOP_N = "Only so many best documents; left out, all"
 
 Texts = Annotated[list[Text], Meta(min_length=1, max_length=MAX_INPUTS)]
@@ -70,6 +74,15 @@ class EmbeddingRequest(PoolingFields, kw_only=True, forbid_unknown_fields=True):
         if isinstance(self.input[0], int):  # as all of them
             return [cast(list[int], self.input)]
         return cast("list[str] | list[list[int]]", self.input)
+
+
+class ClassifyRequest(PoolingFields, kw_only=True, forbid_unknown_fields=True):
+    input: Text | Texts
+    use_activation: Annotated[bool, Meta(description=_PROBABILITIES)] | None = None
+
+    @property
+    def inputs(self) -> list[str]:
+        return [self.input] if isinstance(self.input, str) else self.input
 
 
 class Document(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -65,6 +65,24 @@ class ScoreReply(msgspec.Struct, kw_only=True):
     usage: PoolingUsage
 
 
+class ClassifyData(msgspec.Struct, kw_only=True):
+    """`probs` are of the labels in the order of the model's config.json."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifyReply(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[ClassifyData]
+    usage: PoolingUsage
+
+
 def new_id(kind: str) -> str:
     return f"{kind}-{secrets.token_hex(16)}"
 

@@ -59,8 +59,8 @@ def _scoring(state: ServerState) -> Pooling:
     if pooling.labels > 1:
         raise ApiError(
             400,
-            f"{state.config.served_model_names[0]} tells {pooling.labels} labels apart; a score needs a head "
-            "with one",
+            f"{state.config.served_model_names[0]} tells {pooling.labels} labels apart: ask "
+            "/classify; a score needs a head with one",
             param="model",
             code="model_not_supported",
         )
