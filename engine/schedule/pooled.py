@@ -44,8 +44,8 @@ def finished(vector: Vectors, params: PoolingParams) -> Vectors:
     if params.normalize:
         vector = vector / np.maximum(np.linalg.norm(vector), np.float32(1e-12))
     if params.activation == "sigmoid":
-        vector = 1 / (1 + np.exp(-vector))
+        vector = np.reciprocal(1 + np.exp(-vector))
     elif params.activation == "softmax":
         exponents = np.exp(vector - vector.max())
         vector = exponents / exponents.sum()
-    return vector.astype(np.float32)
+    return np.asarray(vector, np.float32)

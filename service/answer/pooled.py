@@ -11,7 +11,7 @@ from quire.engine.messages import POOLED, FinishReason, Output, PoolingParams
 from quire.service.admission import Admission
 from quire.service.engine_client import Engine, RequestStream
 from quire.service.errors import ApiError, not_ready, refused
-from quire.service.explain.times import RequestTimes
+from quire.service.explain.times import RequestTimes, Status
 from quire.service.http.access_line import Cost
 
 
@@ -119,7 +119,7 @@ class PooledPrompts:
         """Abort what is unfinished. Idempotent."""
         self._admission.watchdog.generations.discard(self)
         if self.times.ended is None:
-            ended = "failed" if self._end_reason == "error" else "aborted"
+            ended: Status = "failed" if self._end_reason == "error" else "aborted"
             done = len(self._vectors) - len(self._unfinished)
             self.times.finish_reasons = ["stop"] * done + [self._end_reason] * len(self._unfinished)
             self._admission.past_requests.end(self.times, ended if self._unfinished else "finished")
