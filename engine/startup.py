@@ -32,7 +32,7 @@ from quire.engine.device.kv_cache import (
 )
 from quire.engine.device.runner import Limits, ModelRunner
 from quire.engine.device.streams import CudaQueue
-from quire.engine.dummy_steps import largest_step, rare_step
+from quire.engine.dummy_steps import largest_step, rare_steps
 from quire.engine.hashing import BlockHasher
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.generation_config import SamplingDefaults, read_sampling_defaults
@@ -229,7 +229,8 @@ def build_rank(
 
     warm_up = report.phase("warm-up", "steps")
     warm_up(0, 1)
-    runner.launch(rare_step(num_blocks, model_config.vocab_size)).wait()
+    for step in rare_steps(num_blocks, model_config.vocab_size):
+        runner.launch(step).wait()
     if with_graphs and not native:
         with_graphs = _warm_up_general(runner)
     if with_graphs and isinstance(runner.queue, CudaQueue):
