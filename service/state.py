@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 from quire.engine.config import EngineInfo
 from quire.service.admission import Admission, QueueLimits
 from quire.service.answer.conversations import ConversationMemory
+from quire.service.answer.kept_responses import KeptResponses
+from quire.service.answer.redis_responses import RedisResponses
 from quire.service.answer.resumption.recordings import Recordings
 from quire.service.answer.stored_responses import ResponseStore
 from quire.service.config import ServiceConfig
@@ -62,7 +64,10 @@ class ServerState:
         self.streams: set[Stoppable] = set()  # but not for these (/startup)
         self.recordings = Recordings(config, self.keys, self.generations)
         self.conversations = ConversationMemory(config.max_conversations_bytes)
-        self.responses = ResponseStore(config.max_stored_bytes)
+        shared = None
+        if config.response_store == "redis" and config.redis_url is not None:
+            shared = RedisResponses(config.redis_url, config.response_ttl, config.max_stored_bytes)
+        self.responses = KeptResponses(ResponseStore(config.max_stored_bytes), shared, self.metrics)
         self.loop_watch = LoopWatch()
         self.lab_pools = LabPools()
         self.blocks = BlockFeed(has_keys=config.asks_for_keys)

@@ -21,12 +21,13 @@ from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.completions import CompletionRequest
 from quire.service.api.requests.lab import LabBegin, LabReply, LabStep
 from quire.service.api.requests.tokens import DetokenizeRequest, TokenizeRequest
+from quire.service.api.responses.input_items import MAX_LIMIT, InputItems
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import DeletedResponse, ResponseReply
 from quire.service.errors import ErrorReply
 from quire.service.explain.reply import WhyReply
 from quire.service.http.dialects import AnthropicError, OllamaError
-from quire.service.inspector.replies import BlockReply, PrefixTree
+from quire.service.inspector.replies import BlockReply, OwnBlocksReply, PrefixTree
 
 JSON, SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
 _LINES = "application/x-ndjson"
@@ -105,6 +106,12 @@ class Operation:
 
 
 _RESPONSE_ID = Parameter("id", "path", "As it was returned", {"minLength": 1})
+_PAGE = (
+    Parameter("limit", "query", "20, if left out", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}),
+    Parameter("order", "query", "The newest first, if left out", {"enum": ["asc", "desc"]}),
+    Parameter("after", "query", "Only what follows the item of this id", {"minLength": 1}),
+    Parameter("before", "query", "Only what stands before the item of this id", {"minLength": 1}),
+)
 _NOT_STORED = {404: "No such response of this API key is stored"}
 
 _POST = _ANY | _KEYED | _BODY | _QUEUED | _NOT_READY
@@ -137,6 +144,13 @@ OPERATIONS = (
         reply=DeletedResponse,
         parameters=(_RESPONSE_ID,),
         deletes=True,
+    ),
+    Operation(
+        "/v1/responses/{id}/input_items",
+        "Read what was said up to a stored response",
+        _GET | _NOT_STORED | {400: "A parameter is none of these, or has no such value"},
+        reply=InputItems,
+        parameters=(_RESPONSE_ID, *_PAGE),
     ),
     replace(
         _generation("/v1/messages", "Answer, in Anthropic's form", MessagesRequest, MessageReply),
@@ -223,8 +237,20 @@ OPERATIONS = (
         "The map of the KV cache's blocks as it changes, or only their counts",
         _GET,
         content=(SSE,),
-        parameters=(Parameter("detail", "query", "The map, if left out", {"enum": ["map", "counts"]}),),
+        parameters=(
+            Parameter("detail", "query", "The map, if left out", {"enum": ["map", "counts"]}),
+            Parameter(
+                "past", "query", "First what is known of the last ten minutes", {"enum": ["true", "false"]}
+            ),
+        ),
         endless=True,
+    ),
+    Operation(
+        "/v1/blocks/own",
+        "How many blocks hold the tokens of requests of this key",
+        _GET | {500: "The engine failed to tell"},
+        reply=OwnBlocksReply,
+        parameters=(Parameter("requests", "query", "Their X-Request-Id, parted by commas", {}),),
     ),
     Operation(
         "/v1/blocks/{tier}/{block}",

@@ -84,7 +84,7 @@ async def render(
         if tools or uses:
             field = "tools" if tools else param
             raise bad_value(field, f"{field}: the chat template of {model!r} knows no tools", "no_tools")
-    messages = as_wanted(template.source, messages)
+    messages = as_wanted(template.source, messages, tools)
     mark = ""
     if continues:
         mark = f"-continue-{secrets.token_hex(16)}"
