@@ -1,10 +1,10 @@
 """Times a layer's experts: `python -m quire.loadtest.gpu_experts [--json PATH] [--tiles]`.
 
-Needs a CUDA device. Of layers as Qwen3-30B-A3B, Mixtral-8x7B and gpt-oss-20b have them, with random routers, in CUDA graphs: which
-experts are chosen, and their products; beside `torch.nn.functional.grouped_mm` with what it needs around it.
-The bound is the longer of two: reading the weights of the experts that are asked at the rate of a large copy,
-and the products' arithmetic at the rate of a large product, both measured in the same process. `--tiles`
-tries other tiles of the grouped products, too.
+Needs a CUDA device. Layers are as Qwen3-30B-A3B, Mixtral-8x7B and gpt-oss-20b have them, with random
+routers, in CUDA graphs: which experts are chosen, and their products; beside torch's `grouped_mm` with what
+it needs around it. The bound is the longer of two: reading the weights of the experts that are asked at the
+rate of a large copy, and the products' arithmetic at the rate of a large product, both measured in the same
+process. `--tiles` tries other tiles of the grouped products, too.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def by_torch(x: Tensor, index: Tensor, weights: Tensor, found: Experts) -> Tenso
     gate_up = torch.nn.functional.grouped_mm(x[order // top], found.gate_up.transpose(1, 2), offs=ends)
     if found.gate_up_bias is not None:
         gate_up = gate_up + found.gate_up_bias[expert]
-    halves = (gate_up[:, ::2], gate_up[:, 1::2]) if found.interleaved else gate_up.chunk(2, dim=1)
-    inner = gated_reference(*halves, found)
+    gate, up = (gate_up[:, ::2], gate_up[:, 1::2]) if found.interleaved else gate_up.chunk(2, dim=1)
+    inner = gated_reference(gate, up, found)
     out = torch.nn.functional.grouped_mm(inner, found.down.transpose(1, 2), offs=ends)
     if found.down_bias is not None:
         out = out + found.down_bias[expert]

@@ -33,8 +33,11 @@ def experts_reference(x: Tensor, index: Tensor, weights: Tensor, experts: Expert
         gate_up = x[token] @ experts.gate_up[expert].T
         if experts.gate_up_bias is not None:
             gate_up = gate_up + experts.gate_up_bias[expert]
-        halves = gate_up.unflatten(1, (-1, 2)).unbind(2) if experts.interleaved else gate_up.chunk(2, dim=1)
-        result = gated_reference(*halves, experts) @ experts.down[expert].T
+        if experts.interleaved:
+            gate, up = gate_up[:, ::2], gate_up[:, 1::2]
+        else:
+            gate, up = gate_up.chunk(2, dim=1)
+        result = gated_reference(gate, up, experts) @ experts.down[expert].T
         if experts.down_bias is not None:
             result = result + experts.down_bias[expert]
         out.index_add_(0, token, result.float() * weights[token, place, None].float())

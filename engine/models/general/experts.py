@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from quire.engine.models.general.matching import alike
 from quire.kernels.experts.experts import experts
 from quire.kernels.experts.gating import gated_reference
 from quire.kernels.experts.weights import Experts
-from quire.kernels.pointwise.activation import ACTIVATIONS
+from quire.kernels.pointwise.activation import ACTIVATIONS, Activation
 
 _TOKENS, _TOP = 4, 2  # of what is compared
 
@@ -26,18 +26,14 @@ def give_experts(model: nn.Module) -> None:
             module.quire_experts = found  # type: ignore[assignment]
 
 
-def experts_of(module: nn.Module) -> Experts | None:
+def experts_of(module: Any) -> Experts | None:
     """Return a module's experts as kernels take them, if transformers keeps them in its usual way."""
     up, down = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
-    if (
-        not isinstance(up, nn.Parameter)
-        or not isinstance(down, nn.Parameter)
-        or {up.dim(), down.dim()} != {3}
-    ):
+    stacked = isinstance(up, nn.Parameter) and isinstance(down, nn.Parameter)
+    if not stacked or {up.dim(), down.dim()} != {3}:
         return None
     usual = getattr(module, "has_gate", False) and not getattr(module, "has_post_expert_norm", False)
-    gate = getattr(module, "_apply_gate", None)
-    if not usual or gate is None:
+    if not usual or not hasattr(module, "_apply_gate"):
         return None
     if module.is_transposed:
         for weight in (up, down):
@@ -50,28 +46,37 @@ def experts_of(module: nn.Module) -> Experts | None:
         biases = [module.gate_up_proj_bias.data, module.down_proj_bias.data]
     interleaved = not getattr(module, "is_concatenated", True)
     alpha, limit = (getattr(module, name, None) for name in ("alpha", "limit"))
-    names = (
-        [*ACTIVATIONS, "clamped"] if isinstance(alpha, float) and isinstance(limit, float) else ACTIVATIONS
-    )
+    names: list[Activation | Literal["clamped"]] = [*ACTIVATIONS]
+    if isinstance(alpha, float) and isinstance(limit, float):
+        names.append("clamped")
     x = 8 * torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
     try:
-        theirs = gate(x.to(up.device)).cpu()
+        theirs = module._apply_gate(x.to(up.device)).cpu()
     except Exception:  # modelling code may want anything
         return None
     for name in names:
-        found = Experts(*weights, *biases, interleaved, name, alpha or 0.0, limit or 0.0)  # type: ignore[arg-type]
-        halves = (x[:, ::2], x[:, 1::2]) if interleaved else x.chunk(2, dim=1)
-        if torch.allclose(gated_reference(*halves, found), theirs, rtol=1e-5, atol=1e-5):
+        found = Experts(
+            gate_up=weights[0],
+            down=weights[1],
+            gate_up_bias=biases[0],
+            down_bias=biases[1],
+            interleaved=interleaved,
+            activation=name,
+            alpha=alpha or 0.0,
+            limit=limit or 0.0,
+        )
+        first, second = (x[:, ::2], x[:, 1::2]) if interleaved else x.chunk(2, dim=1)
+        if torch.allclose(gated_reference(first, second, found), theirs, rtol=1e-5, atol=1e-5):
             return found
     return None
 
 
 def _is_same(module: nn.Module, found: Experts) -> bool:
-    generator = torch.Generator(found.down.device).manual_seed(2)
-    numbers = {"device": found.down.device, "generator": generator}
-    x = torch.randn(_TOKENS, found.hidden, **numbers).to(found.down.dtype)  # type: ignore[arg-type]
-    index = torch.randint(found.count, (_TOKENS, _TOP), **numbers)  # type: ignore[arg-type]
-    weights = torch.rand(_TOKENS, _TOP, **numbers).to(x.dtype)  # type: ignore[arg-type]
+    device = found.down.device
+    generator = torch.Generator(device).manual_seed(2)
+    x = torch.randn(_TOKENS, found.hidden, device=device, generator=generator).to(found.down.dtype)
+    index = torch.randint(found.count, (_TOKENS, _TOP), device=device, generator=generator)
+    weights = torch.rand(_TOKENS, _TOP, device=device, generator=generator).to(x.dtype)
     theirs = ALL_EXPERTS_FUNCTIONS["batched_mm"](module, x, index, weights)
     return alike(experts(x, index, weights, found), theirs)
 
