@@ -28,9 +28,9 @@ def give_experts(model: nn.Module) -> None:
 
 def experts_of(module: Any) -> Experts | None:
     """Return a module's experts as kernels take them, if transformers keeps them in its usual way."""
-    up, down = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
-    stacked = isinstance(up, nn.Parameter) and isinstance(down, nn.Parameter)
-    if not stacked or {up.dim(), down.dim()} != {3}:
+    up: Any = getattr(module, "gate_up_proj", None)
+    down: Any = getattr(module, "down_proj", None)
+    if not all(isinstance(weight, nn.Parameter) and weight.dim() == 3 for weight in (up, down)):
         return None
     usual = getattr(module, "has_gate", False) and not getattr(module, "has_post_expert_norm", False)
     if not usual or not hasattr(module, "_apply_gate"):
