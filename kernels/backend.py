@@ -26,6 +26,13 @@ from quire.kernels.sampling.part_logprobs import (
     logprobs_of_part,
     logprobs_of_part_reference,
 )
+from quire.kernels.sampling.part_thresholds import (
+    Search,
+    masses_of_part,
+    masses_of_part_reference,
+    narrow,
+    narrow_reference,
+)
 from quire.kernels.sampling.parts import (
     best_of_all,
     best_of_all_reference,
@@ -33,7 +40,6 @@ from quire.kernels.sampling.parts import (
     best_of_part_reference,
 )
 from quire.kernels.sampling.sample import sample, sample_reference
-from quire.kernels.sampling.state import SamplingState
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +55,14 @@ class Backend:
     copy_blocks: Callable[[Tensor, Tensor], None]
     sample: Callable[..., Tensor]
     logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
-    mask_tokens: Callable[[Tensor, Tensor, Tensor], None]
+    mask_tokens: Callable[[Tensor, Tensor, Tensor, int], None]
     token_places: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    best_of_part: Callable[[Tensor, Tensor, Tensor, SamplingState, int, int], Tensor]
+    best_of_part: Callable[..., Tensor]
     best_of_all: Callable[[Tensor, Tensor, Tensor], Tensor]
     logprobs_of_part: Callable[[Tensor, Tensor, int, int, int], Tensor]
     logprobs_of_all: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
+    masses_of_part: Callable[[Tensor, int, Search, int], Tensor]
+    narrow: Callable[[Tensor, Search, int], Tensor]
 
 
 def torch_backend() -> Backend:
@@ -75,6 +83,8 @@ def torch_backend() -> Backend:
         best_of_all_reference,
         logprobs_of_part_reference,
         logprobs_of_all_reference,
+        masses_of_part_reference,
+        narrow_reference,
     )
 
 
@@ -96,4 +106,6 @@ def triton_backend() -> Backend:
         best_of_all,
         logprobs_of_part,
         logprobs_of_all,
+        masses_of_part,
+        narrow,
     )
