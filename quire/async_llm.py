@@ -25,11 +25,12 @@ from quire.arguments import (
     turn_stops,
 )
 from quire.completion import Followed, PromptLogprobs
-from quire.engine.client import AsyncEngine, RequestStream
+from quire.engine.client import AsyncEngine
 from quire.engine.config import EngineConfig, EngineInfo, KVCacheDtype, ModelImpl, PreemptionMode
 from quire.engine.errors import EngineDeadError
 from quire.engine.messages import Output
 from quire.engine.models.hub import resolve_model
+from quire.engine.request_stream import RequestStream
 from quire.offline_engine import RequestFailed
 from quire.request_output import RequestMetrics, RequestOutput
 from quire.service.answer.choice import Choice

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.service.api.about import docs, openapi, version
 from quire.service.api.anthropic.endpoint import count_tokens, messages
-from quire.service.api.blocks import block_detail, block_events, block_prefixes
+from quire.service.api.blocks import block_detail, block_events, block_prefixes, own_blocks
 from quire.service.api.chat import chat_completions
 from quire.service.api.completions import completions
 from quire.service.api.health import health, metrics, ready, startup
@@ -79,6 +79,7 @@ def create_app(state: ServerState) -> ASGIApp:
         get("/v1/models", list_models),
         get("/v1/models/{name:path}", get_model),
         get("/v1/blocks/events", block_events),
+        get("/v1/blocks/own", own_blocks),
         get("/v1/blocks/prefixes", block_prefixes),
         get("/v1/blocks/{tier}/{block}", block_detail),
         post("/v1/lab/pools", _begin_lab),

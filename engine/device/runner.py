@@ -94,7 +94,7 @@ class ModelRunner:
         self.staging = Staging(staging_words(limits, max_blocks), device)
         self.row_state = RowState(rows, device, self.staging)
         self.vocabulary = VocabularyParts(config.vocab_size, backend, model.ranks)
-        self.processor = LogitProcessor(rows, config.vocab_size, device, backend, model.ranks)
+        self.processor = LogitProcessor(rows, self.vocabulary, device, backend)
         self.workspace: DecodeWorkspace | DecodeGather = DecodeGather()
         self.queue: CudaQueue | ThreadQueue = ThreadQueue()
         self.cascades: Cascades | None = None

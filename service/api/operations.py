@@ -27,7 +27,7 @@ from quire.service.api.responses.replies import DeletedResponse, ResponseReply
 from quire.service.errors import ErrorReply
 from quire.service.explain.reply import WhyReply
 from quire.service.http.dialects import AnthropicError, OllamaError
-from quire.service.inspector.replies import BlockReply, PrefixTree
+from quire.service.inspector.replies import BlockReply, OwnBlocksReply, PrefixTree
 
 JSON, SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
 _LINES = "application/x-ndjson"
@@ -237,8 +237,20 @@ OPERATIONS = (
         "The map of the KV cache's blocks as it changes, or only their counts",
         _GET,
         content=(SSE,),
-        parameters=(Parameter("detail", "query", "The map, if left out", {"enum": ["map", "counts"]}),),
+        parameters=(
+            Parameter("detail", "query", "The map, if left out", {"enum": ["map", "counts"]}),
+            Parameter(
+                "past", "query", "First what is known of the last ten minutes", {"enum": ["true", "false"]}
+            ),
+        ),
         endless=True,
+    ),
+    Operation(
+        "/v1/blocks/own",
+        "How many blocks hold the tokens of requests of this key",
+        _GET | {500: "The engine failed to tell"},
+        reply=OwnBlocksReply,
+        parameters=(Parameter("requests", "query", "Their X-Request-Id, parted by commas", {}),),
     ),
     Operation(
         "/v1/blocks/{tier}/{block}",

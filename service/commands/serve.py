@@ -32,7 +32,19 @@ def launch(
     kv_events: KVEventsConfig | None = None,
     chat_template: str | None = None,
 ) -> int:
-    """Serve until a signal. Return the exit code, 0; raise ServerFailed, as when the engine dies.
+    """Serve until a signal. Return the exit code, 0; raise ServerFailed, as when the engine dies."""
+    return make_server(service, config, registry, prefixes, kv_events, chat_template).serve_until_stopped()
+
+
+def make_server(
+    service: ServiceConfig,
+    config: EngineConfig,
+    registry: RegistryConfig | None,
+    prefixes: list[PinnedPrefix],
+    kv_events: KVEventsConfig | None = None,
+    chat_template: str | None = None,
+) -> QuireServer:
+    """Return a server that starts its engine once it listens.
 
     chat_template: the source of one to use instead of the model's.
     """
@@ -61,7 +73,7 @@ def launch(
         return Tokenizer.from_folder(resolve_model(config.model), chat_template)
 
     server = QuireServer(service, start_engine, load_tokenizer)
-    return server.serve_until_stopped()
+    return server
 
 
 async def _tell(engine: AsyncEngine, url: str, service: ServiceConfig, config: EngineConfig) -> None:

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.engine.config import Progress, RegistryReport
-from quire.engine.startup import Phase
+from quire.engine.progress import Phase
 from quire.service.errors import not_ready
 from quire.service.text.tokenizer import Tokenizer
 from tests.service.asgi import Exchange, exchange, get, post

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from quire.engine.errors import FieldError
 from quire.engine.messages import MIN_REPETITION_PENALTY
-from quire.service.json_fields import MAX_TOKENS, LogprobCount, ModelName, Text
+from quire.service.json_fields import MAX_TOKENS, LogprobCount, ModelName, StopText, Text
 from quire.service.text.structured import Schema
 from quire.service.text.tools.protocol import CallId, Tool
 
@@ -23,7 +23,6 @@ _NEUTRAL = "Only the value that is without effect"
 Count = Annotated[int, Meta(ge=-1, le=1 << 31, description=_INERT)]
 Label = Annotated[str, Meta(max_length=256)]
 One = Annotated[float, Meta(ge=1, le=1, description=_NEUTRAL)]
-StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 KeepAlive = Annotated[float | Label, Meta(description="Without effect here: the model stays loaded")]
 Images = Annotated[list[Any], Meta(max_length=0, description="None: models here read text")]
 
