@@ -34,6 +34,7 @@ class RayState(RouterState):
         super().__init__(config, MAX_HELD_BYTES)
         self._handle = handle
         self._known: dict[str, Replica] = {}
+        self._down_since: dict[str, float] = {}  # by URLs
         self._leases: set[asyncio.Task[None]] = set()
 
     @property
@@ -77,8 +78,6 @@ class RayState(RouterState):
 
     async def place(self, location: Location, tried: set[Replica]) -> Placement:
         wanted: Placement | None = None
-        for replica in tried:
-            asyncio.get_running_loop().call_later(FORGIVEN_SECONDS, _forgive, replica)
 
         def rank(urls: list[str]) -> Ranks:
             nonlocal wanted
@@ -142,8 +141,13 @@ class RayState(RouterState):
         return [urls]
 
     def _note(self, urls: list[str]) -> None:
-        """These replicas there are."""
+        """These replicas there are. One that failed may have done so once only."""
+        now = time.monotonic()
         self._known = {url: self._known.get(url) or Replica(url, up=True) for url in urls}
+        down = [replica for replica in self._known.values() if not replica.up]
+        self._down_since = {replica.url: self._down_since.get(replica.url, now) for replica in down}
+        for replica in down:
+            replica.up = now - self._down_since[replica.url] >= FORGIVEN_SECONDS
 
 
 def _two_of(replicas: Sequence[Replica]) -> list[str]:
@@ -155,10 +159,6 @@ def _hear(first: asyncio.Future[Any]) -> None:
     """Take in what it raises, also where nobody waits for it any more."""
     if not first.cancelled():
         first.exception()
-
-
-def _forgive(replica: Replica) -> None:
-    replica.up = True
 
 
 async def _wait_for_end(answers: Any) -> None:
