@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayError
-from ray.serve.exceptions import BackPressureError
+from ray.serve.exceptions import BackPressureError, RayServeException
 
 from quire.ray.leases import HEADER
 from quire.ray.wish import Ranks, Wish
@@ -59,7 +59,7 @@ class RayState(RouterState):
         """Raises ApiError 503 if Ray cannot say."""
         try:
             await self._handle.peek.remote(Wish(self._any))
-        except RayError as error:
+        except (RayError, RayServeException) as error:
             raise not_ready(f"Ray cannot say which replicas there are: {error}", 2) from None
         return list(self._known.values())
 
@@ -123,7 +123,7 @@ class RayState(RouterState):
             except BackPressureError:
                 message = "so many requests wait for a replica already"
                 raise ApiError(429, message, code="queue_full", retry_after=1) from None
-            except RayError:  # the replica died
+            except (RayError, RayServeException):  # the replica died
                 continue
             finally:
                 missing.cancel()
@@ -166,5 +166,5 @@ async def _wait_for_end(answers: Any) -> None:
     try:
         async for _ in answers:
             pass
-    except RayError:
+    except (RayError, RayServeException):
         return
