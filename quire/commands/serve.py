@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quire.commands.settings import (
-    api_keys,
     chat_template,
     engine_config,
     kv_events_config,
     model_name,
     registry_config,
+    service_settings,
 )
 from quire.engine.config import EngineConfig, KVEventsConfig, RegistryConfig
 from quire.engine.models.hub import check_model
-from quire.service.commands.flags import add_engine_flags, add_service_flags
+from quire.service.commands.engine_flags import add_engine_flags
 from quire.service.commands.parser import Parser
+from quire.service.commands.service_flags import add_service_flags
 
 if TYPE_CHECKING:
     from quire.service.commands.pinned_prefixes import PinnedPrefix
@@ -51,19 +52,7 @@ def read_settings(arguments: Namespace) -> Settings:
 
     service = ServiceConfig(
         served_model_names=tuple(arguments.served_model_name or [model_name(arguments.model)]),
-        host=arguments.host,
-        port=arguments.port,
-        api_keys=api_keys(arguments),
-        api_key_file=arguments.api_key_file,
-        cors_origins=tuple(arguments.cors_origin),
-        insecure=arguments.insecure,
-        unknown_fields=arguments.unknown_fields,
-        otlp_endpoint=arguments.otlp_endpoint,
-        reasoning_parser=arguments.reasoning_parser,
-        max_num_queued_reqs=arguments.max_num_queued_reqs,
-        max_num_queued_tokens=arguments.max_num_queued_tokens,
-        shutdown_timeout=arguments.shutdown_timeout,
-        stall_timeout=arguments.stall_timeout,
+        **service_settings(arguments),
     )
     config = engine_config(arguments)
     registry = registry_config(arguments)
