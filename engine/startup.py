@@ -48,6 +48,7 @@ from quire.engine.schedule.plan import Runner, StepPlan
 from quire.engine.schedule.preemption import PreemptionPolicy
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequences.grammar import grammars_of
+from quire.kernels.attention.kv_tile import LARGEST_KEY_TILE
 from quire.kernels.backend import torch_backend, triton_backend
 from quire.kernels.compiling import compiling_beside
 from quire.kernels.formats.kv_format import UNSCALED, KVFormat
@@ -181,6 +182,7 @@ def build_rank(
     dtype = _dtype(config, model_config, device)
     kv_format = named_format(config.kv_cache_dtype, model_config, dtype, gpu, config.block_size)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
+    model_config = model_config.within(max_model_len)
     backend = triton_backend() if device.type == "cuda" else torch_backend()
     max_num_batched_tokens = config.max_num_batched_tokens or max(
         _default_batched_tokens(device, gpu), config.max_num_seqs
@@ -221,6 +223,9 @@ def build_rank(
     runner.cache = KVCache(model_config, num_blocks, *held)
     num_host_blocks = int(config.swap_space * 2**30) // (block_bytes * config.tensor_parallel_size)
     num_host_blocks = min(num_host_blocks, num_blocks)
+    if num_host_blocks and len(model_config.cache_groups) > 1:
+        _refuse_swaps(config)
+        num_host_blocks = 0
     if num_host_blocks:
         runner.cache.add_host_tier(num_host_blocks)
     memory(num_blocks, num_blocks)
@@ -317,6 +322,8 @@ def _engine(
         layer_weights=model_config.layer_weights,
         query_width=model_config.num_heads * model_config.head_dim,
         windows=model_config.windows,
+        group_layers=tuple(len(group.layers) for group in model_config.cache_groups),
+        group_windows=group_windows(model_config, limits.max_model_len, device),
         body_weight_bytes=rank.weight_bytes
         - matrix_bytes * (1 if model_config.tie_word_embeddings else 2)
         - learned_positions * model_config.hidden_size * dtype.itemsize,
@@ -357,6 +364,25 @@ def _warm_up_general(runner: ModelRunner) -> bool:
         return False
     runner.warm_up()
     return True
+
+
+def group_windows(model: ModelConfig, max_model_len: int, device: torch.device) -> tuple[int, ...]:
+    """Return how many of the last tokens each cache group after the first keeps.
+
+    On a GPU kernels read whole tiles of keys, of which those before the window are masked, but not unread.
+    """
+    beside = LARGEST_KEY_TILE - 1 if device.type == "cuda" else 0
+    return tuple(group.window + beside if group.window else max_model_len for group in model.cache_groups[1:])
+
+
+def _refuse_swaps(config: EngineConfig) -> None:
+    """Say that nothing goes to host memory. Raises ValueError if the configuration asks for it by name."""
+    if config.preemption_mode == "swap":
+        raise ValueError(
+            "--preemption-mode swap: layers with windows keep blocks of their own, which do not go to host "
+            "memory yet; give recompute or auto"
+        )
+    logger.info("--swap-space is not used: layers with windows keep blocks of their own, only on the device")
 
 
 def choose_device(config: EngineConfig, rank: int = 0) -> torch.device:
@@ -444,6 +470,7 @@ def _measure_blocks(
             f"takes {block_bytes / 2**20:.1f} MiB; {hint}"
         )
     most = config.max_num_seqs * -(-runner.limits.max_model_len // config.block_size)
+    most *= len(runner.model.config.cache_groups)
     return min(spare // block_bytes, most)
 
 

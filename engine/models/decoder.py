@@ -41,6 +41,7 @@ class Decoder:
         if config.rope is None:
             raise ValueError(f"{config.architecture} needs rotary positions")
         self.config = config
+        self._group_of_layer = config.group_of_layer
         self.backend = backend
         self.ranks = weights.ranks
         self.embedding = weights.vocabulary("model.embed_tokens", config.vocab_size, config.hidden_size)
@@ -82,16 +83,17 @@ class Decoder:
         """
         eps = self.config.norm_eps
         hidden = Hidden(embed(batch.tokens, self.embedding, self.backend.embed, self.ranks))
-        for layer, norm_after, layer_cache, ops, newest in zip(
+        for layer, norm_after, layer_cache, ops, newest, group_batch in zip(
             self.layers,
             self.norms_after,
             cache,
             self.plans.of(batch, cache),
             batch.newest_by_layer(len(self.layers)),
+            batch.by_layer(self._group_of_layer),
             strict=True,
         ):
             qkv = ops.project_in.run(hidden, layer.input_norm, eps, layer.qkv)
-            attended = ops.attend.run(qkv, batch, layer.attention, layer_cache)
+            attended = ops.attend.run(qkv, group_batch, layer.attention, layer_cache)
             residual = of_newest(hidden.residual, newest)
             hidden = ops.project_out.run(residual, attended, layer.output, layer.mlp_norm, eps)
             inner = ops.gate.run(hidden, layer.mlp_norm, eps, layer.gate_up)

@@ -165,7 +165,7 @@ class Scheduler:
         full = rows[more & (contexts == columns.capacity.take(rows))]
         if np.count_nonzero(more) < len(rows):
             rows = rows[more]
-        if len(full) <= self.blocks.pool.num_available:
+        if len(full) * self.blocks.pages <= self.blocks.pool.num_available:
             self.blocks.grow_all(full)
         else:
             for row in full.tolist():
@@ -340,16 +340,18 @@ class Scheduler:
         if self._is_whole(sequence, found) and self.blocks.is_computing(found):
             found = found.first(len(found) - 1)
         if group.prompt_logprobs is not None and group.prompt_logprobs_asked < group.num_prompt:
-            return found.first((group.prompt_logprobs_asked - 1) // self.blocks.block_size)
+            most = (group.prompt_logprobs_asked - 1) // self.blocks.block_size
+            return self.blocks.first_of(sequence, found, most)
         return self.blocks.with_tail(sequence, found)
 
     def _find_start(self, sequence: Sequence) -> None:
         """Begin a later sequence of a group: it shares the prompt of the first one, and may find more."""
         first = sequence.group.in_cache[0]
         most = (sequence.num_tokens - 1) // self.blocks.block_size
-        found = Found(self._find(sequence).device[:most], [])
+        found = self._find(sequence)
+        found = self.blocks.first_of(sequence, found, min(most, len(found.device)))
         shared = min(sequence.group.num_prompt // self.blocks.block_size, most)
-        if first is not sequence and shared > len(found):
+        if first is not sequence and shared > len(found) and self.blocks.reaches(first, shared):
             self.blocks.fork(first, sequence, shared)
             self.rows.context[sequence.row] = shared * self.blocks.block_size
         else:
@@ -365,9 +367,11 @@ class Scheduler:
         """Return how many blocks a waiting group names until all its sequences have taken a decode step."""
         shared = group.num_prompt // self.blocks.block_size
         most = group.num_prompt + group.request.params.max_tokens - 1
-        return shared + sum(
-            self.blocks.blocks_for(min(sequence.num_tokens + 1, most)) - shared for sequence in group.live
-        )
+        tokens = [min(sequence.num_tokens + 1, most) for sequence in group.live]
+        needed = shared + sum(self.blocks.blocks_for(each) - shared for each in tokens)
+        if self.blocks.windows is not None:
+            needed += sum(self.state.capacity.window_blocks(each) for each in tokens)
+        return needed
 
     def _is_whole(self, sequence: Sequence, found: Found) -> bool:
         return len(found) * self.blocks.block_size == sequence.num_tokens
@@ -377,12 +381,13 @@ class Scheduler:
 
         One more when the tokens are found whole: the last one is computed in a copy of its block.
         """
-        kept = len(found.device) - self.blocks.pool.num_evictable(found.device)
+        on_device = found.on_device if found.windows else found.device
+        kept = len(on_device) - self.blocks.pool.num_evictable(on_device)
         return self._blocks_to_resume(group) - kept + self._is_whole(group.in_cache[0], found)
 
     def _blocks_to_come(self, group: SequenceGroup) -> int:
         """Return the blocks that a running group was admitted with and has not taken yet."""
         if not group.prefill_queue:
             return 0
-        held = {block for sequence in group.live for block in sequence.table}
+        held = {block for sequence in group.live for block in sequence.blocks}
         return max(0, self._blocks_to_resume(group) - len(held))

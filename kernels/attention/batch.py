@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -102,6 +103,15 @@ class ForwardBatch:
     decode: DecodeBatch
     prefill: PrefillBatch | None = None
     newest: Newest | None = None  # whose hidden states alone are wanted; None: all tokens' are
+    # The step as the layers of each cache group after the first take it: with slots and tables of its own.
+    other_groups: tuple[ForwardBatch, ...] = ()
+
+    def by_layer(self, group_of: Sequence[int]) -> list[ForwardBatch]:
+        """Return what each layer takes, given which cache group it is of."""
+        if not self.other_groups:
+            return [self] * len(group_of)
+        groups = (self, *self.other_groups)
+        return [groups[group] for group in group_of]
 
     def shape(self, block_size: int, *, last: bool = False) -> StepShape:
         """Return the sizes of the step as a layer sees it; only the `last` one has `newest`."""

@@ -30,6 +30,7 @@ class PagedAttention:
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._plans = LayerPlans(config, dtype, device, plan_attention)
+        self._group_of_layer = config.group_of_layer
         self._layers = [
             AttentionLayer(each.heads, each.kv_heads, each.head_dim, each.scale, window)
             for each, window in zip(config.attention, config.windows, strict=True)
@@ -37,7 +38,7 @@ class PagedAttention:
 
     def begin(self, batch: ForwardBatch, caches: list[LayerCache]) -> None:
         """Take a step's tokens; every layer computes all of them."""
-        self._batch, self._caches = batch, caches
+        self._batches, self._caches = batch.by_layer(self._group_of_layer), caches
         self._chosen = self._plans.of(batch, caches)
 
     def __call__(self, layer: int, call: Call) -> Tensor:
@@ -46,7 +47,7 @@ class PagedAttention:
             attention = replace(attention, softcap=call.softcap, sinks=call.sinks)
         parts = [_filled(part, attention.head_dim) for part in (call.q, call.k, call.v)]
         qkv = torch.cat([part.transpose(0, 1).flatten(1) for part in parts], dim=1)
-        out = self._chosen[layer].run(qkv, self._batch, attention, self._caches[layer])
+        out = self._chosen[layer].run(qkv, self._batches[layer], attention, self._caches[layer])
         heads, tokens, _ = call.q.shape
         return whole(out).view(1, tokens, heads, attention.head_dim)[..., : call.v.shape[-1]]
 
@@ -106,8 +107,7 @@ class GeneralModel:
 
         [R, H] of `batch.newest` where that is given.
         """
-        every = ForwardBatch(batch.tokens, batch.positions, batch.slots, batch.decode, batch.prefill)
-        self._attention.begin(every, caches)
+        self._attention.begin(replace(batch, newest=None), caches)
         positions = batch.positions.long().clamp(min=0)  # padding has −1, which no table of positions has
         output = self._decoder(
             input_ids=batch.tokens[None].long(), use_cache=False, **self._positions.begin(positions)
