@@ -13,9 +13,10 @@ from torch import Tensor
 
 from quire.kernels.attention.token_places import token_places, token_places_reference
 from quire.kernels.linear.operations import wide_linear
+from quire.kernels.pointwise.activation import Activation, gated, gated_reference
 from quire.kernels.pointwise.block_copy import copy_blocks, copy_blocks_reference
 from quire.kernels.pointwise.embedding import embed
-from quire.kernels.pointwise.norm import rms_norm, rms_norm_reference
+from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from quire.kernels.sampling.logprobs import logprobs, logprobs_reference
 from quire.kernels.sampling.masks import mask_tokens, mask_tokens_reference
 from quire.kernels.sampling.part_logprobs import (
@@ -40,6 +41,8 @@ class Backend:
 
     embed: Callable[[Tensor, Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    gated: Callable[[Tensor, Activation], Tensor]
     wide_linear: Callable[[Tensor, Tensor], Tensor]
     copy_blocks: Callable[[Tensor, Tensor], None]
     sample: Callable[..., Tensor]
@@ -57,6 +60,8 @@ def torch_backend() -> Backend:
     return Backend(
         F.embedding,
         rms_norm_reference,
+        add_rms_norm_reference,
+        gated_reference,
         F.linear,
         copy_blocks_reference,
         sample_reference,
@@ -75,6 +80,8 @@ def triton_backend() -> Backend:
     return Backend(
         embed,
         rms_norm,
+        add_rms_norm,
+        gated,
         wide_linear,
         copy_blocks,
         sample,

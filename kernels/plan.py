@@ -135,7 +135,10 @@ def most_fused_tokens(gpu: Gpu, layer: LayerShape, tuning: Tuning = H100) -> int
         return 0
     narrow = layer.qkv.inputs <= tuning.fused_columns
     matrices = ((layer.qkv, False), (layer.output, False), (layer.up, True), (layer.down, False))
-    fit = all(skinny.supports(gpu, layer.dtype, 1, matrix, gated=gated) for matrix, gated in matrices)
+    fit = all(
+        matrix is None or skinny.supports(gpu, layer.dtype, 1, matrix, gated=gated)
+        for matrix, gated in matrices
+    )
     return skinny.MOST_TOKENS if narrow and fit else 1
 
 
@@ -391,13 +394,13 @@ ATTEND: tuple[Recipe[Attending, Attend], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class LayerOps:
-    """The five operations of a layer in a step."""
+    """The five operations of a layer in a step; gate and down are None where an MLP computes itself."""
 
     project_in: Chosen[ProjectIn]
     attend: Chosen[Attend]
     project_out: Chosen[ProjectOut]
-    gate: Chosen[ProjectIn]
-    down: Chosen[ProjectOut]
+    gate: Chosen[ProjectIn] | None
+    down: Chosen[ProjectOut] | None
 
 
 def choose(table: tuple[Recipe[Case, Op], ...], case: Case) -> Chosen[Op]:
@@ -434,6 +437,6 @@ def plan_layer(
         project_in=choose(PROJECT_IN, product(step.tokens, layer.qkv)),
         attend=attending,
         project_out=choose(project_out, product(wanted, layer.output, unmerged=attending.name == UNMERGED)),
-        gate=choose(GATE, product(wanted, layer.up)),
-        down=choose(project_out, product(wanted, layer.down)),
+        gate=None if layer.up is None else choose(GATE, product(wanted, layer.up)),
+        down=None if layer.down is None else choose(project_out, product(wanted, layer.down)),
     )

@@ -90,6 +90,7 @@ class ModelRunner:
         config = model.config
         rows = limits.max_num_seqs + 1
         max_blocks = -(-limits.max_model_len // cache.block_size)
+        self.group_of_layer = config.group_of_layer
         groups, stride = len(config.cache_groups), table_stride(limits.max_num_seqs)
         self.block_tables = torch.zeros(groups * stride, max_blocks, dtype=torch.int32, device=device)
         self.tables = self.block_tables.split(stride)  # of each cache group
@@ -242,6 +243,7 @@ class ModelRunner:
                 )
                 for group in range(1, len(self.tables))
             ),
+            group_of_layer=self.group_of_layer,
         )
         logits = self.model.part_logits(self.model.forward(batch, self.cache.layers))
         return logits, self._sample(logits, rows, context_lens)
@@ -291,7 +293,8 @@ class ModelRunner:
         batch, *others = [
             self._mixed_batch(group, inputs, newest, max_query_len) for group in range(len(self.tables))
         ]
-        return self.model.forward(replace(batch, other_groups=tuple(others)), self.cache.layers)
+        batch = replace(batch, other_groups=tuple(others), group_of_layer=self.group_of_layer)
+        return self.model.forward(batch, self.cache.layers)
 
     def _mixed_batch(
         self,

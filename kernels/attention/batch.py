@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -105,13 +104,14 @@ class ForwardBatch:
     newest: Newest | None = None  # whose hidden states alone are wanted; None: all tokens' are
     # The step as the layers of each cache group after the first take it: with slots and tables of its own.
     other_groups: tuple[ForwardBatch, ...] = ()
+    group_of_layer: tuple[int, ...] = ()  # with other groups: which each layer is of
 
-    def by_layer(self, group_of: Sequence[int]) -> list[ForwardBatch]:
-        """Return what each layer takes, given which cache group it is of."""
+    def by_layer(self, layers: int) -> list[ForwardBatch]:
+        """Return what each layer takes."""
         if not self.other_groups:
-            return [self] * len(group_of)
+            return [self] * layers
         groups = (self, *self.other_groups)
-        return [groups[group] for group in group_of]
+        return [groups[group] for group in self.group_of_layer]
 
     def shape(self, block_size: int, *, last: bool = False) -> StepShape:
         """Return the sizes of the step as a layer sees it; only the `last` one has `newest`."""

@@ -34,7 +34,7 @@ class PagedDriver:
         self.model = model
         self.rows = rows
         blocks_per_row = -(-max_len // BLOCK_SIZE)
-        groups = len(config.cache_groups)
+        groups, self.group_of_layer = len(config.cache_groups), config.group_of_layer
         num_blocks = groups * rows * blocks_per_row + 1
         held = held or UNSCALED[model.embedding.dtype]
         copy_blocks = model.backend.copy_blocks
@@ -97,7 +97,7 @@ class PagedDriver:
         for row, ids in queries:
             if row < self.rows:
                 self.lengths[row] += len(ids)
-        return replace(batch, other_groups=tuple(others))
+        return replace(batch, other_groups=tuple(others), group_of_layer=self.group_of_layer)
 
     def _group_batch(self, queries: list[Query], num_decodes: int, tables: Tensor) -> ForwardBatch:
         tokens: list[int] = []

@@ -15,8 +15,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.attention import NAME, Call, give
+from quire.engine.models.general.fusion import fuse
+from quire.engine.models.general.modules import HeadModule
 from quire.engine.models.general.positions import StepPositions
-from quire.engine.models.layers import LayerPlans
+from quire.engine.models.layers import LayerPlans, layer_shapes
 from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, of_newest
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
@@ -29,8 +31,7 @@ class PagedAttention:
     """Attention of a step: writes a layer's keys and values to its cache, and attends over block tables."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self._plans = LayerPlans(config, dtype, device, plan_attention)
-        self._group_of_layer = config.group_of_layer
+        self._plans = LayerPlans(layer_shapes(config, dtype), device, plan_attention)
         self._layers = [
             AttentionLayer(each.heads, each.kv_heads, each.head_dim, each.scale, window)
             for each, window in zip(config.attention, config.windows, strict=True)
@@ -38,7 +39,7 @@ class PagedAttention:
 
     def begin(self, batch: ForwardBatch, caches: list[LayerCache]) -> None:
         """Take a step's tokens; every layer computes all of them."""
-        self._batches, self._caches = batch.by_layer(self._group_of_layer), caches
+        self._batches, self._caches = batch.by_layer(len(self._layers)), caches
         self._chosen = self._plans.of(batch, caches)
 
     def __call__(self, layer: int, call: Call) -> Tensor:
@@ -50,6 +51,9 @@ class PagedAttention:
         out = self._chosen[layer].run(qkv, self._batches[layer], attention, self._caches[layer])
         heads, tokens, _ = call.q.shape
         return whole(out).view(1, tokens, heads, attention.head_dim)[..., : call.v.shape[-1]]
+
+    def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:
+        return whole(self._chosen[layer].run(qkv, self._batches[layer], attention, self._caches[layer]))
 
 
 def _filled(heads: Tensor, head_dim: int) -> Tensor:
@@ -89,16 +93,22 @@ class GeneralModel:
         causal: Any,
         dtype: torch.dtype,
         device: torch.device,
+        max_model_len: int,
     ) -> None:
         self.config = config
         self.backend = backend
         self.ranks: Ranks | None = None  # transformers' code is not divided
         self._attention = PagedAttention(config, dtype, device)
-        give(causal, self._attention)
         self.embedding: Tensor = causal.get_input_embeddings().weight
         self._decoder = getattr(causal, causal.base_model_prefix)
         self._positions = StepPositions(self._decoder)
+        self.fusion = fuse(causal, self._decoder, config, backend, self._decode, max_model_len)
+        give(causal, self._attention)
+        head = causal.get_output_embeddings()
+        if type(head) is nn.Linear and head.bias is None:
+            head.forward = HeadModule(head.weight.data, backend)
         self._given = _Given()
+        self._no_token = torch.zeros(1, 1, dtype=torch.int64, device=device)
         setattr(causal, causal.base_model_prefix, self._given)
         self._causal = causal
 
@@ -107,17 +117,22 @@ class GeneralModel:
 
         [R, H] of `batch.newest` where that is given.
         """
+        if self.fusion.decoder is not None:
+            return self.fusion.decoder.run(batch, caches)
         self._attention.begin(replace(batch, newest=None), caches)
         positions = batch.positions.long().clamp(min=0)  # padding has −1, which no table of positions has
-        output = self._decoder(
-            input_ids=batch.tokens[None].long(), use_cache=False, **self._positions.begin(positions)
-        )
-        return of_newest(output.last_hidden_state[0], batch.newest)
+        return of_newest(self._decode(batch.tokens.long(), positions), batch.newest)
+
+    def _decode(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Run the decoder's own code on tokens [T] at positions [T] -> [T, H]."""
+        output = self._decoder(input_ids=tokens[None], use_cache=False, **self._positions.begin(positions))
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute hidden [S, H] -> [S, V], with whatever the model does to its logits."""
         self._given.hidden = hidden
-        logits: Tensor = self._causal(input_ids=hidden.new_zeros(1, len(hidden), dtype=torch.int64)).logits[0]
+        logits: Tensor = self._causal(input_ids=self._no_token.expand(1, len(hidden))).logits[0]
         return logits.contiguous()
 
     def part_logits(self, hidden: Tensor) -> Tensor:
@@ -132,6 +147,7 @@ def load_general(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    max_model_len: int,
     dummy_seed: int | None,
 ) -> tuple[GeneralModel, int]:
     """Load the model on `device` in `dtype`; return its weights' bytes, too.
@@ -157,7 +173,8 @@ def load_general(
         _draw(causal, dummy_seed, device)
     causal.eval().requires_grad_(False)
     weights = {weight.data_ptr(): weight.nbytes for weight in causal.parameters()}
-    return GeneralModel(config, backend, causal, dtype, device), sum(weights.values())
+    model = GeneralModel(config, backend, causal, dtype, device, max_model_len)
+    return model, sum(weights.values())
 
 
 def _experts(device: torch.device, dtype: torch.dtype) -> str | None:
