@@ -223,9 +223,6 @@ def build_rank(
     runner.cache = KVCache(model_config, num_blocks, *held)
     num_host_blocks = int(config.swap_space * 2**30) // (block_bytes * config.tensor_parallel_size)
     num_host_blocks = min(num_host_blocks, num_blocks)
-    if num_host_blocks and len(model_config.cache_groups) > 1:
-        _refuse_swaps(config)
-        num_host_blocks = 0
     if num_host_blocks:
         runner.cache.add_host_tier(num_host_blocks)
     memory(num_blocks, num_blocks)
@@ -373,16 +370,6 @@ def group_windows(model: ModelConfig, max_model_len: int, device: torch.device) 
     """
     beside = LARGEST_KEY_TILE - 1 if device.type == "cuda" else 0
     return tuple(group.window + beside if group.window else max_model_len for group in model.cache_groups[1:])
-
-
-def _refuse_swaps(config: EngineConfig) -> None:
-    """Say that nothing goes to host memory. Raises ValueError if the configuration asks for it by name."""
-    if config.preemption_mode == "swap":
-        raise ValueError(
-            "--preemption-mode swap: layers with windows keep blocks of their own, which do not go to host "
-            "memory yet; give recompute or auto"
-        )
-    logger.info("--swap-space is not used: layers with windows keep blocks of their own, only on the device")
 
 
 def choose_device(config: EngineConfig, rank: int = 0) -> torch.device:

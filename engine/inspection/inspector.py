@@ -111,8 +111,8 @@ class Inspector:
         holders, held = [], None
         for sequence in chain.from_iterable(group.live for group in self._groups()):
             tables = [(0, sequence.table if on_device else sequence.host_table)]
-            if on_device:
-                tables += [(table.first, table.blocks) for table in sequence.window_tables]
+            windows = sequence.window_tables if on_device else sequence.host_window_tables
+            tables += [(table.first, table.blocks) for table in windows]
             for first_block, table in tables:
                 if block in table:
                     logical = first_block + table.index(block)
@@ -149,7 +149,7 @@ def _table(sequence: Sequence, state: RequestState) -> Table:
         state,
         sequence.num_tokens,
         np.array(sequence.blocks, np.int32).tobytes(),
-        np.array(sequence.host_table, np.int32).tobytes(),
+        np.array(sequence.host_blocks, np.int32).tobytes(),
         sequence.group.request.cache_salt[:TENANT],
     )
 

@@ -80,7 +80,7 @@ def check_host_tier(
     moves = list(under_way)
     spilling = [[transfer.host] for each in moves for transfer in each.spills]
     transfers = [transfer.host for each in moves for transfer in each.transfers]
-    check_pool(host.pool, [*(sequence.host_table for sequence in sequences), *spilling], transfers, share)
+    check_pool(host.pool, [*(sequence.host_blocks for sequence in sequences), *spilling], transfers, share)
     check_prefix_cache(host.cache, share)
 
 

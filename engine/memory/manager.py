@@ -19,6 +19,7 @@ from quire.engine.memory.window_groups import WindowGroups
 from quire.engine.records import Miss
 from quire.engine.sequences.rows import Index, Rows
 from quire.engine.sequences.sequence import NO_ROW, BlockTable, Sequence, SequenceGroup
+from quire.engine.sequences.window_table import WindowTable
 
 
 class BlockManager:
@@ -46,12 +47,7 @@ class BlockManager:
         num_host_blocks: int = 0,
         windows: Listed[int] = (),
     ) -> None:
-        """windows: how many of the last tokens each cache group after the first keeps.
-
-        Raises ValueError for windows and host blocks: only tables of the first group go to host memory.
-        """
-        if windows and num_host_blocks:
-            raise ValueError("cache groups of window layers have no host tier: give 0 host blocks")
+        """windows: how many of the last tokens each cache group after the first keeps."""
         self.cache = PrefixCache(num_blocks)
         self.pool = BlockPool(num_blocks, self._evicted if windows else self.cache.forget)
         self.windows = WindowGroups(windows, block_size, self.pool, rows) if windows else None
@@ -262,6 +258,8 @@ class BlockManager:
         for logical, block in enumerate(sequence.table):
             self.moves.entries[sequence.row, logical] = block
         self._rows.capacity[sequence.row] = len(sequence.table) * self.block_size
+        if self.windows is not None:
+            self.windows.tell(sequence, self.moves)
 
     # -- content ---------------------------------------------------------------------------------------
 
@@ -331,7 +329,7 @@ class BlockManager:
         sequence.published = next(computing, len(found.device))
         sequence.num_found = min(sequence.num_found, sequence.published)
         if self.windows is not None:
-            first = self.windows.attach(sequence, found.windows, self.moves)
+            first = self.windows.attach(sequence, found.windows)
             sequence.published = min(sequence.published, first)
             sequence.num_found = min(sequence.num_found, first)
         for block in found.host:
@@ -455,14 +453,19 @@ class BlockManager:
 
     def swap_out(self, group: SequenceGroup) -> bool:
         """Copy a group's blocks to host memory, those it shares once; False if there is no room for them."""
-        if self.windows is not None:
-            return False
         for sequence in group.live:
             self._trim(sequence)
         # A copy that the next plan would have made is not going to be: its source is what holds the tokens.
         sources = {destination: source for source, destination in self.moves.copies.values()}
         tables = {sequence: [sources.get(b, b) for b in sequence.table] for sequence in group.live}
-        if not self.host.swap_out(tables, self.moves):
+        windows = {
+            sequence: [
+                WindowTable(table.first, [sources.get(b, b) for b in table.blocks])
+                for table in sequence.window_tables
+            ]
+            for sequence in group.live
+        }
+        if not self.host.swap_out(tables, self.moves, windows):
             return False
         for sequence in group.live:
             sequence.saved_context = int(self._rows.context[sequence.row])
@@ -473,6 +476,8 @@ class BlockManager:
         while len(sequence.table) > self.blocks_for(int(self._rows.context[sequence.row])):
             self.pool.release(sequence.table.pop())
             self.moves.entries.pop((sequence.row, len(sequence.table)), None)
+        if self.windows is not None:
+            self.windows.trim(sequence, len(sequence.table), self.moves)
 
     def swap_in(self, group: SequenceGroup) -> None:
         """Bring a group back into rows that it has been given; usable once the transfers are done.

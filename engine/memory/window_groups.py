@@ -192,6 +192,20 @@ class WindowGroups:
             self._note_given_back(sequence)
         return total
 
+    def trim(self, sequence: TokenSequence, end: int, moves: Moves) -> None:
+        """Give back blocks from logical block `end` on, which were taken for tokens not computed now."""
+        for _, row, table in self._tables(sequence):
+            while table.end > end:
+                self._pool.release(table.blocks.pop())
+                moves.entries.pop((row, table.end), None)
+
+    def tell(self, sequence: TokenSequence, moves: Moves) -> None:
+        """Send the device the whole tables of `sequence`."""
+        for _, row, table in self._tables(sequence):
+            for logical, block in enumerate(table.blocks, table.first):
+                moves.entries[row, logical] = block
+        self._note_given_back(sequence)
+
     def free(self, sequence: TokenSequence, moves: Moves) -> None:
         """Give every block back."""
         for group, row, table in self._tables(sequence):
@@ -247,19 +261,17 @@ class WindowGroups:
         tables = self._tables(sequence)
         return all(table.first <= group.first_block(position) for group, _, table in tables)
 
-    def attach(self, sequence: TokenSequence, found: Sequence[WindowBlocks], moves: Moves) -> int:
+    def attach(self, sequence: TokenSequence, found: Sequence[WindowBlocks]) -> int:
         """Begin the tables of `sequence` with what was found; return the first block that is computing."""
         self._begin(sequence)
         computing = len(sequence.table)
-        for (group, row, table), part in zip(self._tables(sequence), found, strict=bool(found)):
+        for (group, _, table), part in zip(self._tables(sequence), found, strict=bool(found)):
             table.first, table.blocks = part.first, list(part.blocks)
             for logical, block in enumerate(part.blocks, part.first):
                 self._pool.share(block)
-                moves.entries[row, logical] = block
                 if block in group.cache.computing:
                     computing = min(computing, logical)
             assert table.end == len(sequence.table), "not all that was found of a window group"
-        self._note_given_back(sequence)
         return computing
 
     def mark_computing(

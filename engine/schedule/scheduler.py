@@ -52,7 +52,8 @@ class Scheduler:
         self.blocks_swapped_out = 0  # since start, spilled ones included
         self.blocks_swapped_in = 0
         steps_ahead = max_num_batched_tokens // capacity.block_size + capacity.max_num_seqs
-        self._spill_reserve = min(capacity.num_blocks // 2, steps_ahead) if num_host_blocks else 0
+        spills = num_host_blocks > 0 and not capacity.windows
+        self._spill_reserve = min(capacity.num_blocks // 2, steps_ahead) if spills else 0
         self._watermark = int(capacity.num_blocks * WATERMARK)
 
     def add(self, request: Request, constraint: Constraint | None = None) -> None:
@@ -270,7 +271,7 @@ class Scheduler:
                 note_wait(self.state, "sequences", len(group.live))
                 return
             if group.swapped:
-                away = {block for sequence in group.live for block in sequence.host_table}
+                away = {block for sequence in group.live for block in sequence.host_blocks}
                 needed = max(self._blocks_to_resume(group), len(away))
                 # A group that comes back and is preempted again has moved its blocks for nothing: leave a
                 # block for each sequence that runs.
@@ -367,10 +368,12 @@ class Scheduler:
         """Return how many blocks a waiting group names until all its sequences have taken a decode step."""
         shared = group.num_prompt // self.blocks.block_size
         most = group.num_prompt + group.request.params.max_tokens - 1
-        tokens = [min(sequence.num_tokens + 1, most) for sequence in group.live]
-        needed = shared + sum(self.blocks.blocks_for(each) - shared for each in tokens)
+        needed = shared + sum(
+            self.blocks.blocks_for(min(sequence.num_tokens + 1, most)) - shared for sequence in group.live
+        )
         if self.blocks.windows is not None:
-            needed += sum(self.state.capacity.window_blocks(each) for each in tokens)
+            window_blocks = self.state.capacity.window_blocks
+            needed += sum(window_blocks(min(sequence.num_tokens + 1, most)) for sequence in group.live)
         return needed
 
     def _is_whole(self, sequence: Sequence, found: Found) -> bool:

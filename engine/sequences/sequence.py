@@ -34,6 +34,7 @@ class Sequence:
         "group",
         "host_published",
         "host_table",
+        "host_window_tables",
         "index",
         "num_found",
         "prefixes",
@@ -57,6 +58,7 @@ class Sequence:
         self.published = 0  # blocks of `table` that are findable, or were found
         self.num_found = sys.maxsize  # first blocks that were published when it began, or began again
         self.host_table: BlockTable = []  # host blocks that hold what `table` named, while swapped out
+        self.host_window_tables: list[WindowTable] = []  # likewise, of `window_tables`
         self.host_published = 0  # how many of them hold findable content
         self.saved_context = 0  # tokens that they hold
         self.row = NO_ROW  # device row while the group runs
@@ -69,6 +71,13 @@ class Sequence:
         if not self.window_tables:
             return self.table
         return [*self.table, *chain.from_iterable(table.blocks for table in self.window_tables)]
+
+    @property
+    def host_blocks(self) -> BlockTable:
+        """The host blocks of all its tables."""
+        if not self.host_window_tables:
+            return self.host_table
+        return [*self.host_table, *chain.from_iterable(table.blocks for table in self.host_window_tables)]
 
     @property
     def tokens(self) -> Int32:

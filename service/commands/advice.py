@@ -14,7 +14,7 @@ def advise(info: EngineInfo, config: EngineConfig) -> list[str]:
     if not advice[0] and info.num_blocks < 2 * info.blocks_for(info.max_model_len):
         more = _more_room(info, config)
         advice.append(f"Two of the longest requests do not fit at once, and one has to yield: {more}.")
-    if info.num_host_blocks == 0 and not info.group_windows:
+    if info.num_host_blocks == 0:
         advice.append("Requests that yield are computed again: --swap-space gives them host memory to go to.")
     return [sentence for sentence in advice if sentence]
 

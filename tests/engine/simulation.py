@@ -258,7 +258,7 @@ def check_outputs(request: Request, got: dict[tuple[int, int], list[Output]], do
 def simulate(seed: int, *, pushed: bool = False, windows: tuple[int, ...] = ()) -> Counter[str]:
     """Twelve random requests from their arrival to their end. Returns how often each thing came about.
 
-    windows: of cache groups after the first, as `Capacity` has them; there is no host tier then.
+    windows: of cache groups after the first, as `Capacity` has them.
     `pushed`: groups are preempted at random moments too, so there is no bound on how long anyone waits.
     """
     rng = random.Random(seed)
@@ -271,7 +271,7 @@ def simulate(seed: int, *, pushed: bool = False, windows: tuple[int, ...] = ()) 
     longest_delay = LONGEST_DELAY if slow_transfers else 0
     host = rng.choice([0, num_blocks // 3, num_blocks])
     if windows:
-        num_blocks, host = num_blocks * (1 + len(windows)), 0
+        num_blocks, host = num_blocks * (1 + len(windows)), host * (1 + len(windows))
     mode: PreemptionMode = rng.choice(["swap", "auto", "recompute"])
     core = make_core(
         num_blocks,

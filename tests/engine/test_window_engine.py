@@ -32,6 +32,11 @@ CELLS: dict[str, dict[str, Any]] = {
     "cached": {"enable_prefix_caching": True},
     "recomputed": {"num_gpu_blocks_override": 44 + 20 * bool(BESIDE), "enable_prefix_caching": True},
     "recomputed, nothing cached": {"num_gpu_blocks_override": 44 + 20 * bool(BESIDE)},
+    "swapped": {
+        "num_gpu_blocks_override": 44 + 20 * bool(BESIDE),
+        "preemption_mode": "swap",
+        "swap_space": 1,
+    },
 }
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -89,6 +94,7 @@ def run_cell(cell: str, folder: Path, kind: str) -> Answers:
         assert again == answers
         assert core.scheduler.blocks.pool.allocations - allocated < allocated
     assert (core.scheduler.preemption.recomputes > 0) == cell.startswith("recomputed")
+    assert (core.scheduler.preemption.swaps > 0) == (cell == "swapped")
     assert core.scheduler.blocks.pool.num_active == 0
     return answers
 
@@ -122,12 +128,6 @@ def test_a_long_sequence_holds_a_window_of_the_layers_that_have_one(saved: tuple
     assert len(window.blocks) <= (7 + BESIDE) // BLOCK_SIZE + 2
     assert core.stats.behind_window_blocks == window.first > 0 or BESIDE
     assert core.stats.active_blocks == len(sequence.blocks)
-
-
-def test_host_memory_is_refused_where_it_is_asked_for_by_name(saved: tuple[Path, Any]) -> None:
-    assert start(saved[0], swap_space=1).scheduler.blocks.host.pool.num_blocks == 0
-    with pytest.raises(ValueError, match="--preemption-mode swap: layers with windows"):
-        start(saved[0], swap_space=1, preemption_mode="swap")
 
 
 @pytest.mark.parametrize("name", ["qwen2-late-window"])
