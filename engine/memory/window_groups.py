@@ -143,8 +143,11 @@ class WindowGroups:
         return self._pool.count(block) == 1 and block not in group.cache
 
     def is_writable(self, sequence: TokenSequence, logical: int) -> bool:
-        """Return whether its block in each group is this sequence's alone and not findable by others."""
-        return all(self._is_own(group, table.block(logical)) for group, _, table in self._tables(sequence))
+        """Return whether each group has a block there that is this sequence's alone and not findable."""
+        return all(
+            logical >= table.first and self._is_own(group, table.block(logical))
+            for group, _, table in self._tables(sequence)
+        )
 
     def copy_on_write(self, sequence: TokenSequence, logical: int, moves: Moves) -> None:
         """Give `sequence` its own copy of the first group's block that others name. May raise OutOfBlocks."""

@@ -669,5 +669,5 @@ def test_every_slot_of_window_groups_holds_what_the_map_says() -> None:
         walk.begin(rng.choice([1, 2, 4]), blocks, host_blocks, rng.random() < 0.9, rng.random() < 0.3)
         walk.burst(number, 300)
         walk.teardown()
-    unreached = [name for name in _REACHED if done[name] < OFTEN / PARTS]
+    unreached = [name for name in _REACHED if done[name] < 10]
     assert unreached == ["host hits", "spilled"], done
