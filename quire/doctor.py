@@ -113,10 +113,11 @@ def _describe_groups(info: EngineInfo) -> Iterator[tuple[str, str]]:
     for window, counts in layers.items():
         blocks = min(whole, -(-window // info.block_size) + 1) if window else whole
         kept = f"the last {window:,} tokens" if window else "all tokens"
-        size = _size(blocks * len(counts) * info.bytes_per_block)
+        total = blocks * len(counts)
+        size = _size(total * info.bytes_per_block)
         yield (
             "KV group" + "s" * (len(counts) > 1),
-            f"{sum(counts)} layers keep {kept}: {blocks * len(counts):,} blocks, {size}, of {tokens:,} tokens",
+            f"{sum(counts)} layers keep {kept}: {total:,} blocks, {size}, of {tokens:,} tokens",
         )
 
 

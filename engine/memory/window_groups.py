@@ -56,7 +56,7 @@ class WindowGroups:
         return [group.cache for group in self._groups]
 
     def _tables(self, sequence: TokenSequence) -> Iterator[tuple[WindowGroup, int, WindowTable]]:
-        """Yield each group, where the device has its table of `sequence`, and that table; if it has blocks."""
+        """Yield each group, where the device has its table of `sequence`, and that, if it has blocks."""
         tables = sequence.window_tables
         for group, table in zip(self._groups, tables, strict=bool(tables)):
             yield group, group.table_row(sequence.row), table
@@ -255,7 +255,7 @@ class WindowGroups:
         return end
 
     def blocks_behind(self, num_blocks: int) -> int:
-        """Return how many blocks of all groups a sequence reads that goes on behind `num_blocks` of its own."""
+        """Return how many blocks of all groups a sequence reads that goes on behind `num_blocks`."""
         position = num_blocks * self._block_size
         return sum(num_blocks - min(num_blocks, group.first_block(position)) for group in self._groups)
 

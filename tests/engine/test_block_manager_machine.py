@@ -124,9 +124,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.rows = Rows(ROWS, MAX_TOKENS, block_size)
         pages = 1 + len(self.windows)
         num_blocks, num_host_blocks = pages * num_blocks, pages * num_host_blocks
-        self.blocks = BlockManager(
-            num_blocks, block_size, self.rows, hasher, num_host_blocks, self.windows
-        )
+        self.blocks = BlockManager(num_blocks, block_size, self.rows, hasher, num_host_blocks, self.windows)
         self.memory = LateMemory(num_blocks, num_host_blocks, block_size)
         self.histories = Histories()
         self.groups: list[SequenceGroup] = []

@@ -1,4 +1,4 @@
-"""What lies wholly before the tile of keys in which a window begins may be another sequence's: it is not read."""
+"""Blocks before the tile of keys in which a window begins may be another sequence's: they are not read."""
 
 from collections.abc import Callable
 

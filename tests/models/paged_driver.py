@@ -115,7 +115,9 @@ class PagedDriver:
                 positions.append(position)
                 slots.append(block * BLOCK_SIZE + position % BLOCK_SIZE)
         rows = _int32([row for row, _ in queries])
-        context_lens = _int32([0 if row == self.rows else self.lengths[row] + len(ids) for row, ids in queries])
+        context_lens = _int32(
+            [0 if row == self.rows else self.lengths[row] + len(ids) for row, ids in queries]
+        )
         prefill = None
         if len(queries) > num_decodes:
             prefill = PrefillBatch(
