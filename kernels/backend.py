@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.attention.token_places import token_places, token_places_reference
+from quire.kernels.experts.routing import route, route_reference
 from quire.kernels.linear.operations import wide_linear
 from quire.kernels.pointwise.activation import Activation, gated, gated_reference
 from quire.kernels.pointwise.block_copy import copy_blocks, copy_blocks_reference
@@ -25,6 +26,13 @@ from quire.kernels.sampling.part_logprobs import (
     logprobs_of_part,
     logprobs_of_part_reference,
 )
+from quire.kernels.sampling.part_thresholds import (
+    Search,
+    masses_of_part,
+    masses_of_part_reference,
+    narrow,
+    narrow_reference,
+)
 from quire.kernels.sampling.parts import (
     best_of_all,
     best_of_all_reference,
@@ -32,7 +40,6 @@ from quire.kernels.sampling.parts import (
     best_of_part_reference,
 )
 from quire.kernels.sampling.sample import sample, sample_reference
-from quire.kernels.sampling.state import SamplingState
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +50,19 @@ class Backend:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     gated: Callable[[Tensor, Activation], Tensor]
+    route: Callable[..., tuple[Tensor, Tensor]]
     wide_linear: Callable[[Tensor, Tensor], Tensor]
     copy_blocks: Callable[[Tensor, Tensor], None]
     sample: Callable[..., Tensor]
     logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
-    mask_tokens: Callable[[Tensor, Tensor, Tensor], None]
+    mask_tokens: Callable[[Tensor, Tensor, Tensor, int], None]
     token_places: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    best_of_part: Callable[[Tensor, Tensor, Tensor, SamplingState, int, int], Tensor]
+    best_of_part: Callable[..., Tensor]
     best_of_all: Callable[[Tensor, Tensor, Tensor], Tensor]
     logprobs_of_part: Callable[[Tensor, Tensor, int, int, int], Tensor]
     logprobs_of_all: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
+    masses_of_part: Callable[[Tensor, int, Search, int], Tensor]
+    narrow: Callable[[Tensor, Search, int], Tensor]
 
 
 def torch_backend() -> Backend:
@@ -62,6 +72,7 @@ def torch_backend() -> Backend:
         rms_norm_reference,
         add_rms_norm_reference,
         gated_reference,
+        route_reference,
         F.linear,
         copy_blocks_reference,
         sample_reference,
@@ -72,6 +83,8 @@ def torch_backend() -> Backend:
         best_of_all_reference,
         logprobs_of_part_reference,
         logprobs_of_all_reference,
+        masses_of_part_reference,
+        narrow_reference,
     )
 
 
@@ -82,6 +95,7 @@ def triton_backend() -> Backend:
         rms_norm,
         add_rms_norm,
         gated,
+        route,
         wide_linear,
         copy_blocks,
         sample,
@@ -92,4 +106,6 @@ def triton_backend() -> Backend:
         best_of_all,
         logprobs_of_part,
         logprobs_of_all,
+        masses_of_part,
+        narrow,
     )

@@ -22,9 +22,9 @@ def _flags(command: Command) -> list[Flag]:
 
 
 def _sentence(flag: Flag) -> str:
-    """Return the first sentence of a flag's help, without what shells would take for their own."""
+    """Return the first sentence of a flag's help, without what zsh would take for its own."""
     first = flag.help.partition(". ")[0].partition(" [QUIRE_")[0]
-    return "".join(char for char in first if char not in "[]'\"\\`$:").rstrip(".")
+    return "".join(char for char in first if char not in '[]"\\`$:').rstrip(".")
 
 
 def _choices(flag: Flag) -> str:
@@ -70,7 +70,7 @@ def _zsh() -> Iterator[str]:
     yield "    local -a commands"
     yield "    commands=("
     for command in COMMANDS:
-        yield f"        '{command.name}:{command.summary.replace(chr(39), '')}'"
+        yield f"        {shlex.quote(f'{command.name}:{command.summary}')}"
     yield "    )"
     yield "    if (( CURRENT == 2 )); then _describe command commands; return; fi"
     yield "    local command=$words[2]"
@@ -82,7 +82,7 @@ def _zsh() -> Iterator[str]:
             value = (
                 "" if flag.switches else f":{flag.dest}:{f'({_choices(flag)})' if flag.choices else '_files'}"
             )
-            yield f"            '{flag.name}[{_sentence(flag)}]{value.replace(chr(39), '')}' \\"
+            yield f"            {shlex.quote(f'{flag.name}[{_sentence(flag)}]{value}')} \\"
         yield "            ;;"
     yield "    esac"
     yield "}"
@@ -92,14 +92,19 @@ def _zsh() -> Iterator[str]:
 def _fish() -> Iterator[str]:
     yield "# quire completion fish > ~/.config/fish/completions/quire.fish"
     for command in COMMANDS:
-        summary = command.summary.replace("'", "")
-        yield f"complete -c quire -n __fish_use_subcommand -f -a {command.name} -d '{summary}'"
+        name, summary = command.name, _quoted_for_fish(command.summary)
+        yield f"complete -c quire -n __fish_use_subcommand -f -a {name} -d {summary}"
     for command in COMMANDS:
         for flag in _flags(command):
             value = "" if flag.switches else f' -x -a "{_choices(flag)}"' if flag.choices else " -r"
             name = flag.name.removeprefix("--")
             seen = f"'__fish_seen_subcommand_from {command.name}'"
-            yield f"complete -c quire -n {seen} -l {name}{value} -d '{_sentence(flag)}'"
+            yield f"complete -c quire -n {seen} -l {name}{value} -d {_quoted_for_fish(_sentence(flag))}"
+
+
+def _quoted_for_fish(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 SHELLS: dict[str, Callable[[], Iterator[str]]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}

@@ -17,7 +17,8 @@ from quire.engine.models.layers import layer_shapes
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import KNOWN, Gpu, gpu_of
 from quire.kernels.linear.hopper_stream import Tiling
-from quire.kernels.plan import Chosen, plan_attention, plan_layer
+from quire.kernels.plan import plan_attention, plan_layer
+from quire.kernels.recipes import Chosen
 from quire.kernels.shapes import LayerShape, StepShape
 
 ROWS = (1, 2, 8, 16, 32, 64, 256)  # of steps of decodes

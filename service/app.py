@@ -9,14 +9,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.service.api.about import docs, openapi, version
 from quire.service.api.anthropic.endpoint import count_tokens, messages
-from quire.service.api.blocks import block_detail, block_events, block_prefixes
+from quire.service.api.blocks import block_detail, block_events, block_prefixes, own_blocks
 from quire.service.api.chat import chat_completions
 from quire.service.api.completions import completions
 from quire.service.api.health import health, metrics, ready, startup
 from quire.service.api.models import detokenize, get_model, list_models, tokenize
+from quire.service.api.ollama.embed import ollama_embed, ollama_embeddings
 from quire.service.api.ollama.endpoint import ollama_chat, ollama_generate
 from quire.service.api.ollama.models import ollama_ps, ollama_show, ollama_tags, ollama_version
-from quire.service.api.responses.endpoint import responses, stored_response
+from quire.service.api.pooling.classify import classify
+from quire.service.api.pooling.embeddings import embeddings
+from quire.service.api.pooling.scores import rerank, score
+from quire.service.api.responses.endpoint import input_items, responses, stored_response
 from quire.service.api.responses.socket import ResponsesSocket
 from quire.service.api.sockets.endpoint import CHAT, COMPLETIONS, CompletionsSocket
 from quire.service.api.streams import recorded_stream
@@ -66,9 +70,16 @@ def create_app(state: ServerState) -> ASGIApp:
         post("/v1/messages", messages),
         post("/v1/messages/count_tokens", count_tokens),
         route("/v1/responses/{response_id}", stored_response, "GET", "DELETE"),
+        get("/v1/responses/{response_id}/input_items", input_items),
         socket("/v1/responses", ResponsesSocket(state)),
         post("/api/chat", ollama_chat),
         post("/api/generate", ollama_generate),
+        post("/v1/embeddings", embeddings),
+        *(post(path, rerank) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
+        *(post(path, score) for path in ("/v1/score", "/score")),
+        post("/classify", classify),
+        post("/api/embed", ollama_embed),
+        post("/api/embeddings", ollama_embeddings),
         post("/api/show", ollama_show),
         get("/api/tags", ollama_tags),
         get("/api/ps", ollama_ps),
@@ -78,6 +89,7 @@ def create_app(state: ServerState) -> ASGIApp:
         get("/v1/models", list_models),
         get("/v1/models/{name:path}", get_model),
         get("/v1/blocks/events", block_events),
+        get("/v1/blocks/own", own_blocks),
         get("/v1/blocks/prefixes", block_prefixes),
         get("/v1/blocks/{tier}/{block}", block_detail),
         post("/v1/lab/pools", _begin_lab),

@@ -66,6 +66,7 @@ class QuireServer(OrderlyServer):
         loop = asyncio.get_running_loop()
         # To the end: a drain needs steps, too.
         self._watchers.append(loop.create_task(state.watchdog.watch(engine)))
+        self._watchers.append(loop.create_task(state.blocks.glance(engine, lambda: state.metrics.stats)))
         telling = OperatorLine(state.metrics).keep_telling(lambda: engine.info)
         self._watchers.append(loop.create_task(telling))
         tokenizer = await loop.run_in_executor(state.pool, self._load_tokenizer)
@@ -95,6 +96,7 @@ class QuireServer(OrderlyServer):
                 await asyncio.to_thread(self.state.exporter.close)
             await self.state.grammar_trials.close()
             await self.state.renderer.close()
+            await self.state.responses.close()
             self.state.pool.shutdown(wait=False, cancel_futures=True)
 
 

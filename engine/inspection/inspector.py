@@ -23,13 +23,17 @@ from quire.engine.inspection.messages import (
     Answer,
     BlockAnswer,
     BlockQuestion,
+    GlanceQuestion,
     Holder,
+    Move,
+    OwnQuestion,
     PoolAnswer,
     PoolQuestion,
     Question,
     RequestState,
     Table,
 )
+from quire.engine.inspection.own_blocks import OwnBlocks
 from quire.engine.inspection.prefix_tree import prefix_tree
 from quire.engine.inspection.recorder import Recorder
 from quire.engine.memory.pool import BlockPool
@@ -50,12 +54,17 @@ class Inspector:
         self._recorder: Recorder | None = None
         self._asked = float("-inf")
         self._secret = secrets.token_bytes(16)
+        self._own = OwnBlocks(self._state)
 
     def answer(self, question: Question) -> Answer:
         if isinstance(question, PoolQuestion):
-            return self._pool()
+            return self._pool(*self._take_moves())
+        if isinstance(question, GlanceQuestion):
+            return self._pool([], 0)
         if isinstance(question, BlockQuestion):
             return self._block(question)
+        if isinstance(question, OwnQuestion):
+            return self._own.count(question.requests)
         return prefix_tree(self._state.blocks, self._recorder)
 
     def observe(self) -> None:
@@ -67,11 +76,14 @@ class Inspector:
             self._recorder.close()
             self._recorder = None
 
-    def _pool(self) -> PoolAnswer:
-        begin = self._asked = time.monotonic()
+    def _take_moves(self) -> tuple[list[Move], int]:
+        self._asked = time.monotonic()
         if self._recorder is None:
             self._recorder = Recorder(self._core)
-        moves, lost = self._recorder.take()
+        return self._recorder.take()
+
+    def _pool(self, moves: list[Move], lost: int) -> PoolAnswer:
+        begin = time.monotonic()
         blocks, host = self._state.blocks, self._state.blocks.host
         states = [_states(blocks.pool, blocks.caches), _states(host.pool, [host.cache])]
         counts = [np.minimum(tier._counts, 255).astype(np.uint8) for tier in (blocks.pool, host.pool)]

@@ -19,6 +19,10 @@ class PoolQuestion(msgspec.Struct, frozen=True, array_like=True, tag="pool"):
     """How does each block stand? Moves are recorded from then on, for a while."""
 
 
+class GlanceQuestion(msgspec.Struct, frozen=True, array_like=True, tag="glance"):
+    """How does each block stand? Nothing is recorded for it."""
+
+
 class BlockQuestion(msgspec.Struct, frozen=True, array_like=True, tag="block"):
     """What is in one block, and whose is it?"""
 
@@ -29,6 +33,12 @@ class BlockQuestion(msgspec.Struct, frozen=True, array_like=True, tag="block"):
 
 class PrefixQuestion(msgspec.Struct, frozen=True, array_like=True, tag="prefixes"):
     """Which texts are in the cache?"""
+
+
+class OwnQuestion(msgspec.Struct, frozen=True, array_like=True, tag="own"):
+    """In how many blocks are the tokens of these requests?"""
+
+    requests: list[int]
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
@@ -111,5 +121,14 @@ class PrefixAnswer(msgspec.Struct, array_like=True, tag="prefixes"):
     evictions: int
 
 
-Question = PoolQuestion | BlockQuestion | PrefixQuestion
-Answer = PoolAnswer | BlockAnswer | PrefixAnswer
+class OwnAnswer(msgspec.Struct, array_like=True, tag="own"):
+    """Different blocks of some requests, together."""
+
+    active: int  # on the device, in use
+    shared: int  # of those, named by several sequences, or by other requests only
+    cached: int  # on the device, kept for whoever begins alike
+    host: int  # in host memory, swapped out
+
+
+Question = PoolQuestion | GlanceQuestion | BlockQuestion | PrefixQuestion | OwnQuestion
+Answer = PoolAnswer | BlockAnswer | PrefixAnswer | OwnAnswer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -46,9 +47,10 @@ class Shape:
     prompt: Lengths
     output: Lengths
 
-    def draw(self, rng: random.Random) -> tuple[int, int]:
-        """Return the length of a prompt and of its output."""
-        return self.prompt.draw(rng), self.output.draw(rng)
+    def draw(self, rng: random.Random) -> Iterator[int]:
+        """Yield the length of a prompt, then of its output, each drawn when it is asked for."""
+        yield self.prompt.draw(rng)
+        yield self.output.draw(rng)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,9 @@ class Recorded:
     def pairs(self) -> list[tuple[int, int]]:
         return _recorded_pairs(self)
 
-    def draw(self, rng: random.Random) -> tuple[int, int]:
-        """Return the length of a prompt and of its output."""
-        return rng.choice(_recorded_pairs(self))
+    def draw(self, rng: random.Random) -> Iterator[int]:
+        """Yield the length of a prompt, then of its output."""
+        yield from rng.choice(_recorded_pairs(self))
 
 
 @lru_cache

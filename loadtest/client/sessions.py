@@ -76,12 +76,12 @@ def draw_sessions(recipe: Recipe) -> list[Session]:
     for _ in range(recipe.count):
         turns = []
         for i in range(recipe.turns):
-            prompt_len, output_len = recipe.shape.draw(rng)
-            own = _content(rng, prompt_len, recipe)
+            lengths = recipe.shape.draw(rng)
+            own = _content(rng, next(lengths), recipe)
             turns.append(
                 Turn(
                     prompt=own if i else _join(prefix, own),
-                    output_len=output_len,
+                    output_len=next(lengths),
                     n=recipe.n,
                     beam_width=recipe.beam_width,
                     think=recipe.think if i else 0.0,

@@ -28,7 +28,7 @@ def fig11(setting: Setting) -> Figure:
     rows: list[list[Cell]] = []
     charts = []
     for name, shape in DATA.items():
-        pairs = shape.pairs if isinstance(shape, Recorded) else [shape.draw(rng) for _ in range(count)]
+        pairs = shape.pairs if isinstance(shape, Recorded) else [tuple(shape.draw(rng)) for _ in range(count)]
         prompts, outputs = np.array(pairs).T
         data_set = name.split(",")[0]
         rows.append([name, len(pairs), prompts.mean(), outputs.mean(), *PAPER_MEANS[data_set]])

@@ -205,7 +205,10 @@ class SimpleEngine:
 
     def _step(self, running: Sequence[_Sequence], layers: list[Layer], free: list[int]) -> list[int]:
         """Compute what each sequence has not computed yet; return its next token."""
-        segments, tokens, positions, slots = [], [], [], []
+        segments: list[Segment] = []
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
         for sequence in running:
             length = len(sequence.tokens)
             while len(sequence.table) * self.block_size < length:

@@ -73,7 +73,7 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
-class _Choice(msgspec.Struct, kw_only=True):
+class ReplyChoice(msgspec.Struct, kw_only=True):
     index: int
     finish_reason: str | None = None
     stop_reason: int | str | None = None  # the stop string or token id that ended it
@@ -83,7 +83,7 @@ class _Choice(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
-class CompletionChoice(_Choice, kw_only=True):
+class CompletionChoice(ReplyChoice, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None = None
 
@@ -98,7 +98,7 @@ class ReplyMessage(msgspec.Struct):
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET  # the same
 
 
-class ChatChoice(_Choice, kw_only=True):
+class ChatChoice(ReplyChoice, kw_only=True):
     message: ReplyMessage
     logprobs: ChatLogprobs | None = None
 

@@ -8,15 +8,18 @@ import msgspec
 
 from quire.service.api.operations import JSON, OPERATIONS, RETRIED, SSE, Operation
 from quire.service.api.request_schemas import widen
+from quire.service.api.sockets.description import SOCKETS
 
 
 def describe(version: str) -> dict[str, Any]:
-    """An OpenAPI 3.1 document, which has no words for the WebSockets of three of its paths."""
+    """An OpenAPI 3.1 document. It has no words for WebSockets, which stand in `x-websockets`."""
     types = [
         kind for each in OPERATIONS for kind in (each.request, each.reply, each.error) if kind is not None
     ]
+    types += [kind for socket in SOCKETS for kind in (*socket.client, *socket.server)]
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    widen(components, [each.request for each in OPERATIONS if each.request is not None])
+    requests = [each.request for each in OPERATIONS if each.request is not None]
+    widen(components, [*requests, *(kind for socket in SOCKETS for kind in socket.client)])
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _describe(operation)
@@ -24,6 +27,15 @@ def describe(version: str) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Quire", "version": version},
         "paths": paths,
+        "x-websockets": {
+            socket.path: {
+                "summary": socket.summary,
+                "security": [{"key": []}],
+                "client": {"anyOf": [_reference(kind) for kind in socket.client]},
+                "server": {"anyOf": [_reference(kind) for kind in socket.server]},
+            }
+            for socket in SOCKETS
+        },
         "components": {
             "schemas": components,
             "headers": {

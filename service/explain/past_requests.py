@@ -77,6 +77,11 @@ class PastRequests:
             )
         return times
 
+    def numbers_of(self, tenant: str, request_id: str) -> list[int]:
+        """Return the engine's numbers of a request; none if it is another key's, or forgotten."""
+        times = self._requests.get((tenant, request_id))
+        return [] if times is None else times.engine_requests
+
     def name_of(self, number: int, tenant: str) -> str | None:
         """Return the X-Request-Id of a request of the engine; None: it is forgotten, or another key's."""
         times = self._by_number.get(number)

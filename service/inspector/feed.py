@@ -1,4 +1,4 @@
-"""The live map of blocks: asked of the engine at a bounded rate, and only while somebody watches."""
+"""The live map of blocks: asked of the engine at a bounded rate, seldom while nobody watches."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ import msgspec
 
 from quire.engine.config import StepStats
 from quire.engine.errors import EngineDeadError
-from quire.engine.inspection.messages import PoolAnswer, PoolQuestion, PrefixAnswer, PrefixQuestion
+from quire.engine.inspection.messages import (
+    GlanceQuestion,
+    PoolAnswer,
+    PoolQuestion,
+    PrefixAnswer,
+    PrefixQuestion,
+)
 from quire.service.engine_client import Engine
 from quire.service.errors import ApiError
+from quire.service.inspector.past import Past
 
 PERIOD = 0.25  # seconds between two looks at the pool
 PREFIX_PERIOD = 1.0  # and at its texts
 ENGINE_SHARE = 0.02  # of the engine's time that looking may take
+GLANCE_PERIOD = 5.0  # seconds between two looks while nobody watches
+GLANCE_SHARE = 0.002  # of the engine's time that these may take
 
 if TYPE_CHECKING:
     from quire.service.inspector.updates import BlockHistory
@@ -37,7 +46,10 @@ class BlockCounts(msgspec.Struct, frozen=True):
 
 
 class BlockFeed:
-    """One look at the pool for all who watch. Who reads slowly gets the whole map again, and no backlog."""
+    """One look at the pool for all who watch. Who reads slowly gets the whole map again, and no backlog.
+
+    Between watchers it glances, where blocks have changed, so that there is a past to go back to.
+    """
 
     def __init__(self, *, has_keys: bool = False) -> None:
         self._has_keys = has_keys
@@ -46,34 +58,61 @@ class BlockFeed:
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._history: BlockHistory | None = None
+        self._past = Past()
         self._version = 0  # of the history
         self._newest = msgspec.Raw()  # what changed with it
         self._error: ApiError | None = None
         self._prefixes: asyncio.Task[PrefixAnswer] | None = None
 
-    async def watch(self, engine: Engine) -> AsyncIterator[msgspec.Raw]:
-        """Yield all there is, and then each change. Raises ApiError when the engine is gone."""
+    async def watch(self, engine: Engine, *, past: bool = False) -> AsyncIterator[msgspec.Raw]:
+        """Yield all there is, and then each change; with `past`, first what is known of the last minutes.
+
+        Raises ApiError when the engine is gone.
+        """
         self._watchers += 1
+        seen, has_all = -1, False
         if self._task is None:
-            self._history, self._error = None, None
+            seen = self._version  # a glance may be old
+            self._error = None
             self._task = asyncio.create_task(self._look(engine), name="quire-block-feed")
-        seen = -1
         try:
+            if past and self._history is not None:
+                seen, has_all = self._version, True
+                for event in self._past.events():
+                    yield event
             while True:
                 while self._history is None or self._version == seen:
                     if self._error is not None:
                         raise self._error
                     await self._changed.wait()
-                behind, seen = seen != self._version - 1, self._version
-                if behind:
-                    yield msgspec.Raw(msgspec.json.encode(self._history.full()))
-                else:
+                is_next, seen = has_all and seen == self._version - 1, self._version
+                has_all = True
+                if is_next:
                     yield self._newest
+                else:
+                    yield msgspec.Raw(msgspec.json.encode(self._history.full()))
         finally:
             self._watchers -= 1
             if not self._watchers and self._task is not None:
                 self._task.cancel()
                 self._task = None
+
+    async def glance(self, engine: Engine, stats: Callable[[], StepStats | None]) -> None:
+        """Look at the pool now and then while nobody watches, as long as blocks come and go."""
+        before = None
+        while True:
+            pause = GLANCE_PERIOD
+            now = _moved(stats())
+            if self._task is None and now != before and engine.state == "ready":
+                before = now
+                try:
+                    answer = await engine.ask(GlanceQuestion())
+                except EngineDeadError:
+                    return
+                if isinstance(answer, PoolAnswer):
+                    self._take(answer)
+                    pause = max(pause, answer.seconds / GLANCE_SHARE)
+            await asyncio.sleep(pause)
 
     async def _look(self, engine: Engine) -> None:
         try:
@@ -93,11 +132,13 @@ class BlockFeed:
         if history is None or len(history.last.states) != len(answer.states):
             from quire.service.inspector.updates import BlockHistory  # a server listens before it has numpy
 
-            self._history = BlockHistory(answer, self._name_key)
+            history = self._history = BlockHistory(answer, self._name_key)
+            self._past.clear()
             self._version += 2  # nobody has what came before
         else:
             self._newest = msgspec.Raw(msgspec.json.encode(history.advance(answer)))
             self._version += 1
+        self._past.add(answer.at, self._newest, lambda: msgspec.Raw(msgspec.json.encode(history.full())))
         self._tell()
 
     def _name_key(self, salt: str) -> str:
@@ -135,6 +176,14 @@ class BlockFeed:
 
     def _forget_prefixes(self) -> None:
         self._prefixes = None
+
+
+def _moved(stats: StepStats | None) -> tuple[int, ...]:
+    """Return what changes whenever blocks do."""
+    if stats is None:
+        return ()
+    device = stats.block_allocations, stats.block_evictions, stats.active_blocks, stats.block_references
+    return *device, stats.swap_out_blocks, stats.swap_in_blocks
 
 
 async def watch_counts(stats: Callable[[], StepStats | None], block_size: int) -> AsyncIterator[BlockCounts]:

@@ -29,6 +29,15 @@ class BlockReply(msgspec.Struct, kw_only=True):
     text: str | None = None
 
 
+class OwnBlocksReply(msgspec.Struct):
+    """How many different blocks some requests of this key have together, on the device but for `host`."""
+
+    active: int  # in use
+    shared: int  # of those, named by several sequences, or by other requests only
+    cached: int  # kept for prompts that begin alike
+    host: int  # in host memory, swapped out
+
+
 class PrefixRun(msgspec.Struct):
     """Blocks that follow each other in the cache, with nothing that branches off between them."""
 

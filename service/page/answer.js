@@ -1,6 +1,7 @@
 // One answer: reads its stream into the message, through lost connections too, and measures it.
 
 import { ApiError } from "./api.js";
+import { takeCalls } from "./calls.js";
 import { pickUpStream, startStream } from "./stream.js";
 
 const FIRST_DELAY_MS = 500;
@@ -61,10 +62,11 @@ function take(message, event) {
   const now = Date.now();
   delete message.lost;
   if (event.id) message.at = event.id;
-  if (event.text || event.reasoning) {
+  if (event.text || event.reasoning || event.calls) {
     message.times.first ??= now;
     message.times.last = now;
     if (event.reasoning) message.reasoning = (message.reasoning ?? "") + event.reasoning;
+    if (event.calls) takeCalls((message.calls ??= []), event.calls);
     message.content += event.text;
   }
   if (event.finishReason) message.finishReason = event.finishReason;

@@ -1,7 +1,7 @@
 // A conversation as data: a tree of messages. An edited question or another try at an answer is a new branch.
 //
 // Message: {id, parent, role: "user" | "assistant", content, status, finishReason?, error?, stats?, times?, dropped?,
-//   reasoning?, group?, part?, stream?, at?, request?}
+//   reasoning?, calls?, group?, part?, stream?, at?, request?}
 // status of an answer: "streaming" | "done" | "length" | "stopped" | "cut" | "error"; of a question: "done".
 // Samples of one question have the same `group`. An answer that is continued is in its next `part`. Its text comes by
 // the `stream`, of which the event `at` was the last to come, and was asked for by the `request`.
@@ -9,11 +9,13 @@
 // A conversation may be open in several tabs. One tab writes a message, whose content only grows until its status
 // is final, so of two copies one is always further on. Nothing is ever taken out of the tree: what is dropped is marked.
 
+import { areCalls, lengthOf } from "./calls.js";
+
 const TITLE_LENGTH = 60;
 
-const progress = ({ part = 0, content, reasoning = "", status }) => [
+const progress = ({ part = 0, content, reasoning = "", calls = [], status }) => [
   part,
-  content.length + reasoning.length,
+  content.length + reasoning.length + lengthOf(calls),
   status === "streaming" ? 0 : 1,
 ];
 const isFurther = (a, b) => {
@@ -21,7 +23,8 @@ const isFurther = (a, b) => {
   const at = ours.findIndex((value, i) => value !== theirs[i]);
   return at >= 0 && ours[at] > theirs[at];
 };
-const isKept = ({ dropped, content }) => !dropped || content !== "";
+const says = ({ content, calls = [] }) => content !== "" || calls.length > 0;
+const isKept = (message) => !message.dropped || says(message);
 
 const newId = () => Array.from(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("");
 
@@ -50,6 +53,7 @@ export class Conversation {
         (value.role === "user" || value.role === "assistant") &&
         typeof value.status === "string" &&
         (value.status !== "error" || typeof value.error?.message === "string") &&
+        (value.calls === undefined || areCalls(value.calls)) &&
         (value.parent === null || known.has(value.parent)) &&
         !known.has(value.id);
       known.add(value?.id);
@@ -189,7 +193,7 @@ export class Conversation {
     const last = this.#messages.get(this.#leaf);
     if (last?.role !== "assistant") return;
     this.#leaf = last.parent;
-    if (last.content === "") last.dropped = true;
+    if (!says(last)) last.dropped = true;
   }
 
   /** The messages that stand in the same place, each in its branch, `message` among them. */
@@ -218,14 +222,17 @@ export class Conversation {
     }
   }
 
-  /** What was said before the message. A question whose answer failed before its first word is left out, with it. */
+  /**
+   * What was said before the message, as the API has it. A question whose answer failed before its first word is left
+   * out, with it.
+   */
   turnsBefore(message) {
     const path = this.#path(message.parent);
     const said = path.filter((each, i) => {
       const answer = each.role === "user" ? path[i + 1] : each;
-      return !answer || answer.content !== "";
+      return !answer || says(answer);
     });
-    return said.filter(({ content }) => content !== "").map(({ role, content }) => ({ role, content }));
+    return said.filter(says).flatMap((each, i, all) => turnsOf(each, all[i - 1]));
   }
 
   #path(id) {
@@ -241,4 +248,11 @@ export class Conversation {
     this.updated = Date.now();
     return message;
   }
+}
+
+/** What was written after an answer that calls functions is what each of them returned. */
+function turnsOf({ role, content, calls = [] }, before) {
+  if (calls.length > 0) return [{ role, content: content === "" ? null : content, tool_calls: calls }];
+  if (before?.calls) return before.calls.map(({ id }) => ({ role: "tool", tool_call_id: id, content }));
+  return [{ role, content }];
 }

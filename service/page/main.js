@@ -63,7 +63,7 @@ const transcript = new Transcript({
 });
 const composer = new Composer({ send, stop: () => answers.stop(library.current.id), changed: keepDraft });
 const connection = new Connection(showConnection);
-const kvbar = new KvBar(() => connection.open());
+const kvbar = new KvBar(() => connection.open(), ownRequests);
 const chats = new ChatsPanel(library, chatChanged);
 
 let model = null; // what GET /v1/models says of it, and whether it `continues` texts
@@ -112,8 +112,14 @@ function showAround() {
   composer.setBusy(busy);
   byId("messages").classList.toggle("busy", busy); // then there is nothing to edit, and no other branch to show
   showUse(model, library.current.branch);
+  kvbar.look();
   if (library.current.isEmpty) settings.show(load(DEFAULTS, {}), "For new chats.");
   else settings.show(library.current.settings ?? {}, "For this chat.");
+}
+
+/** The requests of the last answers: what they were asked has all that was said before. */
+function ownRequests() {
+  return (library.current.rows.at(-1) ?? []).map(({ request }) => request).filter(Boolean);
 }
 
 function announce(text) {

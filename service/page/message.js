@@ -1,5 +1,7 @@
 // One message on the page.
 
+import { lengthOf } from "./calls.js";
+import { CallsView } from "./callview.js";
 import { copyButton, element, icon } from "./dom.js";
 import { figures } from "./figures.js";
 import { Prose } from "./prose.js";
@@ -10,6 +12,8 @@ const NOTES = {
   length: "The answer reached the token limit.",
   cut: "The answer was cut off: the server no longer has the rest of it.",
 };
+
+const CALLED = "This page runs no functions. What you write next goes back as the result.";
 
 /**
  * What a reader may do: again(), goOn(message), edit(message, text), show(message); and what it knows of a message: the
@@ -22,6 +26,7 @@ export class MessageView {
   #isSample;
   #prose = null;
   #thinking = null;
+  #calls = null;
   #foot = element("footer");
   #why = null; // the element that says where the time went, once it was asked for
   #frame = 0;
@@ -121,17 +126,18 @@ export class MessageView {
   }
 
   #state() {
-    const { content, reasoning = "", status, lost = false } = this.message;
+    const { content, reasoning = "", calls = [], status, lost = false } = this.message;
     const { isWritten, alternatives, isShown } = this.#reader;
     const versions = alternatives(this.message).length;
-    return [content.length, reasoning.length, status, lost, isWritten(this.message), versions, isShown(this.message)].join();
+    const said = content.length + reasoning.length + lengthOf(calls);
+    return [said, status, lost, isWritten(this.message), versions, isShown(this.message)].join();
   }
 
   render() {
     cancelAnimationFrame(this.#frame);
     this.#frame = 0;
     this.#drawn = this.#state();
-    const { content, reasoning = "" } = this.message;
+    const { content, reasoning = "", calls = [] } = this.message;
     const streaming = this.#reader.isWritten(this.message);
     this.node.classList.toggle("streaming", streaming);
     this.node.classList.toggle("chosen", this.#isSample && this.#reader.isShown(this.message));
@@ -143,14 +149,24 @@ export class MessageView {
     }
     this.#thinking?.update(reasoning, streaming && content === "");
     this.#prose.update(content);
+    if (calls.length > 0) this.#showCalls(calls);
     this.#foot.replaceChildren(...this.#footer());
   }
 
+  #showCalls(calls) {
+    if (!this.#calls) {
+      this.#calls = new CallsView();
+      this.#foot.before(this.#calls.node);
+    }
+    this.#calls.update(calls);
+  }
+
   #footer() {
-    const { content, reasoning = "", status, stats, lost } = this.message;
+    const { content, reasoning = "", calls = [], status, stats, lost } = this.message;
     if (this.#reader.isWritten(this.message)) {
       if (lost) return [element("p", { class: "note" }, "The connection was lost. Trying to pick the answer up.")];
-      return content + reasoning === "" ? [waiting()] : [element("p", { class: "stats" }, ...figures(stats))];
+      const silent = content + reasoning === "" && calls.length === 0;
+      return silent ? [waiting()] : [element("p", { class: "stats" }, ...figures(stats))];
     }
     const nodes = status === "error" ? [this.#failure()] : [];
     const note = this.#note();
@@ -162,7 +178,8 @@ export class MessageView {
   }
 
   #note() {
-    const { content, status, finishReason } = this.message;
+    const { content, calls = [], status, finishReason } = this.message;
+    if (calls.length > 0 && status === "done") return CALLED;
     if (content === "" && (status === "done" || status === "length")) {
       return `The model ended without text: ${finishReason ?? "no reason given"}`;
     }
@@ -170,12 +187,12 @@ export class MessageView {
   }
 
   #actions() {
-    const { content, status } = this.message;
+    const { content, calls = [], status } = this.message;
     const actions = element("div", { class: "actions" }, ...this.#branches());
     if (content !== "") actions.append(copyButton("Copy", () => this.message.content));
     if (this.message.request) actions.append(this.#whyButton());
     if (this.#isSample && !this.#reader.isShown(this.message)) return actions;
-    if (content !== "" && status !== "done" && this.#reader.canGoOn(this.message)) {
+    if (content !== "" && calls.length === 0 && status !== "done" && this.#reader.canGoOn(this.message)) {
       const goOn = button("on", "Continue", () => this.#reader.goOn(this.message));
       goOn.classList.add("again");
       actions.append(goOn);

@@ -2,6 +2,7 @@
 
 import { tokenize } from "./api.js";
 import { samplingOf } from "./settings.js";
+import { offered } from "./tools.js";
 
 /**
  * The request for the answer `message`, which continues what the message has of it already. Any but the first of
@@ -18,12 +19,13 @@ export async function requestFor(conversation, message, model, index, signal) {
   }
   const system = settings.system?.trim() ? [{ role: "system", content: settings.system }] : [];
   const messages = [...system, ...turns];
+  const tools = offered(settings);
   if (message.content === "") {
-    return { path: "/v1/chat/completions", body: { model: model.id, messages, ...sampling } };
+    return { path: "/v1/chat/completions", body: { model: model.id, messages, ...tools, ...sampling } };
   }
   // The answer goes on behind its own tokens. A grammar would begin anew there.
   const { chat_template_kwargs: kwargs, response_format: _, ...rest } = sampling;
-  const begun = { model: model.id, messages, ...(kwargs && { chat_template_kwargs: kwargs }) };
+  const begun = { model: model.id, messages, ...tools, ...(kwargs && { chat_template_kwargs: kwargs }) };
   const prompt = await tokenize(begun, signal);
   const said = await tokenize({ model: model.id, prompt: message.content, add_special_tokens: false }, signal);
   return completion(model, [...prompt, ...said], rest);

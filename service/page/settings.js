@@ -1,4 +1,6 @@
-// How answers are made: the system prompt and the sampling values. An empty field is not sent: the server decides.
+// How answers are made: the system prompt, the sampling values, the tools. An empty field is not sent: the server decides.
+
+import { problemOf } from "./tools.js";
 
 const NUMBERS = [
   "temperature",
@@ -12,8 +14,9 @@ const NUMBERS = [
   "seed",
   "samples",
 ];
-const TEXTS = ["system", "stop"];
-const CHOICES = ["json", "plain_thinking"];
+const TEXTS = ["system", "stop", "tools"];
+const CHOICES = ["json", "plain_thinking", "tools_off"];
+const CHECKED = [...NUMBERS, "tools"]; // the fields whose values may be refused
 const MAX_STOPS = 16;
 
 /** What is well-formed of stored settings. */
@@ -22,12 +25,14 @@ export function settingsFrom(stored) {
   for (const name of NUMBERS) if (Number.isFinite(stored?.[name])) settings[name] = stored[name];
   for (const name of TEXTS) if (typeof stored?.[name] === "string" && stored[name] !== "") settings[name] = stored[name];
   for (const name of CHOICES) if (stored?.[name] === true) settings[name] = true;
+  if (problemOf(settings.tools ?? "") !== "") delete settings.tools;
   return settings;
 }
 
-/** The fields of a request that the user has set. */
+/** The fields of a request that the user has set, but for messages and tools. */
 export function samplingOf(settings) {
-  const { system, samples, stop = "", json, plain_thinking: unthinking, ...fields } = settingsFrom(settings);
+  const { system, samples, tools, tools_off: off, ...rest } = settingsFrom(settings);
+  const { stop = "", json, plain_thinking: unthinking, ...fields } = rest;
   const stops = stopsOf(stop);
   if (stops.length > 0) fields.stop = stops;
   if (json) fields.response_format = { type: "json_object" };
@@ -101,7 +106,7 @@ export class Settings {
   }
 
   get #invalid() {
-    return NUMBERS.map((name) => this.#form.elements[name]).filter((field) => !field.validity.valid);
+    return CHECKED.map((name) => this.#form.elements[name]).filter((field) => !field.validity.valid);
   }
 
   #take(field) {
@@ -111,9 +116,10 @@ export class Settings {
       field = number;
     }
     const { name, value } = field;
+    if (name === "tools") field.setCustomValidity(problemOf(value));
     if (CHOICES.includes(name)) this.#set(name, field.checked || undefined);
-    else if (TEXTS.includes(name)) this.#set(name, value || undefined);
     else if (!field.validity.valid) this.#set(name, this.#before);
+    else if (TEXTS.includes(name)) this.#set(name, value || undefined);
     else this.#set(name, value === "" ? undefined : Number(value));
     this.#check(field);
     this.#slide(field);
@@ -131,7 +137,8 @@ export class Settings {
     const { name, validity, validationMessage } = field;
     const problem = document.getElementById(`${field.id}-problem`);
     if (!problem) return;
-    const instead = name in this.#values ? `${this.#values[name]} holds` : "the default holds";
+    const held = this.#values[name];
+    const instead = typeof held === "string" ? "what was there holds" : `${held ?? "the default"} holds`;
     problem.textContent = validity.valid ? "" : `${validationMessage} Until then ${instead}.`;
     field.setAttribute("aria-invalid", String(!validity.valid));
   }
@@ -146,7 +153,8 @@ export class Settings {
   #fill() {
     for (const name of TEXTS) this.#form.elements[name].value = this.#values[name] ?? "";
     for (const name of CHOICES) this.#form.elements[name].checked = this.#values[name] ?? false;
-    for (const name of NUMBERS) {
+    this.#form.elements.tools.setCustomValidity("");
+    for (const name of CHECKED) {
       const field = this.#form.elements[name];
       field.value = this.#values[name] ?? "";
       this.#check(field);
@@ -161,6 +169,7 @@ export class Settings {
 
   /** The button shows that something differs from the model's own way, or was not taken. */
   #mark() {
+    document.getElementById("tools-switch").hidden = !("tools" in this.#values);
     const changed = Object.keys(this.#values).length > 0;
     const refused = this.#invalid.length > 0;
     this.#opener.classList.toggle("changed", changed);

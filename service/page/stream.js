@@ -1,6 +1,6 @@
 // Answers as the server streams them, which can be picked up again after a reload or a lost connection.
 //
-// An event is {id, text?, reasoning?, finishReason?, usage?, done?}, with the id after which to pick the stream up.
+// An event is {id, text?, reasoning?, calls?, finishReason?, usage?, done?}, with the id after which to pick the stream up.
 
 import { ApiError, eventsOf, request } from "./api.js";
 
@@ -52,6 +52,7 @@ async function* chunks(response) {
       id,
       text: text ?? delta.content ?? "",
       reasoning: delta.reasoning ?? delta.reasoning_content ?? "",
+      calls: delta.tool_calls,
       finishReason,
       usage,
     };

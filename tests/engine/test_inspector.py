@@ -10,6 +10,9 @@ from quire.engine.inspection.messages import (
     STATES,
     BlockAnswer,
     BlockQuestion,
+    GlanceQuestion,
+    OwnAnswer,
+    OwnQuestion,
     PoolAnswer,
     PoolQuestion,
     PrefixAnswer,
@@ -153,3 +156,49 @@ def test_nothing_is_recorded_once_nobody_asks() -> None:
     inspector._asked = float("-inf")
     step(core, inspector)
     assert listeners == before
+
+
+def own(inspector: Inspector, *requests: int) -> OwnAnswer:
+    answer = inspector.answer(OwnQuestion(list(requests)))
+    assert isinstance(answer, OwnAnswer)
+    return answer
+
+
+def test_a_requests_blocks_are_counted_while_it_runs_and_when_they_are_cached() -> None:
+    core = make_core(16, 4, 8, 64)
+    inspector = Inspector(core)
+    core.add(request(7, n=2))
+    step(core, inspector, 3)
+    assert own(inspector, 7) == OwnAnswer(active=5, shared=3, cached=0, host=0)
+    finish(core, inspector)
+    kept = own(inspector, 7)
+    assert (kept.active, kept.shared, kept.host) == (0, 0, 0) and kept.cached >= 3
+    core.add(request(8))
+    step(core, inspector, 2)
+    assert own(inspector, 7).shared == own(inspector, 7).active >= 2  # the newer one names them alone
+    assert own(inspector, 7, 8).active > own(inspector, 7).active
+    assert own(inspector, 9) == OwnAnswer(0, 0, 0, 0)
+
+
+def test_no_more_is_remembered_of_what_has_ended_than_the_pool_has() -> None:
+    core = make_core(16, 4, 8, 64)
+    inspector = Inspector(core)
+    for number in range(8):
+        core.add(request(number))
+        step(core, inspector, 2)
+        assert own(inspector, number).active >= 3
+        finish(core, inspector)
+    assert own(inspector, 7).cached >= 3
+    assert own(inspector, 0) == OwnAnswer(0, 0, 0, 0)
+
+
+def test_a_glance_tells_the_same_and_records_nothing() -> None:
+    core = make_core(16, 4, 8, 64)
+    inspector = Inspector(core)
+    core.add(request(7))
+    step(core, inspector, 2)
+    glance = inspector.answer(GlanceQuestion())
+    assert inspector._recorder is None
+    assert isinstance(glance, PoolAnswer) and glance.moves == []
+    seen = pool(inspector)
+    assert (glance.states, glance.references, glance.tables) == (seen.states, seen.references, seen.tables)

@@ -20,13 +20,15 @@ from quire.engine.models.pre_norm import PreNormLayer
 from quire.engine.models.weights import Weights
 from quire.kernels.attention.decode import DecodeKernel
 from quire.kernels.attention.prefill import PrefillKernel
+from quire.kernels.attention.recipes import ATTEND, UNMERGED
 from quire.kernels.backend import torch_backend
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP16, FP32, KVFormat
 from quire.kernels.gpu import NO_GPU, Gpu
 from quire.kernels.linear.linear import Matrix
+from quire.kernels.linear.recipes import GATE, PROJECT_IN, PROJECT_OUT
 from quire.kernels.linear.skinny import linear_of_few
-from quire.kernels.plan import ATTEND, GATE, PROJECT_IN, PROJECT_OUT, UNMERGED, LayerOps, plan_layer
+from quire.kernels.plan import LayerOps, plan_layer
 from quire.kernels.shapes import LayerShape, StepShape
 from tests.models.tiny_models import MODELS
 

@@ -104,6 +104,7 @@ class StubServer:
             *(Route(path, partial(serve, None)) for path, serve in page_files()),
             Route("/startup", self._startup),
             Route("/v1/blocks/events", self._blocks),
+            Route("/v1/blocks/own", self._own_blocks),
             Route("/v1/models", self._models),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/v1/chat/completions", self._answer, methods=["POST"]),
@@ -122,6 +123,7 @@ class StubServer:
         self.model = "quire-demo"
         self.api_key: str | None = None
         self.blocks = block_counts(12, 20, 32)
+        self.own = {"active": 0, "shared": 0, "cached": 0, "host": 0}  # blocks of whichever requests
         self.watches = 0  # whoever watches the blocks since there were fewer is cut off
         self.phases: list[dict[str, object]] = [
             {"phase": "ready", "done": 1, "total": 1, "unit": "model", "seconds": 0.5}
@@ -152,6 +154,9 @@ class StubServer:
                     return
 
         return self._refuses(request) or StreamingResponse(stream(), media_type="text/event-stream")
+
+    async def _own_blocks(self, request: Request) -> Response:
+        return self._refuses(request) or JSONResponse(self.own)
 
     async def _startup(self, request: Request) -> Response:
         async def stream() -> AsyncIterator[str]:

@@ -164,6 +164,19 @@ def test_time_goes_back_and_the_trace_can_be_saved(visit: Callable[..., Page], l
     expect(count(page, "active")).to_have_text("0")
 
 
+def test_time_goes_back_before_the_page_was_open(visit: Callable[..., Page], live: Live) -> None:
+    tell(live, START)
+    blocks = live.server.state.blocks
+    live.call(blocks._past.clear)
+    before = pool({0: [0, 1]}, [], [], 990.0)
+    live.call(lambda: (blocks._take(before), blocks._past.clear(), blocks._take(before)))
+    page = visit()
+    back = page.get_by_role("button", name="One step back")
+    while count(page, "active").text_content() != "2":
+        back.click()
+    expect(page.locator("#moment")).to_contain_text("before the newest")
+
+
 def test_the_prefix_tree_lists_runs(visit: Callable[..., Page], live: Live) -> None:
     page = visit()
     nodes = [

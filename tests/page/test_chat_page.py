@@ -567,6 +567,21 @@ def test_shows_the_blocks_of_the_kv_cache(page: Page, stub: StubServer) -> None:
     )
 
 
+def test_marks_the_blocks_of_this_chat_and_shared_ones(page: Page, stub: StubServer) -> None:
+    expect(page.locator("#kv-own")).to_be_hidden()
+    stub.scripts = [said("A block holds sixteen tokens.")]
+    stub.own = {"active": 5, "shared": 2, "cached": 4, "host": 0}
+    ask(page, "What is a block?")
+    expect(page.locator("#kv-map .own")).to_have_count(9)
+    expect(page.locator("#kv-map .shared")).to_have_count(2)
+    expect(page.locator("#kv-own")).to_have_text("9")
+    expect(page.locator("#kv-shared")).to_have_text("2")
+    expect(page.locator("#kv-map")).to_have_accessible_name(re.compile("9 of this chat, 2 of them shared"))
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator("#kv-map .own")).to_have_count(0)
+    expect(page.locator("#kv-own")).to_be_hidden()
+
+
 def test_keyboard_writes_lines_and_sends(page: Page, stub: StubServer) -> None:
     stub.scripts = [said("Two lines.")]
     expect(page.locator("#model-name")).to_have_text("quire-demo")

@@ -57,3 +57,32 @@ def test_every_state_that_has_blocks_has_a_cell(blank_page: Page) -> None:
         assert sum(share) == cells, blocks
         if cells >= 3:
             assert all((n > 0) == (s > 0) for n, s in zip(blocks, share, strict=True)), (blocks, share)
+
+
+def test_a_chat_is_seen_however_large_the_pool_is(blank_page: Page) -> None:
+    """[active, cached, free] of the pool, [active, shared, cached] of the chat, and squares of each kind."""
+    cases = {
+        "as many squares as blocks": ([12, 20, 32], [5, 2, 4]),
+        "what is used, and room": ([3, 9, 21_000], [3, 1, 2]),
+        "a square for several": ([200, 300, 20_000], [10, 3, 0]),
+        "a full pool": ([900, 124, 0], [1, 0, 1]),
+    }
+    found = blank_page.evaluate(
+        """async (cases) => {
+            const { cellsOf, scaleOf } = await import("/static/kvbar.js");
+            return cases.map(([[active, cached, free], [mine, shared, kept]]) => {
+                const blocks = { active, cached, free };
+                const cells = cellsOf(blocks, { active: mine, shared, cached: kept });
+                const count = (name) => cells.filter((each) => each === name).length;
+                const kinds = ["active own shared", "active own", "active", "cached own", "cached", "free"];
+                return [scaleOf(blocks), ...kinds.map(count)];
+            });
+        }""",
+        list(cases.values()),
+    )
+    assert dict(zip(cases, found, strict=True)) == {
+        "as many squares as blocks": [1, 2, 3, 7, 4, 16, 32],
+        "what is used, and room": [1, 1, 2, 0, 2, 7, 116],
+        "a square for several": [8, 1, 1, 23, 0, 38, 65],
+        "a full pool": [8, 0, 1, 111, 1, 15, 0],
+    }

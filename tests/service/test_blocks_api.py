@@ -14,12 +14,14 @@ from quire.engine.inspection.messages import (
     BlockAnswer,
     BlockQuestion,
     Holder,
+    OwnAnswer,
+    OwnQuestion,
     PoolAnswer,
     PoolQuestion,
     Table,
 )
 from quire.service.inspector.updates import BlockHistory
-from tests.service.asgi import Exchange, get
+from tests.service.asgi import Exchange, get, post
 from tests.service.conftest import Service
 
 pytestmark = pytest.mark.anyio
@@ -71,7 +73,7 @@ async def test_one_look_is_for_all_and_none_is_taken_for_nobody(service: Service
         await leave(each)
     assert service.state.blocks._task is None
     again = await watch(service)
-    assert len(service.engine.asked) == 2
+    await again.until_true(lambda: len(service.engine.asked) == 2)
     await leave(again)
 
 
@@ -126,3 +128,23 @@ async def test_texts_are_not_looked_at_too_often(service: Service) -> None:
         reply = await get(service.app, "/v1/blocks/prefixes")
         assert reply.json() == {"block_size": 16, "hits": 0, "evictions": 0, "left_out": 0, "runs": []}
     assert len(service.engine.asked) == 1
+
+
+async def own(service: Service, names: str, key: str = "mine") -> dict[str, Any]:
+    exchange = Exchange(service.app, "GET", "/v1/blocks/own", b"", {"authorization": f"Bearer {key}"})
+    exchange.scope["query_string"] = f"requests={names}".encode()
+    found: dict[str, Any] = (await exchange.start().finish()).json()
+    return found
+
+
+async def test_blocks_of_ones_own_requests_are_counted(make_service: Callable[..., Service]) -> None:
+    service = make_service(api_keys=("mine", "other"))
+    body = {"prompt": ["abc", "abd"], "max_tokens": 2}
+    headers = {"authorization": "Bearer mine", "x_request_id": "question"}
+    assert (await post(service.app, "/v1/completions", body, **headers)).status == 200
+    service.engine.answers[OwnQuestion] = OwnAnswer(5, 3, 2, 0)
+    assert await own(service, "question,unknown") == {"active": 5, "shared": 3, "cached": 2, "host": 0}
+    await own(service, "question", "other")
+    mine, others = (each for each in service.engine.asked if isinstance(each, OwnQuestion))
+    assert len(mine.requests) == 2 and others.requests == []
+    assert (await own(service, ",".join("x" * 17)))["error"]["param"] == "requests"

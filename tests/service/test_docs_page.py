@@ -43,6 +43,8 @@ async def test_every_endpoint_and_every_field_is_on_the_page(service: Service) -
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             assert f"{method.upper()} {path}" in page.text and operation["summary"] in page.text
+    for path, socket in document["x-websockets"].items():
+        assert f"WS {path}" in page.text and socket["summary"] in page.text
     for name, schema in document["components"]["schemas"].items():
         assert name in page.names
         assert all(field in page.text for field in schema.get("properties", ()))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -98,12 +99,12 @@ def contiguous(model: Qwen2ForCausalLM) -> Generate:
     return generate
 
 
-def quires(folder: Path, work: Work, device: torch.device) -> tuple[LLM, Generate]:
+def quires(folder: Path, work: Work, device: Literal["cuda", "cpu"]) -> tuple[LLM, Generate]:
     """Return Quire's engine with the memory that the work needs, and its way to generate."""
     longest = work.shortest + work.requests + work.output
     llm = LLM(
         str(folder),
-        device=device.type,
+        device=device,
         max_model_len=longest,
         max_num_seqs=work.requests,
         num_gpu_blocks_override=work.requests * -(-longest // 16),
@@ -146,11 +147,12 @@ def measure(
 
 
 def measure_all(
-    config: dict[str, object], work: Work, device: torch.device, dtype: torch.dtype
+    config: Mapping[str, Any], work: Work, device: torch.device, dtype: torch.dtype
 ) -> list[Outcome]:
     """Measure each way, contiguous generation first, whose answers the others are compared with."""
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(**config)).to(device, dtype).eval()
+    model = Qwen2ForCausalLM(Qwen2Config(**config)).eval()
+    model.to(device=device, dtype=dtype)
     prompts = work.prompts(model.config.vocab_size)
     plain = contiguous(model)
     expected = plain(prompts, work.output)
@@ -161,7 +163,7 @@ def measure_all(
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
-        llm, generate = quires(Path(folder), work, device)
+        llm, generate = quires(Path(folder), work, "cuda" if device.type == "cuda" else "cpu")
         with llm:
             found = measure("Quire", generate, work, prompts, expected, device)
             held = torch.cuda.memory_allocated() - before if device.type == "cuda" else 0

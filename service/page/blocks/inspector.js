@@ -26,9 +26,18 @@ const travel = new Travel(history, { moved: show, show: (place) => choose(place)
 let palette = new Palette();
 let focus = null; // a set of places, all others fade
 let pinned = -1; // the block that was chosen for good
+let frame = 0; // in which all is drawn again
 
 function colour(pixels, model) {
   paint(pixels, model, byId("colour").value, palette, { now: model.at, runs: prefixes.byPlace(model), focus });
+}
+
+/** Draws in the next frame: what was before the page was open comes in a shower. */
+function showSoon() {
+  frame ||= requestAnimationFrame(() => {
+    frame = 0;
+    show();
+  });
 }
 
 /** Draws everything as it is at the moment that is shown. */
@@ -113,7 +122,7 @@ function take(event) {
     return;
   }
   const change = history.take(update);
-  if (history.live && (change.places.length || change.now.tables.size || byId("colour").value === "age")) show();
+  if (history.live && (change.places.length || change.now.tables.size || byId("colour").value === "age")) showSoon();
   else travel.show();
 }
 
@@ -125,7 +134,8 @@ async function follow() {
     document.addEventListener("visibilitychange", hide);
     try {
       await untilVisible();
-      for await (const event of blockEvents("map", abort.signal)) {
+      // What was before the page was open is told once; a page that comes back has it.
+      for await (const event of blockEvents(`past=${!history.newest}`, abort.signal)) {
         failures = 0;
         link("ready", "live");
         take(event);

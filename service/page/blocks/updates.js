@@ -33,13 +33,16 @@ export function decodeUpdate(event) {
   };
 }
 
-/** Events of /v1/blocks/events as they come; `detail` is "map" or "counts". Throws an ApiError when they end. */
-export async function* blockEvents(detail, signal) {
+/**
+ * Events of /v1/blocks/events as they come; `query` is "detail=counts", or "past=true" for a map with what was before.
+ * Throws an ApiError when they end.
+ */
+export async function* blockEvents(query, signal) {
   const lost = new AbortController();
   const offline = () => lost.abort(new ApiError("The network is gone."));
   window.addEventListener("offline", offline); // a stream that is silent would not notice
   try {
-    const response = await request(`/v1/blocks/events?detail=${detail}`, { signal: AbortSignal.any([signal, lost.signal]) });
+    const response = await request(`/v1/blocks/events?${query}`, { signal: AbortSignal.any([signal, lost.signal]) });
     for await (const { data } of readEvents(response.body)) {
       const event = JSON.parse(data);
       if (event.error) throw new ApiError(event.error.message, { status: 503, code: event.error.code });
