@@ -38,7 +38,7 @@ from quire.engine.frames import (
     encode_frame,
 )
 from quire.engine.inspection.messages import Answer, Question
-from quire.engine.messages import Abort, Drain, FinishReason, Request, SamplingParams
+from quire.engine.messages import Abort, Drain, FinishReason, PoolingParams, Request, SamplingParams
 from quire.engine.records import RequestRecord
 from quire.engine.request_stream import RequestStream
 
@@ -111,15 +111,22 @@ class AsyncEngine:
         self._pump_task = asyncio.create_task(self._pump(reader), name="quire-engine-pump")
 
     def add(
-        self, prompt: list[int], params: SamplingParams, cache_salt: str = "", owner: str = ""
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        cache_salt: str = "",
+        owner: str = "",
+        pooling: PoolingParams | None = None,
     ) -> RequestStream:
         """Queue a request; what is cached with salts of the same `owner` may be told of it.
+
+        pooling: it is one for a vector, with POOLED as params.
 
         Raise FieldError when it could never run, EngineDeadError when none is served.
         """
         if self.state != "ready" or self.info is None:
             raise EngineDeadError(self.error or "the engine is still loading")
-        request = Request(self._next_id, prompt, params, time.monotonic(), cache_salt, owner)
+        request = Request(self._next_id, prompt, params, time.monotonic(), cache_salt, owner, pooling)
         self._capacity.check(request)
         self._next_id += 1
         self._send(request)

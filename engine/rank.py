@@ -74,7 +74,7 @@ def build_rank(
     report = report or Reporter(lambda _: None, time.monotonic())
     gpu = gpu_of(device)
     folder = resolve_model(config.model, report.phase("download", "B"))
-    whole = read_model(folder, config.model_impl)
+    whole = read_model(folder, config.model_impl, config.runner)
     sampling_defaults = read_sampling_defaults(config.generation_config, folder)
     model_config = whole.of_rank(config.tensor_parallel_size)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
@@ -123,6 +123,8 @@ def build_rank(
     runner.cache = KVCache(model_config, num_blocks, *held)
     num_host_blocks = int(config.swap_space * 2**30) // (block_bytes * config.tensor_parallel_size)
     num_host_blocks = min(num_host_blocks, num_blocks)
+    if model_config.gathers:  # what was gathered of a prompt is in its row, which a swap gives up
+        num_host_blocks = 0
     if num_host_blocks:
         runner.cache.add_host_tier(num_host_blocks)
     memory(num_blocks, num_blocks)

@@ -78,7 +78,7 @@ def _start(
         return _engine(config, device, rank, rank.runner)
     folder = resolve_model(config.model, report.phase("download", "B"))
     # What cannot be divided is refused before processes start.
-    read_model(folder, config.model_impl).of_rank(config.tensor_parallel_size)
+    read_model(folder, config.model_impl, config.runner).of_rank(config.tensor_parallel_size)
     leader = Leader(config, on_lost)
     try:
         rank = build_rank(config, device, leader.join(device), report)
@@ -128,9 +128,13 @@ def _engine(
         tensor_parallel_size=config.tensor_parallel_size,
         rank_memory_bytes=rank.memory_bytes,
         all_reduce_seconds=rank.all_reduce_seconds,
+        hidden_size=model_config.hidden_size,
+        pooling=model_config.pooling,
     )
     cache_seed = secrets.randbits(64) if config.cache_seed is None else hash_seed(config.cache_seed)
-    hasher = BlockHasher(config.block_size, cache_seed) if config.enable_prefix_caching else None
+    # Of a prompt's beginning that is found in the cache there are no hidden states to gather.
+    caching = config.enable_prefix_caching and not model_config.gathers
+    hasher = BlockHasher(config.block_size, cache_seed) if caching else None
     policy = PreemptionPolicy(mode=config.preemption_mode)
     if config.preemption_mode == "auto" and num_host_blocks:
         policy = measure_costs(rank.runner, num_blocks, runner)

@@ -30,8 +30,9 @@ from quire.engine.config import EngineConfig, EngineInfo, KVCacheDtype, ModelImp
 from quire.engine.errors import EngineDeadError
 from quire.engine.messages import Output
 from quire.engine.models.hub import resolve_model
+from quire.engine.models.pooling import Runner
 from quire.engine.request_stream import RequestStream
-from quire.offline_engine import RequestFailed
+from quire.offline_requests import RequestFailed
 from quire.request_output import RequestMetrics, RequestOutput
 from quire.service.answer.choice import Choice
 from quire.service.demo import MODEL_FOLDER
@@ -57,6 +58,7 @@ class AsyncLLM:
         dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
         kv_cache_dtype: KVCacheDtype = "auto",
         load_format: Literal["auto", "dummy"] = "auto",
+        runner: Runner = "auto",
         model_impl: ModelImpl = "auto",
         generation_config: str = "auto",
         max_model_len: int | None = None,

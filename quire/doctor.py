@@ -55,7 +55,7 @@ def _on_gpus(config: EngineConfig, info: EngineInfo) -> list[tuple[str, str]]:
     """Return how the model would fit on other numbers of such GPUs, by its configuration alone."""
     if info.device == "cpu":
         return []
-    model = read_model(resolve_model(config.model), config.model_impl)
+    model = read_model(resolve_model(config.model), config.model_impl, config.runner)
     if model.implementation != "native":  # one GPU, and the bytes of its weights follow from nothing here
         return []
     return on_gpus(model, info, config, torch.cuda.mem_get_info()[1])

@@ -111,6 +111,21 @@ class ServerState:
         self.watchdog.check()
         return engine, tokenizer, info
 
+    def generating(self) -> tuple[Engine, Tokenizer, EngineInfo]:
+        """As `serving`. Raises ApiError 400 if the model gives no text."""
+        engine, tokenizer, info = self.serving()
+        if info.pooling is not None:
+            name, scores = self.config.served_model_names[0], info.pooling.labels > 0
+            raise ApiError(
+                400,
+                f"{name} gives {'scores' if scores else 'embeddings'} and no text: ask "
+                f"{'/v1/rerank or /v1/score' if scores else '/v1/embeddings'}; a server with a model for "
+                "text is started with --runner generate",
+                param="model",
+                code="model_not_supported",
+            )
+        return engine, tokenizer, info
+
     def check_model(self, name: str | None) -> str:
         """Return the name to answer with. Raises ApiError 404."""
         names = self.config.served_model_names

@@ -34,9 +34,7 @@ class Decoder:
         self.layers = [self._layer(weights, layer, rope) for layer in range(config.num_layers)]
         self.final_norm = weights.rms_norm("model.norm", config.hidden_size)
         self.plans = LayerPlans(layer_shapes(config, weights.dtype), weights.device, plan_layer)
-        self.head = weights.output_head(
-            "model.embed_tokens", self.embedding, config.vocab_size, tied=config.tie_word_embeddings
-        )
+        self.head = weights.output_head("model.embed_tokens", self.embedding, config)
 
     def _layer(self, weights: Weights, layer: int, rope: Tensor) -> PreNormLayer:
         config = self.config

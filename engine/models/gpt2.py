@@ -32,9 +32,7 @@ class GPT2:
         self.layers = [self._layer(weights, layer) for layer in range(config.num_layers)]
         self.plans = LayerPlans(layer_shapes(config, weights.dtype), weights.device, plan_attention)
         self.final_norm = weights.layer_norm("transformer.ln_f", hidden, config.norm_eps)
-        self.head = weights.output_head(
-            "transformer.wte", self.embedding, config.vocab_size, tied=config.tie_word_embeddings
-        )
+        self.head = weights.output_head("transformer.wte", self.embedding, config)
 
     def _layer(self, weights: Weights, layer: int) -> Block:
         config = self.config

@@ -207,7 +207,7 @@ def _check(folder: Path, files: list[Any], model: Decoder | OPT | GPT2, weights:
     problems: list[str] = []
     for file in files:
         for name in file.offset_keys():
-            if re.fullmatch(model.ignored, name) is not None:
+            if name in weights.unused or re.fullmatch(model.ignored, name) is not None:
                 continue
             full_name = _full_name(name, model, weights)
             wanted = weights.shape_of(weights.tied.get(name, full_name))

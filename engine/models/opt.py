@@ -46,9 +46,7 @@ class OPT:
             self.final_norm = weights.layer_norm(
                 f"{name}.final_layer_norm", hidden, config.norm_eps, affine=config.norm_affine
             )
-        self.head = weights.output_head(
-            f"{name}.embed_tokens", self.embedding, config.vocab_size, tied=config.tie_word_embeddings
-        )
+        self.head = weights.output_head(f"{name}.embed_tokens", self.embedding, config)
 
     def _layer(self, weights: Weights, layer: int) -> Block:
         config = self.config

@@ -8,8 +8,16 @@ from typing import Any, Literal
 from quire.service.answer import replies
 from quire.service.api.anthropic.protocol import CountTokensRequest, MessagesRequest
 from quire.service.api.anthropic.replies import MessageReply, TokenCount
-from quire.service.api.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
+from quire.service.api.ollama.protocol import (
+    EmbeddingsRequest,
+    EmbedRequest,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    ShowRequest,
+)
 from quire.service.api.ollama.replies import (
+    EmbeddingsReply,
+    EmbedReply,
     OllamaChatReply,
     OllamaGenerateReply,
     OllamaModels,
@@ -17,6 +25,13 @@ from quire.service.api.ollama.replies import (
     RunningModels,
     ShowReply,
 )
+from quire.service.api.pooling.protocol import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from quire.service.api.pooling.replies import ClassifyReply, EmbeddingReply, RerankReply, ScoreReply
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.completions import CompletionRequest
 from quire.service.api.requests.lab import LabBegin, LabReply, LabStep
@@ -180,6 +195,38 @@ OPERATIONS = (
         OllamaGenerateRequest,
         OllamaGenerateReply,
         (JSON, _LINES),
+        error=OllamaError,
+    ),
+    Operation(
+        "/v1/embeddings",
+        "Embed texts: a vector of each",
+        _POST,
+        EmbeddingRequest,
+        EmbeddingReply,
+    ),
+    *(
+        Operation(path, "Sort documents by how well they fit a query", _POST, RerankRequest, RerankReply)
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+    ),
+    *(
+        Operation(path, "Tell how well pairs of texts fit", _POST, ScoreRequest, ScoreReply)
+        for path in ("/v1/score", "/score")
+    ),
+    Operation("/classify", "Tell which label fits a text", _POST, ClassifyRequest, ClassifyReply),
+    Operation(
+        "/api/embed",
+        "Embed texts, in Ollama's form",
+        _POST,
+        EmbedRequest,
+        EmbedReply,
+        error=OllamaError,
+    ),
+    Operation(
+        "/api/embeddings",
+        "Embed a text, in Ollama's older form",
+        _POST,
+        EmbeddingsRequest,
+        EmbeddingsReply,
         error=OllamaError,
     ),
     Operation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from quire.engine.config import BLOCK_SIZES, KVCacheDtype, ModelImpl
+from quire.engine.models.pooling import Runner
 from quire.service.commands.flags import add_model, flag
 from quire.service.commands.parser import Flag, FlagGroup, Parser
 
@@ -43,6 +44,14 @@ def add_model_flags(group: FlagGroup) -> None:
         choices=("auto", "dummy"),
         default="auto",
         help="dummy: random weights, only config.json and the tokenizer are read.",
+    )
+    flag(
+        group,
+        "--runner",
+        choices=get_args(Runner),
+        default="auto",
+        help="generate: text; pooling: embeddings of texts, or scores of a model with a head for them; auto: "
+        "text, unless the model's folder says that it was made to embed or to score.",
     )
     flag(
         group,

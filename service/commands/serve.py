@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quire.service")
 
+_PAIR = '{"text_1": "a fish", "text_2": "a trout"}'
+
 
 def launch(
     service: ServiceConfig,
@@ -107,7 +109,9 @@ async def _show_progress(engine: AsyncEngine, name: str, url: str) -> None:
     finally:
         bars.stop()
     if engine.state == "ready":
-        console.print(
-            f"   serving   {name} at [bold]{url}[/bold]  (chat page; API below /v1)", highlight=False
-        )
-        console.print(f"       try   quire chat {url}     Ctrl-C ends the server", highlight=False)
+        pools = engine.info is not None and engine.info.pooling is not None
+        page, example = "chat page; API below /v1", f"quire chat {url}"
+        if pools:
+            page, example = "API below /v1", f"curl {url}/v1/score --json '{_PAIR}'"
+        console.print(f"   serving   {name} at [bold]{url}[/bold]  ({page})", highlight=False)
+        console.print(f"       try   {example}     Ctrl-C ends the server", highlight=False)

@@ -13,6 +13,7 @@ from quire.service.text.named_templates import template_names
 from quire.service.text.template_renderer import TemplateRenderer
 
 if TYPE_CHECKING:
+    from quire.service.text.template import ChatTemplate
     from quire.service.text.tokenizer import Tokenizer
 
 TemplateMessage = dict[str, Any]  # role, content and so on, in plain types, as templates expect it
@@ -52,6 +53,18 @@ def template_arguments(
     else:
         fields.append("reasoning_effort")
     return arguments, fields
+
+
+async def rendered(
+    renderer: TemplateRenderer, template: ChatTemplate, messages: list[TemplateMessage], param: str
+) -> str:
+    """Return what a template makes of messages, with nothing added. Raises ApiError, as `render` does."""
+    try:
+        return await renderer.render(
+            template, messages, add_generation_prompt=False, arguments={}, tools=None, param=param
+        )
+    except TemplateError as error:
+        raise bad_value(param, str(error)) from None
 
 
 async def render(

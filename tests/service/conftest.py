@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
+from quire.engine.models.pooling import Pooling
 from quire.service.app import create_app
 from quire.service.config import ServiceConfig
 from quire.service.state import ServerState
@@ -51,10 +52,17 @@ async def make_service(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Serv
     """
     made: list[ServerState] = []
 
-    def make(*, auto: bool = True, script: Script = echo, ready: bool = True, **config: Any) -> Service:
+    def make(
+        *,
+        auto: bool = True,
+        script: Script = echo,
+        ready: bool = True,
+        pooling: Pooling | None = None,
+        **config: Any,
+    ) -> Service:
         state = ServerState(ServiceConfig(served_model_names=("tiny", "alias"), **config))
         state.renderer = InlineRenderer()
-        engine = FakeEngine(make_info(tokenizer), auto=auto, script=script)
+        engine = FakeEngine(make_info(tokenizer, pooling), auto=auto, script=script)
         state.set_engine(engine)
         if ready:
             engine.become_ready()

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.attention import NAME, Call, give
+from quire.engine.models.general.experts import give_experts
 from quire.engine.models.general.fusion import fuse
 from quire.engine.models.general.modules import HeadModule
 from quire.engine.models.general.positions import StepPositions
@@ -99,6 +100,9 @@ class GeneralModel:
         self.backend = backend
         self.ranks: Ranks | None = None  # transformers' code is not divided
         self._attention = PagedAttention(config, dtype, device)
+        classifies = config.pooling is not None and config.pooling.labels > 0
+        # Of a head for text, `logits` knows more than its weight.
+        self.head: Tensor | None = _score_weight(causal) if classifies else None
         self.embedding: Tensor = causal.get_input_embeddings().weight
         self._decoder = getattr(causal, causal.base_model_prefix)
         self._positions = StepPositions(self._decoder)
@@ -155,32 +159,49 @@ def load_general(
 
     dummy_seed: reads no weights, but draws them. Raises ValueError for missing and unknown weights, by name.
     """
+    pooling = config.pooling
+    auto: Any = AutoModelForCausalLM
+    if pooling is not None and pooling.labels:
+        auto = AutoModelForSequenceClassification
     if dummy_seed is None:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device, dtype),
+        loaded: Any = auto.from_pretrained(
+            folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device),
             local_files_only=True, use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
         causal, told = loaded
+        if pooling is not None and not pooling.labels:  # its head is not used, and may not be there
+            head = {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
+            told = {**told, "missing_keys": set(told["missing_keys"]) - head}
         _check(folder, SimpleNamespace(**told))
         causal = causal.to(device)
     else:
         with torch.device(device):
-            causal = AutoModelForCausalLM.from_config(
+            causal = auto.from_config(
                 AutoConfig.from_pretrained(folder, local_files_only=True),
                 dtype=dtype,
                 attn_implementation=NAME,
-                experts_implementation=_experts(device, dtype),
+                experts_implementation=_experts(device),
             )
         _draw(causal, dummy_seed, device)
     causal.eval().requires_grad_(False)
+    if device.type == "cuda":
+        give_experts(causal)
     weights = {weight.data_ptr(): weight.nbytes for weight in causal.parameters()}
     model = GeneralModel(config, backend, causal, dtype, device, max_model_len)
     return model, sum(weights.values())
 
 
-def _experts(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return which of transformers' ways computes experts; None: the grouped product where it can."""
-    return None if device.type == "cuda" and dtype == torch.bfloat16 else "eager"
+def _score_weight(classifier: Any) -> Tensor:
+    """Return the head [labels, H] of a classifier. Raises ValueError if it has another."""
+    score = getattr(classifier, "score", None)
+    if not isinstance(score, nn.Linear) or score.bias is not None:
+        raise ValueError(f"{type(classifier).__name__} has no score.weight, which is all that a head may be")
+    return score.weight
+
+
+def _experts(device: torch.device) -> str:
+    """Return what computes experts: kernels, or on a CPU a loop over those that are asked."""
+    return NAME if device.type == "cuda" else "eager"
 
 
 def _check(folder: Path, told: SimpleNamespace) -> None:

@@ -24,7 +24,7 @@ _decoder = json.Decoder(ResponseRequest)
 
 
 async def responses(state: ServerState, request: Request) -> Response:
-    state.serving()
+    state.generating()
     body = await decode(request, _decoder)
     previous, tenant = body.previous_response_id, request.state.tenant
     history = [] if previous is None else await state.responses.conversation(tenant, previous)

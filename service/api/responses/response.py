@@ -208,7 +208,7 @@ async def begin(
     state: ServerState, connection: HTTPConnection, body: ResponseRequest, history: list[TemplateMessage]
 ) -> ModelResponse:
     """Hands the request to the engine. `history` is what was said before. Raises ApiError."""
-    engine, tokenizer, info = state.serving()
+    engine, tokenizer, info = state.generating()
     model = state.check_model(body.model)
     check_sampled_ids(body, info)
     arguments, unused = template_arguments(tokenizer, None, body.effort)
