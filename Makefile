@@ -8,7 +8,7 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/
 
-.PHONY: setup test-setup serve test lint models clients image image-name builder publish image-test cluster-demo soak gpu-test gpu-bench evaluation evaluation-gpu clean
+.PHONY: setup test-setup serve test lint models clients ray-test image image-name builder publish image-test cluster-demo soak gpu-test gpu-bench evaluation evaluation-gpu clean
 
 PIP := $(RUN)python -m pip install --disable-pip-version-check -c constraints.txt
 
@@ -61,6 +61,12 @@ clients: test-setup
 	npm install --prefix .clients --no-audit --no-fund --silent @anthropic-ai/claude-code @openai/codex \
 		ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic @langchain/core @langchain/openai zod
 	QUIRE_CLIENTS=.clients $(RUN)python -m pytest -q tests/clients
+
+# A real Ray with two replicas on the CPU; Ray and what it needs are 0.4 GB, so they are no part of the other tests. Two
+# minutes.
+ray-test: test-setup
+	$(PIP) -q -e '.[ray]'
+	QUIRE_RAY=1 $(RUN)python -m pytest -q tests/ray
 
 # The image under the name that the chart has for it, with its appVersion as the tag, and with docker, podman or buildah.
 IMAGE ?= $(shell sed -n '/^image:/,/repository:/s/^ *repository: \([^ ]*\).*/\1/p' helm/values.yaml)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Int32 = NDArray[np.int32]
+Vectors = NDArray[np.float32]
 
 
 def as_int32(numbers: Collection[int]) -> Int32:

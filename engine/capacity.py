@@ -22,10 +22,14 @@ class Capacity:
     max_num_seqs: int
     max_model_len: int
     vocab_size: int
+    pools: bool = False  # whether prompts give vectors, and not text
 
     def check(self, request: Request) -> Int32:
         """Return the prompt [N]. Raise FieldError, with the numbers, when the request could never run."""
         params, prompt = request.params, len(request.prompt)
+        if self.pools != (request.pooling is not None):
+            what = "pools prompts and gives no text" if self.pools else "gives text and does not pool prompts"
+            raise FieldError("model", f"this model {what} (--runner)")
         if prompt == 0:
             raise FieldError("prompt", "the prompt is empty; it needs at least one token")
         tokens = self._tokens("prompt", request.prompt)
@@ -41,11 +45,12 @@ class Capacity:
                 f"{name} is {params.num_sequences}, but at most {self.max_num_seqs} sequences run at "
                 "once (--max-num-seqs)",
             )
-        if prompt + params.max_tokens > self.max_model_len:
+        if prompt + request.max_new_tokens > self.max_model_len:
+            both = f" and max_tokens is {params.max_tokens}: together {prompt + params.max_tokens}"
             raise FieldError(
                 "prompt",
-                f"the prompt has {prompt} tokens and max_tokens is {params.max_tokens}: together "
-                f"{prompt + params.max_tokens}, more than the {self.max_model_len} of --max-model-len",
+                f"the prompt has {prompt} tokens{both if request.max_new_tokens else ''}, more than the "
+                f"{self.max_model_len} of --max-model-len",
                 "context_length_exceeded",
             )
         needed = self._blocks_needed(prompt, params.max_tokens, params.num_sequences)

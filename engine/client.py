@@ -38,78 +38,13 @@ from quire.engine.frames import (
     encode_frame,
 )
 from quire.engine.inspection.messages import Answer, Question
-from quire.engine.messages import Abort, Drain, FinishReason, Output, Request, SamplingParams
+from quire.engine.messages import Abort, Drain, FinishReason, PoolingParams, Request, SamplingParams
 from quire.engine.records import RequestRecord
+from quire.engine.request_stream import RequestStream
 
 TURN_SECONDS = 0.005  # for which frames are read before what they brought is told, and others have their turn
 EXIT_CODE_SECONDS = 0.5  # for which streams wait to be told with which code it has ended
 EXIT_SECONDS = 5.0  # how long the engine process may take to end before it is killed
-
-
-class RequestStream:
-    """The outputs of one request as they come."""
-
-    def __init__(self, engine: AsyncEngine, request: Request) -> None:
-        self.request_id = request.id
-        self._engine = engine
-        self._unfinished = set(range(request.params.n))
-        self._outputs: list[Output] = []
-        self._latest: Output | None = None  # the last of them, if its sequence's next token may join it
-        self._listener: Callable[[list[Output]], None] | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def listen(self, listener: Callable[[list[Output]], None]) -> None:
-        """Instead of `get`: `listener`, which must not raise, is given what has come in a turn of the loop.
-
-        It is called from the loop and not from a task of its own, so that outputs wake nobody else.
-        """
-        self._listener = listener
-        if self._outputs:
-            self._engine._tell_soon(self)
-
-    async def get(self) -> list[Output]:
-        """Wait for at least one output and take all that have come; not to be called after the last."""
-        if not self._outputs:
-            assert self._unfinished, "every sequence of this request has finished"
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        outputs, self._outputs, self._latest = self._outputs, [], None
-        return outputs
-
-    def abort(self) -> None:
-        """Stop the request; nothing more will come. Does nothing when it has finished."""
-        self._engine._abort(self)
-
-    def _push(self, output: Output) -> None:
-        if not self._outputs and self._listener is not None:
-            self._engine._tell_soon(self)
-        self._outputs.append(output)
-        self._latest = None
-        if output.finish_reason is not None:
-            self._unfinished.discard(output.index)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def _push_token(self, index: int, token: int) -> None:
-        """One that a sequence goes on with; it joins what has come for that and is not taken yet."""
-        if self._latest is not None and self._latest.index == index:
-            self._latest.tokens.append(token)
-        else:
-            output = Output(self.request_id, index, [token])
-            self._push(output)
-            self._latest = output
-
-    def _tell(self) -> None:
-        outputs, self._outputs, self._latest = self._outputs, [], None
-        if self._listener is not None and outputs:
-            self._listener(outputs)
-
-    def _end(self, reason: FinishReason, error: str | None = None) -> None:
-        for index in sorted(self._unfinished):
-            self._push(Output(self.request_id, index, [], finish_reason=reason, error=error))
 
 
 class AsyncEngine:
@@ -176,19 +111,26 @@ class AsyncEngine:
         self._pump_task = asyncio.create_task(self._pump(reader), name="quire-engine-pump")
 
     def add(
-        self, prompt: list[int], params: SamplingParams, cache_salt: str = "", owner: str = ""
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        cache_salt: str = "",
+        owner: str = "",
+        pooling: PoolingParams | None = None,
     ) -> RequestStream:
         """Queue a request; what is cached with salts of the same `owner` may be told of it.
+
+        pooling: it is one for a vector, with POOLED as params.
 
         Raise FieldError when it could never run, EngineDeadError when none is served.
         """
         if self.state != "ready" or self.info is None:
             raise EngineDeadError(self.error or "the engine is still loading")
-        request = Request(self._next_id, prompt, params, time.monotonic(), cache_salt, owner)
+        request = Request(self._next_id, prompt, params, time.monotonic(), cache_salt, owner, pooling)
         self._capacity.check(request)
         self._next_id += 1
         self._send(request)
-        stream = self._streams[request.id] = RequestStream(self, request)
+        stream = self._streams[request.id] = RequestStream(request, self._tell_soon, self._abort)
         return stream
 
     async def ask(self, question: Question) -> Answer | None:
@@ -278,12 +220,12 @@ class AsyncEngine:
                 for request_id, index, token in columns:
                     stream = streams.get(request_id)
                     if stream is not None:
-                        stream._push_token(index, token)
+                        stream.push_token(index, token)
                 for output in outputs.others:
                     stream = streams.get(output.request_id)
                     if stream is not None:
-                        stream._push(output)
-                        if not stream._unfinished:
+                        stream.push(output)
+                        if stream.finished:
                             del self._streams[output.request_id]
                 if self.on_stats is not None:
                     self.on_stats(stats)
@@ -321,15 +263,14 @@ class AsyncEngine:
 
     def _end_streams(self, reason: FinishReason, error: str | None = None) -> None:
         for stream in self._streams.values():
-            stream._end(reason, error)
+            stream.end(reason, error)
         self._streams.clear()
 
     def _abort(self, stream: RequestStream) -> None:
-        stream._listener = None  # which has the stream: garbage that only a collector would find
+        stream.forget()
         if stream.request_id in self._streams:
             self._send(Abort(stream.request_id))
             del self._streams[stream.request_id]
-            stream._unfinished.clear()
 
     def _tell_soon(self, stream: RequestStream) -> None:
         """When all frames that are there have been read: what has piled up is told as one."""
@@ -341,7 +282,7 @@ class AsyncEngine:
     def _tell(self) -> None:
         streams, self._told = self._told, []
         for stream in streams:
-            stream._tell()
+            stream.tell()
 
     def _send(self, command: Command) -> None:
         """At once, so that the engine has it a turn earlier; uvloop sends as one what a turn writes.

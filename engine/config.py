@@ -8,6 +8,7 @@ import msgspec
 
 from quire.engine.capacity import Capacity
 from quire.engine.models.generation_config import SamplingDefaults
+from quire.engine.models.pooling import Pooling, Runner
 from quire.engine.urls import check_http_url, check_redis_url
 
 MOST_RANKS = 64  # of one model
@@ -29,6 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         "auto"  # model: its own; auto: `quire.engine.device.kv_cache.automatic_format`
     )
     load_format: Literal["auto", "dummy"] = "auto"
+    runner: Runner = "auto"  # generate: text; pooling: vectors of prompts; auto: as the model's folder says
     model_impl: ModelImpl = "auto"  # native: a decoder of Quire's; transformers: its modelling code
     generation_config: str = "auto"  # auto: the model's folder; vllm: none; else a folder
     max_model_len: int | None = None  # None: what the model and the KV cache allow
@@ -115,6 +117,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     rank_memory_bytes: tuple[int, ...] = ()  # that each rank took of its device when it had started
     all_reduce_seconds: float = 0.0  # of one token's hidden states over the ranks; 0 with one
     num_pinned_blocks: int = 0  # of num_blocks: never evicted, so no request can have them to itself
+    hidden_size: int = 0  # of a hidden state, which a model that embeds gives
+    pooling: Pooling | None = None  # None: the model generates text
 
     @property
     def capacity(self) -> Capacity:
@@ -124,6 +128,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
             max_num_seqs=self.max_num_seqs,
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
+            pools=self.pooling is not None,
         )
 
     @property

@@ -32,17 +32,18 @@ def largest_step(limits: Limits, sampled: int) -> StepPlan:
     )
 
 
-def rare_step(num_blocks: int, vocab_size: int) -> StepPlan:
-    """Return a step with what the largest lacks: a chunk beside a decode, a copied block, processed logits.
+def rare_steps(num_blocks: int, vocab_size: int) -> list[StepPlan]:
+    """Return steps with what the largest lacks, and one with its filters alone.
 
-    Chunk and decode are of one row, since there may be no other. Its kernels are compiled here, and not while
-    the first request that needs them waits.
+    In the first a chunk is beside a decode, a block is copied, and logits are processed. Chunk and decode are
+    of one row, since there may be no other. Their kernels are compiled here, and not while the first request
+    that needs them waits.
     """
     step = largest_step(Limits(1, 1, 1), sampled=1)
     (start,) = step.starts
     twice = np.zeros(2, np.int32)
-    params = SamplingParams(grammar="any text", logit_bias={0: 0.0}, logprobs=1)
-    return msgspec.structs.replace(
+    params = msgspec.structs.replace(start.params, grammar="any text", logit_bias={0: 0.0}, logprobs=1)
+    processed = msgspec.structs.replace(
         step,
         rows=twice,
         num_decodes=1,
@@ -53,3 +54,4 @@ def rare_step(num_blocks: int, vocab_size: int) -> StepPlan:
         masked_samples=np.zeros(1, np.int32),
         masks=np.full((1, -(-vocab_size // 32)), -1, np.int32),
     )
+    return [processed, step]

@@ -171,6 +171,17 @@ _BIASED_TOKEN = _Rule("the keys of logit_bias", None, _INTEGER, "token ids, inte
 _VALUES = attrgetter(*(rule.name for rule in _RULES))
 
 
+class PoolingParams(msgspec.Struct, frozen=True, array_like=True):
+    """What becomes of the vector that a prompt gives, in this order."""
+
+    dimensions: int | None = None  # so many of its first numbers; None: all
+    normalize: bool = False  # to length 1
+    activation: Literal["none", "sigmoid", "softmax"] = "none"
+
+
+POOLED = SamplingParams(temperature=0.0, max_tokens=1)  # of a request for a vector: nothing is sampled
+
+
 class Request(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     """One group of `params.num_sequences` sequences over one prompt. `id` is never used again.
 
@@ -184,6 +195,12 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     arrival: float = 0.0  # time.monotonic() at the front end, seconds
     cache_salt: str = ""  # prompts share cached blocks only with those of the same salt
     owner: str = ""  # what the salts of its owner begin with, who may be told what these have cached
+    pooling: PoolingParams | None = None  # ends with a vector, and no token; its params are POOLED
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Most tokens that come behind the prompt."""
+        return self.params.max_tokens if self.pooling is None else 0
 
     def __post_init__(self) -> None:
         params = self.params
@@ -227,6 +244,7 @@ class Output(msgspec.Struct, array_like=True):
     queue_seconds: float | None = None  # arrival to first scheduling; with the first output
     cumulative_logprob: float | None = None  # of a beam, with all its tokens, when the search is over
     error: str | None = None  # with finish_reason "error"
+    vector: bytes | None = None  # of a pooled prompt: float32
 
 
 class StepOutputs(msgspec.Struct, array_like=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.engine.core import EngineCore
-from quire.engine.messages import Request, SamplingParams
+from quire.engine.messages import PoolingParams, Request, SamplingParams
 from quire.engine.schedule.lifecycle import pin
 
 PINNED_SHARE = 0.5  # of the device's blocks, at most; the others are for requests
@@ -31,7 +31,9 @@ def pin_prefixes(core: EngineCore, prefixes: list[list[int]]) -> int:
             "more memory"
         )
     for number, tokens in enumerate(prefixes, 1):
-        core.add(Request(-1, tokens, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)))
+        pooling = PoolingParams() if core.scheduler.state.capacity.pools else None
+        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+        core.add(Request(-1, tokens, params, pooling=pooling))
         while core.has_work:
             for output in core.step():
                 if output.error is not None:

@@ -8,7 +8,7 @@ import torch
 
 from quire.engine.device.kv_cache import KVCache, dequantized_dtype
 from quire.engine.device.runner import Limits, ModelRunner
-from quire.engine.dummy_steps import rare_step
+from quire.engine.dummy_steps import rare_steps
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import build_model
 from quire.engine.models.weights import Weights
@@ -43,7 +43,8 @@ def precompile(
     runner = ModelRunner(model, backend, cache, limits, device)
     with only_compiled():
         runner.warm_up()
-        runner.launch(rare_step(1, config.vocab_size)).wait()
+        for step in rare_steps(1, config.vocab_size):
+            runner.launch(step).wait()
         launch_each(device, dtype)
     del runner, cache, model
     if device.type == "cuda":

@@ -66,7 +66,8 @@ def run_engine(connection: socket.socket) -> int:
     kv_events: KVEventPublisher | None = None
     try:
         # torch: not before the first frame could be refused
-        from quire.engine.startup import choose_device, start_engine
+        from quire.engine.device.choice import choose_device
+        from quire.engine.startup import start_engine
 
         if choose_device(start.config).type == "cpu":
             os.nice(CPU_NICENESS)  # before torch starts its threads, which inherit it

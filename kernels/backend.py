@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.attention.token_places import token_places, token_places_reference
+from quire.kernels.experts.routing import route, route_reference
 from quire.kernels.linear.operations import wide_linear
+from quire.kernels.pointwise.activation import Activation, gated, gated_reference
 from quire.kernels.pointwise.block_copy import copy_blocks, copy_blocks_reference
 from quire.kernels.pointwise.embedding import embed
-from quire.kernels.pointwise.norm import rms_norm, rms_norm_reference
+from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from quire.kernels.sampling.logprobs import logprobs, logprobs_reference
 from quire.kernels.sampling.masks import mask_tokens, mask_tokens_reference
 from quire.kernels.sampling.part_logprobs import (
@@ -24,6 +26,13 @@ from quire.kernels.sampling.part_logprobs import (
     logprobs_of_part,
     logprobs_of_part_reference,
 )
+from quire.kernels.sampling.part_thresholds import (
+    Search,
+    masses_of_part,
+    masses_of_part_reference,
+    narrow,
+    narrow_reference,
+)
 from quire.kernels.sampling.parts import (
     best_of_all,
     best_of_all_reference,
@@ -31,7 +40,6 @@ from quire.kernels.sampling.parts import (
     best_of_part_reference,
 )
 from quire.kernels.sampling.sample import sample, sample_reference
-from quire.kernels.sampling.state import SamplingState
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +48,21 @@ class Backend:
 
     embed: Callable[[Tensor, Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    gated: Callable[[Tensor, Activation], Tensor]
+    route: Callable[..., tuple[Tensor, Tensor]]
     wide_linear: Callable[[Tensor, Tensor], Tensor]
     copy_blocks: Callable[[Tensor, Tensor], None]
     sample: Callable[..., Tensor]
     logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
-    mask_tokens: Callable[[Tensor, Tensor, Tensor], None]
+    mask_tokens: Callable[[Tensor, Tensor, Tensor, int], None]
     token_places: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    best_of_part: Callable[[Tensor, Tensor, Tensor, SamplingState, int, int], Tensor]
+    best_of_part: Callable[..., Tensor]
     best_of_all: Callable[[Tensor, Tensor, Tensor], Tensor]
     logprobs_of_part: Callable[[Tensor, Tensor, int, int, int], Tensor]
     logprobs_of_all: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
+    masses_of_part: Callable[[Tensor, int, Search, int], Tensor]
+    narrow: Callable[[Tensor, Search, int], Tensor]
 
 
 def torch_backend() -> Backend:
@@ -57,6 +70,9 @@ def torch_backend() -> Backend:
     return Backend(
         F.embedding,
         rms_norm_reference,
+        add_rms_norm_reference,
+        gated_reference,
+        route_reference,
         F.linear,
         copy_blocks_reference,
         sample_reference,
@@ -67,6 +83,8 @@ def torch_backend() -> Backend:
         best_of_all_reference,
         logprobs_of_part_reference,
         logprobs_of_all_reference,
+        masses_of_part_reference,
+        narrow_reference,
     )
 
 
@@ -75,6 +93,9 @@ def triton_backend() -> Backend:
     return Backend(
         embed,
         rms_norm,
+        add_rms_norm,
+        gated,
+        route,
         wide_linear,
         copy_blocks,
         sample,
@@ -85,4 +106,6 @@ def triton_backend() -> Backend:
         best_of_all,
         logprobs_of_part,
         logprobs_of_all,
+        masses_of_part,
+        narrow,
     )

@@ -15,7 +15,8 @@ class LayerShape:
     """A decoder layer: its products, its attention, and what that keeps.
 
     up: the product into the MLP; with `gated` a gate and an up projection, with RMSNorms before and after it,
-    else a layer of OPT and GPT-2. plain: its attention is, see `attention.batch.AttentionLayer`.
+    else a layer of OPT and GPT-2. up and down are None where an MLP computes itself. plain: its attention is,
+    see `attention.batch.AttentionLayer`.
     """
 
     dtype: torch.dtype
@@ -23,8 +24,8 @@ class LayerShape:
     cache: CacheSpec
     qkv: Matrix
     output: Matrix
-    up: Matrix
-    down: Matrix
+    up: Matrix | None
+    down: Matrix | None
     gated: bool
     plain: bool = True
 

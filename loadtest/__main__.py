@@ -95,7 +95,10 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     work = parser.add_argument_group("workload: one of --lengths, --workload and --trace")
     source = work.add_mutually_exclusive_group()
     source.add_argument(
-        "--lengths", type=_shape, metavar="NAME", help="sharegpt (the default), alpaca, or PROMPTxOUTPUT"
+        "--lengths",
+        type=_shape,
+        metavar="NAME",
+        help="sharegpt (the default), sharegpt-recorded, alpaca, or PROMPTxOUTPUT",
     )
     source.add_argument("--workload", choices=tuple(WORKLOADS), help="a fixed one (loadtest/workloads.py)")
     source.add_argument("--trace", type=Path, help="JSON lines: at, prompt, output_len … or at, turns")

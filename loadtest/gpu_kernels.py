@@ -24,10 +24,11 @@ from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import gpu_of
 from quire.kernels.linear.linear import Linear
 from quire.kernels.linear.operations import Hidden, wide_linear
-from quire.kernels.plan import GATE, PROJECT_IN, PROJECT_OUT, Product, choose
+from quire.kernels.linear.recipes import GATE, PROJECT_IN, PROJECT_OUT, Product
 from quire.kernels.pointwise.activation import silu_mul
 from quire.kernels.pointwise.block_copy import copy_blocks
 from quire.kernels.pointwise.norm import add_rms_norm, rms_norm
+from quire.kernels.recipes import choose
 from quire.kernels.sampling.sample import sample
 from quire.kernels.sampling.state import SamplingState
 from quire.loadtest.command import command_parser, parse_for_cuda, write_json

@@ -21,9 +21,10 @@ from quire.engine.models.config import ModelConfig
 from quire.kernels.gpu import gpu_of
 from quire.kernels.linear.linear import Linear
 from quire.kernels.linear.operations import Hidden
-from quire.kernels.plan import GATE, PROJECT_IN, PROJECT_OUT, Product, choose
+from quire.kernels.linear.recipes import GATE, PROJECT_IN, PROJECT_OUT, Product
 from quire.kernels.pointwise.activation import silu_mul
 from quire.kernels.pointwise.norm import add_rms_norm
+from quire.kernels.recipes import choose
 from quire.loadtest.command import command_parser, parse_for_cuda, write_json
 from quire.loadtest.gpu_layer import MODELS, graph_seconds
 from quire.loadtest.model_configs import write_model_folders

@@ -7,24 +7,18 @@ what layers call; where it does not take a size, it is NCCL.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quire.engine.logs import configure_logging
-from quire.loadtest.command import add_line, command_parser
+from quire.loadtest.command import add_line
+from quire.loadtest.rank_processes import graph_seconds, run_ranks
 
 KIB = (8, 32, 72, 128, 256, 512, 1024, 1660, 2048, 4096, 8192, 32768)
 HIDDEN = 4096
-CALLS = 32  # in a graph
-REPLAYS = 20
-SECONDS = 150  # for all of it
 
 
 def measure(rank: int, size: int, store_path: str, json_path: Path | None) -> None:
@@ -59,7 +53,7 @@ def measure(rank: int, size: int, store_path: str, json_path: Path | None) -> No
         }
         for name, call in ways.items():
             try:
-                microseconds = _graph_seconds(call, group) * 1e6
+                microseconds = graph_seconds(call, group) * 1e6
             except RuntimeError as error:
                 print(f"{name} at {kib} KiB: {error}", file=sys.stderr)
                 continue
@@ -67,34 +61,6 @@ def measure(rank: int, size: int, store_path: str, json_path: Path | None) -> No
                 add_line({"way": name, "kib": kib, "us": round(microseconds, 2), "ranks": size}, json_path)
     torch.cuda.synchronize()
     group.barrier()
-
-
-def _graph_seconds(call: Callable[[], object], group: object) -> float:
-    import torch
-
-    from quire.engine.parallel.group import RankGroup
-
-    assert isinstance(group, RankGroup)
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            for _ in range(CALLS):
-                call()
-        times = []
-        for _ in range(REPLAYS):
-            group.barrier()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graph.replay()  # the first waits for the last rank
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) / 1e3 / CALLS)
-    return sorted(times)[len(times) // 2]
 
 
 def _symmetric(rank: int, size: int, store_path: str) -> dict[str, Callable[..., Callable[[], object]]]:
@@ -130,37 +96,5 @@ def _symmetric(rank: int, size: int, store_path: str) -> dict[str, Callable[...,
     return {"torch_one_shot": one_shot, "torch_two_shot": two_shot}
 
 
-def main() -> int:
-    parser = command_parser(__doc__)
-    parser.add_argument("--size", type=int, default=2, help="ranks; 2 if left out")
-    parser.add_argument("--json", type=Path, help="add a line for each time to this file")
-    parser.add_argument("--rank", type=int, help="be this rank of a run that has begun")
-    parser.add_argument("--store", help="where ranks of that run meet")
-    arguments = parser.parse_args()
-    if arguments.rank is not None:
-        configure_logging()  # which says by what sums go
-        measure(arguments.rank, arguments.size, arguments.store, arguments.json)
-        sys.stdout.flush()
-        os._exit(0)
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "quire.loadtest.rank_sums", "--size", str(arguments.size)]
-        command += ["--json", str(arguments.json)] if arguments.json is not None else []
-        ranks = [
-            subprocess.Popen([*command, "--rank", str(rank), "--store", f"{folder}/store"])
-            for rank in range(arguments.size)
-        ]
-        end = time.monotonic() + SECONDS
-        try:
-            while any(rank.poll() is None for rank in ranks) and not any(rank.returncode for rank in ranks):
-                if time.monotonic() > end:
-                    break
-                time.sleep(0.1)
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
-    return 1 if any(rank.returncode for rank in ranks) else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_ranks(__doc__, measure))

@@ -1,6 +1,7 @@
 """Measure what clients see of a served model.
 
-`python -m quire.loadtest.served MODEL [--runs N] [--result-file FILE]`
+`python -m quire.loadtest.served MODEL [--workload single,mixed] [--tensor-parallel-size N] [--runs N]
+[--result-file FILE]`
 
 Starts `quire serve MODEL` with dummy weights on loopback, streams workloads to it from processes of their own
 and prints throughput, TTFT and ITL. Closed loop: `concurrency` requests are under way at any time; open loop:
@@ -138,10 +139,10 @@ def _ms(seconds: float) -> float:
 
 
 @contextlib.contextmanager
-def running_server(model: str) -> Iterator[str]:
+def running_server(model: str, *flags: str) -> Iterator[str]:
     """Run `quire serve` with dummy weights; yield its URL when all CUDA graphs are captured."""
     port = free_port()
-    command = [sys.executable, "-m", "quire.cli", "serve", model, "--load-format", "dummy"]
+    command = [sys.executable, "-m", "quire.cli", "serve", model, "--load-format", "dummy", *flags]
     with subprocess.Popen([*command, "--port", str(port)], env=os.environ) as server:
         try:
             until = time.monotonic() + START_SECONDS
@@ -166,16 +167,27 @@ def _is_ready(port: int) -> bool:
 def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("model", help="a model folder; its weights are not read")
+    names = list(dict.fromkeys(case.workload for case in CASES))
+    parser.add_argument("--workload", default=",".join(names), help=f"of {','.join(names)}; all if left out")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs; 1 if left out")
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="as of `quire serve`")
     parser.add_argument("--runs", type=int, default=3, help="of each workload")
     parser.add_argument("--result-file", type=Path, help="append one JSON object a workload")
     arguments = parser.parse_args()
     if arguments.runs < 1:
         parser.error(f"--runs must be at least 1, got {arguments.runs}")
     name = Path(arguments.model).resolve().name
-    with running_server(arguments.model) as base_url:
+    chosen = arguments.workload.split(",")
+    if unknown := set(chosen) - set(names):
+        parser.error(f"--workload has {sorted(unknown)[0]!r}; there are {', '.join(names)}")
+    flags = ["--tensor-parallel-size", str(arguments.tensor_parallel_size)]
+    flags += ["--gpu-memory-utilization", str(arguments.gpu_memory_utilization)]
+    with running_server(arguments.model, *flags) as base_url:
         device = device_name()
         measure(base_url, name, CASES[0], device, salt="warm-up")
         for number, case in enumerate(CASES):
+            if case.workload not in chosen:
+                continue
             salts = [f"case {number}, run {run}" for run in range(arguments.runs)]
             result = median([measure(base_url, name, case, device, salt) for salt in salts])
             print(json.dumps(asdict(result)), flush=True)

@@ -88,9 +88,8 @@ def measure_waiting(response: str, streams: int) -> tuple[float, float]:
 
 def measure_once(response: str, streams: int, tokens: int, waiting: int) -> Cost:
     port = free_port()
-    cost = measure(
-        response, PLAIN, str(port), str(tokens), response, port=port, streams=streams, tokens=tokens
-    )
+    with running(PLAIN, str(port), str(tokens), response, port=port) as pid:
+        cost = measure(response, pid, port, streams, tokens)
     return Cost(response, cost.cpu_us_per_token, *measure_waiting(response, waiting))
 
 

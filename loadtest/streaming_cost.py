@@ -126,22 +126,14 @@ async def read_streams(port: int, streams: int, tokens: int, wire: Wire) -> int:
     return sum(reader.events for _, reader in readers)
 
 
-def measure(
-    server: str,
-    module: str,
-    *arguments: str,
-    port: int,
-    streams: int,
-    tokens: int,
-    wire: Wire = SSE,
-) -> Cost:
-    with running(module, *arguments, port=port) as pid:
-        uvloop.run(read_streams(port, streams, max(tokens // 10, 8), wire))  # warms it up
-        cpu, begin = cpu_seconds(pid), time.monotonic()
-        events = uvloop.run(read_streams(port, streams, tokens, wire))
-        seconds = time.monotonic() - begin
-        spent = max(cpu_seconds(pid) - cpu, TICK_SECONDS)
-        return Cost(server, streams, streams * tokens, events, seconds, spent)
+def measure(server: str, pid: int, port: int, streams: int, tokens: int, wire: Wire = SSE) -> Cost:
+    """Measure the process `pid`, which serves on `port` and may have been measured before."""
+    uvloop.run(read_streams(port, streams, max(tokens // 10, 8), wire))  # warms it up
+    cpu, begin = cpu_seconds(pid), time.monotonic()
+    events = uvloop.run(read_streams(port, streams, tokens, wire))
+    seconds = time.monotonic() - begin
+    spent = max(cpu_seconds(pid) - cpu, TICK_SECONDS)
+    return Cost(server, streams, streams * tokens, events, seconds, spent)
 
 
 def main() -> None:
@@ -155,30 +147,19 @@ def main() -> None:
     arguments = parser.parse_args()
     streams, tokens = arguments.streams, arguments.tokens
     costs = []
-    for way, wire in (("", SSE), (", socket", WEBSOCKET)):
-        for name, pace in (("quire", "0"), ("quire, paced", arguments.pace_ms)):
-            port = free_port()
-            flags = ("--port", str(port), "--sequences", str(streams), "--step-ms", pace)
-            costs.append(
-                measure(
-                    name + way,
-                    "quire.loadtest.servers.modelless",
-                    *flags,
-                    port=port,
-                    streams=streams,
-                    tokens=tokens,
-                    wire=wire,
-                )
-            )
+    for name, pace in (("quire", "0"), ("quire, paced", arguments.pace_ms)):
+        port = free_port()
+        flags = ("--port", str(port), "--sequences", str(streams), "--step-ms", pace)
+        with running("quire.loadtest.servers.modelless", *flags, port=port) as pid:
+            costs += [
+                measure(name + way, pid, port, streams, tokens, wire)
+                for way, wire in (("", SSE), (", socket", WEBSOCKET))
+            ]
     for form in ("bytes", "json"):
         port = free_port()
         plain = (str(port), str(tokens), form)
-        name = f"starlette, {form}"
-        costs.append(
-            measure(
-                name, "quire.loadtest.servers.plain_stream", *plain, port=port, streams=streams, tokens=tokens
-            )
-        )
+        with running("quire.loadtest.servers.plain_stream", *plain, port=port) as pid:
+            costs.append(measure(f"starlette, {form}", pid, port, streams, tokens))
     rows = [cost.row() for cost in costs]
     print(f"{streams} streams of {tokens} tokens")
     print(f"{'':>20}{'CPU µs/token':>14}{'tokens/s a core':>17}{'events/token':>14}")

@@ -2,10 +2,11 @@
 
 In this order, each in processes of its own and for so long at most that a hang loses nothing else: tests of
 the kernels on one GPU (`kernels`), sums over ranks that are streams of one GPU (`streams`), sums over the
-ranks by size (`sums`), log-probabilities and tokens of a small model (`equality`), workloads of `quire bench`
-with all ranks, then with one (`bench`), a rank killed in mid-stream (`fault`), and workloads with NCCL's sums
-alone (`nccl`). If the ranks are not equal to one, NCCL's sums are tried, and benched. Weights are dummies.
-Results go to one JSON file, written anew after each part. NVLink multicast is never used.
+ranks by size (`sums`), tokens drawn in parts of the vocabulary (`sampling`), log-probabilities and tokens of
+a small model (`equality`), workloads of `quire bench` with all ranks, then with one (`bench`), a rank killed
+in mid-stream (`fault`), and workloads with NCCL's sums alone (`nccl`). If the ranks are not equal to one,
+NCCL's sums are tried, and benched. Weights are dummies. Results go to one JSON file, written anew after each
+part. NVLink multicast is never used.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from quire.loadtest.model_configs import write_model_folders
 from quire.loadtest.provenance import device_name
 from quire.loadtest.side_by_side import Command, run
 
-PARTS = ("kernels", "streams", "sums", "equality", "bench", "fault", "nccl")
+PARTS = ("kernels", "streams", "sums", "sampling", "equality", "bench", "fault", "nccl")
 MODELS = ("llama-8b", "qwen3-14b")
 WORKLOADS = {"llama-8b": "single,few,decode256,mixed,prefill", "qwen3-14b": "single,few,decode256"}
 NCCL_WORKLOAD = "single,few"
 NCCL_ALONE = "--disable-custom-all-reduce"
-SECONDS = {"kernels": 110, "streams": 60, "sums": 90, "equality": 110, "bench": 150, "fault": 60, "nccl": 90}
+SECONDS = {"kernels": 110, "streams": 60, "sums": 90, "sampling": 60, "equality": 110, "bench": 150}
+SECONDS |= {"fault": 60, "nccl": 90}
 
 
 class Run:
@@ -97,6 +99,8 @@ def main() -> int:
             run.stage("streams", ["-m", "quire.loadtest.one_gpu_sums", *result], gpus=[0])
         if "sums" in parts:
             run.stage("sums", ["-m", "quire.loadtest.rank_sums", "--size", size, *result])
+        if "sampling" in parts:
+            run.stage("sampling", ["-m", "quire.loadtest.rank_sampling", "--size", size, *result])
         peers: list[str] = []
         if "equality" in parts:
             equality = ["-m", "quire.loadtest.rank_equality", "--size", size, *result]

@@ -25,12 +25,14 @@ from quire.arguments import (
     turn_stops,
 )
 from quire.completion import Followed, PromptLogprobs
-from quire.engine.client import AsyncEngine, RequestStream
+from quire.engine.client import AsyncEngine
 from quire.engine.config import EngineConfig, EngineInfo, KVCacheDtype, ModelImpl, PreemptionMode
 from quire.engine.errors import EngineDeadError
 from quire.engine.messages import Output
 from quire.engine.models.hub import resolve_model
-from quire.offline_engine import RequestFailed
+from quire.engine.models.pooling import Runner
+from quire.engine.request_stream import RequestStream
+from quire.offline_requests import RequestFailed
 from quire.request_output import RequestMetrics, RequestOutput
 from quire.service.answer.choice import Choice
 from quire.service.demo import MODEL_FOLDER
@@ -56,6 +58,7 @@ class AsyncLLM:
         dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
         kv_cache_dtype: KVCacheDtype = "auto",
         load_format: Literal["auto", "dummy"] = "auto",
+        runner: Runner = "auto",
         model_impl: ModelImpl = "auto",
         generation_config: str = "auto",
         max_model_len: int | None = None,

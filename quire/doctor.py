@@ -11,11 +11,12 @@ import msgspec
 import torch
 
 from quire.engine.config import EngineConfig, EngineInfo
+from quire.engine.device.memory_profile import RESERVE_BYTES
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.reading import read_model
 from quire.engine.parallel.fit import fits
-from quire.engine.startup import RESERVE_BYTES, start_engine
+from quire.engine.startup import start_engine
 from quire.kernels.formats.kv_format import SCALED, UNSCALED
 from quire.machine import Finding
 from quire.service.commands.advice import advise
@@ -54,7 +55,7 @@ def _on_gpus(config: EngineConfig, info: EngineInfo) -> list[tuple[str, str]]:
     """Return how the model would fit on other numbers of such GPUs, by its configuration alone."""
     if info.device == "cpu":
         return []
-    model = read_model(resolve_model(config.model), config.model_impl)
+    model = read_model(resolve_model(config.model), config.model_impl, config.runner)
     if model.implementation != "native":  # one GPU, and the bytes of its weights follow from nothing here
         return []
     return on_gpus(model, info, config, torch.cuda.mem_get_info()[1])

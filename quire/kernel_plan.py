@@ -13,11 +13,12 @@ from quire.engine.config import EngineConfig
 from quire.engine.device.kv_cache import named_format
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.hub import resolve_model
-from quire.engine.models.layers import layer_shape
+from quire.engine.models.layers import layer_shapes
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import KNOWN, Gpu, gpu_of
 from quire.kernels.linear.hopper_stream import Tiling
-from quire.kernels.plan import Chosen, plan_attention, plan_layer
+from quire.kernels.plan import plan_attention, plan_layer
+from quire.kernels.recipes import Chosen
 from quire.kernels.shapes import LayerShape, StepShape
 
 ROWS = (1, 2, 8, 16, 32, 64, 256)  # of steps of decodes
@@ -43,7 +44,7 @@ def plan_lines(
     model: ModelConfig, dtype: torch.dtype, held: KVFormat, gpu: Gpu, config: EngineConfig
 ) -> Iterator[str]:
     """Yield a header for each step, and a line for each operation of each kind of layer."""
-    shapes = [layer_shape(model, layer, dtype) for layer in range(model.num_layers)]
+    shapes = layer_shapes(model, dtype)
     kinds = list(dict.fromkeys(shapes))
     for title, step in steps(config, config.max_model_len or model.max_position_embeddings):
         yield f"\n{title}"
@@ -91,6 +92,7 @@ def operations(gpu: Gpu, layer: LayerShape, held: KVFormat, step: StepShape) -> 
             ("the others", "torch, a product, a norm and an activation at a time"),
         ]
     ops = plan_layer(gpu, layer, held, step)
+    assert ops.gate is not None and ops.down is not None
     return [
         ("project in", described(ops.project_in)),
         ("attend", described(ops.attend)),

@@ -27,10 +27,24 @@ from quire.arguments import (
 )
 from quire.engine.config import EngineConfig, EngineInfo, KVCacheDtype, ModelImpl, PreemptionMode, Progress
 from quire.engine.core import EngineCore
-from quire.engine.messages import Request
+from quire.engine.messages import POOLED, Output, PoolingParams, Request
 from quire.engine.models.hub import resolve_model
+from quire.engine.models.pooling import Runner
 from quire.engine.startup import start_with_graphs
 from quire.offline_engine import OfflineEngine, TextStream, without_collections
+from quire.pooling import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+    cosine,
+    embedding_params,
+    numbers,
+    pair_tokens,
+    pooling_of,
+    scoring_params,
+    text_pairs,
+)
 from quire.prompt_bar import prompt_bar
 from quire.request_output import RequestOutput
 from quire.service.commands.progress import PhaseBars
@@ -62,6 +76,7 @@ class LLM:
         dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
         kv_cache_dtype: KVCacheDtype = "auto",
         load_format: Literal["auto", "dummy"] = "auto",
+        runner: Runner = "auto",
         model_impl: ModelImpl = "auto",
         generation_config: str = "auto",
         max_model_len: int | None = None,
@@ -185,6 +200,62 @@ class LLM:
         (stops,) = stop_strings(stop, params)
         return self.engine.stream(self._request(given, for_engine(params)[0]), stops)
 
+    def embed(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        use_tqdm: bool | Callable[..., Any] = True,
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return each prompt's vector, of a model that embeds or with `runner="pooling"`.
+
+        `dimensions` and `normalize` are as over HTTP. Raises ValueError for what the model cannot do.
+        """
+        params = embedding_params(self.info, dimensions, normalize)
+        tokens = [self._tokens(prompt) for prompt in prompt_list(prompts)]
+        return [
+            EmbeddingRequestOutput(
+                str(output.request_id), prompt, EmbeddingOutput(numbers(output.vector)), output.cached_tokens
+            )
+            for prompt, output in zip(tokens, self._pool(tokens, params, use_tqdm), strict=True)
+        ]
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[ScoringRequestOutput]:
+        """Return how well one text fits each of several, or those of two lists pair by pair.
+
+        By the head of a model that has one for that, or by the cosine of embeddings.
+        """
+        params, pairs = scoring_params(self.info), text_pairs(text_1, text_2)
+        if pooling_of(self.info).labels:
+            tokens = pair_tokens(self.tokenizer, pairs)
+            return [
+                ScoringRequestOutput(
+                    str(output.request_id),
+                    prompt,
+                    ScoringOutput(numbers(output.vector)[0]),
+                    output.cached_tokens,
+                )
+                for prompt, output in zip(tokens, self._pool(tokens, params, use_tqdm), strict=True)
+            ]
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        by_text = {text: self._tokens(text) for text in texts}
+        outputs = dict(zip(texts, self._pool(list(by_text.values()), params, use_tqdm), strict=True))
+        return [
+            ScoringRequestOutput(
+                str(outputs[second].request_id),
+                by_text[first] + by_text[second],
+                ScoringOutput(cosine(outputs[first].vector, outputs[second].vector)),
+                outputs[first].cached_tokens + outputs[second].cached_tokens,
+            )
+            for first, second in pairs
+        ]
+
     def chat_prompt(self, messages: Sequence[Message]) -> ChatPrompt:
         """Return token ids of a conversation, by the model's chat template, that ask for the next answer."""
         return chat_prompt(self.tokenizer, messages)
@@ -206,6 +277,15 @@ class LLM:
             output.prompt = prompt if isinstance(prompt, str) else None
         return outputs
 
+    def _pool(
+        self, prompts: list[list[int]], params: PoolingParams, use_tqdm: bool | Callable[..., Any]
+    ) -> list[Output]:
+        requests = [Request(next(self._ids), prompt, POOLED, pooling=params) for prompt in prompts]
+        with prompt_bar(len(prompts), use_tqdm) as tell:
+            return self.engine.pool(requests, tell)
+
     def _request(self, prompt: str | list[int], params: Params) -> Request:
-        tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-        return Request(next(self._ids), tokens, ended_by_turn(self.tokenizer, prompt, params))
+        return Request(next(self._ids), self._tokens(prompt), ended_by_turn(self.tokenizer, prompt, params))
+
+    def _tokens(self, prompt: str | list[int]) -> list[int]:
+        return self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt

@@ -3,102 +3,25 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import getitem
 
 from quire.arguments import ChatPrompt, turn_stops
-from quire.completion import Followed, Gathered, PromptLogprobs
+from quire.completion import Followed, Gathered
 from quire.engine.core import EngineCore
 from quire.engine.messages import Output, Request, StepOutputs
 from quire.interrupts import PostponedInterrupt
+from quire.offline_requests import Asked, Job, PooledRequest
 from quire.prompt_bar import Tell
-from quire.request_output import RequestMetrics, RequestOutput
+from quire.request_output import RequestOutput
 from quire.service.answer.choice import Choice
 from quire.service.text.detokenizer import Detokenizer
 from quire.service.text.tokenizer import Tokenizer
 
 Queue = Callable[[list[Request]], None]
-
-
-class RequestFailed(RuntimeError):
-    """The engine could not compute a request, for its `error`."""
-
-    def __init__(self, error: str) -> None:
-        super().__init__(f"the engine failed on a prompt: {error}")
-        self.error = error
-
-
-class Job:
-    """One caller's requests."""
-
-    def __init__(self, requests: list[Request]) -> None:
-        self.requests = requests
-        self.unfinished = len(requests)
-        self.error: str | None = None  # that a request of it ended with
-
-    def check(self) -> None:
-        """Raise RequestFailed if one of them has."""
-        if self.error is not None:
-            raise RequestFailed(self.error)
-
-
-class _Asked:
-    """A request, and what has come of it."""
-
-    __slots__ = (
-        "_began",
-        "_cached_tokens",
-        "_ended",
-        "_first",
-        "choices",
-        "job",
-        "prompt_logprobs",
-        "request",
-        "unfinished",
-    )
-
-    def __init__(self, job: Job, request: Request, choices: list[Gathered] | list[Followed]) -> None:
-        self.job = job
-        self.request = request
-        self.choices = choices
-        self.unfinished = len(choices)
-        self.prompt_logprobs: PromptLogprobs | None = None
-        self._began = time.perf_counter()
-        self._first: float | None = None  # when its first token came
-        self._ended = self._began
-        self._cached_tokens = 0
-
-    def add(self, output: Output) -> None:
-        if self._first is None:
-            self._first = time.perf_counter()
-            self._cached_tokens = output.cached_tokens
-        if output.prompt_logprobs is not None:
-            self.prompt_logprobs = output.prompt_logprobs
-        if output.error is not None:
-            self.job.error = output.error
-        self.choices[output.index].add(output)
-
-    def end(self) -> None:
-        """Note when its last choice has ended."""
-        self._ended = time.perf_counter()
-
-    def output(self) -> RequestOutput:
-        with_logprobs = self.request.params.logprobs is not None
-        completions = [
-            choice.completion(with_logprobs=with_logprobs, prompt_logprobs=self.prompt_logprobs)
-            for choice in self.choices
-        ]
-        metrics = RequestMetrics(
-            time_to_first_token=(self._first or self._ended) - self._began,
-            seconds=self._ended - self._began,
-            cached_tokens=self._cached_tokens,
-            output_tokens=sum(len(one.token_ids) for one in completions),
-        )
-        return RequestOutput(completions, str(self.request.id), self.request.prompt, metrics)
 
 
 class OfflineEngine:
@@ -111,7 +34,7 @@ class OfflineEngine:
         self.core = core
         self.tokenizer = tokenizer
         tokenizer.look_up(core.scheduler.state.capacity.vocab_size)
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, Asked | PooledRequest] = {}
         self._tokens: dict[int, list[list[int]]] = {}  # of the choices of each: where its next one is added
         self._followed: dict[int, list[Followed]] = {}  # choices of those whose tokens are looked at
         self._ended: list[int] = []  # requests, once for each choice that has ended in this step
@@ -135,21 +58,40 @@ class OfflineEngine:
         with without_collections(), PostponedInterrupt() as interrupt:
             own = stops or [()] * len(requests)
             asked = [
-                _Asked(job, request, self._follow(request, ends) if ends else self._gather(request))
+                Asked(job, request, self._follow(request, ends) if ends else self._gather(request))
                 for request, given in zip(requests, own, strict=True)
                 for ends in [self._stops(request, given)]
             ]
-            try:
-                self._begin(job, asked, queue)
-                while left := job.unfinished:
-                    self.step()
-                    job.check()
-                    interrupt.check()
-                    if tell is not None and job.unfinished < left:
-                        tell(left - job.unfinished)
-            finally:
-                self.leave(job)
+            self._complete(job, asked, queue, interrupt, tell)
         return [one.output() for one in asked]
+
+    def pool(self, requests: list[Request], tell: Tell | None = None) -> list[Output]:
+        """Return the output of each, which has its vector. Raise as `answer` does."""
+        job = Job(requests)
+        asked = [PooledRequest(job, request, self._ended.append) for request in requests]
+        with without_collections(), PostponedInterrupt() as interrupt:
+            self._complete(job, asked, self.core.add_all, interrupt, tell)
+        return [one.result for one in asked if one.result is not None]
+
+    def _complete(
+        self,
+        job: Job,
+        asked: Sequence[Asked | PooledRequest],
+        queue: Queue,
+        interrupt: PostponedInterrupt,
+        tell: Tell | None,
+    ) -> None:
+        """Step until all of a job's requests have ended."""
+        try:
+            self._begin(job, asked, queue)
+            while left := job.unfinished:
+                self.step()
+                job.check()
+                interrupt.check()
+                if tell is not None and job.unfinished < left:
+                    tell(left - job.unfinished)
+        finally:
+            self.leave(job)
 
     def stream(self, request: Request, stops: tuple[str, ...] = ()) -> TextStream:
         """Stream the text of its first choice, as it comes."""
@@ -157,7 +99,7 @@ class OfflineEngine:
         choices = self._follow(request, self._stops(request, stops))
         stream = TextStream(self, job, choices[0])
         with PostponedInterrupt():
-            self._begin(job, [_Asked(job, request, choices)], self.core.add_all)
+            self._begin(job, [Asked(job, request, choices)], self.core.add_all)
         return stream
 
     def _stops(self, request: Request, asked: tuple[str, ...]) -> tuple[str, ...]:
@@ -181,7 +123,7 @@ class OfflineEngine:
         for _ in range(request.params.n):
             yield self.tokenizer.detokenizer(context, skip_special_tokens=True)
 
-    def _begin(self, job: Job, asked: list[_Asked], queue: Queue) -> None:
+    def _begin(self, job: Job, asked: Sequence[Asked | PooledRequest], queue: Queue) -> None:
         self._enter()
         try:
             for one in asked:
@@ -252,7 +194,7 @@ class OfflineEngine:
             self._failed = error if self.core.torn else None
             raise
 
-    def _end_choice(self, asked: _Asked) -> None:
+    def _end_choice(self, asked: Asked | PooledRequest) -> None:
         asked.unfinished -= 1
         if not asked.unfinished:
             asked.end()

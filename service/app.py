@@ -14,9 +14,13 @@ from quire.service.api.chat import chat_completions
 from quire.service.api.completions import completions
 from quire.service.api.health import health, metrics, ready, startup
 from quire.service.api.models import detokenize, get_model, list_models, tokenize
+from quire.service.api.ollama.embed import ollama_embed, ollama_embeddings
 from quire.service.api.ollama.endpoint import ollama_chat, ollama_generate
 from quire.service.api.ollama.models import ollama_ps, ollama_show, ollama_tags, ollama_version
-from quire.service.api.responses.endpoint import responses, stored_response
+from quire.service.api.pooling.classify import classify
+from quire.service.api.pooling.embeddings import embeddings
+from quire.service.api.pooling.scores import rerank, score
+from quire.service.api.responses.endpoint import input_items, responses, stored_response
 from quire.service.api.responses.socket import ResponsesSocket
 from quire.service.api.sockets.endpoint import CHAT, COMPLETIONS, CompletionsSocket
 from quire.service.api.streams import recorded_stream
@@ -66,9 +70,16 @@ def create_app(state: ServerState) -> ASGIApp:
         post("/v1/messages", messages),
         post("/v1/messages/count_tokens", count_tokens),
         route("/v1/responses/{response_id}", stored_response, "GET", "DELETE"),
+        get("/v1/responses/{response_id}/input_items", input_items),
         socket("/v1/responses", ResponsesSocket(state)),
         post("/api/chat", ollama_chat),
         post("/api/generate", ollama_generate),
+        post("/v1/embeddings", embeddings),
+        *(post(path, rerank) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
+        *(post(path, score) for path in ("/v1/score", "/score")),
+        post("/classify", classify),
+        post("/api/embed", ollama_embed),
+        post("/api/embeddings", ollama_embeddings),
         post("/api/show", ollama_show),
         get("/api/tags", ollama_tags),
         get("/api/ps", ollama_ps),

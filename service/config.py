@@ -47,6 +47,9 @@ class ServiceConfig:
     max_conversation_bytes: int = 2 << 20  # what a WebSocket remembers of its responses
     max_conversations_bytes: int = 256 << 20  # what all WebSockets remember together
     max_stored_bytes: int = 256 << 20  # of responses that are kept
+    response_store: Literal["memory", "redis"] = "memory"
+    response_ttl: float = 30 * 86400.0  # seconds for which Redis keeps them
+    redis_url: str | None = None
     resume_timeout: float = 60.0  # for which a stream with an X-Stream-Id waits for a reader to come back
     max_stream_bytes: int = 1 << 20  # of its events that are kept
     max_recorded_streams: int = 256  # that run
@@ -69,6 +72,12 @@ class ServiceConfig:
         if self.stall_timeout is not None and not 0 < self.stall_timeout <= 86400:
             raise ValueError(
                 f"--stall-timeout must be above 0 and at most 86400 seconds, got {self.stall_timeout}"
+            )
+        if self.response_store == "redis" and self.redis_url is None:
+            raise ValueError("--response-store redis needs a Redis: give --redis-url, or leave it out")
+        if not 1 <= self.response_ttl <= 366 * 86400:
+            raise ValueError(
+                f"--response-ttl must be between 1 and {366 * 86400} seconds, got {self.response_ttl:g}"
             )
         if self.otlp_endpoint is not None:
             check_http_url("--otlp-endpoint", self.otlp_endpoint)

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from quire.engine.config import EngineInfo, Progress, RegistryReport, StepStats
 from quire.engine.inspection.messages import Answer, Question
-from quire.engine.messages import Output, SamplingParams
+from quire.engine.messages import Output, PoolingParams, SamplingParams
 from quire.engine.records import RequestRecord
 
 
@@ -37,7 +37,12 @@ class Engine(Protocol):
     def watch_progress(self) -> AsyncIterator[Progress]: ...
 
     def add(
-        self, prompt: list[int], params: SamplingParams, cache_salt: str = "", owner: str = ""
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        cache_salt: str = "",
+        owner: str = "",
+        pooling: PoolingParams | None = None,
     ) -> RequestStream: ...
 
     async def ask(self, question: Question) -> Answer | None: ...

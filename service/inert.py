@@ -157,6 +157,13 @@ INERT: dict[str, tuple[Row, ...]] = {
         Refused("conversation", "give previous_response_id, or the whole conversation as input"),
         Refused("prompt", "there are no stored prompts: give input"),
     ),
+    "PoolingFields": (
+        Inert("user", Annotated[str, Meta(max_length=256)], "your own label"),
+        Inert("request_id", _Label, "the header X-Request-Id names a request"),
+        Inert("priority", Annotated[int, Meta(ge=0, le=0)], "first come, first served"),
+        Refused("messages", "give input: texts or token ids"),
+        Refused("mm_processor_kwargs", "inputs are text"),
+    ),
     "CountTokensRequest": (
         Refused("thread", "send the whole conversation (the client's tool_runner takes thread=False)"),
     ),

@@ -24,5 +24,6 @@ _LOGPROB_COUNT = (
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=_LOGPROB_COUNT)]
 ModelName = Annotated[str, Meta(max_length=256)]

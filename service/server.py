@@ -96,6 +96,7 @@ class QuireServer(OrderlyServer):
                 await asyncio.to_thread(self.state.exporter.close)
             await self.state.grammar_trials.close()
             await self.state.renderer.close()
+            await self.state.responses.close()
             self.state.pool.shutdown(wait=False, cancel_futures=True)
 
 

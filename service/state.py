@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 from quire.engine.config import EngineInfo
 from quire.service.admission import Admission, QueueLimits
 from quire.service.answer.conversations import ConversationMemory
+from quire.service.answer.kept_responses import KeptResponses
+from quire.service.answer.redis_responses import RedisResponses
 from quire.service.answer.resumption.recordings import Recordings
 from quire.service.answer.stored_responses import ResponseStore
 from quire.service.config import ServiceConfig
@@ -62,7 +64,10 @@ class ServerState:
         self.streams: set[Stoppable] = set()  # but not for these (/startup)
         self.recordings = Recordings(config, self.keys, self.generations)
         self.conversations = ConversationMemory(config.max_conversations_bytes)
-        self.responses = ResponseStore(config.max_stored_bytes)
+        shared = None
+        if config.response_store == "redis" and config.redis_url is not None:
+            shared = RedisResponses(config.redis_url, config.response_ttl, config.max_stored_bytes)
+        self.responses = KeptResponses(ResponseStore(config.max_stored_bytes), shared, self.metrics)
         self.loop_watch = LoopWatch()
         self.lab_pools = LabPools()
         self.blocks = BlockFeed(has_keys=config.asks_for_keys)
@@ -104,6 +109,21 @@ class ServerState:
         if engine is None or tokenizer is None or info is None:
             raise not_ready("the model is still loading; GET /startup tells how far", _LOADING_RETRY_SECONDS)
         self.watchdog.check()
+        return engine, tokenizer, info
+
+    def generating(self) -> tuple[Engine, Tokenizer, EngineInfo]:
+        """As `serving`. Raises ApiError 400 if the model gives no text."""
+        engine, tokenizer, info = self.serving()
+        if info.pooling is not None:
+            name, scores = self.config.served_model_names[0], info.pooling.labels > 0
+            raise ApiError(
+                400,
+                f"{name} gives {'scores' if scores else 'embeddings'} and no text: ask "
+                f"{'/v1/rerank or /v1/score' if scores else '/v1/embeddings'}; a server with a model for "
+                "text is started with --runner generate",
+                param="model",
+                code="model_not_supported",
+            )
         return engine, tokenizer, info
 
     def check_model(self, name: str | None) -> str:

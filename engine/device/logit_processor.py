@@ -1,7 +1,8 @@
 """Rows that ask for more than the sampler does: a grammar, penalties, logit bias, min_tokens, logprobs.
 
 The step samples every row first, in its graph if it has one. Rows that are known here are then drawn again
-from their processed logits, so that nobody else pays for them.
+from their processed logits, so that nobody else pays for them. With several ranks so are those with filters,
+and each rank processes the logits of its own tokens.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from quire.engine.arrays import Int32
 from quire.engine.device.staging import sent
-from quire.engine.models.vocabulary import all_logits
+from quire.engine.device.vocabulary_parts import Searched, VocabularyParts
 from quire.engine.schedule.plan import RowStart, StepPlan
 from quire.kernels.backend import Backend
-from quire.kernels.parallel.ranks import Ranks
 from quire.kernels.sampling.state import SamplingState
 
 BANNED = float("-inf")
@@ -27,7 +28,9 @@ BANNED = float("-inf")
 class _Wishes:
     """A row's own parameters, besides those of the sampler."""
 
-    filtered: bool  # by top-k, top-p or min-p
+    top_k: bool
+    top_p: bool
+    min_p: bool
     constrained: bool
     penalised: bool
     repetition: float
@@ -41,8 +44,11 @@ class _Wishes:
     @classmethod
     def of(cls, start: RowStart) -> _Wishes:
         params = start.params
+        random = params.temperature > 0
         return cls(
-            filtered=bool(params.temperature and (params.top_k or params.top_p < 1 or params.min_p)),
+            top_k=random and params.top_k > 0,
+            top_p=random and params.top_p < 1,
+            min_p=random and params.min_p > 0,
             constrained=bool(params.grammar),
             penalised=bool(
                 params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
@@ -61,6 +67,10 @@ class _Wishes:
     def changes_logits(self) -> bool:
         return bool(self.constrained or self.penalised or self.bias or self.stop_tokens)
 
+    @property
+    def filtered(self) -> bool:
+        return self.top_k or self.top_p or self.min_p
+
 
 class LogitProcessor:
     """Keeps the wishes of the rows, and for penalised rows what tokens they have seen."""
@@ -68,19 +78,17 @@ class LogitProcessor:
     def __init__(
         self,
         rows: int,
-        vocab_size: int,
+        vocabulary: VocabularyParts,
         device: torch.device,
         backend: Backend,
-        ranks: Ranks | None = None,
     ) -> None:
-        """ranks: those that the vocabulary is divided among: rows with filters are drawn again, too."""
-        self._ranks = ranks
+        self._vocabulary = vocabulary
         self._wishes: dict[int, _Wishes] = {}
-        self._shape = (rows, vocab_size)
+        self._shape = (rows, vocabulary.count)
         self._device = device
         self._backend = backend
-        self._output_counts: Tensor | None = None  # [rows, V] int32; made when the first penalty comes
-        self._in_prompt: Tensor | None = None  # [rows, V] bool
+        self._output_counts: Tensor | None = None  # [rows, own tokens] int32; made for the first penalty
+        self._in_prompt: Tensor | None = None  # [rows, own tokens] bool
 
     def start(self, starts: tuple[RowStart, ...]) -> None:
         """Note what rows that begin a sequence ask for, and forget what they asked for before."""
@@ -93,7 +101,7 @@ class LogitProcessor:
                 self._count_from_scratch(start)
 
     def _draws_again(self, wishes: _Wishes) -> bool:
-        return wishes.changes_logits or (self._ranks is not None and wishes.filtered)
+        return wishes.changes_logits or (self._vocabulary.is_divided and wishes.filtered)
 
     def wanted_logprobs(self, rows: list[int]) -> tuple[list[int], int]:
         """Return the indices of the sampled rows that want logprobs, and the most candidates one wants."""
@@ -124,23 +132,34 @@ class LogitProcessor:
         device_rows = self._tensor([rows[i] for i in touched], torch.int32)
         index = self._tensor(touched, torch.int64)
         positions = plan.sample_positions[touched]
-        chosen = all_logits(logits.index_select(0, index), self._shape[1], self._ranks).float()
-        if len(plan.masked_samples):
-            masked = self._tensor(np.searchsorted(touched, plan.masked_samples), torch.int64)
-            self._backend.mask_tokens(chosen, masked, self._tensor(plan.masks, torch.int32))
+        chosen = logits.index_select(0, index)
         wishes = [self._wishes[rows[i]] for i in touched]
-        self._add_biases(chosen, wishes, positions)
         penalised = [i for i, wish in enumerate(wishes) if wish.penalised]
-        if penalised:
-            self._penalise(chosen, penalised, wishes, device_rows)
+        if any(wish.changes_logits for wish in wishes):
+            chosen = chosen.float()
+            own = chosen[:, : self._vocabulary.count]
+            if len(plan.masked_samples):
+                masked = self._tensor(np.searchsorted(touched, plan.masked_samples), torch.int64)
+                masks = self._tensor(plan.masks, torch.int32)
+                self._backend.mask_tokens(own, masked, masks, self._vocabulary.first)
+            self._add_biases(own, wishes, positions)
+            if penalised:
+                self._penalise(own, penalised, wishes, device_rows)
         where = self._tensor(positions, torch.int32)
-        drawn = self._backend.sample(chosen, device_rows, where, state, last_tokens)
+        searched = Searched(any(wish.top_k for wish in wishes), any(wish.top_p for wish in wishes))
+        drawn = self._vocabulary.sample_filtered(chosen, device_rows, where, state, last_tokens, searched)
         tokens.index_copy_(0, index, drawn)
         if penalised:
             which = self._tensor(penalised, torch.int64)
-            counted_rows, counted = device_rows[which].long(), drawn[which].long().clamp(min=0)
-            assert self._output_counts is not None
-            self._output_counts[counted_rows, counted] += 1  # a row is sampled once a step: no duplicates
+            self._count(device_rows[which].long(), drawn[which].long())
+
+    def _count(self, rows: Tensor, tokens: Tensor) -> None:
+        """Add one to those of the rows' tokens that are this rank's; each row is there once."""
+        assert self._output_counts is not None
+        if self._vocabulary.count:
+            column = tokens.clamp(min=0) - self._vocabulary.first
+            is_own = (column >= 0) & (column < self._vocabulary.count)
+            self._output_counts[rows, column.clamp(0, self._vocabulary.count - 1)] += is_own
 
     def _add_biases(self, logits: Tensor, wishes: list[_Wishes], positions: Int32) -> None:
         entries: list[tuple[int, int, float]] = []
@@ -148,6 +167,8 @@ class LogitProcessor:
             entries += [(i, token, bias) for token, bias in wish.bias.items()]
             if position < wish.banned_until:
                 entries += [(i, token, BANNED) for token in wish.stop_tokens]
+        first, end = self._vocabulary.first, self._vocabulary.first + self._vocabulary.count
+        entries = [(i, token - first, bias) for i, token, bias in entries if first <= token < end]
         if entries:
             where, what, bias = zip(*entries, strict=True)
             logits.index_put_(
@@ -173,12 +194,17 @@ class LogitProcessor:
         if self._output_counts is None or self._in_prompt is None:
             self._output_counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
             self._in_prompt = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
-        prompt = self._tensor(start.prompt, torch.int64)
+        prompt = self._tensor(self._own_columns(start.prompt), torch.int64)
         self._in_prompt[start.row].zero_().index_fill_(0, prompt, True)
-        tokens, counts = np.unique(np.array(start.output, np.int64), return_counts=True)
+        tokens, counts = np.unique(self._own_columns(start.output), return_counts=True)
         self._output_counts[start.row].zero_().index_copy_(
             0, self._tensor(tokens, torch.int64), self._tensor(counts, torch.int32)
         )
+
+    def _own_columns(self, tokens: list[int]) -> npt.NDArray[np.int64]:
+        """Return where this rank's logits have those of the tokens that are its own."""
+        columns = np.array(tokens, np.int64) - self._vocabulary.first
+        return columns[(columns >= 0) & (columns < self._vocabulary.count)]
 
     def _tensor(self, values: object, dtype: torch.dtype) -> Tensor:
         return sent(values, dtype, self._device)

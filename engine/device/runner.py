@@ -29,6 +29,7 @@ from quire.engine.device.inputs import (
 )
 from quire.engine.device.kv_cache import KVCache
 from quire.engine.device.logit_processor import LogitProcessor
+from quire.engine.device.pooler import Pooler, score_head
 from quire.engine.device.row_sampling import RowState
 from quire.engine.device.staging import ALIGNMENT, Staging, sent
 from quire.engine.device.streams import (
@@ -94,7 +95,11 @@ class ModelRunner:
         self.staging = Staging(staging_words(limits, max_blocks), device)
         self.row_state = RowState(rows, device, self.staging)
         self.vocabulary = VocabularyParts(config.vocab_size, backend, model.ranks)
-        self.processor = LogitProcessor(rows, config.vocab_size, device, backend, model.ranks)
+        self.processor = LogitProcessor(rows, self.vocabulary, device, backend)
+        self.pooler: Pooler | None = None
+        if config.pooling is not None:
+            head = score_head(config.pooling, model.head)
+            self.pooler = Pooler(config.pooling, rows, config.hidden_size, head, device)
         self.workspace: DecodeWorkspace | DecodeGather = DecodeGather()
         self.queue: CudaQueue | ThreadQueue = ThreadQueue()
         self.cascades: Cascades | None = None
@@ -120,6 +125,9 @@ class ModelRunner:
             decodes += [idle_decode(size, rows, self.cascades.width) for size in sharing_sizes(rows)]
         decodes.sort(key=lambda inputs: len(inputs.rows))
         mixed = [list(chain(*idle_mixed(size, rows))) for size in self.mixed_sizes]
+        if self.pooler is not None:
+            decodes = []
+            mixed = [] if self.pooler.pooling.needs_all else mixed  # which give the newest tokens' states
         return (
             Graphs("decode", lambda arrays: self._decode(DecodeInputs(*arrays)), decodes, self.device),
             Graphs("mixed", lambda arrays: (self._forward(*split_mixed(arrays)),), mixed, self.device),
@@ -190,6 +198,8 @@ class ModelRunner:
         if plan.num_tokens == 0:  # blocks move, and nobody computes
             self._move(MoveInputs(*self.staging.upload(self._moves(plan))))
             return DeviceResult(self.last_tokens[:0], empty_int32(), None, ())
+        if self.pooler is not None:
+            return self._pooled(plan, self.pooler)
         sampled = self._decode_only(plan) if len(plan.prefill_tokens) == 0 else self._mixed(plan)
         tokens, rows = sampled.tokens, plan.sample_rows.tolist()
         self.processor.redraw(sampled.logits, tokens, rows, plan, self.row_state.state, self.last_tokens)
@@ -238,16 +248,39 @@ class ModelRunner:
 
         Prompt log-probabilities take all tokens' hidden states, which no graph was recorded to give.
         """
+        wanted = [run.targets for run in plan.prompt_logprobs]
+        hidden, drawn, arrays = self._compute(plan, wanted, whole=bool(wanted))
+        logits = self.model.part_logits(hidden[drawn.hidden])
+        tokens = self._sample(logits, drawn.rows, drawn.positions)
+        prompt_logprobs = tuple(
+            self._prompt_logprobs(hidden, run, targets)
+            for run, targets in zip(plan.prompt_logprobs, arrays, strict=True)
+        )
+        return _Sampled(logits, tokens, prompt_logprobs)
+
+    def _pooled(self, plan: StepPlan, pooler: Pooler) -> DeviceResult:
+        """Compute prefill chunks, and the vectors of the prompts that they end."""
+        whole = pooler.pooling.needs_all
+        hidden, drawn, arrays = self._compute(plan, pooler.inputs(plan), whole=whole)
+        vectors = pooler.vectors(hidden, drawn.hidden, arrays)
+        return DeviceResult(self.last_tokens[: len(vectors)], empty_int32(), None, (), vectors)
+
+    def _compute(
+        self, plan: StepPlan, extra: list[Int32], *, whole: bool
+    ) -> tuple[Tensor, SampleInputs[Tensor], list[Tensor]]:
+        """Return a mixed step's hidden states, what is drawn from them, and `extra` on the device.
+
+        whole: of all tokens and not of each row's newest alone, for which no graph was recorded.
+        """
         inputs, drawn_from, graphs = [*mixed_inputs(plan)], plan.sample_tokens, self.mixed_graphs
-        if plan.prompt_logprobs:
+        if whole:
             graphs = None
         else:
             newest = newest_inputs(plan)
             inputs += newest
             drawn_from = np.searchsorted(newest.tokens, drawn_from).astype(np.int32)
         samples = SampleInputs(plan.sample_rows, drawn_from, plan.sample_positions)
-        wanted = [run.targets for run in plan.prompt_logprobs]
-        arrays = iter(self.staging.upload([*samples, *self._moves(plan), *wanted]))
+        arrays = iter(self.staging.upload([*samples, *self._moves(plan), *extra]))
         drawn = SampleInputs(*islice(arrays, len(SampleInputs._fields)))
         moves = MoveInputs(*islice(arrays, len(MoveInputs._fields)))
         size = None if graphs is None else graphs.load(inputs, self.staging)
@@ -257,13 +290,7 @@ class ModelRunner:
             hidden = self._forward(*split_mixed(uploaded), int(plan.query_lens.max()))
         else:
             (hidden,) = size.run()
-        logits = self.model.part_logits(hidden[drawn.hidden])
-        tokens = self._sample(logits, drawn.rows, drawn.positions)
-        prompt_logprobs = tuple(
-            self._prompt_logprobs(hidden, run, targets)
-            for run, targets in zip(plan.prompt_logprobs, arrays, strict=True)
-        )
-        return _Sampled(logits, tokens, prompt_logprobs)
+        return hidden, drawn, list(arrays)
 
     def _forward(
         self,

@@ -40,6 +40,7 @@ class DeviceResult:
     logprob_samples: Int32
     logprobs: DeviceLogprobs | None
     prompt_logprobs: tuple[DeviceLogprobs, ...]
+    vectors: Tensor | None = None
 
     def packed(self) -> Tensor:
         """Return the words of all tensors, one after the other: [N] i32."""
@@ -53,14 +54,16 @@ class DeviceResult:
         tokens, *rest = (
             part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)
         )
+        vectors = None if self.vectors is None else rest.pop()
         width = len(DeviceLogprobs._fields)
         entries = [DeviceLogprobs(*rest[begin : begin + width]) for begin in range(0, len(rest), width)]
         logprobs = None if self.logprobs is None else entries.pop(0)
-        return DeviceResult(tokens, self.logprob_samples, logprobs, tuple(entries))
+        return DeviceResult(tokens, self.logprob_samples, logprobs, tuple(entries), vectors)
 
     def _tensors(self) -> list[Tensor]:
         entries = self.prompt_logprobs if self.logprobs is None else (self.logprobs, *self.prompt_logprobs)
-        return [self.tokens, *chain(*entries)]
+        vectors = () if self.vectors is None else (self.vectors,)
+        return [self.tokens, *chain(*entries), *vectors]
 
     def numpy(self) -> StepResult:
         return StepResult(
@@ -68,6 +71,7 @@ class DeviceResult:
             self.logprob_samples,
             None if self.logprobs is None else self.logprobs.numpy(),
             tuple(entry.numpy() for entry in self.prompt_logprobs),
+            None if self.vectors is None else self.vectors.numpy(),
         )
 
 

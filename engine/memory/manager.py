@@ -329,7 +329,10 @@ class BlockManager:
         What is left of the tokens is found behind these. Raises ValueError without a prefix cache.
         """
         if self._prefixes is None:
-            raise ValueError("--pin-prefix needs the prefix cache: leave out --no-enable-prefix-caching")
+            raise ValueError(
+                "--pin-prefix needs the prefix cache: leave out --no-enable-prefix-caching (a model that "
+                "pools all tokens of a prompt has none)"
+            )
         prefixes = self._prefixes.make_public(tokens)
         rest = as_int32(tokens[len(prefixes) * self.block_size :])
         if len(rest):

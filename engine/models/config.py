@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from quire.engine.models.attention_shape import AttentionShape
 from quire.engine.models.json_fields import Fields, read_json
+from quire.engine.models.pooling import Pooling, causal_name
 from quire.engine.models.rope_config import RopeConfig
 from quire.kernels.formats.cache_spec import CacheSpec
 
@@ -63,6 +64,7 @@ class ModelConfig:
     final_norm: bool = True
     norm_affine: bool = True  # layer norms have weight and bias
     implementation: Implementation = "native"  # transformers: `quire.engine.models.general`
+    pooling: Pooling | None = None  # None: it has a head for text
     attention: tuple[AttentionShape, ...] = ()  # by layer; none: all as the fields say. Those have the most
     ranks: int = 1  # that heads, the MLP's width and the vocabulary are divided among
     kv_copies: int = 1  # ranks that hold the same KV heads
@@ -89,6 +91,11 @@ class ModelConfig:
         )
 
     @property
+    def gathers(self) -> bool:
+        """Whether a prompt's vector comes from the hidden states of all its tokens."""
+        return self.pooling is not None and self.pooling.needs_all
+
+    @property
     def layer_weights(self) -> int:
         """Elements of a layer's matrices."""
         projections = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
@@ -100,6 +107,24 @@ class ModelConfig:
         """Tokens of the vocabulary that a rank holds; the last ranks may have fewer."""
         return rows_of_rank(self.vocab_size, self.ranks)
 
+    def with_pooling(self, pooling: Pooling) -> ModelConfig:
+        """Return the model with that instead of a head for text."""
+        if self.embedding_size != self.hidden_size:
+            raise ValueError(
+                f"{self.architecture} with embeddings of {self.embedding_size} and hidden states of "
+                f"{self.hidden_size} numbers cannot be pooled: give --runner generate"
+            )
+        too_long = [size for size in pooling.dimensions if size > self.hidden_size]
+        if too_long:
+            raise ValueError(f"matryoshka_dimensions has {too_long[0]}, more than {self.hidden_size}")
+        if not pooling.label_tokens:  # there is no head for text
+            return replace(self, pooling=pooling, tie_word_embeddings=True)
+        if self.implementation == "transformers":
+            raise ValueError(f"{self.architecture} runs by transformers' code, which gives no tokens' scores")
+        if not all(0 <= token < self.vocab_size for token in pooling.label_tokens):
+            raise ValueError(f"{pooling.label_tokens} are not of the vocabulary's {self.vocab_size} tokens")
+        return replace(self, pooling=pooling)
+
     def of_rank(self, ranks: int) -> ModelConfig:
         """Return the model as each of so many ranks computes it. Raises ValueError if they do not divide it.
 
@@ -110,6 +135,10 @@ class ModelConfig:
                 f"--tensor-parallel-size {ranks}: {self.architecture} runs by transformers' code, which is "
                 "not divided among GPUs; give 1, or with --model-impl native a model of one of the "
                 f"architectures {', '.join(_READERS)}"
+            )
+        if ranks > 1 and self.pooling is not None and self.pooling.label_tokens:
+            raise ValueError(
+                f"--tensor-parallel-size {ranks}: scores by the logits of two tokens are of one rank; give 1"
             )
         if not self._divides(ranks):
             which = [str(other) for other in range(1, self.num_heads + 1) if self._divides(other)]
@@ -144,10 +173,12 @@ class ModelConfig:
             raise ValueError(f"{folder} has no config.json; give a folder that save_pretrained wrote")
         fields = Fields(raw, str(folder / "config.json"))
         names = raw.get("architectures")
-        name = names[0] if isinstance(names, list) and names else None
+        given = names[0] if isinstance(names, list) and names else None
+        name = causal_name(given) if isinstance(given, str) else given
         if not isinstance(name, str) or name not in _READERS:
             raise ValueError(
-                f"{fields.where}: architecture {name!r} is not supported; supported are {', '.join(_READERS)}"
+                f"{fields.where}: architecture {given!r} is not supported; supported are "
+                f"{', '.join(_READERS)}"
             )
         fields.refuse_unless("quantization_config", None, {})
         fields.refuse_unless("compression_config", None, {})
@@ -343,7 +374,7 @@ def _bos_token_id(fields: Fields) -> int | None:
 def has_native(raw: dict[str, Any]) -> bool:
     """Return whether a config.json is of an architecture that has a decoder here."""
     names = raw.get("architectures")
-    return isinstance(names, list) and bool(names) and names[0] in _READERS
+    return isinstance(names, list) and bool(names) and causal_name(str(names[0])) in _READERS
 
 
 def read_max_positions(folder: Path) -> int:

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.layers import LayerPlans, attention_layer
+from quire.engine.models.layers import LayerPlans, attention_layer, layer_shapes
+from quire.engine.models.pre_norm import GatedMLP, PreNormLayer, run_layers
 from quire.engine.models.rope import rope_table
 from quire.engine.models.vocabulary import all_logits, embed
 from quire.engine.models.weights import Weights
 from quire.engine.parallel.share import Columns
-from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, of_newest
+from quire.kernels.attention.batch import ForwardBatch
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
-from quire.kernels.linear.linear import Linear
-from quire.kernels.linear.operations import Hidden
 from quire.kernels.plan import plan_layer
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    input_norm: Tensor
-    qkv: Linear
-    attention: AttentionLayer
-    output: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
 
 
 class Decoder:
@@ -47,13 +33,10 @@ class Decoder:
         rope = rope_table(config.rope, config.head_dim, max_model_len, weights.device)
         self.layers = [self._layer(weights, layer, rope) for layer in range(config.num_layers)]
         self.final_norm = weights.rms_norm("model.norm", config.hidden_size)
-        self.norms_after = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
-        self.plans = LayerPlans(config, weights.dtype, weights.device, plan_layer)
-        self.head = weights.output_head(
-            "model.embed_tokens", self.embedding, config.vocab_size, tied=config.tie_word_embeddings
-        )
+        self.plans = LayerPlans(layer_shapes(config, weights.dtype), weights.device, plan_layer)
+        self.head = weights.output_head("model.embed_tokens", self.embedding, config)
 
-    def _layer(self, weights: Weights, layer: int, rope: Tensor) -> _Layer:
+    def _layer(self, weights: Weights, layer: int, rope: Tensor) -> PreNormLayer:
         config = self.config
         name = f"model.layers.{layer}"
         hidden, inner = config.hidden_size, config.intermediate_size
@@ -65,14 +48,16 @@ class Decoder:
         if config.qk_norm:
             q_norm = weights.rms_norm(f"{name}.self_attn.q_norm", config.head_dim)
             k_norm = weights.rms_norm(f"{name}.self_attn.k_norm", config.head_dim)
-        return _Layer(
+        return PreNormLayer(
             input_norm=weights.rms_norm(f"{name}.input_layernorm", hidden),
             qkv=weights.columns(f"{name}.self_attn", qkv, hidden, bias=config.qkv_bias),
             attention=attention_layer(config, layer, rope, q_norm, k_norm),
             output=weights.rows(f"{name}.self_attn.o_proj", hidden, queries.size, bias=config.output_bias),
             mlp_norm=weights.rms_norm(f"{name}.post_attention_layernorm", hidden),
-            gate_up=weights.columns(f"{name}.mlp", gate_up, hidden, bias=config.mlp_bias),
-            down=weights.rows(f"{name}.mlp.down_proj", hidden, inner, bias=config.mlp_bias),
+            mlp=GatedMLP(
+                gate_up=weights.columns(f"{name}.mlp", gate_up, hidden, bias=config.mlp_bias),
+                down=weights.rows(f"{name}.mlp.down_proj", hidden, inner, bias=config.mlp_bias),
+            ),
         )
 
     def forward(self, batch: ForwardBatch, cache: list[LayerCache]) -> Tensor:
@@ -80,24 +65,11 @@ class Decoder:
 
         [R, H] of `batch.newest` where that is given: the last layer does no more than those need.
         """
-        eps = self.config.norm_eps
-        hidden = Hidden(embed(batch.tokens, self.embedding, self.backend.embed, self.ranks))
-        for layer, norm_after, layer_cache, ops, newest in zip(
-            self.layers,
-            self.norms_after,
-            cache,
-            self.plans.of(batch, cache),
-            batch.newest_by_layer(len(self.layers)),
-            strict=True,
-        ):
-            qkv = ops.project_in.run(hidden, layer.input_norm, eps, layer.qkv)
-            attended = ops.attend.run(qkv, batch, layer.attention, layer_cache)
-            residual = of_newest(hidden.residual, newest)
-            hidden = ops.project_out.run(residual, attended, layer.output, layer.mlp_norm, eps)
-            inner = ops.gate.run(hidden, layer.mlp_norm, eps, layer.gate_up)
-            hidden = ops.down.run(hidden.residual, inner, layer.down, norm_after, eps)
-        residual, normed = hidden
-        return self.backend.rms_norm(residual, self.final_norm, eps) if normed is None else normed
+        embedded = embed(batch.tokens, self.embedding, self.backend.embed, self.ranks)
+        plans, norm = self.plans.of(batch, cache), self.backend.rms_norm
+        return run_layers(
+            self.layers, self.final_norm, self.config.norm_eps, embedded, batch, cache, plans, norm
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute hidden [S, H] -> [S, V]."""

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.layers import ACTIVATIONS, LayerPlans, attention_layer
+from quire.engine.models.layers import ACTIVATIONS, LayerPlans, attention_layer, layer_shapes
 from quire.engine.models.plain_block import Block
 from quire.engine.models.vocabulary import all_logits, embed
 from quire.engine.models.weights import Weights
@@ -30,11 +30,9 @@ class GPT2:
         self.embedding = weights.vocabulary("transformer.wte", config.vocab_size, hidden)
         self.positions = weights.embedding("transformer.wpe", config.max_position_embeddings, hidden)
         self.layers = [self._layer(weights, layer) for layer in range(config.num_layers)]
-        self.plans = LayerPlans(config, weights.dtype, weights.device, plan_attention)
+        self.plans = LayerPlans(layer_shapes(config, weights.dtype), weights.device, plan_attention)
         self.final_norm = weights.layer_norm("transformer.ln_f", hidden, config.norm_eps)
-        self.head = weights.output_head(
-            "transformer.wte", self.embedding, config.vocab_size, tied=config.tie_word_embeddings
-        )
+        self.head = weights.output_head("transformer.wte", self.embedding, config)
 
     def _layer(self, weights: Weights, layer: int) -> Block:
         config = self.config

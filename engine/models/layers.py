@@ -68,6 +68,11 @@ def layer_shape(config: ModelConfig, layer: int, dtype: torch.dtype) -> LayerSha
     )
 
 
+def layer_shapes(config: ModelConfig, dtype: torch.dtype) -> list[LayerShape]:
+    """Return `layer_shape` of every layer."""
+    return [layer_shape(config, layer, dtype) for layer in range(config.num_layers)]
+
+
 def attention_layer(
     config: ModelConfig,
     layer: int,
@@ -97,13 +102,12 @@ class LayerPlans(Generic[Plan]):
 
     def __init__(
         self,
-        config: ModelConfig,
-        dtype: torch.dtype,
+        shapes: list[LayerShape],
         device: torch.device,
         plan: Callable[[Gpu, LayerShape, KVFormat, StepShape], Plan],
     ) -> None:
         self._gpu = gpu_of(device)
-        *before, self._last = [layer_shape(config, layer, dtype) for layer in range(config.num_layers)]
+        *before, self._last = shapes
         self._kinds = list(dict.fromkeys(before))
         self._kind_of = [self._kinds.index(shape) for shape in before]  # to hash a shape takes a while
         self._plan = plan

@@ -80,7 +80,8 @@ def load_model(
     report = on_progress or (lambda done, total: None)
     if config.implementation == "transformers":
         _check_positions(config, max_model_len)
-        return _load_general(folder, config, backend, device, dtype, seed if load_format == "dummy" else None)
+        dummy_seed = seed if load_format == "dummy" else None
+        return _load_general(folder, config, backend, device, dtype, max_model_len, dummy_seed)
     weights = Weights(torch.device(device), dtype, ranks)
     model = build_model(config, backend, weights, max_model_len)
     with torch.no_grad():
@@ -103,12 +104,21 @@ def _load_general(
     backend: Backend,
     device: torch.device | str,
     dtype: torch.dtype,
+    max_model_len: int,
     dummy_seed: int | None,
 ) -> tuple[Model, int]:
     from quire.engine.models.general.model import load_general  # transformers takes seconds to import
 
     place = torch.device(device)
-    return load_general(Path(folder), config, backend, device=place, dtype=dtype, dummy_seed=dummy_seed)
+    return load_general(
+        Path(folder),
+        config,
+        backend,
+        device=place,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        dummy_seed=dummy_seed,
+    )
 
 
 def _load(
@@ -197,7 +207,7 @@ def _check(folder: Path, files: list[Any], model: Decoder | OPT | GPT2, weights:
     problems: list[str] = []
     for file in files:
         for name in file.offset_keys():
-            if re.fullmatch(model.ignored, name) is not None:
+            if name in weights.unused or re.fullmatch(model.ignored, name) is not None:
                 continue
             full_name = _full_name(name, model, weights)
             wanted = weights.shape_of(weights.tied.get(name, full_name))

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.layers import ACTIVATIONS, LayerPlans, attention_layer
+from quire.engine.models.layers import ACTIVATIONS, LayerPlans, attention_layer, layer_shapes
 from quire.engine.models.plain_block import Block
 from quire.engine.models.vocabulary import all_logits, embed
 from quire.engine.models.weights import Weights
@@ -40,15 +40,13 @@ class OPT:
             self.project_in = weights.linear(name, {"project_in": hidden}, size, bias=False)
             self.project_out = weights.linear(name, {"project_out": size}, hidden, bias=False)
         self.layers = [self._layer(weights, layer) for layer in range(config.num_layers)]
-        self.plans = LayerPlans(config, weights.dtype, weights.device, plan_attention)
+        self.plans = LayerPlans(layer_shapes(config, weights.dtype), weights.device, plan_attention)
         self.final_norm = None
         if config.final_norm:
             self.final_norm = weights.layer_norm(
                 f"{name}.final_layer_norm", hidden, config.norm_eps, affine=config.norm_affine
             )
-        self.head = weights.output_head(
-            f"{name}.embed_tokens", self.embedding, config.vocab_size, tied=config.tie_word_embeddings
-        )
+        self.head = weights.output_head(f"{name}.embed_tokens", self.embedding, config)
 
     def _layer(self, weights: Weights, layer: int) -> Block:
         config = self.config

@@ -7,17 +7,23 @@ from pathlib import Path
 from quire.engine.config import ModelImpl
 from quire.engine.models.config import ModelConfig, has_native
 from quire.engine.models.json_fields import read_json
+from quire.engine.models.pooling import Runner, read_pooling
 
 
-def read_model(folder: str | Path, model_impl: ModelImpl = "auto") -> ModelConfig:
+def read_model(folder: str | Path, model_impl: ModelImpl = "auto", runner: Runner = "auto") -> ModelConfig:
     """Return the shape of the model in a folder; auto: native where there is such a decoder.
+
+    runner: whether it is to generate text or to pool; auto: as the folder says.
 
     Raises ValueError that names what cannot run and why.
     """
     folder = Path(folder)
     raw = read_json(folder / "config.json")
+    pooling = read_pooling(folder, runner)
     if model_impl == "native" or raw is None or (model_impl == "auto" and has_native(raw)):
-        return ModelConfig.from_folder(folder)
-    from quire.engine.models.general.config import read_general  # transformers takes seconds to import
+        config = ModelConfig.from_folder(folder)
+    else:
+        from quire.engine.models.general.config import read_general  # transformers takes seconds to import
 
-    return read_general(folder)
+        config = read_general(folder)
+    return config if pooling is None else config.with_pooling(pooling)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from quire.engine.models.config import rows_of_rank
+from quire.engine.models.config import ModelConfig, rows_of_rank
 from quire.engine.models.layers import LayerNorm
 from quire.engine.parallel.share import Columns, Share, of_columns, of_vocabulary
 from quire.kernels.linear.linear import Linear
@@ -32,6 +32,7 @@ class Weights:
         self.shares: dict[str, Share] = {}
         self.elsewhere: dict[str, tuple[int, ...]] = {}
         self.tied: dict[str, str] = {}
+        self.unused: set[str] = set()  # names that a checkpoint may have, of what is not computed
         # What `draw` fills, everything but norms: parameters, and of which larger ones they are a share.
         self._drawn: list[tuple[Tensor | None, Share | None]] = []
 
@@ -134,10 +135,18 @@ class Weights:
         self.places[f"{name}.bias"] = bias
         return LayerNorm(self.rms_norm(name, size), bias, eps)
 
-    def output_head(self, embedding_name: str, embedding: Tensor, rows: int, *, tied: bool) -> Tensor:
-        """Return `lm_head.weight` [vocab, hidden], or this rank's rows: its own, or the embedding."""
-        if not tied:
-            return self.vocabulary("lm_head", rows, embedding.shape[1])
+    def output_head(self, embedding_name: str, embedding: Tensor, config: ModelConfig) -> Tensor:
+        """Return `lm_head.weight` [vocab, hidden], or this rank's rows: its own, or the embedding.
+
+        Of a model that classifies it is `score.weight` [labels, hidden], which every rank has. A model that
+        embeds has none, and of what stands here nothing is used.
+        """
+        if config.pooling is not None and not config.pooling.label_tokens:
+            self.unused.add("lm_head.weight")
+            labels = config.pooling.labels
+            return self.embedding("score", labels, config.hidden_size) if labels else embedding
+        if not config.tie_word_embeddings:
+            return self.vocabulary("lm_head", config.vocab_size, embedding.shape[1])
         self.tied["lm_head.weight"] = f"{embedding_name}.weight"
         return embedding
 

@@ -20,6 +20,7 @@ import msgspec
 import torch.distributed as dist
 
 from quire.engine import garbage
+from quire.engine.device.choice import choose_device
 from quire.engine.device.runner import ModelRunner
 from quire.engine.device.streams import CudaHandle, ThreadHandle
 from quire.engine.frames import FatalFrame, FrameReader, RankStart, encode_frame
@@ -28,7 +29,7 @@ from quire.engine.parallel.channel import Reader
 from quire.engine.parallel.digest import TokenDigest
 from quire.engine.parallel.frames import Capture, decode
 from quire.engine.parallel.group import RankGroup
-from quire.engine.startup import build_rank, choose_device
+from quire.engine.rank import build_rank
 
 logger = logging.getLogger("quire.engine")
 

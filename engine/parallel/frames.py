@@ -20,6 +20,8 @@ _FLAT = (
 )
 _PAIRS = ("copies", "swap_out", "swap_in")
 _ARRAYS = attrgetter(*_FLAT, *_PAIRS, "masks")
+_SIZE, _BYTES = attrgetter("size"), attrgetter("nbytes")
+WORD = 4  # bytes of one of theirs
 
 
 class _PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -66,20 +68,23 @@ def encode_capture(*, missed: bool) -> bytes:
 def encode_step(plan: StepPlan, booked: int) -> bytes:
     """Return the frame of a `Step`: a kind, the length of the head, the head, and the arrays' words."""
     arrays: tuple[Int32, ...] = _ARRAYS(plan)
+    counts = list(map(_SIZE, arrays))
     runs = tuple(_PromptLogprobs(run.first, run.targets.tolist(), run.k) for run in plan.prompt_logprobs)
     head = _encoder.encode(
         _PlanHead(
             plan.num_decodes,
-            [array.size for array in arrays],
+            counts,
             plan.masks.shape[1],
             booked,
             plan.starts,
             runs,
         )
     )
-    words = np.concatenate([array.reshape(-1) for array in arrays], dtype=np.int32)
-    padding = bytes(-len(head) % words.itemsize)
-    return b"".join((_PREFIX.pack(_STEP, len(head)), head, padding, words.data))
+    assert sum(map(_BYTES, arrays)) == WORD * sum(counts), "a plan's arrays are int32"
+    padding = bytes(-len(head) % WORD)
+    # Arrays are joined as they lie, but for columns of larger ones: copying all into one would take long.
+    words = [np.ascontiguousarray(array).data for array in arrays]
+    return b"".join((_PREFIX.pack(_STEP, len(head)), head, padding, *words))
 
 
 def decode(frame: bytearray) -> Message:

@@ -69,7 +69,7 @@ class Journal:
 
     def _apply(self, tier: int, prefix: Prefix, findable: bool) -> Iterable[tuple[Digest, bool]]:
         """Return what becomes reachable, parents first, or is no more, children first."""
-        digest, parent = prefix.digest, _parent(prefix)
+        digest, parent = prefix.digest, prefix.parent
         before = any(digest in held for held in self._held)
         if findable:
             self._held[tier].add(digest)
@@ -100,11 +100,3 @@ class Journal:
         for each in family:
             family.extend(self._children.get(each, ()))
         return family
-
-
-def _parent(prefix: Prefix) -> Digest | None:
-    """The block before, across the place where a tenant's salt comes in; None for a prompt's first block."""
-    before = prefix.before
-    if before is not None and isinstance(before.content, str):
-        before = before.before
-    return None if before is None else before.digest

@@ -115,7 +115,7 @@ def _chains(told: dict[Digest, Prefix]) -> Iterator[Prefix]:
     children: dict[Digest, list[Prefix]] = {}
     stack = []
     for prefix in told.values():
-        parent = _parent(prefix)
+        parent = prefix.parent
         if parent is not None and parent in told:
             children.setdefault(parent, []).append(prefix)
         else:
@@ -136,7 +136,7 @@ def _joined(changes: Iterable[tuple[int, Prefix, bool]], block_size: int) -> Ite
             medium = MEDIUMS[tier]
             if findable:
                 event = BlockStored(
-                    [prefix.digest], _parent(prefix), _tokens(prefix), block_size, None, medium, None,
+                    [prefix.digest], prefix.parent, _tokens(prefix), block_size, None, medium, None,
                     _extra_keys(prefix),
                 )  # fmt: skip
             else:
@@ -152,7 +152,7 @@ def _extend(event: Event, tier: int, prefix: Prefix, findable: bool) -> bool:
     if event.medium != MEDIUMS[tier] or findable != isinstance(event, BlockStored):
         return False
     if isinstance(event, BlockStored):
-        if _parent(prefix) != event.block_hashes[-1] or _extra_keys(prefix) is not None:
+        if prefix.parent != event.block_hashes[-1] or _extra_keys(prefix) is not None:
             return False
         event.token_ids += _tokens(prefix)
         if event.extra_keys is not None:
@@ -165,14 +165,6 @@ def _tokens(prefix: Prefix) -> list[int]:
     assert isinstance(prefix.content, bytes), "a salt is no block"
     tokens: list[int] = np.frombuffer(prefix.content, np.int32).tolist()
     return tokens
-
-
-def _parent(prefix: Prefix) -> Digest | None:
-    """Return the digest of the block before, across the place where a tenant's salt comes in."""
-    before = prefix.before
-    if before is not None and isinstance(before.content, str):
-        before = before.before
-    return None if before is None else before.digest
 
 
 def _extra_keys(prefix: Prefix) -> list[tuple[str, ...] | None] | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from itertools import islice
 from operator import attrgetter
 
-from quire.engine.messages import Output, Request, SamplingParams, StepOutputs
+from quire.engine.messages import Output, PoolingParams, Request, SamplingParams, StepOutputs
 from quire.engine.schedule.draft import InFlightStep
 from quire.engine.schedule.lifecycle import finish, preempt
 from quire.engine.schedule.plan import StepPlan
@@ -110,7 +110,8 @@ class Bisection:
         self._add_trials(suspects)
         most = min(MORE_TOKENS, self._state.capacity.max_model_len - 1)
         params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
-        self._scheduler.add(Request(CONTROL_ID, [0], params))
+        pooling = PoolingParams() if self._state.capacity.pools else None
+        self._scheduler.add(Request(CONTROL_ID, [0], params, pooling=pooling))
         self._add_trials([self._state.waiting[-1]])
         self._state.in_turn = False
 

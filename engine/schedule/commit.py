@@ -14,6 +14,7 @@ from quire.engine.schedule.draft import InFlightStep
 from quire.engine.schedule.lifecycle import finish
 from quire.engine.schedule.outputs import collect_prompt_logprobs, describe_first, sampled_logprobs
 from quire.engine.schedule.plan import NOT_FINITE, StepResult
+from quire.engine.schedule.pooled import commit_vectors
 from quire.engine.schedule.state import SchedulerState
 from quire.engine.sequences.grammar import find_masks
 from quire.engine.sequences.sequence import BeamGroup, Sequence, SequenceGroup
@@ -34,6 +35,8 @@ def commit(state: SchedulerState, result: StepResult) -> StepOutputs:
     for group in step.begun:
         if group.timeline.name in ("prefill", "recompute"):  # else it has been preempted or aborted since
             group.timeline.decode(state.clock(), state.steps)
+    if result.vectors is not None:
+        return StepOutputs(others=commit_vectors(state, step, result.vectors))
     needs_host = _needs_host(state, step, result)
     special = np.flatnonzero(needs_host).tolist() if np.count_nonzero(needs_host) else []
     outputs = commit_plain(state, step, result, special)

@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from quire.engine.arrays import Int32, Logprobs, empty_int32, empty_pairs
+from quire.engine.arrays import Int32, Logprobs, Vectors, empty_int32, empty_pairs
 from quire.engine.messages import SamplingParams
 
 NOT_FINITE = -1  # instead of a token
@@ -92,6 +92,7 @@ class StepResult:
     logprob_samples: Int32  # [N] which of the S samples `logprobs` describes
     logprobs: Logprobs | None  # of the samples whose requests asked for them; None when N is 0
     prompt_logprobs: tuple[Logprobs, ...]  # as in the plan
+    vectors: Vectors | None = None  # [S, D], instead of tokens, of a model that pools
 
 
 class StepHandle(Protocol):

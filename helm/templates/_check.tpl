@@ -36,6 +36,9 @@
 {{- if and $v.router.enabled (eq $v.router.discovery "registry") (not (include "quire.registry" .)) -}}
 {{- fail "router: it finds replicas in the registry; set redis.enabled, redis.external.url or redis.external.existingSecret, or router.discovery to dns" -}}
 {{- end -}}
+{{- if and (eq $v.engine.responseStore "redis") (not (include "quire.registry" .)) -}}
+{{- fail "engine: responseStore is redis; set redis.enabled, redis.external.url or redis.external.existingSecret, or leave it at memory" -}}
+{{- end -}}
 {{- if and $v.router.allowReplicas (ne $v.router.discovery "registry") -}}
 {{- fail "router: allowReplicas is for replicas that the registry names; leave it out, or set router.discovery to registry" -}}
 {{- end -}}

@@ -1,7 +1,7 @@
 """Attention of a layer in a step: from the fused projection to what was attended, by each way of it.
 
 Each function takes qkv [T, (Hq + 2 Hkv) D], the step, the layer and its cache; it writes K and V to the
-cache, may overwrite q, and returns [T, Hq D], or what is still to be merged to that; see `kernels.plan`.
+cache, may overwrite q, and returns [T, Hq D], or what is still to be merged to that; see `attention.recipes`.
 """
 
 from __future__ import annotations

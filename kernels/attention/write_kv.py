@@ -93,7 +93,7 @@ def write_kv_reference(
         q, k = qk.split([num_q_heads, kv_heads], dim=1)
         qk = torch.cat((rms_norm_reference(q, q_norm, eps), rms_norm_reference(k, k_norm, eps)), dim=1)
     if rope is not None:
-        qk = _rotate(qk, rope[positions].unsqueeze(1))
+        qk = rotate(qk, rope[positions].unsqueeze(1))
     if q_norm is not None or rope is not None:
         heads[:, :num_q_heads] = qk[:, :num_q_heads]
     written = torch.stack((qk[:, num_q_heads:], v), dim=1)
@@ -119,7 +119,8 @@ def _checked(cache: LayerCache, *, dequantize: bool) -> tuple[Tensor, Tensor | N
     return cache.kv, cache.scales, cache.dequantized if dequantize else None
 
 
-def _rotate(heads: Tensor, table: Tensor) -> Tensor:
+def rotate(heads: Tensor, table: Tensor) -> Tensor:
+    """Rotate heads [..., D] by cosines and sines, halves of a table [..., D], in plain torch."""
     cos, sin = table.chunk(2, dim=-1)
     first, second = heads.float().chunk(2, dim=-1)
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -15,17 +15,13 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.launch import dependent_launch
-from quire.kernels.parallel.buffers import BUFFERS, EMPTY, MOST_PROGRAMS, SymmetricBuffers
+from quire.kernels.parallel.buffers import SymmetricBuffers
+from quire.kernels.parallel.exchange import begin_call, clear, end_call, received, send, sendable
 from quire.kernels.pointwise.norm import add_rms_norm_reference
 
 TILE = 2048  # numbers of a tile of two-shot sums
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WHOLE = (0, 9)  # the phases of a call: all of them
-
-_BUFFERS = tl.constexpr(BUFFERS)
-_EMPTY = tl.constexpr(EMPTY)
-_EMPTY_PAIR = tl.constexpr(-0x7FFF8000)  # EMPTY in both halves
-_STATES = tl.constexpr(MOST_PROGRAMS)
 
 
 # -- the definition -----------------------------------------------------------------------------------------
@@ -212,7 +208,7 @@ def _one_shot_kernel(
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
-    index, used = _begin_call(state_ptr)
+    index, used = begin_call(state_ptr)
     wide: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth // 16
     word: tl.constexpr = tl.pointer_type(tl.int16 if wide == 1 else tl.int32)
     buffer = tl.multiple_of(index.to(tl.int64) * (buffer_units // wide), 8)
@@ -221,8 +217,8 @@ def _one_shot_kernel(
         for row in range(first, rows, step):
             x = tl.load(x_ptr + row * x_stride + column, inside, other=0.0)
             at = buffer + (rank * rows + row) * HIDDEN + column
-            _send(x, at, inside, addresses_ptr, word, RANKS)
-        _clear(own_ptr, index, used, buffer_units, BLOCK)
+            send(x, at, inside, addresses_ptr, word, RANKS)
+        clear(own_ptr, index, used, buffer_units, BLOCK)
     if END > 1:
         own = own_ptr.to(word)
         for row in range(first, rows, step):
@@ -230,7 +226,7 @@ def _one_shot_kernel(
                 residual_row = residual_ptr + row * residual_stride + column
                 residual = tl.load(residual_row, inside, other=0.0)
             at = own + buffer + row * HIDDEN + column
-            total = _received(
+            total = received(
                 at, rows.to(tl.int64) * HIDDEN, inside, most_polls, x_ptr.dtype.element_ty, RANKS
             )
             x = total.to(x_ptr.dtype.element_ty)
@@ -241,7 +237,7 @@ def _one_shot_kernel(
                 scale = tl.rsqrt(tl.sum(summed * summed) / HIDDEN + eps)
                 x = ((summed * scale).to(x.dtype).to(tl.float32) * weight).to(x.dtype)
             tl.store(y_ptr + row * HIDDEN + column, x, inside)
-        _end_call(state_ptr, index, RANKS * rows * HIDDEN * wide)
+        end_call(state_ptr, index, RANKS * rows * HIDDEN * wide)
 
 
 @triton.jit(do_not_specialize=["buffer_units", "eighths", "columns", "rank", "most_polls"])
@@ -269,7 +265,7 @@ def _two_shot_kernel(
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
-    index, used = _begin_call(state_ptr)
+    index, used = begin_call(state_ptr)
     element: tl.constexpr = x_ptr.dtype.element_ty
     wide: tl.constexpr = element.primitive_bitwidth // 16
     word: tl.constexpr = tl.pointer_type(tl.int16 if wide == 1 else tl.int32)
@@ -284,96 +280,22 @@ def _two_shot_kernel(
             for owner in tl.static_range(RANKS):
                 inside = owner * in_slice + place < numbers
                 x = tl.load(x_ptr + owner * in_slice + place, inside, other=0.0)
-                bits = _sendable(x)
+                bits = sendable(x)
                 there = tl.multiple_of(tl.load(addresses_ptr + owner).to(word), 16)
                 tl.store(there + buffer + rank * in_slice + place, bits, inside)
-        _clear(own_ptr, index, used, buffer_units, TILE)
+        clear(own_ptr, index, used, buffer_units, TILE)
     if BEGIN <= 1 and END > 1:
         for tile in range(first, columns, step):
             place = tile * TILE + tl.arange(0, TILE)
             inside = rank * in_slice + place < numbers
-            total = _received(own + place, in_slice, inside, most_polls, element, RANKS)
+            total = received(own + place, in_slice, inside, most_polls, element, RANKS)
             at = buffer + RANKS * in_slice + rank * in_slice + place
-            _send(total.to(element), at, inside, addresses_ptr, word, RANKS)
+            send(total.to(element), at, inside, addresses_ptr, word, RANKS)
     if END > 2:
         for tile in range(first, columns, step):
             for owner in tl.static_range(RANKS):
                 place = owner * in_slice + tile * TILE + tl.arange(0, TILE)
                 inside = place < numbers
-                total = _received(own + RANKS * in_slice + place, 0, inside, most_polls, element, 1)
+                total = received(own + RANKS * in_slice + place, 0, inside, most_polls, element, 1)
                 tl.store(y_ptr + place, total.to(element), inside)
-        _end_call(state_ptr, index, 2 * RANKS * in_slice * wide)
-
-
-@triton.jit
-def _sendable(x):  # type: ignore[no-untyped-def]
-    """Return the bits of x, where those of EMPTY are 0."""
-    if x.dtype.primitive_bitwidth == 16:
-        bits = x.to(tl.int16, bitcast=True)
-        bits = tl.where(bits == _EMPTY, 0, bits).to(tl.int16)
-    else:
-        bits = x.to(tl.int32, bitcast=True)
-        bits = tl.where(bits == _EMPTY_PAIR, 0, bits).to(tl.int32)
-    return bits
-
-
-@triton.jit
-def _send(x, at, inside, addresses_ptr, word: tl.constexpr, RANKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write x to place `at` of every rank's memory."""
-    bits = _sendable(x)
-    for peer in tl.static_range(RANKS):
-        there = tl.multiple_of(tl.load(addresses_ptr + peer).to(word), 16)
-        tl.store(there + at, bits, inside)
-
-
-@triton.jit
-def _received(at, stride, inside, most_polls, element: tl.constexpr, TERMS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the sum in fp32 of TERMS terms `stride` apart, once all have arrived; NaN after most_polls."""
-    total = tl.zeros(at.shape, tl.float32)
-    missing = 1
-    polls = 0
-    while (missing > 0) & (polls < most_polls):
-        total = tl.zeros(at.shape, tl.float32)
-        empty = tl.zeros(at.shape, tl.int32)
-        for term in tl.static_range(TERMS):
-            bits = tl.load(at + term * stride, inside, other=0, volatile=True)
-            empty = empty | _is_empty(bits)
-            total += bits.to(element, bitcast=True).to(tl.float32)
-        missing = tl.max(empty)
-        polls += 1
-    return tl.where(missing > 0, float("nan"), total)
-
-
-@triton.jit
-def _is_empty(bits):  # type: ignore[no-untyped-def]
-    empty: tl.constexpr = _EMPTY if bits.dtype.primitive_bitwidth == 16 else _EMPTY_PAIR
-    return (bits == empty).to(tl.int32)
-
-
-@triton.jit
-def _begin_call(state_ptr):  # type: ignore[no-untyped-def]
-    """Return which buffer to use, and how many units of the one before it the last call used, rounded up."""
-    state = state_ptr + 2 * tl.program_id(0)
-    return tl.load(state), tl.load(state + 1) * 8
-
-
-@triton.jit
-def _clear(own_ptr, index, used, buffer_units, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Empty what the last call used of the buffer before `index`."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    before = ((index + _BUFFERS - 1) % _BUFFERS).to(tl.int64) * buffer_units
-    last = own_ptr + tl.multiple_of(before, 8)
-    for start in range(program * BLOCK, used, programs * BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        tl.store(last + place, tl.full([BLOCK], _EMPTY, tl.int16), place < used)
-
-
-@triton.jit
-def _end_call(state_ptr, index, used):  # type: ignore[no-untyped-def]
-    """Note what this call used, for programs too that it has not but a later one may have.
-
-    Each program writes its own state and that of some of those: nobody's that this call reads.
-    """
-    state = tl.program_id(0) + tl.arange(0, _STATES) * tl.num_programs(0)
-    tl.store(state_ptr + 2 * state, (index + 1) % _BUFFERS, state < _STATES)
-    tl.store(state_ptr + 2 * state + 1, (used + 7) // 8, state < _STATES)
+        end_call(state_ptr, index, 2 * RANKS * in_slice * wide)

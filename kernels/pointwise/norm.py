@@ -33,7 +33,7 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Do the same as `rms_norm` in plain torch."""
     if x.dtype == torch.float32:  # nothing is rounded between the two: one call does both
         return F.rms_norm(x, x.shape[-1:], weight, eps)
-    return weight * F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype)
+    return (weight * F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype)).to(x.dtype)
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

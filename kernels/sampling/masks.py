@@ -10,23 +10,23 @@ from torch import Tensor
 BLOCK = 1024  # tokens of a program
 
 
-def mask_tokens(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+def mask_tokens(logits: Tensor, rows: Tensor, masks: Tensor, first: int) -> None:
     """Mask rows [M] i64 of logits [S, V] in place; the others are not touched.
 
-    masks [M, ceil(V / 32)] i32: bit t % 32 of word t // 32 says whether token t stays.
+    first: the token of column 0. masks [M, W] i32: bit t % 32 of word t // 32 says whether token t stays.
     """
     count, words = masks.shape
     vocabulary = logits.shape[1]
-    if count:
+    if count and vocabulary:
         _mask_tokens_kernel[(count, triton.cdiv(vocabulary, BLOCK))](
-            logits, rows, masks, logits.stride(0), words, vocabulary, BLOCK, num_warps=4
+            logits, rows, masks, logits.stride(0), words, vocabulary, first, BLOCK, num_warps=4
         )
 
 
-def mask_tokens_reference(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+def mask_tokens_reference(logits: Tensor, rows: Tensor, masks: Tensor, first: int) -> None:
     """Do the same as `mask_tokens` in plain torch."""
     bits = torch.arange(32, dtype=torch.int32, device=masks.device)
-    allowed = ((masks.unsqueeze(-1) >> bits) & 1).flatten(1)[:, : logits.shape[1]].bool()
+    allowed = ((masks.unsqueeze(-1) >> bits) & 1).flatten(1)[:, first : first + logits.shape[1]].bool()
     logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
 
 
@@ -38,12 +38,14 @@ def _mask_tokens_kernel(
     stride: tl.tensor,
     words: tl.tensor,
     vocabulary: tl.tensor,
+    first: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     masked = tl.program_id(0).to(tl.int64)
-    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = token < vocabulary
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < vocabulary
+    token = first + column
     word = tl.load(masks_ptr + masked * words + token // 32, inside, other=-1)
     forbidden = inside & (((word >> (token % 32)) & 1) == 0)
     row = tl.load(rows_ptr + masked)
-    tl.store(logits_ptr + row * stride + token, float("-inf"), forbidden)
+    tl.store(logits_ptr + row * stride + column, float("-inf"), forbidden)

@@ -1,7 +1,7 @@
 """Choosing tokens from logits of which each rank has some: every rank's best ones, then the best of those.
 
-Without filters (top-k, top-p, min-p), which look at all logits: rows that have some are drawn again. A token
-and its noise are those of `sample`, whatever the number of ranks.
+What filters keep (top-k, top-p, min-p) is given as thresholds, see `part_thresholds`. A token and its noise
+are those of `sample`, whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -18,19 +18,27 @@ NO_TOKEN = 2**31 - 1
 
 
 def best_of_part(
-    logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, first: int, count: int
+    logits: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    state: SamplingState,
+    first: int,
+    count: int,
+    thresholds: Tensor | None = None,
 ) -> Tensor:
     """Return the best scores of logits [S, W], and their tokens: [2, S, C] i32, C candidates to a row.
 
     [0] holds the scores' fp32 bits. first: the token of column 0, a multiple of 4. count: columns that are
-    tokens. rows, positions and state: as `sample` takes them.
+    tokens. rows, positions and state: as `sample` takes them. thresholds [S] fp32: the lowest logit that a
+    row keeps if it is not greedy; all keep all without.
     """
     samples, width = logits.shape
     chunks = triton.cdiv(width, CHUNK)
     best = torch.empty(samples, chunks, dtype=torch.float32, device=logits.device)
     best_tokens = torch.empty(samples, chunks, dtype=torch.int32, device=logits.device)
     if samples:
-        thresholds = torch.full((samples,), -torch.inf, device=logits.device)
+        if thresholds is None:
+            thresholds = torch.full((samples,), -torch.inf, device=logits.device)
         chunk_argmax_kernel[(samples, chunks)](
             logits,
             thresholds,
@@ -68,7 +76,13 @@ def best_of_all(gathered: Tensor, rows: Tensor, last_tokens: Tensor) -> Tensor:
 
 
 def best_of_part_reference(
-    logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, first: int, count: int
+    logits: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    state: SamplingState,
+    first: int,
+    count: int,
+    thresholds: Tensor | None = None,
 ) -> Tensor:
     """Do the same as `best_of_part` in plain torch, with one candidate to a row."""
     both = torch.empty(2, len(logits), 1, dtype=torch.int32, device=logits.device)
@@ -81,6 +95,8 @@ def best_of_part_reference(
     picked = ((state.temperature[rows.long()] > 0) & ~invalid).nonzero().squeeze(1)
     if len(picked):
         kept = torch.ones_like(scores[picked], dtype=torch.bool)
+        if thresholds is not None:
+            kept = scores[picked] >= thresholds[picked].unsqueeze(1)
         scores[picked] = noisy_scores(
             scores[picked], kept, positions[picked], state.select(rows[picked]), first
         )

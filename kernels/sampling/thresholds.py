@@ -127,14 +127,14 @@ def _threshold_kernel(
 @triton.jit
 def _kth_peak(peaks: tl.tensor, highest: tl.tensor, k: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
     """Return the largest value that k peaks or more reach, hence at most the k-th largest logit."""
-    low = _to_order(tl.full((), float("-inf"), dtype))
-    high = _to_order(highest.to(dtype)) + 1
+    low = to_order(tl.full((), float("-inf"), dtype))
+    high = to_order(highest.to(dtype)) + 1
     while high - low > 1:
         middle = (low + high) // 2
-        reached = tl.sum((peaks >= _from_order(middle, dtype)).to(tl.int32)) >= k
+        reached = tl.sum((peaks >= from_order(middle, dtype)).to(tl.int32)) >= k
         low = tl.where(reached, middle, low)
         high = tl.where(reached, high, middle)
-    return _from_order(low, dtype)
+    return from_order(low, dtype)
 
 
 @triton.jit
@@ -153,9 +153,9 @@ def _lowest_kept(
     Every pass over the row cuts the interval [low, high) of representable values into four.
     """
     dtype: tl.constexpr = logits.dtype.element_ty
-    lowest = _to_order(tl.full((), float("-inf"), dtype))
-    low = tl.maximum(_to_order(bound.to(dtype)) - 1, lowest)
-    high = _to_order(highest.to(dtype)) + 1
+    lowest = to_order(tl.full((), float("-inf"), dtype))
+    low = tl.maximum(to_order(bound.to(dtype)) - 1, lowest)
+    high = to_order(highest.to(dtype)) + 1
     while high - low > 1:
         step = (high - low + 3) // 4
         a, b, c = low + step, low + 2 * step, low + 3 * step
@@ -163,9 +163,9 @@ def _lowest_kept(
             logits,
             highest,
             sharpness,
-            _from_order(a, dtype),
-            _from_order(tl.minimum(b, high), dtype),
-            _from_order(tl.minimum(c, high), dtype),
+            from_order(a, dtype),
+            from_order(tl.minimum(b, high), dtype),
+            from_order(tl.minimum(c, high), dtype),
             WEIGHTED,
             VOCABULARY,
             BLOCK,
@@ -174,7 +174,7 @@ def _lowest_kept(
         low = tl.where((mass_b >= target) & (b < high), b, low)
         low = tl.where((mass_c >= target) & (c < high), c, low)
         high = tl.minimum(low + step, high)
-    return _from_order(low, dtype)
+    return from_order(low, dtype)
 
 
 @triton.jit
@@ -205,7 +205,7 @@ def _masses(
 
 
 @triton.jit
-def _to_order(x: tl.tensor) -> tl.tensor:
+def to_order(x: tl.tensor) -> tl.tensor:
     """Return an integer in the order of the floats: of fp32's values, or of 16-bit ones."""
     if x.dtype == tl.float32:
         bits = x.to(tl.int32, bitcast=True)
@@ -216,8 +216,8 @@ def _to_order(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _from_order(order: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """Return the float, widened to fp32, that `_to_order` gave this integer."""
+def from_order(order: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """Return the float, widened to fp32, that `to_order` gave this integer."""
     bits = order.to(tl.int32)
     if dtype == tl.float32:
         return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

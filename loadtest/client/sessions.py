@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from quire.loadtest.client.lengths import Shape
+from quire.loadtest.client.lengths import Recorded, Shape
 from quire.loadtest.workloads import FIRST_TOKEN, LAST_TOKEN, Work
 
 # Each is one token in most vocabularies when a space stands before it, so that a text has about as many
@@ -48,7 +48,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 class Recipe:
     """A recipe of random sessions. Lengths are in tokens, or in words where prompts are text."""
 
-    shape: Shape
+    shape: Shape | Recorded
     count: int
     seed: int = 0
     text: bool = False  # prompts are text, not token ids
@@ -76,11 +76,12 @@ def draw_sessions(recipe: Recipe) -> list[Session]:
     for _ in range(recipe.count):
         turns = []
         for i in range(recipe.turns):
-            own = _content(rng, recipe.shape.prompt.draw(rng), recipe)
+            lengths = recipe.shape.draw(rng)
+            own = _content(rng, next(lengths), recipe)
             turns.append(
                 Turn(
                     prompt=own if i else _join(prefix, own),
-                    output_len=recipe.shape.output.draw(rng),
+                    output_len=next(lengths),
                     n=recipe.n,
                     beam_width=recipe.beam_width,
                     think=recipe.think if i else 0.0,

@@ -12,6 +12,8 @@ from quire.loadtest.evaluation.admission import admission
 from quire.loadtest.evaluation.block_size import fig18b, fig19
 from quire.loadtest.evaluation.chatbot import fig17
 from quire.loadtest.evaluation.figure import Figure, MadeFigure, markdown_table
+from quire.loadtest.evaluation.length_distributions import fig11
+from quire.loadtest.evaluation.memory_layout import fig1
 from quire.loadtest.evaluation.memory_waste import fig2
 from quire.loadtest.evaluation.real import kernel_figures, rate_figures, sharing_figures
 from quire.loadtest.evaluation.real.accuracy import accuracy
@@ -25,7 +27,7 @@ from quire.loadtest.simulator.step_costs import fit, read_records
 
 SIMULATED: dict[str, Callable[[Setting], Figure]] = {
     figure.__name__: figure
-    for figure in (fig2, fig12, fig13, fig14, fig15, fig16, fig17, fig18b, fig19, admission)
+    for figure in (fig1, fig2, fig11, fig12, fig13, fig14, fig15, fig16, fig17, fig18b, fig19, admission)
 }
 REAL: dict[str, Callable[[RealResults], Figure]] = {
     f"{figure.__name__}-real": figure

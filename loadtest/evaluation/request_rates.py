@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from quire.loadtest.client.lengths import ALPACA, SHAREGPT
+from quire.loadtest.client.lengths import ALPACA, SHAREGPT, Recorded
 from quire.loadtest.client.sessions import Recipe
 from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table, bars
 from quire.loadtest.evaluation.setting import LATENCY_LIMIT, Outcome, Setting, ratio, sustained
@@ -22,10 +22,13 @@ WORKLOADS = {
         (0.25, 0.5, 1, 2, 3, 4, 5, 6, 8, 11, 15, 20, 25, 30, 36, 43, 50, 60, 70, 85, 100),
     ),
 }
+# The same rates with the lengths of real conversations, on the first server.
+RECORDED = {"ShareGPT, recorded": (Recipe(Recorded(), 500), WORKLOADS["ShareGPT"][1])}
 # Section 6.2: how many times the rate of each baseline vLLM sustains. None are given for Alpaca.
 PAPER_RATIOS: dict[str, dict[Kind, Cell]] = {
     "ShareGPT": {"oracle": "1.7–2.7", "max": "2.7–8", "request-level": "up to 22"},
     "Alpaca": {},
+    "ShareGPT, recorded": {"oracle": "1.7–2.7", "max": "2.7–8", "request-level": "up to 22"},
 }
 # Fig. 13, with the rate at which it was taken.
 PAPER_BATCHES: dict[str, tuple[float, dict[Kind, float]]] = {
@@ -76,7 +79,8 @@ def fig12(setting: Setting) -> Figure:
     for server in SERVERS:
         name = server.model.name
         costs = setting.server_costs(server)
-        for workload, (recipe, rates) in WORKLOADS.items():
+        workloads = WORKLOADS | RECORDED if server is SERVERS[0] else WORKLOADS
+        for workload, (recipe, rates) in workloads.items():
             sessions = setting.sessions(recipe)
             curves = {
                 kind: setting.curve(
@@ -102,6 +106,7 @@ def fig12(setting: Setting) -> Figure:
         charts=charts,
         notes=[
             "The paper's ranges are over OPT-13B, 66B and 175B.",
+            "Recorded: lengths of real conversations (Fig. 11), whose means are not quite the paper's.",
             "Several GPUs: each reads its part of the weights and of the cache and does its part of the "
             "products, and two sums over the GPUs follow in every layer.",
             "FasterTransformer's batches neither pad here nor compute rows that have ended, and Orca's steps "

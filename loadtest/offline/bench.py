@@ -23,7 +23,8 @@ from quire.loadtest.offline.columns import COLUMNS, explain
 from quire.loadtest.offline.roofline import Ceilings, Needs
 from quire.loadtest.provenance import Provenance
 from quire.loadtest.workloads import Work
-from quire.offline_engine import OfflineEngine, RequestFailed, without_collections
+from quire.offline_engine import OfflineEngine, without_collections
+from quire.offline_requests import RequestFailed
 
 PHASES = ("schedule", "launch", "wait", "commit")
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from quire.commands.settings import engine_config
-from quire.service.commands.flags import add_engine_flags, flag
+from quire.service.commands.engine_flags import add_engine_flags
+from quire.service.commands.flags import flag
 from quire.service.commands.parser import Parser
 
 TRACED_STEPS = 32  # of each workload, with --profile

@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING
 
 from quire.commands.settings import engine_settings, model_name, sampling_settings
 from quire.engine.config import EngineConfig
-from quire.service.commands.flags import (
-    add_batch_flags,
-    add_cache_flags,
-    add_chat_template,
-    add_model_flags,
-    add_sampling_flags,
-    first_line,
-    flag,
-)
+from quire.service.commands.engine_flags import add_batch_flags, add_cache_flags, add_model_flags
+from quire.service.commands.flags import add_chat_template, add_sampling_flags, first_line, flag
 from quire.service.commands.parser import Parser
 from quire.service.demo import MODEL_FOLDER
 

@@ -7,7 +7,8 @@ from argparse import Namespace
 
 from quire.commands.settings import engine_config
 from quire.engine.models.hub import check_model
-from quire.service.commands.flags import add_engine_flags, flag
+from quire.service.commands.engine_flags import add_engine_flags
+from quire.service.commands.flags import flag
 from quire.service.commands.parser import Flag, Parser
 from quire.service.demo import MODEL_FOLDER
 

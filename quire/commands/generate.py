@@ -6,7 +6,8 @@ import sys
 from argparse import Namespace
 
 from quire.commands.settings import engine_settings, sampling_settings
-from quire.service.commands.flags import add_chat_template, add_engine_flags, add_sampling_flags, flag
+from quire.service.commands.engine_flags import add_engine_flags
+from quire.service.commands.flags import add_chat_template, add_sampling_flags, flag
 from quire.service.commands.parser import Parser
 
 DEFAULT_MAX_TOKENS = 16  # as LLM and /v1/completions have it; a chat's answer has what fits

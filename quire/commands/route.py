@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from quire.commands.settings import api_keys, chat_template, comma_separated, model_name
+from quire.commands.settings import chat_template, comma_separated, model_name, service_settings
 from quire.engine.models.hub import check_model
-from quire.service.commands.flags import add_address_flags, add_chat_template, add_model, flag
+from quire.service.commands.flags import add_chat_template, add_model, flag
 from quire.service.commands.parser import Parser
+from quire.service.commands.service_flags import add_address_flags
 
 
 def add_flags(parser: Parser) -> None:
@@ -62,15 +63,8 @@ def run(arguments: Namespace) -> int:
 
     service = ServiceConfig(
         served_model_names=(model_name(arguments.model),),
-        host=arguments.host,
-        port=arguments.port,
-        api_keys=api_keys(arguments),
-        api_key_file=arguments.api_key_file,
-        cors_origins=tuple(arguments.cors_origin),
-        insecure=arguments.insecure,
-        otlp_endpoint=arguments.otlp_endpoint,
-        shutdown_timeout=arguments.shutdown_timeout,
         keep_alive=86400.0,  # the replicas' own comments pass through
+        **service_settings(arguments),
     )
     router = RouterConfig(
         model=arguments.model,

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from quire.commands.settings import (
-    api_keys,
     chat_template,
     engine_config,
     kv_events_config,
     model_name,
     registry_config,
+    service_settings,
 )
+from quire.engine.config import EngineConfig, KVEventsConfig, RegistryConfig
 from quire.engine.models.hub import check_model
-from quire.service.commands.flags import add_engine_flags, add_service_flags
+from quire.service.commands.engine_flags import add_engine_flags
 from quire.service.commands.parser import Parser
+from quire.service.commands.service_flags import add_service_flags
+
+if TYPE_CHECKING:
+    from quire.service.commands.pinned_prefixes import PinnedPrefix
+    from quire.service.config import ServiceConfig
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one server, all that can be wrong with its flags checked."""
+
+    service: ServiceConfig
+    engine: EngineConfig
+    registry: RegistryConfig | None
+    pinned: list[PinnedPrefix]
+    kv_events: KVEventsConfig | None
+    chat_template: str | None  # its source
 
 
 def add_flags(parser: Parser) -> None:
@@ -25,25 +45,14 @@ def add_flags(parser: Parser) -> None:
     add_service_flags(parser)
 
 
-def run(arguments: Namespace) -> int:
-    """Serve until a signal. All that can be wrong with the flags is told before anything starts."""
+def read_settings(arguments: Namespace) -> Settings:
+    """Return what the flags come to. Raises ValueError that names the flag and what it may be."""
+    from quire.service.commands.pinned_prefixes import read_pinned_prefixes
     from quire.service.config import ServiceConfig
 
     service = ServiceConfig(
         served_model_names=tuple(arguments.served_model_name or [model_name(arguments.model)]),
-        host=arguments.host,
-        port=arguments.port,
-        api_keys=api_keys(arguments),
-        api_key_file=arguments.api_key_file,
-        cors_origins=tuple(arguments.cors_origin),
-        insecure=arguments.insecure,
-        unknown_fields=arguments.unknown_fields,
-        otlp_endpoint=arguments.otlp_endpoint,
-        reasoning_parser=arguments.reasoning_parser,
-        max_num_queued_reqs=arguments.max_num_queued_reqs,
-        max_num_queued_tokens=arguments.max_num_queued_tokens,
-        shutdown_timeout=arguments.shutdown_timeout,
-        stall_timeout=arguments.stall_timeout,
+        **service_settings(arguments),
     )
     config = engine_config(arguments)
     registry = registry_config(arguments)
@@ -57,10 +66,22 @@ def run(arguments: Namespace) -> int:
         raise ValueError("--kv-events-config tells of the prefix cache: leave out --no-enable-prefix-caching")
     template = chat_template(arguments)
     check_model(config.model)
+    pinned = read_pinned_prefixes(map(Path, arguments.pin_prefix))
+    return Settings(service, config, registry, pinned, kv_events, template)
+
+
+def run(arguments: Namespace) -> int:
+    """Serve until a signal. All that can be wrong with the flags is told before anything starts."""
+    settings = read_settings(arguments)
     from quire.service.commands.address import check_address
-    from quire.service.commands.pinned_prefixes import read_pinned_prefixes
     from quire.service.commands.serve import launch
 
-    pinned = read_pinned_prefixes(map(Path, arguments.pin_prefix))
-    check_address(service.host, service.port)
-    return launch(service, config, registry, pinned, kv_events, template)
+    check_address(settings.service.host, settings.service.port)
+    return launch(
+        settings.service,
+        settings.engine,
+        settings.registry,
+        settings.pinned,
+        settings.kv_events,
+        settings.chat_template,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from argparse import Namespace
@@ -84,6 +85,15 @@ def api_keys(arguments: Namespace) -> tuple[str, ...]:
             _API_KEY_VARIABLE,
         )
     return tuple(arguments.api_key)
+
+
+def service_settings(arguments: Namespace) -> dict[str, Any]:
+    """Return those of ServiceConfig's fields, but for the model's names, that the command has flags for."""
+    from quire.service.config import ServiceConfig
+
+    names = {field.name for field in dataclasses.fields(ServiceConfig)}
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    return given | {"api_keys": api_keys(arguments), "cors_origins": tuple(arguments.cors_origin)}
 
 
 def chat_template(arguments: Namespace) -> str | None:

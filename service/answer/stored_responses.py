@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
-from quire.service.errors import ApiError, bad_value
 from quire.service.shares import Shares
 from quire.service.text.rendering import TemplateMessage
 
@@ -14,15 +11,16 @@ _OWN_BYTES = 1024  # of a response, beside its text
 _ITEM_BYTES = 256  # of an item, likewise
 
 
-@dataclass(frozen=True)
-class StoredResponse:
+class StoredResponse(msgspec.Struct, frozen=True):
     reply: bytes  # as it was answered, JSON
     conversation: list[TemplateMessage]  # up to its end
     items: dict[str, bytes]  # of its output, by id, as JSON
+    inputs: list[bytes] = []  # the items of its input, as JSON
+    previous: str | None = None  # the response that it goes on from
 
     @property
     def size(self) -> int:
-        of_items = sum(len(item) + _ITEM_BYTES for item in self.items.values())
+        of_items = sum(len(item) + _ITEM_BYTES for item in (*self.items.values(), *self.inputs))
         return len(self.reply) + len(msgspec.json.encode(self.conversation)) + of_items + _OWN_BYTES
 
 
@@ -52,46 +50,28 @@ class ResponseStore:
             found = self._shares.next_to_go(lambda key: key == own)
             if found is None:
                 return
-            self._forget(*found[1])
+            self.forget(*found[1])
 
-    def find(self, tenant: str, response_id: str) -> StoredResponse:
-        """Raises ApiError 404."""
+    def find(self, tenant: str, response_id: str) -> StoredResponse | None:
         found = self._kept.get((tenant, response_id))
-        if found is None:
-            raise ApiError(
-                404,
-                f"there is no response {response_id!r} of this key: it was not stored, was deleted, or has "
-                "been forgotten",
-                param="response_id",
-                code="response_not_found",
-            )
-        self._shares.use(tenant, (tenant, response_id))
+        if found is not None:
+            self._shares.use(tenant, (tenant, response_id))
         return found
 
-    def conversation(self, tenant: str, response_id: str) -> list[TemplateMessage]:
-        """Return what was said up to its end. Raises ApiError 400."""
-        try:
-            return self.find(tenant, response_id).conversation
-        except ApiError:
-            raise bad_value(
-                "previous_response_id",
-                f"previous_response_id is {response_id!r}, and there is no such response to go on from: it "
-                "is of another key or server, failed, was not stored, or has been forgotten. Send the whole "
-                "conversation as input",
-                "previous_response_not_found",
-            ) from None
+    def response_of(self, tenant: str, item_id: str) -> str | None:
+        """Return the response that has an item in its output."""
+        return self._items.get((tenant, item_id))
 
-    def item(self, tenant: str, item_id: str) -> bytes | None:
-        """Return an item of a stored response's output, if there is such a one."""
-        response_id = self._items.get((tenant, item_id))
-        return None if response_id is None else self.find(tenant, response_id).items[item_id]
+    def oldest(self) -> tuple[str, str] | None:
+        """Return the tenant and id of what was kept first."""
+        return next(iter(self._kept), None)
 
-    def delete(self, tenant: str, response_id: str) -> None:
-        """Raises ApiError 404."""
-        self.find(tenant, response_id)
-        self._forget(tenant, response_id)
-
-    def _forget(self, tenant: str, response_id: str) -> None:
-        for item in self._kept.pop((tenant, response_id)).items:
+    def forget(self, tenant: str, response_id: str) -> bool:
+        """Return whether it was there."""
+        found = self._kept.pop((tenant, response_id), None)
+        if found is None:
+            return False
+        for item in found.items:
             self._items.pop((tenant, item), None)
         self._shares.remove(tenant, (tenant, response_id))
+        return True

@@ -114,7 +114,7 @@ def _message(choice: Choice) -> ReplyMessage:
 
 
 async def chat_completions(state: ServerState, request: Request) -> Response:
-    state.serving()
+    state.generating()
     body = await decode(request, _decoder)
     return answer(state, request, await begin(state, request, body), streamed=bool(body.stream))
 
@@ -137,7 +137,7 @@ async def generate(
     state: ServerState, connection: HTTPConnection, body: ChatRequest, tokens: list[int], *, continues: bool
 ) -> Generation:
     """Hand the request to the engine; `continues`: its answer has begun in the prompt. Raises ApiError."""
-    engine, tokenizer, info = state.serving()
+    engine, tokenizer, info = state.generating()
     arguments, unused = template_arguments(tokenizer, body.chat_template_kwargs, body.reasoning_effort)
     reasoning = Reasoning.of(
         state.config.reasoning_parser,

@@ -104,14 +104,14 @@ async def _read_prompts(state: ServerState, body: CompletionRequest) -> list[Pro
 
 
 async def completions(state: ServerState, request: Request) -> Response:
-    state.serving()
+    state.generating()
     body = await decode(request, _decoder)
     return answer(state, request, await begin(state, request, body), streamed=bool(body.stream))
 
 
 async def begin(state: ServerState, connection: HTTPConnection, body: CompletionRequest) -> Answer:
     """Hand the request to the engine. Raises ApiError."""
-    engine, tokenizer, info = state.serving()
+    engine, tokenizer, info = state.generating()
     model = state.check_model(body.model)
     times = state.times_of(connection, model)
     check_sampling(body, info)

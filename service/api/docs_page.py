@@ -14,6 +14,8 @@ from jinja2 import Environment, select_autoescape
 from markupsafe import Markup, escape
 
 _TEMPLATE = Path(__file__).with_name("docs.html")
+_RERANK = {"query": "What is a KV cache?", "documents": ["It holds keys and values.", "It is a fish."]}
+_SCORE = {"text_1": "What is a KV cache?", "text_2": ["It holds keys and values.", "It is a fish."]}
 _EXAMPLES = {
     "/v1/completions": {"prompt": "A block table is", "max_tokens": 32, "temperature": 0},
     "/v1/chat/completions": {
@@ -26,6 +28,15 @@ _EXAMPLES = {
     "/api/chat": {"messages": [{"role": "user", "content": "What is a KV cache?"}]},
     "/api/generate": {"prompt": "What is a KV cache?"},
     "/api/show": {"model": "quire-demo"},
+    "/v1/embeddings": {"input": ["What is a KV cache?", "A block table is"]},
+    "/v1/rerank": _RERANK,
+    "/v2/rerank": _RERANK,
+    "/rerank": _RERANK,
+    "/v1/score": _SCORE,
+    "/score": _SCORE,
+    "/classify": {"input": "What is a KV cache?"},
+    "/api/embed": {"model": "quire-demo", "input": "What is a KV cache?"},
+    "/api/embeddings": {"model": "quire-demo", "prompt": "What is a KV cache?"},
     "/v1/lab/pools": {"block_size": 4},
     "/v1/lab/pools/{pool_id}": {"do": "reset"},
     "/tokenize": {"prompt": "A block table is"},

@@ -8,8 +8,16 @@ from typing import Any, Literal
 from quire.service.answer import replies
 from quire.service.api.anthropic.protocol import CountTokensRequest, MessagesRequest
 from quire.service.api.anthropic.replies import MessageReply, TokenCount
-from quire.service.api.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
+from quire.service.api.ollama.protocol import (
+    EmbeddingsRequest,
+    EmbedRequest,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    ShowRequest,
+)
 from quire.service.api.ollama.replies import (
+    EmbeddingsReply,
+    EmbedReply,
     OllamaChatReply,
     OllamaGenerateReply,
     OllamaModels,
@@ -17,10 +25,18 @@ from quire.service.api.ollama.replies import (
     RunningModels,
     ShowReply,
 )
+from quire.service.api.pooling.protocol import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from quire.service.api.pooling.replies import ClassifyReply, EmbeddingReply, RerankReply, ScoreReply
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.completions import CompletionRequest
 from quire.service.api.requests.lab import LabBegin, LabReply, LabStep
 from quire.service.api.requests.tokens import DetokenizeRequest, TokenizeRequest
+from quire.service.api.responses.input_items import MAX_LIMIT, InputItems
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import DeletedResponse, ResponseReply
 from quire.service.errors import ErrorReply
@@ -105,6 +121,12 @@ class Operation:
 
 
 _RESPONSE_ID = Parameter("id", "path", "As it was returned", {"minLength": 1})
+_PAGE = (
+    Parameter("limit", "query", "20, if left out", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}),
+    Parameter("order", "query", "The newest first, if left out", {"enum": ["asc", "desc"]}),
+    Parameter("after", "query", "Only what follows the item of this id", {"minLength": 1}),
+    Parameter("before", "query", "Only what stands before the item of this id", {"minLength": 1}),
+)
 _NOT_STORED = {404: "No such response of this API key is stored"}
 
 _POST = _ANY | _KEYED | _BODY | _QUEUED | _NOT_READY
@@ -138,6 +160,13 @@ OPERATIONS = (
         parameters=(_RESPONSE_ID,),
         deletes=True,
     ),
+    Operation(
+        "/v1/responses/{id}/input_items",
+        "Read what was said up to a stored response",
+        _GET | _NOT_STORED | {400: "A parameter is none of these, or has no such value"},
+        reply=InputItems,
+        parameters=(_RESPONSE_ID, *_PAGE),
+    ),
     replace(
         _generation("/v1/messages", "Answer, in Anthropic's form", MessagesRequest, MessageReply),
         error=AnthropicError,
@@ -166,6 +195,38 @@ OPERATIONS = (
         OllamaGenerateRequest,
         OllamaGenerateReply,
         (JSON, _LINES),
+        error=OllamaError,
+    ),
+    Operation(
+        "/v1/embeddings",
+        "Embed texts: a vector of each",
+        _POST,
+        EmbeddingRequest,
+        EmbeddingReply,
+    ),
+    *(
+        Operation(path, "Sort documents by how well they fit a query", _POST, RerankRequest, RerankReply)
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+    ),
+    *(
+        Operation(path, "Tell how well pairs of texts fit", _POST, ScoreRequest, ScoreReply)
+        for path in ("/v1/score", "/score")
+    ),
+    Operation("/classify", "Tell which label fits a text", _POST, ClassifyRequest, ClassifyReply),
+    Operation(
+        "/api/embed",
+        "Embed texts, in Ollama's form",
+        _POST,
+        EmbedRequest,
+        EmbedReply,
+        error=OllamaError,
+    ),
+    Operation(
+        "/api/embeddings",
+        "Embed a text, in Ollama's older form",
+        _POST,
+        EmbeddingsRequest,
+        EmbeddingsReply,
         error=OllamaError,
     ),
     Operation(

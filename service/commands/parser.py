@@ -172,7 +172,14 @@ class Parser(FlagGroup):
             raise UsageError(explain_unknown(unknown[0], names, self.command))
         given = vars(found)
         file = given.pop("config", None)
-        written = {} if file is None else self._of_file(read_config(file), str(file))
+        written = {} if file is None else self._written(read_config(file), f"{file}: ")
+        return self._namespace(given, written)
+
+    def parse_entries(self, entries: Mapping[str, object]) -> Namespace:
+        """Return the same of flags that come by their names. Raises UsageError that names the key."""
+        return self._namespace({}, self._written(entries, ""))
+
+    def _namespace(self, given: Mapping[str, object], written: Mapping[str, object]) -> Namespace:
         values = {flag.dest: self._value(flag, given, written) for flag in self.flags}
         return Namespace(command=self.command, given=frozenset({*given, *written}), **values)
 
@@ -188,8 +195,8 @@ class Parser(FlagGroup):
             return [each for several in values if isinstance(several, list) for each in several]
         return values[-1]
 
-    def _of_file(self, entries: Mapping[str, object], file: str) -> dict[str, object]:
-        """Return the values by their flags' dests. Raises UsageError that names file and key."""
+    def _written(self, entries: Mapping[str, object], before: str) -> dict[str, object]:
+        """Return the values by their flags' dests. Raises UsageError that names the key, after `before`."""
         by_name = {flag.name.removeprefix("--"): flag for flag in self.flags}
         by_dest = {flag.dest.replace("_", "-"): flag for flag in self.flags}
         values: dict[str, object] = {}
@@ -197,9 +204,9 @@ class Parser(FlagGroup):
             name = key.replace("_", "-")
             flag = by_name.get(name) or by_dest.get(name)
             if flag is None:
-                raise UsageError(f"{file}: {explain_key(key, by_name, self.command)}")
+                raise UsageError(f"{before}{explain_key(key, by_name, self.command)}")
             negated = flag.action == "store_false" and name not in by_name
-            values[flag.dest] = flag.in_file(value, f"{file}: {key}", negated=negated)
+            values[flag.dest] = flag.in_file(value, f"{before}{key}", negated=negated)
         return values
 
 

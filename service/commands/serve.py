@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quire.service")
 
+_PAIR = '{"text_1": "a fish", "text_2": "a trout"}'
+
 
 def launch(
     service: ServiceConfig,
@@ -32,7 +34,19 @@ def launch(
     kv_events: KVEventsConfig | None = None,
     chat_template: str | None = None,
 ) -> int:
-    """Serve until a signal. Return the exit code, 0; raise ServerFailed, as when the engine dies.
+    """Serve until a signal. Return the exit code, 0; raise ServerFailed, as when the engine dies."""
+    return make_server(service, config, registry, prefixes, kv_events, chat_template).serve_until_stopped()
+
+
+def make_server(
+    service: ServiceConfig,
+    config: EngineConfig,
+    registry: RegistryConfig | None,
+    prefixes: list[PinnedPrefix],
+    kv_events: KVEventsConfig | None = None,
+    chat_template: str | None = None,
+) -> QuireServer:
+    """Return a server that starts its engine once it listens.
 
     chat_template: the source of one to use instead of the model's.
     """
@@ -61,7 +75,7 @@ def launch(
         return Tokenizer.from_folder(resolve_model(config.model), chat_template)
 
     server = QuireServer(service, start_engine, load_tokenizer)
-    return server.serve_until_stopped()
+    return server
 
 
 async def _tell(engine: AsyncEngine, url: str, service: ServiceConfig, config: EngineConfig) -> None:
@@ -95,7 +109,9 @@ async def _show_progress(engine: AsyncEngine, name: str, url: str) -> None:
     finally:
         bars.stop()
     if engine.state == "ready":
-        console.print(
-            f"   serving   {name} at [bold]{url}[/bold]  (chat page; API below /v1)", highlight=False
-        )
-        console.print(f"       try   quire chat {url}     Ctrl-C ends the server", highlight=False)
+        pools = engine.info is not None and engine.info.pooling is not None
+        page, example = "chat page; API below /v1", f"quire chat {url}"
+        if pools:
+            page, example = "API below /v1", f"curl {url}/v1/score --json '{_PAIR}'"
+        console.print(f"   serving   {name} at [bold]{url}[/bold]  ({page})", highlight=False)
+        console.print(f"       try   {example}     Ctrl-C ends the server", highlight=False)

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterable
 from functools import partial
 from types import FrameType
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError, ServerFailed, not_ready
 from quire.service.http.cancellation import Interruptible, Stoppable
-from quire.service.http.freed_memory import FreedMemory
+from quire.service.http.freed_memory import give_freed_memory_back
 from quire.service.http.protocol import bounded_protocol
 from quire.service.http.websocket_protocol import OrderlyWebSocketProtocol
 from quire.service.keys import KeyRing
@@ -56,7 +57,6 @@ class OrderlyServer(uvicorn.Server):
         self._now = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._life: asyncio.Task[None] | None = None
-        self._freed = FreedMemory()
         self.exit_code = 0
         self._failure = ""  # what ended it
         super().__init__(
@@ -82,7 +82,8 @@ class OrderlyServer(uvicorn.Server):
 
     def serve_until_stopped(self) -> int:
         """Return the exit code, 0 after a signal. Raises ServerFailed for what it could not go on from."""
-        if self._service_config.api_key_file is not None:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if self._service_config.api_key_file is not None and in_main_thread:  # nobody else may take signals
             signal.signal(signal.SIGHUP, lambda *_: self.reload_soon())
         try:
             self.run()
@@ -115,7 +116,7 @@ class OrderlyServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await self._listen_more(self._loop)
         self._work.loop_watch.start()
-        self._freed.start()
+        give_freed_memory_back()
         self._life = self._loop.create_task(self._live())
 
     async def _listen_more(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -177,7 +178,6 @@ class OrderlyServer(uvicorn.Server):
             self.exit_code = 1
             log.exception("the server did not end in order")
         finally:
-            self._freed.stop()
             self.should_exit = True
 
     async def _drain(self) -> None:

@@ -1,8 +1,12 @@
-"""The pages: a few files, read once, so that no request's path is ever looked up on disk."""
+"""The pages: a few files, read once, so that no request's path is ever looked up on disk.
+
+What several pages have is written once, in `parts`, and stands where `<!-- part: NAME -->` does.
+"""
 
 from __future__ import annotations
 
 import mimetypes
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePath
 
@@ -10,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 PAGE = Path(__file__).parents[1] / "page"
+PARTS = PAGE / "parts"
 
 Serve = Callable[[object, Request], Awaitable[Response]]
 
@@ -36,7 +41,7 @@ _TYPES = {
 def page_files(folder: Path = PAGE) -> list[tuple[str, Serve]]:
     """(path, handler): a page is where its folder or its name says, every other file under /static."""
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(".")]
-    return [(_path(file.relative_to(folder)), _serve(file)) for file in files]
+    return [(_path(file.relative_to(folder)), _serve(file)) for file in files if file.parent != PARTS]
 
 
 def _path(name: PurePath) -> str:
@@ -48,7 +53,7 @@ def _path(name: PurePath) -> str:
 
 
 def _serve(file: Path) -> Serve:
-    content = file.read_bytes()
+    content = _whole(file.read_bytes()) if file.suffix == ".html" else file.read_bytes()
     kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "text/plain"  # a licence
     headers = {**_HEADERS, **(_STAYS if "vendor" in file.parts else _CHANGES)}
 
@@ -56,3 +61,12 @@ def _serve(file: Path) -> Serve:
         return Response(content, headers=headers, media_type=kind)
 
     return serve
+
+
+def _whole(page: bytes) -> bytes:
+    """Return the page with its parts."""
+    return re.sub(rb" *<!-- part: (\w+) -->\n", lambda part: _part(part[1].decode()), page)
+
+
+def _part(name: str) -> bytes:
+    return (PARTS / f"{name}.html").read_bytes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import get_args
+from typing import Literal, get_args
 
 from quire.engine.config import RegistryReport, StepStats
 from quire.engine.messages import FinishReason
@@ -38,6 +38,8 @@ class Metrics:
         self.phases = {phase: Histogram(STEP_SECONDS) for phase in PHASES}
         self.registry: RegistryReport | None = None  # None: there is none
         self.registry_publish = Histogram(REGISTRY_SECONDS)
+        self.response_store: Literal["memory", "redis", "degraded"] = "memory"
+        self.response_store_failures = 0  # of Redis
         self.step_tokens = {kind: Histogram(TOKENS) for kind in ("prefill", "decode")}
 
     def answered(self, endpoint: str, status: int) -> None:

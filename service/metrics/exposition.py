@@ -36,6 +36,7 @@ class _Families(Collector):
             yield from self._cache_families(self._info, stats)
             yield from self._step_families(stats)
         yield from self._registry_families()
+        yield from self._response_families()
         yield from loop_families(self._loop_watch)
 
     def _request_families(self) -> Iterator[Metric]:
@@ -195,6 +196,14 @@ class _Families(Collector):
         yield gauge("quire_registry_lag_seconds", "Age of the oldest unpublished change", ({}, lag))
         blocks = 0 if report is None else report.blocks
         yield gauge("quire_registry_blocks", "Blocks that the registry knows of", ({}, blocks))
+
+    def _response_families(self) -> Iterator[Metric]:
+        state = self._metrics.response_store
+        by_state = [({"state": name}, float(name == state)) for name in ("memory", "redis", "degraded")]
+        text = "Where responses are kept; degraded: Redis is away"
+        yield gauge("quire_response_store_state", text, *by_state)
+        text = "Times that Redis did not answer for a kept response"
+        yield counter("quire_response_store_failures", text, ({}, self._metrics.response_store_failures))
 
 
 def _idle(info: EngineInfo) -> StepStats:

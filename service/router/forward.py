@@ -133,7 +133,7 @@ class _Exchange:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if reply is not None and not state.has_others(tried):
                 return reply
-            placement = self._place(location, tried)
+            placement = await self._place(location, tried)
             tried.add(placement.replica)
             try:
                 digests = location.digests(placement.replica)
@@ -154,10 +154,10 @@ class _Exchange:
     ) -> Response | None:
         """As `_answer`: asks whoever was sent the stream, or the request, then everybody else."""
         reply, lost = None, False
-        holders = affinity.holders(key, self._state.replicas)
+        holders = affinity.holders(key, await self._state.everybody())
         for attempt, replica in enumerate(holders, 1):
             try:
-                reply = await self._attempt(attempt, connection, Placement.at_home(replica))
+                reply = await self._attempt(attempt, connection, await self._state.place_at(replica))
             except ReplicaLost:
                 lost = True
                 continue
@@ -167,7 +167,7 @@ class _Exchange:
             raise not_ready("a replica that may have what is asked for does not answer", 2)
         return reply
 
-    def _place(self, location: Location, tried: set[Replica]) -> Placement:
+    async def _place(self, location: Location, tried: set[Replica]) -> Placement:
         """A stream's id is in use where it was used last, and is refused there.
 
         A response is gone on from where it is stored.
@@ -177,12 +177,15 @@ class _Exchange:
         if previous is not None and not tried:
             storer = state.response_affinity.find(previous, state.replicas)
             if storer is not None and storer.up:
-                return Placement.at_home(storer)
+                return await state.place_at(storer)
         if key is None:
-            placement = state.place(location, tried)
+            placement = await state.place(location, tried)
         else:
             holder = None if tried else state.stream_affinity.find(key, state.replicas)
-            placement = Placement.at_home(holder) if holder and holder.up else state.place(location, tried)
+            if holder is not None and holder.up:
+                placement = await state.place_at(holder)
+            else:
+                placement = await state.place(location, tried)
             state.stream_affinity.settle(key, placement.replica)
         request = started_request(self._request)
         if request is not None:
@@ -211,7 +214,7 @@ class _Exchange:
         replica = placement.replica
         try:
             with replica.request(digests):
-                async with self._send(replica) as answer:
+                async with self._send(placement) as answer:
                     replica.sent_prefixes.answered(
                         digests, time.monotonic()
                     )  # headers come with the first token
@@ -236,7 +239,7 @@ class _Exchange:
         reply.raw_headers = [*passed_on(answer.raw_headers), (b"content-length", length.encode())]
         return reply
 
-    def _send(self, replica: Replica) -> aiohttp.client._RequestContextManager:
+    def _send(self, placement: Placement) -> aiohttp.client._RequestContextManager:
         session = self._state.session
         assert session is not None
         request = self._request
@@ -246,8 +249,8 @@ class _Exchange:
             headers.append((b"traceparent", self._trace.header.encode()))
         return session.request(
             request.method,
-            replica.address(request.scope),
-            headers=as_text(headers),
+            placement.replica.address(request.scope),
+            headers=as_text([*headers, *placement.headers]),
             data=self._body or None,
             allow_redirects=False,
             skip_auto_headers=_NOT_ADDED,

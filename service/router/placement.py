@@ -73,6 +73,7 @@ class Placement:
     prompt_tokens: int
     predicted_tokens: int
     load: int
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # that the request has there beside its own
 
     @classmethod
     def at_home(cls, replica: Replica) -> Placement:

@@ -20,7 +20,7 @@ NOT_FOUND = (b'"code":"previous_response_not_found"', b'"code":"item_not_found"'
 
 def wanted_response(request: Request) -> StreamKey | None:
     """Return the stored response that a request reads or deletes, if it does."""
-    response_id = request.url.path.removeprefix(f"{_PATH}/")
+    response_id = request.url.path.removeprefix(f"{_PATH}/").removesuffix("/input_items")
     if request.method == "POST" or not re.fullmatch(_ID.decode(), response_id):
         return None
     return request.state.tenant, response_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ from quire.service.errors import not_ready
 from quire.service.http.cancellation import Interruptible, Stoppable
 from quire.service.keys import KeyRing
 from quire.service.metrics.loop_watch import LoopWatch
-from quire.service.router.config import RouterConfig
 from quire.service.router.fleet import Fleet
 from quire.service.router.held import HeldBytes
 from quire.service.router.metrics import RouterMetrics
@@ -33,10 +32,9 @@ if TYPE_CHECKING:
 class RouterState:
     """Lives as long as the process. What is None comes up after the port is bound, or never."""
 
-    def __init__(self, config: ServiceConfig, router: RouterConfig) -> None:
+    def __init__(self, config: ServiceConfig, max_held_bytes: int) -> None:
         self.config = config
         self.keys = KeyRing(config.api_keys, config.api_key_file)
-        self.router = router
         self.metrics = RouterMetrics()
         self.draining = False
         self.generations: set[Interruptible] = set()
@@ -47,7 +45,7 @@ class RouterState:
         self.request_affinity = StreamAffinity()
         endpoint = config.otlp_endpoint
         self.exporter = None if endpoint is None else SpanExporter(endpoint, "quire-router")
-        self.held = HeldBytes(router.max_held_bytes)
+        self.held = HeldBytes(max_held_bytes)
         self.pool = ThreadPoolExecutor(2, "tokenizer")
         self.renderer = TemplateRenderer(config.max_prompt_bytes)
         self.session: aiohttp.ClientSession | None = None
@@ -73,6 +71,10 @@ class RouterState:
         if not any(replica.usable for replica in self.replicas):
             raise not_ready("no replica is ready", 2)
 
+    async def everybody(self) -> Iterable[Replica]:
+        """Those who may have what only one of them has."""
+        return self.replicas
+
     async def locate(self, prompt: Prompt | None) -> Location:
         """Where a prompt's blocks are, by the registry."""
         if prompt is None or self.watch is None:
@@ -86,9 +88,12 @@ class RouterState:
         """Whether there is anybody else to send to what was sent to `tried` in vain."""
         return any(replica not in tried and not replica.draining for replica in self.replicas)
 
-    def place(self, location: Location, tried: set[Replica]) -> Placement:
+    async def place_at(self, replica: Replica) -> Placement:
+        """Where the stream is that a request is about, whatever else runs there. Raises ApiError 503."""
+        return Placement.at_home(replica)
+
+    async def place(self, location: Location, tried: set[Replica]) -> Placement:
         """Where to send what was sent to `tried` in vain. Raises ApiError 503 if there is nobody."""
-        now = time.monotonic()
         usable = [replica for replica in self.replicas if replica.usable]
         down = [replica for replica in self.replicas if not replica.draining]  # it may be up again just now
         left = [replica for replica in usable if replica not in tried]
@@ -96,5 +101,9 @@ class RouterState:
         left = left or list(self.replicas)  # all drain, or the registry lies
         if not left:
             raise not_ready("no replica is ready", 2)
+        return self.choose(left, location)
+
+    def choose(self, replicas: Sequence[Replica], location: Location) -> Placement:
+        """The best of at least one."""
         silent = self.watch is not None and self.watch.state != "ok"
-        return choose(left, location, now, self._rng, silent=silent)
+        return choose(replicas, location, time.monotonic(), self._rng, silent=silent)

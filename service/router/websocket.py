@@ -52,11 +52,11 @@ class Tunnel:
     async def _connect(self, client: HTTPConnection) -> tuple[Placement, aiohttp.ClientWebSocketResponse]:
         tried: set[Replica] = set()
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            placement = self._state.place(NOWHERE, tried)
+            placement = await self._state.place(NOWHERE, tried)
             tried.add(placement.replica)
             self._state.metrics.placed(placement, attempt)
             try:
-                opened = await self._open(client, placement.replica)
+                opened = await self._open(client, placement)
                 asked = client.state.tenant, client.state.request_id.decode()
                 self._state.request_affinity.settle(asked, placement.replica)
                 return placement, opened
@@ -68,14 +68,14 @@ class Tunnel:
                 placement.replica.lost(error)
         raise ApiError(503, "no replica could answer", code="not_ready", retry_after=2)
 
-    async def _open(self, client: HTTPConnection, replica: Replica) -> aiohttp.ClientWebSocketResponse:
+    async def _open(self, client: HTTPConnection, placement: Placement) -> aiohttp.ClientWebSocketResponse:
         session = self._state.session
         assert session is not None
         headers = [*passed_on(client.headers.raw), (b"x-request-id", client.state.request_id)]
         headers = [header for header in headers if header[0] != b"origin"]  # it is ours, and was checked
         return await session.ws_connect(
-            replica.address(client.scope),
-            headers=dict(as_text(headers)),
+            placement.replica.address(client.scope),
+            headers=dict(as_text([*headers, *placement.headers])),
             protocols=client.scope["subprotocols"],
             max_msg_size=0,  # the replica's limits count
         )

@@ -11,12 +11,19 @@ from typing import Any
 
 _CONCATENATED = re.compile(r"arguments'?\]?\s*\+|\+\s*[\w.\[\]']*arguments'?\]?\s*[+}%]")
 _ID_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_NO_SYSTEM = {"role": "system", "content": ""}
 
 
-def as_wanted(source: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def as_wanted(
+    source: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
     """Return messages as the template `source` reads them."""
     for change in _changes(source):
         messages = [change(message) for message in messages]
+    if "<|tool_call_argument_begin|>" in source:
+        messages = _with_counted_ids(messages)
+    if tools and "message['tools']" in source:
+        messages = _with_tools(messages, tools)
     return messages
 
 
@@ -54,6 +61,30 @@ def _short(call_id: str) -> str:
         return call_id
     number = int.from_bytes(hashlib.sha256(call_id.encode()).digest()[:8])
     return "".join(_ID_DIGITS[number // 62**at % 62] for at in range(9))
+
+
+def _with_counted_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Kimi's are functions.name:0, which count all calls; its template shows nothing else of them."""
+    counted: dict[str, str] = {}
+    changed = []
+    for message in messages:
+        calls = message.get("tool_calls", ())
+        for call in calls:
+            counted[call["id"]] = f"functions.{call['function']['name']}:{len(counted)}"
+        ids: dict[str, Any] = {}
+        if calls:
+            ids["tool_calls"] = [{**call, "id": counted[call["id"]]} for call in calls]
+        if "tool_call_id" in message:
+            ids["tool_call_id"] = counted.get(message["tool_call_id"], message["tool_call_id"])
+        changed.append(message | ids)
+    return changed
+
+
+def _with_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Phi-4-mini's template takes their text from the system's message."""
+    said = messages if messages and messages[0]["role"] == "system" else [_NO_SYSTEM, *messages]
+    text = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    return [{**said[0], "tools": text}, *said[1:]]
 
 
 def _with_argument_text(message: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from quire.service.text.named_templates import template_names
 from quire.service.text.template_renderer import TemplateRenderer
 
 if TYPE_CHECKING:
+    from quire.service.text.template import ChatTemplate
     from quire.service.text.tokenizer import Tokenizer
 
 TemplateMessage = dict[str, Any]  # role, content and so on, in plain types, as templates expect it
@@ -54,6 +55,18 @@ def template_arguments(
     return arguments, fields
 
 
+async def rendered(
+    renderer: TemplateRenderer, template: ChatTemplate, messages: list[TemplateMessage], param: str
+) -> str:
+    """Return what a template makes of messages, with nothing added. Raises ApiError, as `render` does."""
+    try:
+        return await renderer.render(
+            template, messages, add_generation_prompt=False, arguments={}, tools=None, param=param
+        )
+    except TemplateError as error:
+        raise bad_value(param, str(error)) from None
+
+
 async def render(
     renderer: TemplateRenderer,
     tokenizer: Tokenizer,
@@ -84,7 +97,7 @@ async def render(
         if tools or uses:
             field = "tools" if tools else param
             raise bad_value(field, f"{field}: the chat template of {model!r} knows no tools", "no_tools")
-    messages = as_wanted(template.source, messages)
+    messages = as_wanted(template.source, messages, tools)
     mark = ""
     if continues:
         mark = f"-continue-{secrets.token_hex(16)}"

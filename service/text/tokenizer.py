@@ -14,6 +14,7 @@ from quire.service.text.template import ChatTemplate
 from quire.service.text.turn_end import TurnEnd
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_PAIR_ROLES = ("query", "document")
 
 
 class Tokenizer:
@@ -30,6 +31,9 @@ class Tokenizer:
         added_tokens = backend.get_added_tokens_decoder()
         self.special = frozenset(token for token, added in added_tokens.items() if added.special)
         self._added = {added.content: token for token, added in added_tokens.items()}
+        self.pair_template: ChatTemplate | None = None  # of messages of the roles query and document
+        if chat_template is not None and (not is_own or _knows_pairs(chat_template)):
+            self.pair_template = chat_template
         self.turn_end = TurnEnd()
         if chat_template is not None and not is_own:
             self.turn_end = TurnEnd.of(chat_template, self._added)
@@ -59,6 +63,18 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Without the interpreter's lock, so that in another thread it holds up nobody; as does `decode`."""
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        tokens: list[int] = encoding.ids
+        return tokens
+
+    def pair_messages(self, first: str, second: str) -> list[dict[str, Any]]:
+        """Return two texts as the messages of a template for them."""
+        texts = zip(_PAIR_ROLES, (first, second), strict=True)
+        return [{"role": role, "content": text} for role, text in texts]
+
+    def encode_pair(self, first: str, second: str, *, add_special_tokens: bool) -> list[int]:
+        """As `encode`, of two texts that the model is to compare."""
+        pair = [(first, second)]
+        (encoding,) = self._backend.encode_batch_fast(pair, add_special_tokens=add_special_tokens)
         tokens: list[int] = encoding.ids
         return tokens
 
@@ -103,6 +119,10 @@ class Tokenizer:
         if shown:
             skip -= {self._added[text] for text in shown if text in self._added}
         return self._pieces.detokenizer(context, skip)
+
+
+def _knows_pairs(template: ChatTemplate) -> bool:
+    return all(template.mentions(f"'{role}'") or template.mentions(f'"{role}"') for role in _PAIR_ROLES)
 
 
 def _decoder_types(decoder: dict[str, Any] | None) -> list[str]:

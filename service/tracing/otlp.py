@@ -19,7 +19,14 @@ Value = str | int | float | bool | list[str]
 
 INTERNAL, SERVER = 1, 2  # kinds of spans
 ERROR = 2  # a status
-_OPERATIONS = {"/v1/completions": "text_completion"}  # others are chats
+_EMBEDDING = ("/v1/embeddings", "/api/embed", "/api/embeddings")
+_RANKING = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score")
+_OPERATIONS = {
+    "/v1/completions": "text_completion",
+    **dict.fromkeys(_EMBEDDING, "embeddings"),
+    **dict.fromkeys(_RANKING, "rerank"),
+    "/classify": "classify",
+}  # others are chats
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import pytest
 from msgspec import json
 from msgspec.structs import replace
 
+from quire.engine.models.pooling import Pooling
 from quire.service.text.template import ChatTemplate
 from quire.service.text.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers, tool_templates
@@ -50,3 +51,11 @@ def serve_model() -> Iterator[Callable[..., Live]]:
     yield make
     for live in made:
         assert live.end() == 0
+
+
+@pytest.fixture
+def serve_embeddings() -> Iterator[Live]:
+    """A server of a model that embeds."""
+    live = Live(Tokenizer(tiny_tokenizers.byte_level(), None), pooling=Pooling(normalize=True))
+    yield live
+    live.end()

@@ -68,3 +68,26 @@ def test_openai_agents(serve_model: Callable[..., Live], monkeypatch: pytest.Mon
         return [whole.final_output, streamed.final_output]
 
     assert asyncio.run(ask()) == [SAID, SAID]
+
+
+def test_langchain_embeds(serve_embeddings: Live) -> None:
+    from langchain_openai import OpenAIEmbeddings
+
+    embeddings = OpenAIEmbeddings(
+        base_url=f"{serve_embeddings.url}/v1", api_key="none", model="tiny", check_embedding_ctx_length=False
+    )
+    first, second = embeddings.embed_documents(["hello there", "the cat"])
+    assert embeddings.embed_query("the cat") == second != first
+
+
+def test_litellm_embeds_and_ranks(serve_embeddings: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    from litellm import embedding, rerank
+
+    url = serve_embeddings.url
+    reply = embedding(model="openai/tiny", api_base=f"{url}/v1", api_key="none", input=["hello", "the cat"])
+    assert [each["index"] for each in reply.data] == [0, 1]
+    ranked = rerank(
+        model="cohere/tiny", api_base=url, api_key="none", query="the cat", documents=["hello", "the cat"]
+    )
+    assert [each["index"] for each in ranked.results] == [1, 0]

@@ -176,8 +176,8 @@ async def test_what_is_not_a_replicas_is_refused(server: RedisServer) -> None:
 
 
 REPLICA_RULES = (
-    "~quire:* +eval +hset +hget +hmget +sadd +srem +scard +zadd +zrem +zremrangebyscore +pexpire +unlink "
-    "+time +@connection"
+    "~quire:* +eval +hset +hget +hmget +sadd +srem +scard +zadd +zrem +zrange +zremrangebyscore "
+    "+hgetall +pexpire +unlink +time +@connection"
 )
 ROUTER_RULES = "%R~quire:* +eval_ro +scan +zrangebyscore +hmget +sismember +time +@connection"
 

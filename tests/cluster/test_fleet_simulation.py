@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.fleet_simulation import Simulation
+from quire.loadtest.registry_scale.fleet import Simulation
 
 PREFIX = 60  # blocks
 SLACK = 1.1

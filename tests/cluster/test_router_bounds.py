@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -14,7 +15,6 @@ import pytest
 
 from quire.service.config import ServiceConfig
 from quire.service.router import stream_affinity
-from quire.service.router.config import RouterConfig
 from quire.service.router.placement import NOWHERE, Location
 from quire.service.router.replica import Replica
 from quire.service.router.state import RouterState
@@ -183,10 +183,8 @@ def test_a_target_that_is_no_path_is_not_there(make: Make, target: str) -> None:
 
 def test_somebody_is_asked_though_the_registry_says_that_all_drain() -> None:
     """It may lie; who does drain says so."""
-    state = RouterState(
-        ServiceConfig(served_model_names=("tiny",)), RouterConfig(model="tiny", replicas=("http://r:80",))
-    )
+    state = RouterState(ServiceConfig(served_model_names=("tiny",)), max_held_bytes=1)
     replica = Replica("http://r:80", up=True)
     replica.draining = True
     state.fleet = [replica]  # type: ignore[assignment]
-    assert state.place(NOWHERE, set()).replica is replica
+    assert asyncio.run(state.place(NOWHERE, set())).replica is replica

@@ -39,6 +39,12 @@ def serving(*model: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def pooling_port() -> Iterator[str]:
+    with serving("--runner", "pooling") as number:
+        yield number
+
+
+@pytest.fixture(scope="session")
 def port() -> Iterator[str]:
     with serving() as number:
         yield number

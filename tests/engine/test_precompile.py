@@ -28,7 +28,8 @@ from quire.kernels.compiling import compiling_beside
 from quire.kernels.formats.kv_format import FP32, UNSCALED
 from quire.kernels.linear.linear import Linear
 from quire.kernels.linear.operations import Hidden
-from quire.kernels.plan import Chosen, LayerOps, plan_attention, plan_layer
+from quire.kernels.plan import LayerOps, plan_attention, plan_layer
+from quire.kernels.recipes import Chosen
 from tests.models.tiny_models import MODELS
 
 LIMITS = Limits(max_num_seqs=12, max_num_batched_tokens=48, max_model_len=64)
@@ -87,7 +88,7 @@ def test_it_asks_for_all_that_the_step_sizes_take(
     precompiled: set[Any] = set()
     precompile(config, watched(precompiled, monkeypatch), LIMITS, 16, UNSCALED[dtype], device, dtype)
     taken: set[Any] = set()
-    monkeypatch.setattr("quire.engine.startup.torch_backend", lambda: watched(taken, monkeypatch))
+    monkeypatch.setattr("quire.engine.rank.torch_backend", lambda: watched(taken, monkeypatch))
     core, _ = start_engine(
         EngineConfig(
             model=str(folder),

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from quire.engine import startup
+from quire.engine import rank, startup
 from quire.engine.config import EngineConfig, KVCacheDtype
 from quire.engine.device.kv_cache import KVCache, bytes_per_block, dequantized_dtype, named_format
 from quire.engine.device.runner import ModelRunner
@@ -259,8 +259,8 @@ def test_what_is_expanded_has_room_that_counts_and_reaches_every_layer(
         given.append(arguments[-1].dequantized)
         prefill_reference(*arguments)
 
-    monkeypatch.setattr(startup, "_measure_blocks", spied_blocks)
-    monkeypatch.setattr(startup, "dequantized_dtype", lambda *_: torch.bfloat16)
+    monkeypatch.setattr(rank, "measure_blocks", spied_blocks)
+    monkeypatch.setattr(rank, "dequantized_dtype", lambda *_: torch.bfloat16)
     monkeypatch.setattr(attend, "prefill_reference", spied_prefill)
     core, info = startup.start_engine(
         EngineConfig(model=str(folder), device="cpu", kv_cache_dtype="fp12_e4m7", swap_space=0)

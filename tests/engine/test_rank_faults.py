@@ -114,16 +114,16 @@ def test_what_cannot_start_says_why(llama: tuple[Path, LlamaForCausalLM], tmp_pa
 
 
 def test_as_many_gpus_as_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.engine import startup
+    from quire.engine.device import choice
     from quire.kernels.gpu import KNOWN
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(startup, "gpu_of", lambda device: KNOWN["H100"])
+    monkeypatch.setattr(choice, "gpu_of", lambda device: KNOWN["H100"])
     asked = EngineConfig(model="any", tensor_parallel_size=4)
     with pytest.raises(ValueError, match="--tensor-parallel-size 4 needs 4 GPUs, and this process sees 2"):
-        startup.choose_device(asked)
+        choice.choose_device(asked)
     asked = EngineConfig(model="any", tensor_parallel_size=2)
-    assert [startup.choose_device(asked, rank) for rank in range(2)] == [
+    assert [choice.choose_device(asked, rank) for rank in range(2)] == [
         torch.device("cuda", rank) for rank in range(2)
     ]

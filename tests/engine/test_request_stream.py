@@ -8,10 +8,11 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.client import AsyncEngine, RequestStream
+from quire.engine.client import AsyncEngine
 from quire.engine.config import EngineConfig, StepStats
 from quire.engine.frames import StepFrame
 from quire.engine.messages import Output, Request, SamplingParams, StepOutputs
+from quire.engine.request_stream import RequestStream
 
 SEQUENCES = 3
 NO_STATS = StepStats(**dict.fromkeys(StepStats.__struct_fields__, 0))
@@ -32,7 +33,7 @@ def test_tokens_come_in_order_and_as_few_outputs(steps: list[Step], taken_after:
         engine = AsyncEngine(EngineConfig(model="none"))
         engine._loop = asyncio.get_running_loop()
         request = Request(0, [1], SamplingParams(n=SEQUENCES))
-        stream = engine._streams[0] = RequestStream(engine, request)
+        stream = engine._streams[0] = RequestStream(request, engine._tell_soon, engine._abort)
         stream.listen(told.append)
         for number, step in enumerate(steps):
             plain = [index for index, more in step if not more]

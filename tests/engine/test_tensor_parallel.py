@@ -27,7 +27,7 @@ KINDS: list[dict[str, Any]] = [
     {"n": 3, "top_p": 0.9},
     GREEDY | {"beam_width": 3, "n": 3, "early_stopping": "never"},
     {"min_p": 0.1, "temperature": 1.5, "top_k": 9},
-    {"repetition_penalty": 1.3, "frequency_penalty": 0.4},
+    {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "top_k": 20, "top_p": 0.8},
     {"logit_bias": {7: 4.0, 150: 3.0}, "logprobs": 0},
 ]
 

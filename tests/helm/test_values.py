@@ -153,6 +153,7 @@ def test_a_gpu_may_come_in_another_way(way: str) -> None:
         ("modelCache.existingClaim=c,modelCache.storageClass=s", "leave it out, or existingClaim"),
         ("serviceAccount.create=false,serviceAccount.annotations.a=b", "set serviceAccount.create"),
         ("engine.preemptionMode=swap,engine.swapSpace=0", "needs swapSpace"),
+        ("engine.responseStore=redis", "responseStore is redis"),
         ("engine.enablePrefixCaching=false,redis.enabled=true", "enablePrefixCaching must be on"),
         ("redis.external.url=rediss://u:p@r:6380/0", "the url's port is 6380"),
         ("redis.external.url=redis://r,redis.external.port=6380", "the url's port is 6379"),

@@ -12,7 +12,8 @@ from quire.kernels.linear import hopper_stream, operations
 from quire.kernels.linear.hopper_stream import hopper_linear_parts
 from quire.kernels.linear.linear import Linear
 from quire.kernels.linear.operations import Hidden
-from quire.kernels.plan import GATE, PROJECT_IN, PROJECT_OUT, Product, choose
+from quire.kernels.linear.recipes import GATE, PROJECT_IN, PROJECT_OUT, Product
+from quire.kernels.recipes import choose
 
 INTERPRETER = Gpu("interpreter", (8, 0), sys.maxsize, 1)
 

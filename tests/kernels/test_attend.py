@@ -13,13 +13,15 @@ from quire.kernels.attention import splits as decode_splits
 from quire.kernels.attention.batch import ForwardBatch
 from quire.kernels.attention.cascade import SharedPrefixes, rows_of_cascade
 from quire.kernels.attention.decode import DecodeMode, decode
+from quire.kernels.attention.recipes import ATTEND, Attending
 from quire.kernels.attention.splits import DecodeWorkspace, SplitPartials
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import gpu_of
 from quire.kernels.linear.linear import Linear, Matrix
 from quire.kernels.linear.operations import reference_add
-from quire.kernels.plan import ATTEND, PROJECT_OUT, Attending, Product, choose
+from quire.kernels.linear.recipes import PROJECT_OUT, Product
+from quire.kernels.recipes import choose
 from quire.kernels.shapes import LayerShape
 from quire.kernels.tuning import H100
 

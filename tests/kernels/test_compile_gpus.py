@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import triton.language as tl
 from compiled import Case, compiled_for, shared_bytes
 from gpus import GPUS
 from test_compile_sm90 import few_tokens_variants, hopper_decode_variants, plain_variants
@@ -31,7 +32,7 @@ from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP16, FP32, KVForma
 from quire.kernels.gpu import Gpu
 from quire.kernels.parallel import all_reduce
 from quire.kernels.pointwise import activation, block_copy, norm, pinned_copy
-from quire.kernels.sampling import logprobs
+from quire.kernels.sampling import logprobs, part_thresholds
 from quire.kernels.sampling import masks as token_mask
 
 # fp16 takes what bf16 takes, and heads of 80 and 96 what those of 128 take: they are padded to as many.
@@ -176,12 +177,18 @@ def small_cases() -> dict[str, Case]:
     pointers |= dict.fromkeys(("given_ptr", "positions_ptr", "last_tokens_ptr", "block_tables_ptr"), "*i32")
     pointers |= dict.fromkeys(("places_ptr", "context_lens", "block_tables"), "*i32")
     pointers |= {"slots_ptr": "*i64", "rows_ptr": "*i32"}
+    pointers |= dict.fromkeys(("wanted_ptr", "limit_ptr", "highest_ptr", "masses_ptr"), "*fp32")
+    pointers |= {"temperature_ptr": "*fp32", "found_ptr": "*fp32", "low_ptr": "*i64"}
     pointers |= {"own_ptr": "*i16", "addresses_ptr": "*i64", "state_ptr": "*i32"}
     norm_of_8b = {"HIDDEN": 4096, "BLOCK": 4096, "PARTS": 4, "DEPENDENT": True}
     wide = {"HIDDEN": 4096, "BLOCK": 4096}
     of_two = {"RANKS": 2, "BEGIN": 0, "END": 9, "DEPENDENT": True}
     all_known: dict[str, object] = {"known_ptr": None}
     chunks = {"VOCABULARY": 151936, "CHUNK": logprobs.CHUNK}
+    searched: dict[str, object] = {"WEIGHTED": True, "MASSES": part_thresholds.MASSES}
+    searched |= {"INFINITY": part_thresholds.INFINITY[torch.bfloat16]}
+    masses = searched | {"VOCABULARY": 64128, "CHUNK": part_thresholds.CHUNK, "MIN_TEMPERATURE": 1e-20}
+    narrowed = searched | {"CHUNKS": 16, "ALL_CHUNKS": 128, "CHUNKS_PADDED": 128, "DTYPE": tl.bfloat16}
     best = all_known | {"CHUNKS": 38, "CHUNKS_PADDED": 64, "WIDTH": 32}
     found: dict[str, tuple[Any, dict[str, Any], int, dict[str, str]]] = {
         "add_rms_norm": (norm._rms_norm_kernel, norm_of_8b, 16, {"x_ptr": "*fp32"}),
@@ -193,6 +200,8 @@ def small_cases() -> dict[str, Case]:
         "one_shot_sum": (all_reduce._one_shot_kernel, of_two | wide, 16, {"rows": "i32"}),
         "two_shot_sum": (all_reduce._two_shot_kernel, of_two | {"TILE": all_reduce.TILE}, 8, {}),
         "mask_tokens": (token_mask._mask_tokens_kernel, {"BLOCK": token_mask.BLOCK}, 4, {"rows_ptr": "*i64"}),
+        "part_masses": (part_thresholds.masses_kernel, masses, 8, {}),
+        "part_narrowed": (part_thresholds.narrow_kernel, narrowed, 4, {}),
         "shared_lens": (
             shared_prefix._lens_kernel, {"ROWS": 16, "LANE_ROWS": 16, "BLOCK_SIZE": 16}, 4, {},
         ),

@@ -16,16 +16,19 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.layers import layer_shape
 from quire.engine.models.loader import build_model
+from quire.engine.models.pre_norm import PreNormLayer
 from quire.engine.models.weights import Weights
 from quire.kernels.attention.decode import DecodeKernel
 from quire.kernels.attention.prefill import PrefillKernel
+from quire.kernels.attention.recipes import ATTEND, UNMERGED
 from quire.kernels.backend import torch_backend
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP16, FP32, KVFormat
 from quire.kernels.gpu import NO_GPU, Gpu
 from quire.kernels.linear.linear import Matrix
+from quire.kernels.linear.recipes import GATE, PROJECT_IN, PROJECT_OUT
 from quire.kernels.linear.skinny import linear_of_few
-from quire.kernels.plan import ATTEND, GATE, PROJECT_IN, PROJECT_OUT, UNMERGED, LayerOps, plan_layer
+from quire.kernels.plan import LayerOps, plan_layer
 from quire.kernels.shapes import LayerShape, StepShape
 from tests.models.tiny_models import MODELS
 
@@ -166,8 +169,8 @@ def test_a_model_has_the_layers_that_the_choice_is_told_of(
     model = build_model(config, torch_backend(), Weights(torch.device("meta"), torch.bfloat16), 16)
     for number, layer in enumerate(model.layers):
         shape = layer_shape(config, number, torch.bfloat16)
-        into = layer.gate_up if isinstance(model, Decoder) else layer.up  # type: ignore[union-attr]
-        matrices = [layer.qkv.matrix, layer.output.matrix, into.matrix, layer.down.matrix]
+        mlp = layer.mlp.matrices if isinstance(layer, PreNormLayer) else (layer.up.matrix, layer.down.matrix)
+        matrices = [layer.qkv.matrix, layer.output.matrix, *mlp]
         assert matrices == [shape.qkv, shape.output, shape.up, shape.down]
         assert shape.gated == isinstance(model, Decoder)
         assert shape.cache.window == layer.attention.window

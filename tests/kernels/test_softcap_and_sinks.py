@@ -22,11 +22,11 @@ from quire.kernels.attention.decode import DecodeMode, decode
 from quire.kernels.attention.decode_reference import decode_reference
 from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.attention.prefill import prefill, prefill_reference
+from quire.kernels.attention.recipes import Attending
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.kv_format import FP8, FP12, FP16, KVFormat
 from quire.kernels.gpu import Gpu
 from quire.kernels.linear.linear import Matrix
-from quire.kernels.plan import Attending
 from quire.kernels.shapes import LayerShape, StepShape
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64

@@ -12,7 +12,16 @@ import pytest
 from quire.loadtest.__main__ import main
 from quire.loadtest.client.lengths import Fixed, LogNormal, Shape
 from quire.loadtest.client.sessions import Recipe
-from quire.loadtest.evaluation import block_size, chatbot, memory_waste, request_rates, shared_prefix, sharing
+from quire.loadtest.evaluation import (
+    block_size,
+    chatbot,
+    length_distributions,
+    memory_layout,
+    memory_waste,
+    request_rates,
+    shared_prefix,
+    sharing,
+)
 from quire.loadtest.evaluation.figure import Cell, MadeFigure, Table, markdown_table
 from quire.loadtest.evaluation.report import write_report
 from quire.loadtest.evaluation.setting import Setting
@@ -41,6 +50,30 @@ def is_rising(values: list[float]) -> bool:
     return all(one < other for one, other in pairwise(values))
 
 
+def test_fig1_a_batch_grows_until_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_layout, "SHAREGPT", SHORT)
+    monkeypatch.setattr(memory_layout, "BATCHES", (1, 2, 4, 16))
+    parts, batches = memory_layout.fig1(setting(0.2)).tables
+    assert column(parts, "per cent") == pytest.approx([65, 30, 5], abs=3)
+    quire, existing = column(batches, "Quire: requests"), column(batches, "Orca (Max): requests")
+    assert quire[:3] == pytest.approx([1, 2, 4]) and quire[3] > 6
+    assert existing == pytest.approx([1, 2, 4, 4]), "there is room for four of the longest, and no more"
+    assert is_rising(column(batches, "Quire: tok/s")) and is_rising(column(batches, "Orca (Max): tok/s")[:3])
+    needed = column(batches, "Quire: GB"), column(batches, "Orca (Max): GB")
+    assert all(one < other for one, other in zip(*needed, strict=True) if one < needed[0][-1])
+
+
+def test_fig11_lengths_of_real_conversations_stand_beside_the_papers_means() -> None:
+    figure = length_distributions.fig11(setting(0.2))
+    (table,) = figure.tables
+    recorded, log_normal, alpaca = table.rows
+    assert isinstance(recorded[1], int) and recorded[1] > 9_000
+    assert numbers(log_normal[2:4]) == pytest.approx([161.31, 337.99], rel=0.1)
+    assert numbers(alpaca[2:4]) == pytest.approx([19.31, 58.45], rel=0.1)
+    assert [chart.title for chart in figure.charts] == [row[0] for row in table.rows]
+    assert all(sum(line.y) <= 100 + 1e-6 for chart in figure.charts for line in chart.lines)
+
+
 def test_fig2_more_of_the_memory_holds_tokens_the_less_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_waste, "SHAREGPT", SHORT)
     monkeypatch.setattr(memory_waste, "RATE", 200.0)
@@ -56,9 +89,10 @@ def test_fig2_more_of_the_memory_holds_tokens_the_less_is_reserved(monkeypatch: 
 
 def test_fig12_and_13_paging_sustains_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_rates, "WORKLOADS", {"ShareGPT": (Recipe(SHORT, 40), RATES)})
+    monkeypatch.setattr(request_rates, "RECORDED", {"ShareGPT, recorded": (Recipe(SHORT, 20), RATES[:2])})
     monkeypatch.setattr(request_rates, "SERVERS", request_rates.SERVERS[:2])
     figure = request_rates.fig12(setting(1.0))
-    servers, table, on_four = figure.tables
+    servers, table, _, on_four = figure.tables
     assert [row[0] for row in servers.rows] == ["OPT-13B", "OPT-66B"]
     rates = column(table, "requests/s")
     assert is_rising(rates[::-1]), "Quire, Oracle, Pow2, Max, FasterTransformer"
@@ -68,7 +102,11 @@ def test_fig12_and_13_paging_sustains_more(monkeypatch: pytest.MonkeyPatch) -> N
     sustained = numbers([row[1] for row in on_four.rows[:4]])  # FasterTransformer: not even the least rate
     assert is_rising(sustained[::-1])
     assert sustained[0] < rates[0], "66B on four has less memory, and slower steps"
-    assert [chart.title for chart in figure.charts] == ["OPT-13B, ShareGPT", "OPT-66B, ShareGPT"]
+    assert [chart.title for chart in figure.charts] == [
+        "OPT-13B, ShareGPT",
+        "OPT-13B, ShareGPT, recorded",
+        "OPT-66B, ShareGPT",
+    ]
     assert "4 × A100 40GB" in figure.costs
 
     monkeypatch.setattr(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.loadtest.client.arrivals import arrival_times
-from quire.loadtest.client.lengths import ALPACA, SHAREGPT, Fixed, LogNormal, parse_shape
+from quire.loadtest.client.lengths import ALPACA, SHAREGPT, Fixed, LogNormal, Recorded, Shape, parse_shape
 
 
 @pytest.mark.parametrize("lengths", [SHAREGPT.prompt, SHAREGPT.output, ALPACA.prompt, ALPACA.output])
@@ -32,9 +32,20 @@ def test_any_mean_between_the_ends_comes_out(
     assert abs(drawn.mean() - lengths.mean) < 6 * drawn.std() / len(drawn) ** 0.5 + 0.5
 
 
+def test_recorded_lengths_are_pairs_that_a_model_takes() -> None:
+    shape = parse_shape("sharegpt-recorded")
+    assert isinstance(shape, Recorded)
+    rng = random.Random(1)
+    for prompt, output in (shape.draw(rng) for _ in range(1000)):
+        assert min(prompt, output) >= 4 and prompt <= 1024 and prompt + output <= 2048
+    short = Recorded(most_total=100).pairs
+    assert set(short) < set(shape.pairs) and max(map(sum, short)) <= 100
+
+
 def test_lengths_are_read_from_text() -> None:
     assert parse_shape("sharegpt") == SHAREGPT
     shape = parse_shape("128x64")
+    assert isinstance(shape, Shape)
     assert (shape.prompt, shape.output) == (Fixed(128), Fixed(64))
     for wrong in ("", "128", "0x3", "-1x3", "axb", "shareGPT"):
         with pytest.raises(ValueError, match="128x64"):

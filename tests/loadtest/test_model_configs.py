@@ -15,7 +15,8 @@ def test_a_folder_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "argv", ["model_configs", str(tmp_path / "models")])
     model_configs.main()
     folders = sorted((tmp_path / "models").iterdir())
-    assert [folder.name for folder in folders] == ["llama-8b", "opt-13b", "qwen3-0.6b", "qwen3-14b"]
+    names = ["llama-70b", "llama-8b", "opt-13b", "qwen3-0.6b", "qwen3-14b"]
+    assert [folder.name for folder in folders] == names
     for folder in folders:
         size = json.loads((folder / "config.json").read_text())["vocab_size"]
         assert size == model_configs.CONFIGS[folder.name]["vocab_size"]

@@ -66,7 +66,7 @@ def test_every_server_streams_all_its_tokens(tmp_path: Path) -> None:
         "--json",
         str(tmp_path / "cost.json"),
     )["servers"]
-    quire, paced, over_socket, paced_over_socket, *plain = rows
+    quire, over_socket, paced, paced_over_socket, *plain = rows
     for row in rows:
         assert row["tokens"] == 200
         assert 4 <= row["events"] <= 200

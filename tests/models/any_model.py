@@ -162,6 +162,7 @@ def compare(kind: str, folder: Path) -> Verdict:
         worst = max(worst, float((rows - expected).abs().max() / expected.std()))
     with contextlib.suppress(ValueError):  # it has no experts; a loop over them is a CPU's way
         model._causal.set_experts_implementation("batched_mm")
+    model.fusion.undo()
     give(model._decoder, _nothing)  # its own code alone: on a GPU attention is kernels
     reads = host_reads(lambda: driver.step({}, {len(prompts): prompts[0][:3]}))
     return Verdict("equal" if worst < LEAST_AGREEMENT else "unequal", f"{worst:.1g}", tuple(reads))

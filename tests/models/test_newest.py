@@ -6,13 +6,14 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.decoder import Decoder
 from quire.engine.models.loader import Model, load_model
+from quire.engine.models.pre_norm import GatedMLP, PreNormLayer
 from quire.kernels.backend import torch_backend
 from quire.kernels.formats.kv_format import FP8, FP12, FP32, KVFormat
 from tests.models.paged_driver import PagedDriver
@@ -80,7 +81,14 @@ def test_newest_tokens_get_what_they_get_among_all(
         assert torch.equal(newest.cache.blocks, all_tokens.cache.blocks), "keys and values are all tokens'"
 
 
-PARTS = {True: ("output", "gate_up", "down"), False: ("output", "mlp_norm", "up", "down")}
+def watched_parts(layer: Any) -> tuple[list[Watched], dict[str, Any]]:
+    """What computes past a layer's keys and values, and the layer's fields with it."""
+    if isinstance(layer, PreNormLayer):
+        assert isinstance(layer.mlp, GatedMLP)
+        output, up, down = Watched(layer.output), Watched(layer.mlp.gate_up), Watched(layer.mlp.down)
+        return [output, up, down], {"output": output, "mlp": GatedMLP(up, down)}  # type: ignore[arg-type]
+    fields = {part: Watched(getattr(layer, part)) for part in ("output", "mlp_norm", "up", "down")}
+    return [*fields.values()], fields
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral-window", "opt", "opt-post-norm", "gpt2"])
@@ -88,19 +96,16 @@ def test_past_its_keys_and_values_the_last_layer_computes_newest_tokens_only(
     name: str, model_folder: Callable[[str], Path]
 ) -> None:
     model, config = load(model_folder(name))
-    watched = [
-        {part: Watched(getattr(layer, part)) for part in PARTS[isinstance(model, Decoder)]}
-        for layer in model.layers
-    ]
+    watched, fields = zip(*map(watched_parts, model.layers), strict=True)
     qkv = [Watched(layer.qkv) for layer in model.layers]
     model.layers = [
         replace(layer, qkv=first, **rest)
-        for layer, first, rest in zip(model.layers, qkv, watched, strict=True)
+        for layer, first, rest in zip(model.layers, qkv, fields, strict=True)
     ]
     driver = PagedDriver(model, config, rows=ROWS, max_len=MAX_LEN)
     driver.step_of_newest({}, {0: [5, 6, 7], 1: [8] * 20})
     driver.step_of_newest({0: 9}, {1: [10] * 4, 2: [11] * 30})
     assert [each.counts for each in qkv] == [[23, 35]] * config.num_layers
     *before, last = watched
-    assert all(part.counts == [23, 35] for layer in before for part in layer.values())
-    assert all(part.counts == [2, 3] for part in last.values())
+    assert all(part.counts == [23, 35] for layer in before for part in layer)
+    assert all(part.counts == [2, 3] for part in last)

@@ -147,9 +147,9 @@ FRONT = {"quire.kernels.formats.cache_spec"} | {
     for name in (
         *("arrays", "capacity", "client", "config", "errors", "frames", "hashing", "logs", "messages"),
         *("inspection.messages", "lab.paths", "lab.view"),
-        "records",
+        *("records", "request_stream"),
         *("models.attention_shape", "models.config", "models.generation_config", "models.hub"),
-        *("models.json_fields", "models.rope_config"),
+        *("models.json_fields", "models.pooling", "models.rope_config"),
         *("registry.deployment", "registry.prompt_hasher", "registry.redis", "sequences.grammar", "urls"),
     )
 }

@@ -104,3 +104,9 @@ async def post(app: ASGIApp, path: str, body: dict[str, Any] | bytes, **headers:
 
 async def get(app: ASGIApp, path: str, **headers: str) -> Reply:
     return await Exchange(app, "GET", path, b"", named_headers(headers)).start().finish()
+
+
+async def settle() -> None:
+    """Let tasks that are ready do what they can."""
+    for _ in range(30):
+        await asyncio.sleep(0)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
+from quire.engine.models.pooling import Pooling
 from quire.service.app import create_app
 from quire.service.config import ServiceConfig
 from quire.service.state import ServerState
@@ -46,15 +47,22 @@ class Service:
 async def make_service(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Service]]:
     """A ready service; keywords that are not the engine's are ServiceConfig's.
 
-    Whoever steps the engine by hand counts the loop's turns, too: chat templates then take none.
+    Chat templates are rendered at once, for which no process has to start: whoever steps the engine by hand
+    counts the loop's turns, too. Processes that do it are in test_template_renderer.py and live servers.
     """
     made: list[ServerState] = []
 
-    def make(*, auto: bool = True, script: Script = echo, ready: bool = True, **config: Any) -> Service:
+    def make(
+        *,
+        auto: bool = True,
+        script: Script = echo,
+        ready: bool = True,
+        pooling: Pooling | None = None,
+        **config: Any,
+    ) -> Service:
         state = ServerState(ServiceConfig(served_model_names=("tiny", "alias"), **config))
-        if not auto:
-            state.renderer = InlineRenderer()
-        engine = FakeEngine(make_info(tokenizer), auto=auto, script=script)
+        state.renderer = InlineRenderer()
+        engine = FakeEngine(make_info(tokenizer, pooling), auto=auto, script=script)
         state.set_engine(engine)
         if ready:
             engine.become_ready()

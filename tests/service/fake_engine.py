@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
+from quire.engine.arrays import Vectors
 from quire.engine.config import EngineInfo, Progress, RegistryReport, StepStats
 from quire.engine.errors import EngineDeadError
 from quire.engine.inspection.messages import (
@@ -25,16 +27,28 @@ from quire.engine.inspection.messages import (
     PrefixAnswer,
     Question,
 )
-from quire.engine.messages import FinishReason, Output, Request, SamplingParams, TokenLogprob
+from quire.engine.messages import (
+    FinishReason,
+    Output,
+    PoolingParams,
+    Request,
+    SamplingParams,
+    TokenLogprob,
+)
 from quire.engine.models.generation_config import SamplingDefaults
+from quire.engine.models.pooling import Pooling
 from quire.engine.records import Company, RequestRecord
+from quire.engine.schedule.pooled import finished
 from quire.engine.sequences.timeline import Timeline
 from quire.service.text.tokenizer import Tokenizer
 
 Script = Callable[[list[int], SamplingParams, int], list[int]]
 
 
-def make_info(tokenizer: Tokenizer) -> EngineInfo:
+HIDDEN = 8
+
+
+def make_info(tokenizer: Tokenizer, pooling: Pooling | None = None) -> EngineInfo:
     """What the service reads of it is real; the rest is 1."""
     read: dict[str, Any] = {
         "model": "/models/tiny",
@@ -54,6 +68,8 @@ def make_info(tokenizer: Tokenizer) -> EngineInfo:
         "rank_memory_bytes": (1 << 30,),
         "all_reduce_seconds": 0.0,
         "sampling_defaults": SamplingDefaults(),
+        "pooling": pooling,
+        "hidden_size": HIDDEN,
     }
     rest: dict[str, Any] = {
         field.name: 1 for field in msgspec.structs.fields(EngineInfo) if field.name not in read
@@ -64,6 +80,12 @@ def make_info(tokenizer: Tokenizer) -> EngineInfo:
 def echo(prompt: list[int], params: SamplingParams, index: int) -> list[int]:
     """The prompt again and again, sample `index` starting at its index-th token."""
     return [prompt[(index + at) % len(prompt)] for at in range(params.max_tokens)]
+
+
+def vector_of(prompt: list[int], pooling: PoolingParams, labels: int) -> Vectors:
+    """How many of its tokens leave which rest when divided by 8; of a model with a head, fewer of these."""
+    counts = np.bincount(np.array(prompt) % HIDDEN, minlength=HIDDEN).astype(np.float32)
+    return finished(counts[: labels or HIDDEN], pooling)
 
 
 def logprob(token: int, count: int, value: float = -0.5) -> TokenLogprob:
@@ -87,6 +109,7 @@ class FakeStream:
     listener: Callable[[list[Output]], None] | None = None
     aborted: bool = False
     steps: int = 0  # of a beam search
+    vector: Vectors | None = None  # what there is instead of tokens
 
     def listen(self, listener: Callable[[list[Output]], None]) -> None:
         self.listener = listener
@@ -111,6 +134,11 @@ class FakeStream:
 
     def step(self, eos: tuple[int, ...]) -> None:
         """One more token of every unfinished sequence; beams when the last of them has all its tokens."""
+        if self.vector is not None:
+            output = Output(self.request_id, 0, [], finish_reason="stop", queue_seconds=0.125)
+            output.vector, output.cached_tokens = self.vector.tobytes(), self.engine.cached_tokens
+            self.push(output)
+            return
         if self.params.beam_width:
             self._search(eos)
             return
@@ -204,13 +232,20 @@ class FakeEngine:
             await self._changed.wait()
 
     def add(
-        self, prompt: list[int], params: SamplingParams, cache_salt: str = "", owner: str = ""
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        cache_salt: str = "",
+        owner: str = "",
+        pooling: PoolingParams | None = None,
     ) -> FakeStream:
         if self.state != "ready":
             raise EngineDeadError(self.error or "loading")
-        self._info.capacity.check(Request(len(self.streams), prompt, params))
+        self._info.capacity.check(Request(len(self.streams), prompt, params, pooling=pooling))
         scripts = [self.script(prompt, params, index)[: params.max_tokens] for index in range(params.n)]
         stream = FakeStream(self, len(self.streams) + 7, prompt, params, cache_salt, scripts)
+        if pooling is not None and self._info.pooling is not None:
+            stream.vector = vector_of(prompt, pooling, self._info.pooling.labels)
         stream.done = [0] * params.n
         stream.unfinished = set(range(params.n))
         self.streams.append(stream)

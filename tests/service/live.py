@@ -6,6 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
+from quire.engine.models.pooling import Pooling
 from quire.service.config import ServiceConfig
 from quire.service.server import QuireServer
 from quire.service.text.tokenizer import Tokenizer
@@ -17,12 +18,18 @@ class Live(ServerThread):
     server: QuireServer
 
     def __init__(
-        self, tokenizer: Tokenizer, *, auto: bool = True, script: Script = echo, **config: Any
+        self,
+        tokenizer: Tokenizer,
+        *,
+        auto: bool = True,
+        script: Script = echo,
+        pooling: Pooling | None = None,
+        **config: Any,
     ) -> None:
         self.engine: FakeEngine
 
         async def start_engine() -> FakeEngine:
-            self.engine = FakeEngine(make_info(tokenizer), auto=auto, script=script).become_ready()
+            self.engine = FakeEngine(make_info(tokenizer, pooling), auto=auto, script=script).become_ready()
             return self.engine
 
         settings = ServiceConfig(served_model_names=("tiny",), port=0, **config)

@@ -10,7 +10,7 @@ import sys
 from typing import ClassVar
 from unittest.mock import patch
 
-import quire.engine.startup
+import quire.engine.rank
 from quire.engine.client import AsyncEngine
 from quire.engine.config import EngineConfig
 from quire.engine.device.runner import ModelRunner
@@ -57,7 +57,7 @@ async def start_engine() -> AsyncEngine:
 def main() -> None:
     if sys.argv[1] == "engine":
         del sys.argv[1]
-        with patch.object(quire.engine.startup, "ModelRunner", PoisonedRunner):
+        with patch.object(quire.engine.rank, "ModelRunner", PoisonedRunner):
             run_engine()
     configure_logging("json")
     service = ServiceConfig(served_model_names=("tiny",), port=int(sys.argv[1]))

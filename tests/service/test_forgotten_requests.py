@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from quire.engine.client import RequestStream
 from quire.engine.messages import Output
+from quire.engine.request_stream import RequestStream
 from quire.service.answer.choice import Choice
 from quire.service.answer.generation import Generation, Group
 from quire.service.answer.stream import GenerationResponse
 from quire.service.errors import not_ready
 from quire.service.http.connection import Connection
-from tests.service.asgi import Exchange, exchange
+from tests.service.asgi import Exchange, exchange, settle
 from tests.service.conftest import Service
 from tests.service.fake_engine import FakeStream
 
@@ -31,11 +30,6 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "stop": ("/v1/completions", {"prompt": "abc", "stop": ["bc"]}),
     "chat": ("/v1/chat/completions", CHAT),
 }
-
-
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def to_the_end(service: Service, running: Exchange) -> None:

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.engine.config import Progress, RegistryReport
-from quire.engine.startup import Phase
+from quire.engine.progress import Phase
 from quire.service.errors import not_ready
 from quire.service.text.tokenizer import Tokenizer
 from tests.service.asgi import Exchange, exchange, get, post
@@ -224,6 +224,8 @@ STATED = {
     "quire_registry_blocks": 25.0,
     "quire_registry_lag_seconds": 0.125,
     "quire_registry_dropped_total": 26.0,
+    "quire_response_store_state{state=memory}": 1.0,
+    "quire_response_store_failures_total": 0.0,
     "quire_rank_memory_bytes{rank=0}": float(1 << 30),
     "vllm:num_requests_running": 1.0,
     "vllm:num_requests_waiting": 5.0,

@@ -21,7 +21,8 @@ from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.plan import StepResult
 from quire.interrupts import PostponedInterrupt
-from quire.offline_engine import OfflineEngine, RequestFailed
+from quire.offline_engine import OfflineEngine
+from quire.offline_requests import RequestFailed
 from quire.service.answer.choice import Choice
 from quire.service.demo import MODEL_FOLDER
 from quire.service.text.detokenizer import Detokenizer

@@ -21,8 +21,10 @@ from quire.service.text.reasoning.harmony import HarmonyParser
 from quire.service.text.reasoning.parser import ThinkingParser
 from quire.service.text.template import ChatTemplate
 from quire.service.text.tokenizer import Tokenizer
-from quire.service.text.tools.formats import HERMES
+from quire.service.text.tools.formats import HERMES, KIMI
 from quire.service.text.tools.parser import ToolCallParser
+from quire.service.text.tools.protocol import Function
+from quire.service.text.tools.use import parser_of
 from tests.service import tiny_tokenizers, tool_templates
 from tests.service.asgi import post
 from tests.service.conftest import Service
@@ -98,9 +100,21 @@ def test_thinking_and_answer(form: ReasoningFormat, inside: bool, text: str, exp
 def test_calls_after_thinking_and_within(text: str, expected: Told) -> None:
     def make() -> AnswerParser:
         tools = ToolCallParser(HERMES, frozenset({"f"}), parallel=True)
-        return ThinkingParser(THINK, inside=True, tools=tools, call=HERMES.begin)
+        return ThinkingParser(THINK, inside=True, tools=tools, calls=HERMES.opening)
 
     hold(make, text, expected)
+
+
+def test_a_call_that_ends_thinking_leaves_no_marker_in_it() -> None:
+    """What stands around calls ends it, too."""
+
+    def make() -> AnswerParser:
+        tools = parser_of(KIMI, [Function(name="f")], parallel=True)
+        return ThinkingParser(THINK, inside=True, tools=tools, calls=KIMI.opening)
+
+    call = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    text = f"so <|tool_calls_section_begin|>{call}<|tool_calls_section_end|>"
+    hold(make, text, ("so ", "", [("f", "{}")]))
 
 
 ANALYSIS = "<|channel|>analysis<|message|>so<|end|>"
@@ -142,6 +156,11 @@ def test_templates_tell_their_way() -> None:
         "seed_oss": "<seed:think>",
     }.items():
         assert reasoning_format_of(source) is FORMATS[name], name  # type: ignore[index]
+    for name, source in {
+        "kimi_k2": "<|im_assistant|>assistant<|im_middle|>{{ '<think></think>' }}",
+        "minimax": "<beginning_of_sentence>ai name=assistant",
+    }.items():
+        assert reasoning_format_of(source) is FORMATS[name]  # type: ignore[index]
     assert reasoning_format_of(tool_templates.HERMES) is None
     assert set(REASONING_PARSERS) == {"auto", "none", *FORMATS}
 

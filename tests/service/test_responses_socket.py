@@ -15,27 +15,18 @@ from pydantic import TypeAdapter
 
 from quire.service.answer.conversations import ConversationMemory, Conversations
 from quire.service.api.responses.protocol import ResponseCreate
-from quire.service.app import create_app
-from quire.service.config import ServiceConfig
 from quire.service.errors import not_ready
-from quire.service.state import ServerState
 from quire.service.text.tokenizer import Tokenizer
 from quire.service.watchdog import DEFAULT_TIMEOUT_ON_CPU
-from tests.service.asgi import post
+from tests.service.asgi import post, settle
 from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service
-from tests.service.fake_engine import FakeEngine, make_info
-from tests.service.inline_renderer import InlineRenderer
+from tests.service.socket_life import SocketLife, lives
 from tests.service.test_responses import said
 
 pytestmark = pytest.mark.anyio
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
 ENDS = {f"response.{status}" for status in ("completed", "incomplete", "failed", "cancelled")}
-
-
-async def settle() -> None:
-    for _ in range(30):
-        await asyncio.sleep(0)
 
 
 def step(service: Service, count: int = 1) -> None:
@@ -541,19 +532,10 @@ async def test_origin(service: Service, origin: str, host: str, status: int | No
     socket.leave()
 
 
-class Life:
-    """One socket through a series of events, against an engine that steps when told."""
-
+class Life(SocketLife):
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.state = ServerState(ServiceConfig(served_model_names=("tiny",), max_num_queued_reqs=3))
-        self.state.renderer = InlineRenderer()
-        self.engine = FakeEngine(make_info(tokenizer), auto=False)
-        self.state.set_engine(self.engine)
-        self.engine.become_ready()
-        self.state.tokenizer = tokenizer
-        self.socket = Socket(create_app(self.state)).start()
+        super().__init__(tokenizer, "/v1/responses")
         self.creates = 0
-        self.draining = False
 
     def ids(self) -> list[str]:
         return [
@@ -570,39 +552,11 @@ class Life:
             case ("cancel", which):
                 ids = self.ids()
                 self.socket.cancel(ids[which % len(ids)] if ids else "resp_0")
-            case ("step", count):
-                for _ in range(count):
-                    self.engine.step()
-            case ("wait", turns):
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-            case ("stall",):
-                self.socket.readable.clear()
-            case ("read",):
-                self.socket.readable.set()
-            case ("interrupt",):
-                for each in list(self.state.generations):
-                    each.interrupt(not_ready("the server is shutting down"))
-            case ("drain",):
-                self.draining = self.state.draining = True
-                for stream in list(self.state.streams):
-                    stream.interrupt(not_ready("the server is shutting down"))
             case ("stick", seconds):
                 self.engine.stalled = seconds
                 self.state.watchdog.look(self.engine)
-            case ("die",):
-                self.engine.die("gone")
-            case ("close",):
-                self.socket.leave()
-
-    async def finish(self) -> None:
-        """All that runs may end."""
-        self.socket.readable.set()
-        for _ in range(400):
-            await asyncio.sleep(0)
-            if self.engine.active:
-                self.engine.step()
-        await settle()
+            case _:
+                await super().act(action)
 
     def check(self) -> None:
         events = self.socket.events
@@ -621,9 +575,7 @@ class Life:
             refused = [event for event in events if event["type"] == "error" and "response_id" not in event]
             if not self.draining:  # after which nothing may be heard any more
                 assert len(self.ids()) + len(refused) == self.creates
-        assert not self.engine.active
-        assert not self.state.generations
-        assert self.state.queue.prompts == 0
+        super().check()
 
 
 ACTIONS = st.one_of(
@@ -639,26 +591,12 @@ ACTIONS = st.one_of(
     st.tuples(st.sampled_from(["stall", "read", "interrupt"])),
     st.tuples(st.just("stick"), st.sampled_from([0.0, DEFAULT_TIMEOUT_ON_CPU + 1])),
 )
-ENDINGS = st.sampled_from([None, ("close",), ("drain",), ("die",)])
 
 
 @settings(max_examples=120, deadline=None)
-@given(st.lists(ACTIONS, max_size=30), ENDINGS, st.lists(ACTIONS, max_size=4))
-def test_every_response_ends_exactly_once(
-    tokenizer: Tokenizer, actions: list[Any], ending: Any, more: list[Any]
-) -> None:
+@given(lives(ACTIONS, 30))
+def test_every_response_ends_exactly_once(tokenizer: Tokenizer, life: tuple[list[Any], Any]) -> None:
     async def live() -> None:
-        life = Life(tokenizer)
-        await settle()  # the handshake
-        for action in [*actions, *([ending] if ending else []), *more]:
-            await life.act(action)
-        await life.finish()
-        life.check()
-        if ending == ("drain",):
-            assert life.socket.close_code == 1001
-        life.socket.leave()
-        assert life.socket.task is not None
-        await life.socket.task
-        assert not life.state.streams
+        await Life(tokenizer).live(*life)
 
     asyncio.run(live())

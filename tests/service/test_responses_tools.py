@@ -19,13 +19,14 @@ from quire.service.config import ServiceConfig
 from quire.service.state import ServerState
 from quire.service.text.tokenizer import Tokenizer
 from tests.service import tool_templates
-from tests.service.asgi import exchange, post
+from tests.service.asgi import exchange, post, settle
 from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service
 from tests.service.fake_engine import FakeEngine, make_info
+from tests.service.inline_renderer import InlineRenderer
 from tests.service.live import Live
 from tests.service.test_responses import events_of
-from tests.service.test_responses_socket import ENDS, EVENT, settle, without
+from tests.service.test_responses_socket import ENDS, EVENT, without
 from tests.service.test_tool_parser import SNIPPETS, hermes, llama
 from tests.service.test_tools import ARGUMENTS, PARAMETERS, make_room, tokenizer_with, tool
 
@@ -50,6 +51,7 @@ class Speaker:
     def __init__(self, text: str, template: str = tool_templates.HERMES, *, auto: bool = True) -> None:
         self.tokenizer = tokenizer_with(template)
         self.state = ServerState(ServiceConfig(served_model_names=("tiny",)))
+        self.state.renderer = InlineRenderer()
         info = replace(make_info(self.tokenizer), max_model_len=4000, num_blocks=300)
         self.engine = FakeEngine(info, auto=auto, script=lambda prompt, params, index: self.tokens)
         self.state.set_engine(self.engine)

@@ -21,7 +21,7 @@ from quire.service.errors import ApiError, not_ready
 from quire.service.state import ServerState
 from quire.service.text.tokenizer import Tokenizer
 from quire.service.watchdog import DEFAULT_TIMEOUT_ON_CPU
-from tests.service.asgi import Exchange, exchange, get, post
+from tests.service.asgi import Exchange, exchange, get, post, settle
 from tests.service.conftest import Service
 from tests.service.fake_engine import FakeEngine, make_info
 from tests.service.inline_renderer import InlineRenderer
@@ -60,11 +60,6 @@ def events_of(data: bytes) -> list[tuple[str, bytes]]:
     blocks = [block for block in data.split(b"\n\n")[:-1] if not block.startswith(b":")]
     found = [re.fullmatch(rb"id: ([0-9.]+)\n(.*)", block, re.DOTALL) for block in blocks]
     return [(match[1].decode(), match[2]) for match in found if match is not None]
-
-
-async def settle() -> None:
-    for _ in range(30):
-        await asyncio.sleep(0)
 
 
 async def until(condition: Callable[[], object]) -> None:

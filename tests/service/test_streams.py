@@ -11,7 +11,7 @@ import pytest
 from quire.engine.messages import Output
 from quire.service.errors import not_ready
 from quire.service.http.connection import ClientGone
-from tests.service.asgi import Exchange, exchange, post
+from tests.service.asgi import Exchange, exchange, post, settle
 from tests.service.conftest import Service
 
 pytestmark = pytest.mark.anyio
@@ -25,11 +25,6 @@ async def started(service: Service, body: dict[str, Any]) -> Exchange:
     running = exchange(service.app, PATH, body)
     await service.engine.until_added(before + 1)
     return running
-
-
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from quire.service.text.history import as_wanted
@@ -18,11 +20,12 @@ from quire.service.text.tokenizer import Tokenizer
 from quire.service.text.tools import formats
 from quire.service.text.tools.formats import CallFormat, format_of
 from quire.service.text.tools.protocol import Function
+from quire.service.text.tools.regions import RegionFormat
 from quire.service.text.tools.use import parser_of
 from tests.service import tiny_tokenizers
 from tests.service.grammar_texts import accepts
 from tests.service.splits import splits
-from tests.service.test_tool_parser import Message, collect
+from tests.service.test_tool_parser import Message, collect, cut
 from tests.service.test_tools import random_text
 
 PARAMETERS: dict[str, Any] = {
@@ -50,6 +53,12 @@ PAIRS = (
     "<arg_value>3</arg_value>\n</tool_call>"
 )
 OTHER = "<tool_call>\n<function=h>\n</function></tool_call>"
+INVOKED = (
+    '<minimax:tool_call>\n<invoke name="f">\n<parameter name="city">Bär [x]</parameter>\n'
+    '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="g">\n</invoke>\n</minimax:tool_call>'
+)
+SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+ARGUMENT = "<|tool_call_argument_begin|>"
 LISTED = f'[{{"name": "f", "arguments": {JSON}}}, {{"name": "g", "arguments": {{}}}}]'
 PYTHON = '[f(city="Bär [x]", days=3), g()]'
 F, FG = [("f", ARGUMENTS)], [("f", ARGUMENTS), ("g", {})]
@@ -62,7 +71,19 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("QWEN_CODER", "a <tool_call>", "a <tool_call>", []),
     ("GLM", f"Well. {PAIRS}", "Well.", F),
     ("GLM", "<tool_call>g</tool_call>", "", [("g", {})]),
-    ("GLM", "<tool_call>g<arg_key>a</arg_key>", "<tool_call>g<arg_key>a</arg_key>", []),
+    ("GLM", "<tool_call>g or h</tool_call>", "<tool_call>g or h</tool_call>", []),
+    ("MINIMAX", f"Well.\n{INVOKED}", "Well.", FG),
+    ("MINIMAX", "<minimax:tool_call> or so", "<minimax:tool_call> or so", []),
+    ("MINIMAX_M1", f'<tool_calls>\n{{"name": "f", "arguments": {JSON}}}\n</tool_calls>', "", F),
+    ("HUNYUAN", f"<tool_calls>{LISTED}</tool_calls>", "", FG),
+    (
+        "KIMI",
+        f"Hm.{SECTION}<|tool_call_begin|>functions.f:0{ARGUMENT}{JSON}<|tool_call_end|>"
+        f"<|tool_call_begin|>functions.g:1{ARGUMENT}{{}}<|tool_call_end|>{SECTION_END}",
+        "Hm.",
+        FG,
+    ),
+    ("KIMI", "<|tool_call_begin|>functions.h:0", "<|tool_call_begin|>functions.h:0", []),
     ("LLAMA_4", PYTHON, "", FG),
     ("LLAMA_4", f"<|python_start|>{PYTHON}<|python_end|>", "", FG),
     ("LLAMA_4", f'{{"name": "f", "parameters": {JSON}}}', "", F),
@@ -82,6 +103,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("GEMMA_PYTHON", "```tool_code\nimport os\n```", "```tool_code\nimport os\n```", []),
     ("GRANITE", f"<|tool_call|>{LISTED}", "", FG),
     ("GRANITE", f"<tool_call>{LISTED}", "", FG),
+    ("GRANITE_20B", f'<function_call> {{"name": "f", "arguments": {JSON}}}', "", F),
     ("PHI", f"<|tool_call|>{LISTED}<|/tool_call|>", "", FG),
     ("PHI_FUNCTOOLS", f"functools{LISTED}", "", FG),
     ("HARMONY_CALLS", f"<|channel|>commentary to=functions.f json<|message|>{JSON}<|call|>", "", F),
@@ -107,6 +129,89 @@ def test_calls_and_text_for_every_split(
         assert parse(form, pieces) == whole, pieces
     if len(calls) > 1:
         assert [name for name, _ in parse(form, [text], parallel=False)[1]] == ["f"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [(name, text) for name, text, _, calls in CASES if calls and "days" in text],
+    ids=lambda each: str(each)[:30],
+)
+def test_arguments_are_told_of_as_they_come(name: str, text: str) -> None:
+    """What there is of them is always a beginning of the JSON that they come to."""
+    form = getattr(formats, name)
+    parser = parser_of(form, FUNCTIONS, parallel=True)
+    ((called, begun),) = collect(parser.push(text[: text.index("days") + 3]))[1]
+    assert called == "f" and begun.startswith('{"city": "Bär [x]"')
+    assert parse(form, [text])[1][0][1].startswith(begun)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "begun"),
+    [
+        ("QWEN_CODER", XML[: XML.index("[x]")], '{"city": "Bär '),
+        ("QWEN_CODER", XML.replace("<parameter=days>", "<days>"), '{"city": "Bär [x]"'),
+        ("GLM", PAIRS[: PAIRS.index("days")], '{"city": "Bär [x]"'),
+        ("LLAMA_4", '[f(city="Bär [x]", days=open("x"))]', '{"city": "Bär [x]"'),
+        ("MISTRAL", '[TOOL_CALLS]f[ARGS]{"city": "B', '{"city": "B'),
+        ("GEMMA", "<start_function_call>call:f{city:<escape>Bär [x]<escape>,3}", '{"city": "Bär [x]"'),
+    ],
+)
+def test_a_call_that_breaks_off_is_no_whole_json(name: str, text: str, begun: str) -> None:
+    """So nobody runs it with the arguments that there are."""
+    said, ((called, arguments),) = parse(getattr(formats, name), [text])
+    assert (called, arguments) == ("f", begun)
+    assert not said or name == "LLAMA_4"
+
+
+NOISE = [
+    "",
+    "x",
+    " ",
+    "\n",
+    '"',
+    "'",
+    "\\",
+    ",",
+    "=",
+    ":",
+    "<",
+    "</",
+    ">",
+    "[",
+    "]",
+    "{",
+    "}",
+    "(",
+    ")",
+    "é🙂",
+    "`",
+]
+EDIT = st.tuples(st.floats(0, 1), st.integers(0, 9), st.sampled_from([*NOISE, " " * 1100]))
+
+
+@given(
+    st.sampled_from(CASES),
+    st.lists(EDIT, max_size=3),
+    st.lists(st.floats(0, 1), max_size=20),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=300)
+def test_how_a_text_is_cut_changes_nothing(
+    case: tuple[str, str, str, list[tuple[str, Any]]],
+    edits: list[tuple[float, int, str]],
+    places: list[float],
+    parallel: bool,
+) -> None:
+    """Also of calls that are nearly right."""
+    form, text = getattr(formats, case[0]), case[1]
+    for place, length, noise in edits:
+        at = int(place * len(text))
+        text = text[:at] + noise + text[at + length :]
+    whole = parse(form, [text], parallel=parallel)
+    assert parse(form, cut(text, places), parallel=parallel) == whole
+    assert parse(form, list(text), parallel=parallel) == whole
+    if isinstance(form, RegionFormat) and not form.around and not whole[1]:
+        assert whole[0] == text, "without a call it is all text"
 
 
 def test_values_are_of_the_parameters_types() -> None:
@@ -151,8 +256,8 @@ def test_what_must_be_called_is_and_its_arguments_fit(name: str) -> None:
             said, calls = parse(form, [text])
             assert said == "" and calls and (parallel or len(calls) == 1), text
             most = max(most, len(calls))
-            for called, given in calls:
-                jsonschema.validate(json.loads(given), schemas[called])
+            for called, arguments in calls:
+                jsonschema.validate(json.loads(arguments), schemas[called])
     assert most
 
 
@@ -182,6 +287,13 @@ def test_any_text_may_be_said_beside_strict_calls(name: str) -> None:
         ("GEMMA_PYTHON", "{{ tools }}```tool_code"),
         ("GRANITE", "{{ tools }}<|tool_call|>"),
         ("PHI", "{{ tools }}<|tool_call|><|/tool_call|>"),
+        ("PHI", "{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}"),
+        ("PHI_FUNCTOOLS", "{{ tools }}functools[{"),
+        ("GRANITE_20B", "<|function_call_library|>{{ tools }}"),
+        ("KIMI", "{{ tools }}<|tool_call_begin|>{{ tool_call.id }}<|tool_call_argument_begin|>"),
+        ("MINIMAX", "{{ tools }}<minimax:tool_call><invoke name="),
+        ("MINIMAX_M1", "{{ tools }}<tool_calls>\n{"),
+        ("HUNYUAN", "{{ tools }}<tool_calls>[{"),
         ("HARMONY_CALLS", "{{ tools }}<|channel|>commentary to=functions.f"),
     ],
 )
@@ -204,3 +316,8 @@ def test_history_as_templates_want_it() -> None:
     (text, _) = as_wanted("{{ 'x' + tool['function']['arguments'] + 'y' }}", messages)
     assert text["tool_calls"][0]["function"]["arguments"] == '{"a": "ü"}'
     assert as_wanted("{{ tool_call.arguments | tojson }}", messages) == messages
+    called, answered = as_wanted("<|tool_call_argument_begin|>", messages)  # Kimi's
+    assert called["tool_calls"][0]["id"] == answered["tool_call_id"] == "functions.f:0"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    system, *rest = as_wanted("{{ message['tools'] }}", messages, tools)  # Phi-4-mini's
+    assert system == {"role": "system", "content": "", "tools": '[{"name": "f"}]'} and rest == messages

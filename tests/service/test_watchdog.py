@@ -13,13 +13,13 @@ from msgspec import structs
 from quire.service.errors import ApiError
 from quire.service.text.tokenizer import Tokenizer
 from quire.service.watchdog import DEFAULT_TIMEOUT, DEFAULT_TIMEOUT_ON_CPU, Watchdog
-from tests.service.asgi import get, post
+from tests.service.asgi import get, post, settle
 from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service
 from tests.service.fake_engine import FakeEngine, make_info
 from tests.service.live import Live
 from tests.service.test_socket_server import create, opened, until
-from tests.service.test_streams import ENDLESS, settle, started
+from tests.service.test_streams import ENDLESS, started
 
 pytestmark = pytest.mark.anyio
 

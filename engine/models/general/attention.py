@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from quire.engine.models.attention_shape import AttentionShape
+from quire.kernels.attention.batch import AttentionLayer
 
 NAME = "quire"
 # Keywords that say nothing of what attention is, or what `Call` has fields for.
@@ -61,14 +62,18 @@ class Attention(Protocol):
 
     def __call__(self, layer: int, call: Call) -> Tensor: ...
 
+    def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:
+        """Return [T, Hq · D] of a projection [T, (Hq + 2 Hkv) D], neither normed nor rotated yet."""
+
 
 def give(model: nn.Module, attention: Attention) -> None:
     """Have the model's attention modules call `attention`."""
-    for module in _attention_modules(model):
+    for module in attention_modules(model):
         module.quire = attention  # type: ignore[assignment]
 
 
-def _attention_modules(model: nn.Module) -> Iterator[nn.Module]:
+def attention_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield those modules that have the number of a layer."""
     return (module for module in model.modules() if isinstance(getattr(module, "layer_idx", None), int))
 
 
@@ -116,3 +121,6 @@ class Recorder:
         self.calls[layer] = call
         heads, tokens, _ = call.q.shape
         return call.v.new_empty(1, tokens, heads, call.v.shape[-1])
+
+    def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:
+        raise NotImplementedError("a dry run is of the model's own code")

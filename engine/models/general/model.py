@@ -10,13 +10,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.attention import NAME, Call, give
+from quire.engine.models.general.experts import give_experts
+from quire.engine.models.general.fusion import fuse
+from quire.engine.models.general.modules import HeadModule
 from quire.engine.models.general.positions import StepPositions
-from quire.engine.models.layers import LayerPlans
+from quire.engine.models.layers import LayerPlans, layer_shapes
 from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, of_newest
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
@@ -29,7 +32,7 @@ class PagedAttention:
     """Attention of a step: writes a layer's keys and values to its cache, and attends over block tables."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self._plans = LayerPlans(config, dtype, device, plan_attention)
+        self._plans = LayerPlans(layer_shapes(config, dtype), device, plan_attention)
         self._layers = [
             AttentionLayer(each.heads, each.kv_heads, each.head_dim, each.scale, window)
             for each, window in zip(config.attention, config.windows, strict=True)
@@ -49,6 +52,9 @@ class PagedAttention:
         out = self._chosen[layer].run(qkv, self._batch, attention, self._caches[layer])
         heads, tokens, _ = call.q.shape
         return whole(out).view(1, tokens, heads, attention.head_dim)[..., : call.v.shape[-1]]
+
+    def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:
+        return whole(self._chosen[layer].run(qkv, self._batch, attention, self._caches[layer]))
 
 
 def _filled(heads: Tensor, head_dim: int) -> Tensor:
@@ -88,16 +94,25 @@ class GeneralModel:
         causal: Any,
         dtype: torch.dtype,
         device: torch.device,
+        max_model_len: int,
     ) -> None:
         self.config = config
         self.backend = backend
         self.ranks: Ranks | None = None  # transformers' code is not divided
         self._attention = PagedAttention(config, dtype, device)
-        give(causal, self._attention)
+        classifies = config.pooling is not None and config.pooling.labels > 0
+        # Of a head for text, `logits` knows more than its weight.
+        self.head: Tensor | None = _score_weight(causal) if classifies else None
         self.embedding: Tensor = causal.get_input_embeddings().weight
         self._decoder = getattr(causal, causal.base_model_prefix)
         self._positions = StepPositions(self._decoder)
+        self.fusion = fuse(causal, self._decoder, config, backend, self._decode, max_model_len)
+        give(causal, self._attention)
+        head = causal.get_output_embeddings()
+        if type(head) is nn.Linear and head.bias is None:
+            head.forward = HeadModule(head.weight.data, backend)
         self._given = _Given()
+        self._no_token = torch.zeros(1, 1, dtype=torch.int64, device=device)
         setattr(causal, causal.base_model_prefix, self._given)
         self._causal = causal
 
@@ -106,18 +121,23 @@ class GeneralModel:
 
         [R, H] of `batch.newest` where that is given.
         """
+        if self.fusion.decoder is not None:
+            return self.fusion.decoder.run(batch, caches)
         every = ForwardBatch(batch.tokens, batch.positions, batch.slots, batch.decode, batch.prefill)
         self._attention.begin(every, caches)
         positions = batch.positions.long().clamp(min=0)  # padding has −1, which no table of positions has
-        output = self._decoder(
-            input_ids=batch.tokens[None].long(), use_cache=False, **self._positions.begin(positions)
-        )
-        return of_newest(output.last_hidden_state[0], batch.newest)
+        return of_newest(self._decode(batch.tokens.long(), positions), batch.newest)
+
+    def _decode(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Run the decoder's own code on tokens [T] at positions [T] -> [T, H]."""
+        output = self._decoder(input_ids=tokens[None], use_cache=False, **self._positions.begin(positions))
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute hidden [S, H] -> [S, V], with whatever the model does to its logits."""
         self._given.hidden = hidden
-        logits: Tensor = self._causal(input_ids=hidden.new_zeros(1, len(hidden), dtype=torch.int64)).logits[0]
+        logits: Tensor = self._causal(input_ids=self._no_token.expand(1, len(hidden))).logits[0]
         return logits.contiguous()
 
     def part_logits(self, hidden: Tensor) -> Tensor:
@@ -132,37 +152,56 @@ def load_general(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    max_model_len: int,
     dummy_seed: int | None,
 ) -> tuple[GeneralModel, int]:
     """Load the model on `device` in `dtype`; return its weights' bytes, too.
 
     dummy_seed: reads no weights, but draws them. Raises ValueError for missing and unknown weights, by name.
     """
+    pooling = config.pooling
+    auto: Any = AutoModelForCausalLM
+    if pooling is not None and pooling.labels:
+        auto = AutoModelForSequenceClassification
     if dummy_seed is None:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device, dtype),
+        loaded: Any = auto.from_pretrained(
+            folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device),
             local_files_only=True, use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
         causal, told = loaded
+        if pooling is not None and not pooling.labels:  # its head is not used, and may not be there
+            head = {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
+            told = {**told, "missing_keys": set(told["missing_keys"]) - head}
         _check(folder, SimpleNamespace(**told))
         causal = causal.to(device)
     else:
         with torch.device(device):
-            causal = AutoModelForCausalLM.from_config(
+            causal = auto.from_config(
                 AutoConfig.from_pretrained(folder, local_files_only=True),
                 dtype=dtype,
                 attn_implementation=NAME,
-                experts_implementation=_experts(device, dtype),
+                experts_implementation=_experts(device),
             )
         _draw(causal, dummy_seed, device)
     causal.eval().requires_grad_(False)
+    if device.type == "cuda":
+        give_experts(causal)
     weights = {weight.data_ptr(): weight.nbytes for weight in causal.parameters()}
-    return GeneralModel(config, backend, causal, dtype, device), sum(weights.values())
+    model = GeneralModel(config, backend, causal, dtype, device, max_model_len)
+    return model, sum(weights.values())
 
 
-def _experts(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return which of transformers' ways computes experts; None: the grouped product where it can."""
-    return None if device.type == "cuda" and dtype == torch.bfloat16 else "eager"
+def _score_weight(classifier: Any) -> Tensor:
+    """Return the head [labels, H] of a classifier. Raises ValueError if it has another."""
+    score = getattr(classifier, "score", None)
+    if not isinstance(score, nn.Linear) or score.bias is not None:
+        raise ValueError(f"{type(classifier).__name__} has no score.weight, which is all that a head may be")
+    return score.weight
+
+
+def _experts(device: torch.device) -> str:
+    """Return what computes experts: kernels, or on a CPU a loop over those that are asked."""
+    return NAME if device.type == "cuda" else "eager"
 
 
 def _check(folder: Path, told: SimpleNamespace) -> None:

@@ -29,7 +29,7 @@ _to_count = json.Decoder(CountTokensRequest)
 
 
 async def messages(state: ServerState, request: Request) -> Response:
-    state.serving()
+    state.generating()
     body = await decode(request, _messages)
     message = await _begin(state, request, body)
 

@@ -28,13 +28,13 @@ _prompts = json.Decoder(OllamaGenerateRequest)
 
 
 async def ollama_chat(state: ServerState, request: Request) -> Response:
-    state.serving()
+    state.generating()
     body = await decode(request, _chats)
     return await _answer(state, request, body, chat_reply, asks=bool(body.messages))
 
 
 async def ollama_generate(state: ServerState, request: Request) -> Response:
-    state.serving()
+    state.generating()
     body = await decode(request, _prompts)
     return await _answer(state, request, body, generate_reply, asks=bool(body.prompt))
 

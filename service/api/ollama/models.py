@@ -81,7 +81,7 @@ async def ollama_show(state: ServerState, request: Request) -> Response:
         template="{{ .Prompt }}" if template is None else template.source,
         details=_details(info),
         model_info=model_info,
-        capabilities=_capabilities(template),
+        capabilities=["embedding"] if info.pooling is not None else _capabilities(template),
         modified_at=_modified(state),
     )
     return JsonResponse(reply)

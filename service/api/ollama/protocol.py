@@ -9,7 +9,8 @@ from msgspec import Meta
 
 from quire.engine.errors import FieldError
 from quire.engine.messages import MIN_REPETITION_PENALTY
-from quire.service.json_fields import MAX_TOKENS, LogprobCount, ModelName, Text
+from quire.service.api.pooling.protocol import Dimensions
+from quire.service.json_fields import MAX_TOKENS, LogprobCount, ModelName, StopText, Text
 from quire.service.text.structured import Schema
 from quire.service.text.tools.protocol import CallId, Tool
 
@@ -18,12 +19,12 @@ _NUM_PREDICT = "-1 or -2: as many as fit, which more than that is, too"
 _FORMAT = '"json": a JSON object; a schema: JSON that it allows'
 _THINK = "Whether the model is asked to think, where its chat template can ask for that"
 _LAST_N = "-1: repeat_penalty is of the whole text, so it may be left out or -1"
+_NOT_SAMPLED = "Without effect here: nothing is sampled"
 _NEUTRAL = "Only the value that is without effect"
 
 Count = Annotated[int, Meta(ge=-1, le=1 << 31, description=_INERT)]
 Label = Annotated[str, Meta(max_length=256)]
 One = Annotated[float, Meta(ge=1, le=1, description=_NEUTRAL)]
-StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 KeepAlive = Annotated[float | Label, Meta(description="Without effect here: the model stays loaded")]
 Images = Annotated[list[Any], Meta(max_length=0, description="None: models here read text")]
 
@@ -139,6 +140,26 @@ class OllamaGenerateRequest(_Generating, kw_only=True, forbid_unknown_fields=Tru
     suffix: Annotated[str, Meta(max_length=0, description="Empty: models here only go on")] | None = None
     template: Annotated[str, Meta(max_length=0, description="Empty: the model has its own")] | None = None
     context: Annotated[list[int], Meta(max_length=0, description="Empty: use chat")] | None = None
+
+
+class _Embedding(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: ModelName
+    options: Annotated[OllamaOptions, Meta(description=_NOT_SAMPLED)] | None = None
+    keep_alive: KeepAlive | None = None
+
+
+class EmbedRequest(_Embedding, kw_only=True, forbid_unknown_fields=True):
+    input: Text | Annotated[list[Text], Meta(max_length=2048)] | None = None
+    truncate: (
+        Annotated[bool, Meta(description="Whether a text that is too long is cut; true if left out")] | None
+    ) = None
+    dimensions: Dimensions | None = None
+
+
+class EmbeddingsRequest(_Embedding, kw_only=True, forbid_unknown_fields=True):
+    """Ollama's older one, of one text."""
+
+    prompt: Text | None = None
 
 
 class ShowRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -59,6 +59,18 @@ class OllamaGenerateReply(_Part, kw_only=True):
     thinking: str | msgspec.UnsetType = msgspec.UNSET
 
 
+class EmbedReply(msgspec.Struct, kw_only=True):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int = 0
+    prompt_eval_count: int
+
+
+class EmbeddingsReply(msgspec.Struct):
+    embedding: list[float]
+
+
 class OllamaVersion(msgspec.Struct):
     version: str
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.engine.errors import FieldError
+from quire.service.api.requests.token_sampling import TokenSampling
 from quire.service.json_fields import TokenId
 from quire.service.text.structured import (
     MAX_SCHEMA_BYTES,
@@ -71,7 +72,9 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
         return json_grammar({"type": "object"} if self.json is None else _schema_of(self.json))
 
 
-class FormFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class FormFields(TokenSampling, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are drawn, and of which texts. It has but one base, as msgspec asks."""
+
     guided_json: Schema | SchemaText | None = None
     guided_regex: Regex | None = None
     guided_choice: Choices | None = None

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from quire.engine.errors import FieldError
-from quire.engine.messages import MAX_SEQUENCES, MIN_REPETITION_PENALTY, SamplingParams
+from quire.engine.messages import MAX_SEQUENCES, SamplingParams
 from quire.service.answer.replies import UsageInStream
 from quire.service.api.requests.forms import FormFields
-from quire.service.json_fields import MAX_PROMPT_TOKENS, MAX_TOKENS, LogprobCount, ModelName, TokenId
-
-StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+from quire.service.json_fields import MAX_PROMPT_TOKENS, MAX_TOKENS, LogprobCount, ModelName
 
 _CACHE_SALT = "Cached blocks are shared only with requests of the same salt, and never between API keys"
 _BEST_OF = (
@@ -50,22 +47,6 @@ _TRUNCATE = (
 )
 _PRIORITY = "Requests are served first come, first served, so that all have the same priority"
 
-# SamplingParams fields that a request has under the same name
-_SAME_NAME = (
-    "n",
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "min_tokens",
-    "ignore_eos",
-    "seed",
-    "prompt_logprobs",
-)
-
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """As OpenAI's, and vLLM's `continuous_usage_stats`."""
@@ -86,28 +67,9 @@ class SamplingFields(FormFields, kw_only=True, forbid_unknown_fields=True):
     model: ModelName | None = None
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS, description=_MAX_TOKENS)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS, description=_MAX_TOKENS)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=1 << 20, description="-1 or 0: off")] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
-    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=10)] | None = None
-    logit_bias: (
-        Annotated[
-            dict[int, Annotated[float, Meta(ge=-100, le=100)]],
-            Meta(max_length=1024, extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}}),
-        ]
-        | None
-    ) = None
-    min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
-    ignore_eos: bool | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     add_special_tokens: Annotated[bool, Meta(description=_SPECIAL)] | None = None
@@ -168,10 +130,6 @@ class SamplingFields(FormFields, kw_only=True, forbid_unknown_fields=True):
             raise FieldError("max_tokens", "max_tokens must be at least 1 with use_beam_search, got 0")
 
     @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-    @property
     def ranked(self) -> int | None:
         """Return how many of the samples are returned, the best of best_of; None: all of them."""
         return (self.n or 1) if (self.best_of or 1) > 1 and not self.use_beam_search else None
@@ -202,8 +160,10 @@ class SamplingFields(FormFields, kw_only=True, forbid_unknown_fields=True):
 
     def sampling_params(self, max_tokens: int, logprobs: int | None, grammar: str = "") -> SamplingParams:
         """Return what the engine is asked, with a seed drawn if none was given. Raises FieldError."""
-        given = {name: getattr(self, name) for name in _SAME_NAME if getattr(self, name) is not None}
-        given.setdefault("seed", secrets.randbits(63))
+        given = self.drawing()
+        for name in ("n", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                given[name] = getattr(self, name)
         if self.use_beam_search:
             if logprobs is not None:
                 raise FieldError("logprobs", "logprobs may not be asked for with use_beam_search")
@@ -218,8 +178,6 @@ class SamplingFields(FormFields, kw_only=True, forbid_unknown_fields=True):
         return SamplingParams(
             max_tokens=max_tokens,
             logprobs=logprobs,
-            top_k=max(self.top_k or 0, 0),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
             grammar=grammar,
             **given,
         )

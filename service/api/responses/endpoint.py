@@ -1,4 +1,4 @@
-"""POST /v1/responses, and GET and DELETE of those that were stored."""
+"""POST /v1/responses; GET and DELETE of those that were stored, and GET of their input."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from quire.service.api.answers import Answer
 from quire.service.api.responses.events import ResponseEncoder, ResponseEvents
+from quire.service.api.responses.input_items import Page, listed
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import DeletedResponse, ResponseReply
 from quire.service.api.responses.response import begin
@@ -23,10 +24,10 @@ _decoder = json.Decoder(ResponseRequest)
 
 
 async def responses(state: ServerState, request: Request) -> Response:
-    state.serving()
+    state.generating()
     body = await decode(request, _decoder)
     previous, tenant = body.previous_response_id, request.state.tenant
-    history = [] if previous is None else state.responses.conversation(tenant, previous)
+    history = [] if previous is None else await state.responses.conversation(tenant, previous)
     response = await begin(state, request, body, history)
     loop = asyncio.get_running_loop()
 
@@ -52,10 +53,19 @@ async def stored_response(state: ServerState, request: Request) -> Response:
     """As it was answered; or delete it."""
     tenant, response_id = request.state.tenant, request.path_params["response_id"]
     if request.method == "DELETE":
-        state.responses.delete(tenant, response_id)
+        await state.responses.delete(tenant, response_id)
         return JsonResponse(DeletedResponse(response_id))
     unknown = next(iter(request.query_params), None)
     if unknown not in (None, "include"):
         message = f"{unknown} is not supported here: a stream can be picked up at GET /v1/streams/{{id}}"
         raise bad_value(unknown, message, "unknown_field")
-    return Response(state.responses.find(tenant, response_id).reply, media_type="application/json")
+    found = await state.responses.find(tenant, response_id)
+    return Response(found.reply, media_type="application/json")
+
+
+async def input_items(state: ServerState, request: Request) -> Response:
+    """What was said up to a stored response, a page of it."""
+    page = Page.of(request.query_params)
+    tenant = request.state.tenant
+    response = await state.responses.find(tenant, request.path_params["response_id"])
+    return JsonResponse(page.take(listed(await state.responses.inputs(tenant, response))))

@@ -34,8 +34,8 @@ _PREVIOUS = (
 )
 _STREAM_ID = "Given back with each event. Responses of one stream_id are generated one after another"
 _STORE = (
-    "Whether it is kept for GET /v1/responses/{id} and previous_response_id, in memory, until others need "
-    "the room; left out, over HTTP it is, and of a WebSocket, which has its own memory, it is not"
+    "Whether it is kept for GET /v1/responses/{id} and previous_response_id, until others need the room; "
+    "left out, over HTTP it is, and of a WebSocket, which has its own memory, it is not"
 )
 _TOOLS = "Functions. Tools of other types, which cannot run here, are left out and named in X-Quire-Ignored"
 _INERT = "Without effect here, and given back with the response"

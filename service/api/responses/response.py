@@ -19,6 +19,7 @@ from quire.service.answer.stored_responses import StoredResponse
 from quire.service.api.chat import logprobs_of
 from quire.service.api.logprob_budget import LogprobBudget
 from quire.service.api.request_params import cache_salt, check_sampled_ids, checked_grammar, token_budget
+from quire.service.api.responses.input_items import as_listed
 from quire.service.api.responses.messages import with_input, with_output
 from quire.service.api.responses.protocol import InputItem, ResponseRequest
 from quire.service.api.responses.protocol import Reasoning as ReasoningOptions
@@ -61,6 +62,7 @@ class ModelResponse:
         generation: Generation,
         said: list[TemplateMessage],
         params: SamplingParams,
+        inputs: list[bytes],
     ) -> None:
         self.id = f"resp_{secrets.token_hex(24)}"
         self.generation = generation
@@ -71,6 +73,7 @@ class ModelResponse:
         self._completed: int | None = None  # when it was first told of as completed
         self._said = said
         self._params = params
+        self._inputs = inputs
 
     @property
     def choice(self) -> Choice:
@@ -89,7 +92,13 @@ class ModelResponse:
     def stored(self, reply: ResponseReply) -> StoredResponse:
         """Return what is kept of it once it has ended with this `reply`."""
         items = {item.id: msgspec.json.encode(item) for item in self.output}
-        return StoredResponse(msgspec.json.encode(reply), self.conversation(), items)
+        return StoredResponse(
+            msgspec.json.encode(reply),
+            self.conversation(),
+            items,
+            self._inputs,
+            self._body.previous_response_id,
+        )
 
     def conversation(self) -> list[TemplateMessage]:
         """All that was said, the output so far included, for a response that goes on from here."""
@@ -141,21 +150,24 @@ class ModelResponse:
         )
 
 
-def _resolved(
+async def _resolved(
     state: ServerState, connection: HTTPConnection, given: str | list[InputItem]
 ) -> str | list[InputItem]:
     """Return the input with the items that it refers to. Raises ApiError 400 if one is not there."""
     if isinstance(given, str):
         return given
-    return [
-        _referred_to(state, connection, item.id, f"input[{at}].id") if item.type == "item_reference" else item
-        for at, item in enumerate(given)
-    ]
+    items = list(given)
+    for at, item in enumerate(items):
+        if item.type == "item_reference":
+            items[at] = await _referred_to(state, connection, item.id, f"input[{at}].id")
+    return items
 
 
-def _referred_to(state: ServerState, connection: HTTPConnection, item_id: str | None, name: str) -> InputItem:
+async def _referred_to(
+    state: ServerState, connection: HTTPConnection, item_id: str | None, name: str
+) -> InputItem:
     """Return an item of a stored response. Raises ApiError 400 that names the field `name`."""
-    found = state.responses.item(connection.state.tenant, item_id or "")
+    found = await state.responses.item(connection.state.tenant, item_id or "")
     if found is None:
         message = f"{name} is {item_id!r}, which no stored response has: send the item itself"
         raise bad_value(name, message, "item_not_found")
@@ -196,14 +208,15 @@ async def begin(
     state: ServerState, connection: HTTPConnection, body: ResponseRequest, history: list[TemplateMessage]
 ) -> ModelResponse:
     """Hands the request to the engine. `history` is what was said before. Raises ApiError."""
-    engine, tokenizer, info = state.serving()
+    engine, tokenizer, info = state.generating()
     model = state.check_model(body.model)
     check_sampled_ids(body, info)
     arguments, unused = template_arguments(tokenizer, None, body.effort)
     note_ignored(connection.scope, [*body.ignored_fields, *["reasoning.effort"] * bool(unused)])
     times = state.times_of(connection, model)
     state.admit(1)
-    said = with_input(history, _resolved(state, connection, body.input))
+    given = await _resolved(state, connection, body.input)
+    said = with_input(history, given)
     text = await prompt_text(state.renderer, tokenizer, model, body, said)
     limit = info.max_request_tokens
     tokens = await state.encode(text, "input", add_special_tokens=False, limit=limit)
@@ -236,4 +249,5 @@ async def begin(
     generation = Generation(
         state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt, times
     )
-    return ModelResponse(body, model, generation, said, params)
+    inputs = as_listed(given) if body.is_stored else []
+    return ModelResponse(body, model, generation, said, params, inputs)

@@ -75,7 +75,7 @@ class SocketResponse(Interruptible):
         if before:
             await asyncio.wait(before)
         previous = self._body.previous_response_id
-        history = [] if previous is None else self._history(previous)
+        history = [] if previous is None else await self._history(previous)
         self._response = await begin(self._state, self._connection, self._body, history)
         self._events = ResponseEvents(self._response, self.stream_id)
         self._due = self._events.start()
@@ -93,11 +93,11 @@ class SocketResponse(Interruptible):
             stored = self._response.stored(self._response.snapshot(status))
             self._state.responses.keep(self._connection.state.tenant, self._response.id, stored)
 
-    def _history(self, previous: str) -> list[TemplateMessage]:
+    async def _history(self, previous: str) -> list[TemplateMessage]:
         """What this socket remembers, or else what was stored. Raises ApiError 400."""
         if previous in self._conversations:
             return self._conversations.find(previous)
-        return self._state.responses.conversation(self._connection.state.tenant, previous)
+        return await self._state.responses.conversation(self._connection.state.tenant, previous)
 
     def _fail(self, error: ApiError) -> None:
         if self._response is None or self._events is None:

@@ -27,7 +27,7 @@ _BYTES_PER_TIMEOUT = 1 << 20  # a client has `send_timeout` for each so much of 
 
 async def accept(state: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
     """Take the WebSocket. Raises ApiError instead, for the handshake's answer, unless requests are served."""
-    state.serving()
+    state.generating()
     await receive()  # websocket.connect
     await send({"type": "websocket.accept", "subprotocol": selected(scope)})
 

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 ReasoningFormatName = Literal[
-    "qwen3", "deepseek_r1", "glm", "granite", "gpt_oss", "hunyuan", "mistral", "seed_oss"
+    "qwen3",
+    "deepseek_r1",
+    "glm",
+    "granite",
+    "gpt_oss",
+    "hunyuan",
+    "kimi_k2",
+    "minimax",
+    "mistral",
+    "seed_oss",
 ]
 REASONING_PARSERS: tuple[str, ...] = ("auto", "none", *get_args(ReasoningFormatName))
 
@@ -46,6 +55,8 @@ FORMATS: dict[ReasoningFormatName, ReasoningFormat] = {
     ),
     "gpt_oss": HARMONY,
     "hunyuan": ReasoningFormat(around=("<answer>", "</answer>")),
+    "kimi_k2": _THINK,
+    "minimax": _THINK,
     "mistral": ReasoningFormat(("[THINK]",), ("[/THINK]",)),
     "seed_oss": ReasoningFormat(("<seed:think>",), ("</seed:think>",)),
 }
@@ -58,6 +69,7 @@ _SIGNS: tuple[tuple[ReasoningFormatName, tuple[str, ...]], ...] = (
     ("granite", ("my thought process",)),
     ("granite", ("<think>", "<response>")),
     ("hunyuan", ("<think>", "<answer>")),
+    ("minimax", ("<beginning_of_sentence>ai",)),  # M1 begins by itself
     ("glm", ("[gMASK]", "<think>")),
     ("deepseek_r1", ("<｜Assistant｜>", "</think>")),
     ("qwen3", ("<think>",)),

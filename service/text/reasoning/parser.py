@@ -28,14 +28,19 @@ class ThinkingParser:
     """Line ends around thinking belong to neither it nor the answer. A tool call ends thinking, too."""
 
     def __init__(
-        self, form: ReasoningFormat, *, inside: bool, tools: AnswerParser | None = None, call: str = ""
+        self,
+        form: ReasoningFormat,
+        *,
+        inside: bool,
+        tools: AnswerParser | None = None,
+        calls: tuple[str, ...] = (),
     ) -> None:
-        """inside: the prompt has begun the thinking. `tools` reads the answer, and `call` begins a call."""
+        """inside: the prompt has begun the thinking. `tools` reads the answer; `calls` begin calls."""
         self._form = form
         self._begun = inside or form.always
         self._tools = tools
-        self._ends = (*form.ends, *((call,) if call else ()))
-        self._call = call
+        self._ends = (*form.ends, *calls)
+        self._calls = calls
         self._state = _State.BEGINNING
         self._buffer = ""
         self._before = ""  # line ends that are thinking only if more of it follows
@@ -96,7 +101,7 @@ class ThinkingParser:
         text, self._buffer = self._buffer[: found.at], self._buffer[found.at :]
         yield from self._tell_thought(text)
         if found.marker:
-            if found.marker != self._call:
+            if found.marker not in self._calls:
                 self._buffer = self._buffer[len(found.marker) :]
             self._before = ""
             self._fresh = True

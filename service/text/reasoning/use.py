@@ -114,7 +114,7 @@ def _thinking_parser(reasoning: Reasoning, tools: ToolUse | None) -> AnswerParse
         reasoning.format,
         inside=reasoning.inside,
         tools=None if tools is None else tools.parser(),
-        call="" if tools is None else tools.format.begin,
+        calls=() if tools is None else tools.format.opening,
     )
 
 

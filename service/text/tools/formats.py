@@ -10,20 +10,34 @@ from typing import NamedTuple
 from quire.service.text.reasoning.formats import HARMONY
 from quire.service.text.tools.gemma_calls import reader, writer
 from quire.service.text.tools.json_calls import (
+    KIMI_ARGUMENTS,
     SEPARATOR,
     read_deepseek,
+    read_kimi,
+    read_lines,
     read_list,
     read_mistral,
     write_deepseek,
     write_fenced_deepseek,
+    write_kimi,
+    write_lines,
     write_list,
     write_mistral,
+    write_object,
 )
 from quire.service.text.tools.lark import ANY_TEXT, TokenOf, free_text, json_of, literal, schema_of
 from quire.service.text.tools.protocol import Function
 from quire.service.text.tools.python_calls import read_python, write_fenced_calls, write_list_of_calls
 from quire.service.text.tools.regions import RegionFormat
-from quire.service.text.tools.xml_calls import TAGS, read_glm, read_qwen, write_glm, write_qwen
+from quire.service.text.tools.xml_calls import (
+    TAGS,
+    read_glm,
+    read_minimax,
+    read_qwen,
+    write_glm,
+    write_minimax,
+    write_qwen,
+)
 
 _PYTHON_TAG = "<|python_tag|>"
 
@@ -46,6 +60,11 @@ class ToolFormat:
     end: str
     arguments: str
     between: str  # two calls
+
+    @property
+    def opening(self) -> tuple[str, ...]:
+        """What stands before calls, and ends thinking."""
+        return (self.begin,) if self.begin else ()
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -110,7 +129,7 @@ class ToolFormat:
 class HarmonyCalls:
     """gpt-oss's: a message on the commentary channel to functions.name; the token that ends it is an eos."""
 
-    begin = ""
+    opening = ()
     markers = HARMONY.markers
 
     def must_call(self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool) -> str:
@@ -156,6 +175,21 @@ DEEPSEEK = RegionFormat(
     between="",
 )
 DEEPSEEK_FENCED = replace(DEEPSEEK, write=write_fenced_deepseek, between="\n")
+KIMI = RegionFormat(
+    ("<|tool_call_begin|>",),
+    "<|tool_call_end|>",
+    read_kimi,
+    write_kimi,
+    ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    (KIMI_ARGUMENTS,),
+    between="",
+)
+MINIMAX = RegionFormat(
+    ("<minimax:tool_call>",), "</minimax:tool_call>", read_minimax, write_minimax, repeats=False
+)
+MINIMAX_M1 = RegionFormat(("<tool_calls>",), "</tool_calls>", read_lines, write_lines, repeats=False)
+HUNYUAN = RegionFormat(("<tool_calls>",), "</tool_calls>", read_list, write_list, repeats=False)
+GRANITE_20B = RegionFormat(("<function_call>",), "", read_list, write_object, between=" ")
 GEMMA = RegionFormat(
     ("<start_function_call>",),
     "<end_function_call>",
@@ -181,6 +215,8 @@ PHI_FUNCTOOLS = RegionFormat(("functools",), "", read_list, write_list, repeats=
 _SIGNS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (("to=functions.", "<|channel|>"), HARMONY_CALLS),
     (("<function=", "<tool_call>"), QWEN_CODER),
+    (("<minimax:tool_call>",), MINIMAX),
+    (("<|tool_call_argument_begin|>",), KIMI),
     (("<arg_key>",), GLM),
     (("<｜tool▁call▁begin｜>", "```json"), DEEPSEEK_FENCED),
     (("<｜tool▁call▁begin｜>",), DEEPSEEK),
@@ -189,7 +225,11 @@ _SIGNS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (("<start_function_call>",), GEMMA),
     (("<|tool_call>",), GEMMA_4),
     (("tool_code",), GEMMA_PYTHON),
+    (("<tool_calls>[",), HUNYUAN),
+    (("<tool_calls>",), MINIMAX_M1),
+    (("<|function_call_library|>",), GRANITE_20B),
     (("<|/tool_call|>",), PHI),
+    (("<|/tool|>", "message['tools']"), PHI),
     (("functools",), PHI_FUNCTOOLS),
     (("<|tool_call|>",), GRANITE),
     ((HERMES.begin,), HERMES),

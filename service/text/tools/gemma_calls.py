@@ -9,29 +9,62 @@ from typing import Any
 
 import msgspec
 
+from quire.service.text.pieces import CallStart
+from quire.service.text.tools.incoming import Functions, Incoming, NoCall, Steps, Told, named
 from quire.service.text.tools.lark import TokenOf, json_of, literal
 from quire.service.text.tools.protocol import Function
-from quire.service.text.tools.regions import Call, Functions, Reader, Writer
+from quire.service.text.tools.regions import Reader, Writer
 from quire.service.text.tools.typed_values import allowed_texts, is_text, standing_alone, text_expression
 
-_HEAD = re.compile(r"\s*call:([\w.-]+)\s*(\{.*\})\s*", re.DOTALL)
 _KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)(\s*:)")
 
 
 def reader(quote: str) -> Reader:
     """For a model that quotes texts with this token."""
 
-    def read(region: str, functions: Functions) -> list[Call] | None:
-        found = _HEAD.fullmatch(region)
-        if found is None:
-            return None
-        try:
-            arguments = msgspec.json.decode(_as_json(found.group(2), quote), type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            return None
-        return [Call(found.group(1), json.dumps(arguments, ensure_ascii=False))]
+    def read(incoming: Incoming, functions: Functions) -> Steps[None]:
+        yield from incoming.space()
+        yield from incoming.need("call:")
+        name = yield from incoming.word()
+        named(functions, name)
+        yield from incoming.space()
+        yield from incoming.need("{")
+        yield CallStart(name)
+        told, more = Told(), True
+        while more:
+            yield from incoming.space()
+            if (yield from incoming.has("}")):
+                break
+            yield told.key((yield from _key(incoming)))
+            yield from incoming.space()
+            if (yield from incoming.has(quote)):
+                yield from incoming.tell_text(quote)
+                yield from incoming.space()
+            else:
+                text = yield from incoming.value((quote, '"'), ",}")
+                yield told.value(_decoded(text, quote))
+            more = yield from incoming.has(",")
+            if not more:
+                yield from incoming.need("}")
+        yield told.end()
 
     return read
+
+
+def _key(incoming: Incoming) -> Steps[str]:
+    quoted = yield from incoming.has('"')
+    key = yield from (incoming.upto('"') if quoted else incoming.word())
+    yield from incoming.space()
+    yield from incoming.need(":")
+    return key
+
+
+def _decoded(text: str, quote: str) -> Any:
+    """Raises NoCall."""
+    try:
+        return msgspec.json.decode(_as_json(text, quote))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise NoCall from None
 
 
 def _as_json(text: str, quote: str) -> str:

@@ -1,49 +1,82 @@
-"""Calls with arguments as JSON: lists of them, as Granite and Phi write them, Mistral's, and DeepSeek's."""
+"""Calls with arguments as JSON: lists and lines of them, Mistral's, DeepSeek's, and Kimi's."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
-from typing import Any
 
-import msgspec
-
+from quire.service.text.pieces import CallArguments, CallStart
+from quire.service.text.tools.call_heads import MAX_HEAD, Head, JsonDepth, decode_call, match_head
+from quire.service.text.tools.incoming import Functions, Incoming, NoCall, Steps, named
 from quire.service.text.tools.lark import TokenOf, json_of, literal, schema_of
 from quire.service.text.tools.protocol import Function
-from quire.service.text.tools.regions import Call, Functions
 
-_MISTRAL = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
 MORE = '(", " call)*'
 SEPARATOR = "<｜tool▁sep｜>"
-_DEEPSEEK = re.compile(
-    rf"\s*(?:function\s*{SEPARATOR}\s*)?([\w.-]+)\s*(?:{SEPARATOR}\s*)?(?:\n?```json\s*)?(\{{.*\}})\s*(?:```)?\s*",
-    re.DOTALL,
-)
+KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
+_KEYS = ("arguments", "parameters")  # Llama's
 
 
-def as_object(text: str) -> dict[str, Any] | None:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None
+def read_list(incoming: Incoming, functions: Functions) -> Steps[None]:
+    """[{"name": …, "arguments": {…}}, …], or one of them."""
+    yield from incoming.space()
+    listed = yield from incoming.has("[")
+    yield from read_items(incoming, functions, listed=listed)
 
 
-def read_list(region: str, functions: Functions) -> list[Call] | None:
-    """[{"name": …, "arguments": {…}}, …], or one of them; Llama calls them parameters."""
-    try:
-        items = msgspec.json.decode(region.strip().lstrip(";, "), type=list[dict[str, Any]] | dict[str, Any])
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None
-    calls = []
-    for item in items if isinstance(items, list) else [items]:
-        arguments = item.get("arguments", item.get("parameters"))
-        if isinstance(arguments, str):
-            arguments = as_object(arguments)
-        if not isinstance(item.get("name"), str) or not isinstance(arguments, dict):
-            return None
-        calls.append(Call(item["name"], json.dumps(arguments, ensure_ascii=False)))
-    return calls
+def read_lines(incoming: Incoming, functions: Functions) -> Steps[None]:
+    """Such objects, each on a line of its own."""
+    yield from incoming.space()
+    while (yield from incoming.next()) == "{":
+        yield from _item(incoming, functions)
+        yield from incoming.space()
+
+
+def read_items(incoming: Incoming, functions: Functions, *, listed: bool) -> Steps[None]:
+    """What follows the bracket of a list; or one that stands alone."""
+    yield from incoming.space()
+    if not listed:
+        yield from _item(incoming, functions)
+        return
+    more = (yield from incoming.next()) != "]"
+    while more:
+        yield from incoming.space()
+        yield from _item(incoming, functions)
+        yield from incoming.space()
+        more = yield from incoming.has(",")
+    yield from incoming.need("]")
+
+
+def _item(incoming: Incoming, functions: Functions) -> Steps[None]:
+    """Tell of arguments as they come if the name stands before them."""
+    if (yield from incoming.next()) != "{":
+        raise NoCall
+    incoming.limit = None  # its own is kept here
+    head = yield from _head(incoming)
+    if head is not None:
+        named(functions, head.name)
+        incoming.take(head.length)
+        yield CallStart(head.name)
+        yield from incoming.tell_object()
+        yield from incoming.rest_of_object(JsonDepth(1))
+        return
+    text = yield from incoming.rest_of_object(JsonDepth())
+    calls = (decode_call(text, key, functions) for key in _KEYS)
+    call = next((each for each in calls if each is not None), None)
+    if call is None:
+        raise NoCall
+    yield CallStart(call[0])
+    yield CallArguments(call[1])
+
+
+def _head(incoming: Incoming) -> Steps[Head | None]:
+    """None: it has to be read whole."""
+    while True:
+        heads = [match_head(incoming.text[:MAX_HEAD], key) for key in _KEYS]
+        found = next((head for head in heads if isinstance(head, Head)), None)
+        if found is not None or not any(head is None for head in heads) or len(incoming.text) >= MAX_HEAD:
+            return found
+        yield from incoming.wait()
 
 
 def write_list(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
@@ -54,13 +87,43 @@ def write_list(functions: Sequence[Function], token_of: TokenOf, forced: bool, s
     return rules
 
 
-def read_mistral(region: str, functions: Functions) -> list[Call] | None:
+def write_object(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
+    """Granite 20B's."""
+    return ['region: " " call', *write_list(functions, token_of, forced, several)[1:]]
+
+
+def write_lines(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
+    """MiniMax M1's."""
+    end = literal("</tool_calls>", token_of)
+    call = r'"\n" call'
+    region = rf'region: {f"({call})+" if several else call} "\n" {end}'
+    return [region, *write_list(functions, token_of, forced, several)[1:]]
+
+
+def read_mistral(incoming: Incoming, functions: Functions) -> Steps[None]:
     """A list, or name[ARGS]{…}."""
-    found = _MISTRAL.fullmatch(region)
-    if found is None:
-        return read_list(region, functions)
-    arguments = found.group(2).strip()
-    return None if as_object(arguments) is None else [Call(found.group(1), arguments)]
+    yield from incoming.space()
+    if (yield from incoming.next()) in ("[", "{"):
+        yield from read_list(incoming, functions)
+        return
+    name = yield from incoming.word()
+    named(functions, name)
+    yield from incoming.space()
+    if (yield from incoming.has("[CALL_ID]")):
+        yield from incoming.space()
+        yield from incoming.word()
+        yield from incoming.space()
+    yield from incoming.has("[ARGS]")
+    yield from _arguments(incoming, name)
+
+
+def _arguments(incoming: Incoming, name: str) -> Steps[None]:
+    """Tell of a call whose arguments come next."""
+    yield from incoming.space()
+    if (yield from incoming.next()) != "{":
+        raise NoCall
+    yield CallStart(name)
+    yield from incoming.tell_object()
 
 
 def write_mistral(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
@@ -72,12 +135,23 @@ def write_mistral(functions: Sequence[Function], token_of: TokenOf, forced: bool
     return rules
 
 
-def read_deepseek(region: str, functions: Functions) -> list[Call] | None:
+def read_deepseek(incoming: Incoming, functions: Functions) -> Steps[None]:
     """function<｜tool▁sep｜>name, and then JSON in a fence; later models: name<｜tool▁sep｜>{…}."""
-    found = _DEEPSEEK.fullmatch(region)
-    if found is None or as_object(found.group(2)) is None:
-        return None
-    return [Call(found.group(1), found.group(2))]
+    yield from incoming.space()
+    name = yield from incoming.word()
+    yield from incoming.space()
+    yield from incoming.has(SEPARATOR)
+    yield from incoming.space()
+    if name == "function" and (yield from incoming.next()) not in ("{", "`"):
+        name = yield from incoming.word()
+        yield from incoming.space()
+        yield from incoming.has(SEPARATOR)
+        yield from incoming.space()
+    named(functions, name)
+    yield from incoming.has("```json")
+    yield from _arguments(incoming, name)
+    yield from incoming.space()
+    yield from incoming.has("```")
 
 
 def write_deepseek(
@@ -104,6 +178,24 @@ def _deepseek_rules(functions: Sequence[Function], token_of: TokenOf, forced: bo
         }
         body = " ".join(parts.get(part, part) for part in form.split(" "))
         rules.append(f"call_{at}: {body} {end}")
+    return rules
+
+
+def read_kimi(incoming: Incoming, functions: Functions) -> Steps[None]:
+    """functions.name:0<|tool_call_argument_begin|>{…}, where the number counts calls."""
+    head = (yield from incoming.upto(KIMI_ARGUMENTS)).strip()
+    name = head.removeprefix("functions.").partition(":")[0]
+    named(functions, name)
+    yield from _arguments(incoming, name)
+
+
+def write_kimi(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
+    separator, end = literal(KIMI_ARGUMENTS, token_of), literal("<|tool_call_end|>", token_of)
+    rules = [_either(functions).replace("call:", "region:", 1), "NUMBER: /[0-9]{1,3}/"]
+    for at, function in enumerate(functions):
+        schema = json_of(schema_of(function, forced=forced))
+        head = json.dumps(f"functions.{function.name}:")
+        rules.append(f"call_{at}: {head} NUMBER {separator} {schema} {end}")
     return rules
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from enum import Enum, auto
-from typing import Any, NamedTuple
-
-import msgspec
 
 from quire.service.text.pieces import CallArguments, CallStart, Piece
+from quire.service.text.tools.call_heads import MAX_HEAD, Head, JsonDepth, decode_call, match_head
 from quire.service.text.tools.formats import ToolFormat
-
-MAX_HEAD = 1024  # characters of a call before its arguments
 
 
 class _State(Enum):
@@ -41,7 +36,7 @@ class ToolCallParser:
         self._before = ""  # white space that is text only if text follows it
         self._lead = ""  # what stood before the head that is being read
         self._fresh = True  # only calls have come, and white space
-        self._depth = _Depth()
+        self._depth = JsonDepth()
         self.num_calls = 0
         self.done = False  # the only call that may be made has been
 
@@ -103,12 +98,12 @@ class ToolCallParser:
             yield shown
 
     def _head(self, last: bool) -> Iterator[Piece]:
-        head = _match_head(self._buffer[:MAX_HEAD], self._form.arguments)
-        if isinstance(head, _Head):
+        head = match_head(self._buffer[:MAX_HEAD], self._form.arguments)
+        if isinstance(head, Head):
             if head.name in self._names:
                 self._buffer = self._buffer[head.length :]
                 yield from self._start(head.name)
-                self._depth = _Depth()
+                self._depth = JsonDepth()
                 self._state = _State.ARGUMENTS
                 return
         elif head is None and not last and len(self._buffer) < MAX_HEAD:
@@ -124,7 +119,7 @@ class ToolCallParser:
             return
         content = self._buffer if end < 0 else self._buffer[:end]
         length = len(content) if end < 0 else end + len(self._form.end)
-        call = _decode_call(content, self._form.arguments, self._names)
+        call = decode_call(content, self._form.arguments, self._names)
         if call is None:
             yield from self._give_up()
             return
@@ -165,83 +160,3 @@ class ToolCallParser:
     def _end_call(self) -> None:
         self._state = _State.TEXT
         self.done = not self._parallel
-
-
-class _Depth:
-    """Where a JSON object ends."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-        self.closed = False
-
-    def read(self, text: str) -> int:
-        """Return how many characters of `text` belong to it."""
-        for at, character in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped = character == "\\"
-                self._in_string = character != '"'
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    self.closed = True
-                    return at + 1
-        return len(text)
-
-
-class _Head(NamedTuple):
-    name: str
-    length: int  # up to the brace that begins the arguments
-
-
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-
-
-def _match_head(text: str, arguments: str) -> _Head | bool | None:
-    """The beginning of a call, up to its arguments; None: not yet all of it; False: something else.
-
-    {"type": "function", "name": "...", "parameters": { — where the type may be left out.
-    """
-    at = 0
-    literals = ["{", '"name"', ":", _STRING, ",", f'"{arguments}"', ":", "{"]
-    if re.match(r'\s*\{\s*"t', text):
-        literals[1:1] = ['"type"', ":", '"function"', ","]
-    name = ""
-    for literal in literals:
-        while at < len(text) and text[at] in " \t\r\n":
-            at += 1
-        if isinstance(literal, str):
-            if not text.startswith(literal, at):
-                return None if literal.startswith(text[at:]) else False
-            at += len(literal)
-            continue
-        found = _STRING.match(text, at)
-        if found is None:
-            return None if text[at : at + 1] in ("", '"') else False
-        try:
-            name = msgspec.json.decode(found.group(), type=str)
-        except msgspec.DecodeError:
-            return False
-        at = found.end()
-    return _Head(name, at - 1)
-
-
-def _decode_call(content: str, arguments: str, names: frozenset[str]) -> tuple[str, str] | None:
-    """Name and arguments of a call that is there as a whole."""
-    try:
-        call: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
-        given = call.get(arguments)
-        if isinstance(given, str):
-            given = msgspec.json.decode(given, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    if call.get("name") not in names or not isinstance(given, dict):
-        return None
-    return call["name"], msgspec.json.encode(given).decode()

@@ -7,58 +7,76 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from quire.service.text.tools.json_calls import MORE, read_list
+from quire.service.text.pieces import CallStart
+from quire.service.text.tools.incoming import Functions, Incoming, NoCall, Steps, Told, named
+from quire.service.text.tools.json_calls import MORE, read_items
 from quire.service.text.tools.lark import TokenOf, json_of
 from quire.service.text.tools.protocol import Function
-from quire.service.text.tools.regions import Call, Functions
 from quire.service.text.tools.typed_values import standing_alone
 
-MAX_CHARS = 64 << 10
+_QUOTES = ('"""', "'''", '"', "'")  # longer ones first
 _NAMES = {"true": True, "false": False, "null": None}
 
 
-def read_python(region: str, functions: Functions) -> list[Call] | None:
+def read_python(incoming: Incoming, functions: Functions) -> Steps[None]:
     """Calls with keywords, in a list or line by line; or JSON, as the same models write it, too."""
-    text = region.strip()
-    if len(text) > MAX_CHARS:
-        return None
+    yield from incoming.space()
+    wrapped = yield from incoming.has("print([")
+    listed = wrapped or (yield from incoming.has("["))
+    yield from incoming.space()
+    if (yield from incoming.next()) == "{":
+        yield from read_items(incoming, functions, listed=listed)
+        return
+    more = True
+    while more and (yield from incoming.next()) != "]":
+        yield from _call(incoming, functions)
+        if listed:
+            yield from incoming.space()
+            more = yield from incoming.has(",")
+            yield from incoming.space()
+        else:
+            yield from incoming.space(" \t\r\n;,")
+            more = (yield from incoming.next()).isidentifier()
+    if listed:
+        yield from incoming.need("])" if wrapped else "]")
+
+
+def _call(incoming: Incoming, functions: Functions) -> Steps[None]:
+    """It begins with its first argument, or ends without one."""
+    name = yield from incoming.word()
+    named(functions, name)
+    yield from incoming.need("(")
+    yield from incoming.space()
+    told, open_ = Told(), not (yield from incoming.has(")"))
+    key = (yield from _keyword(incoming)) if open_ else ""
+    yield CallStart(name)
+    while open_:
+        value = _parsed((yield from incoming.value(_QUOTES, ",)")))
+        yield told.key(key)
+        yield told.value(value)
+        yield from incoming.has(",")
+        yield from incoming.space()
+        open_ = not (yield from incoming.has(")"))
+        if open_:
+            key = yield from _keyword(incoming)
+    yield told.end()
+
+
+def _keyword(incoming: Incoming) -> Steps[str]:
+    key = yield from incoming.word()
+    yield from incoming.space()
+    yield from incoming.need("=")
+    if not key.isidentifier():
+        raise NoCall
+    return key
+
+
+def _parsed(text: str) -> Any:
+    """Raises NoCall."""
     try:
-        body = ast.parse(text.removeprefix("print(") if text.startswith("print([") else text).body
-        calls = [call for statement in body for call in _calls(statement)]
-        return [Call(_name(call.func), json.dumps(_keywords(call), ensure_ascii=False)) for call in calls]
+        return _value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return read_list(region, functions)
-
-
-def _calls(statement: ast.stmt) -> list[ast.Call]:
-    """Raises ValueError if it is something else."""
-    if not isinstance(statement, ast.Expr):
-        raise ValueError("no expression")
-    items = statement.value.elts if isinstance(statement.value, ast.List) else [statement.value]
-    calls = [item for item in items if isinstance(item, ast.Call)]
-    if len(calls) < len(items):
-        raise ValueError("no call")
-    return calls
-
-
-def _name(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return f"{_name(node.value)}.{node.attr}"
-    if isinstance(node, ast.Name):
-        return node.id
-    raise ValueError("no name")
-
-
-def _keywords(call: ast.Call) -> dict[str, Any]:
-    if call.args:
-        raise ValueError("an argument without its name")
-    return {_given(keyword.arg): _value(keyword.value) for keyword in call.keywords}
-
-
-def _given(name: str | None) -> str:
-    if name is None:
-        raise ValueError("an argument without its name")
-    return name
+        raise NoCall from None
 
 
 def _value(node: ast.expr) -> Any:

@@ -1,30 +1,20 @@
-"""Calls that are read once all of a region is there: lists, XML, Python and others, between markers."""
+"""Calls between markers, each format's read by its own reader: lists, XML, Python and others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import NamedTuple
 
-from quire.service.text.pieces import CallArguments, CallStart, Piece
+from quire.service.text.pieces import CallStart, Piece
 from quire.service.text.reasoning.parser import find_marker
+from quire.service.text.tools.incoming import Functions, Incoming, NoCall, Steps
 from quire.service.text.tools.lark import TokenOf, free_text, literal
 from quire.service.text.tools.protocol import Function
 
-MAX_HEAD = 1024  # characters of a region before its first bracket
 _SPACE = " \t\r\n;,"  # around calls without markers
-_OPENING, _CLOSING = "[{(", "]})"
 
-
-class Call(NamedTuple):
-    name: str
-    arguments: str  # JSON text
-
-
-Functions = Mapping[str, Function]
-Reader = Callable[[str, Functions], list[Call] | None]
-"""The calls in a region; None if it is something else."""
+Reader = Callable[[Incoming, Functions], Steps[None]]
+"""Tells of the calls in a region, up to its end. Raises NoCall if it is something else."""
 Writer = Callable[[Sequence[Function], TokenOf, bool, bool], list[str]]
 """The rules of a grammar of a region, from `region` on, after its begin. The flags: whether all arguments
 must fit, and whether it may have several calls."""
@@ -34,7 +24,7 @@ must fit, and whether it may have several calls."""
 class RegionFormat:
     """A region begins after one of `begins`, the first of which is written; and ends by `end`.
 
-    Without an `end` its brackets balance. Without `begins` it can only come first, by its bracket.
+    Without an `end` it is for `read` to tell. Without `begins` it can only come first, by its bracket.
     """
 
     begins: tuple[str, ...]
@@ -49,6 +39,11 @@ class RegionFormat:
     @property
     def begin(self) -> str:
         return self.begins[0] if self.begins else ""
+
+    @property
+    def opening(self) -> tuple[str, ...]:
+        """What stands before calls, and ends thinking."""
+        return (*self.around[:1], *self.begins)
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -73,15 +68,11 @@ class RegionFormat:
         return "\n".join([*free, *rules]) + "\n"
 
 
-class _State(Enum):
-    TEXT = auto()
-    REGION = auto()
-
-
 class RegionParser:
     """Tells calls of `functions` from text. What only looks like a call stays text, to the last character.
 
-    White space around calls is not part of the text.
+    A call is told of once its arguments begin, and they are as they come: one that then breaks off stays
+    incomplete. White space around calls is not part of the text.
     """
 
     thinking = False
@@ -91,60 +82,70 @@ class RegionParser:
         self._form = form
         self._functions = functions
         self._parallel = parallel
-        self._state = _State.TEXT
-        self._buffer = ""
+        self._incoming = Incoming()
+        self._region: Steps[None] | None = None  # that is being read
         self._before = ""  # white space that is text only if text follows it
         self._lead = ""  # what stood before the region that is being read
         self._fresh = True  # only calls have come, and white space
-        self._end = _End(form.end)
         self.num_calls = 0
         self.done = False
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that `text` settles."""
-        self._buffer += text
-        return list(self._read(last=False))
+        self._incoming.text += text
+        return list(self._read())
 
     def finish(self) -> list[Piece]:
         """The pieces that are left when no more text comes."""
-        pieces = list(self._read(last=True))
+        self._incoming.ended = True
+        pieces = list(self._read())
         if not self.num_calls and self._before:
             pieces.append(self._before)
         self._before = ""
         return pieces
 
-    def _read(self, *, last: bool) -> Iterator[Piece]:
+    def _read(self) -> Iterator[Piece]:
         while not self.done:
-            before = (self._state, len(self._buffer))
-            yield from self._text(last) if self._state is _State.TEXT else self._region(last)
-            if before == (self._state, len(self._buffer)):
+            before = (self._region, len(self._incoming.text))
+            yield from self._text() if self._region is None else self._calls(self._region)
+            if before == (self._region, len(self._incoming.text)):
                 return
 
-    def _text(self, last: bool) -> Iterator[Piece]:
+    def _text(self) -> Iterator[Piece]:
+        incoming = self._incoming
         if not self._form.begins:
-            yield from self._bare(last)
+            yield from self._bare()
             return
-        found = find_marker(self._buffer, (*self._form.begins, *self._form.around), last)
-        text, self._buffer = self._buffer[: found.at], self._buffer[found.at + len(found.marker) :]
+        found = find_marker(incoming.text, (*self._form.begins, *self._form.around), incoming.ended)
+        text, incoming.text = incoming.text[: found.at], incoming.text[found.at + len(found.marker) :]
         yield from self._say(text)
         if found.marker in self._form.begins:
             self._enter(found.marker)
 
-    def _bare(self, last: bool) -> Iterator[Piece]:
+    def _bare(self) -> Iterator[Piece]:
         """Without a marker a region is what begins with a bracket, where only calls have come."""
-        start = _bare_start(self._buffer, self._form.around) if self._fresh else self._buffer
+        text, around = self._incoming.text, self._form.around
+        start = _bare_start(text, around) if self._fresh else text
         if self._fresh and start[:1] in ("[", "{"):
-            lead = self._buffer[: len(self._buffer) - len(start)]
-            self._buffer = start
-            self._enter(lead)
-        elif last or not self._fresh or not any(each.startswith(start) for each in ("", *self._form.around)):
-            text, self._buffer = self._buffer, ""
+            self._incoming.text = start
+            self._enter(text[: len(text) - len(start)])
+        elif (
+            self._incoming.ended
+            or not self._fresh
+            or not any(each.startswith(start) for each in ("", *around))
+        ):
+            self._incoming.text = ""
             yield from self._say("" if self.num_calls and not start else text)
 
     def _enter(self, lead: str) -> None:
         self._lead = lead
-        self._end = _End(self._form.end)
-        self._state = _State.REGION
+        self._incoming.enter()
+        self._region = self._whole_region()
+
+    def _whole_region(self) -> Steps[None]:
+        yield from self._form.read(self._incoming, self._functions)
+        if self._form.end:
+            yield from self._incoming.close(self._form.end)
 
     def _say(self, text: str) -> Iterator[Piece]:
         """White space waits for what follows it."""
@@ -155,28 +156,30 @@ class RegionParser:
             self._fresh = False
             yield shown
 
-    def _region(self, last: bool) -> Iterator[Piece]:
-        size = self._end.find(self._buffer)
-        if size is None:
-            if not last:
-                return
-            size = len(self._buffer)  # the end may be a token that ends the answer
-        region = self._buffer[:size]
-        calls = None if size < 0 else self._form.read(region.removesuffix(self._form.end), self._functions)
-        if not calls or any(call.name not in self._functions for call in calls):
-            self._state = _State.TEXT
+    def _calls(self, region: Steps[None]) -> Iterator[Piece]:
+        incoming, end = self._incoming, self._form.end
+        try:
+            for piece in region:
+                if piece is None:
+                    return
+                if isinstance(piece, CallStart):
+                    if self.num_calls and not self._parallel:
+                        self.done = True
+                        return
+                    incoming.begin()
+                    self._lead = self._before = ""
+                    self.num_calls += 1
+                yield piece
+            self._region = None
+        except NoCall:  # what stands before the end of a call that broke off is of no use
+            self._region = incoming.skip(end) if incoming.begun and end else None
+        if self._region is None and incoming.begun:
+            self.done = not self._parallel
+        elif self._region is None:
+            incoming.give_back()
             lead, self._lead = self._lead, ""
             self._fresh = False
             yield from self._say(lead)
-            return
-        self._buffer = self._buffer[size:]
-        self._state = _State.TEXT
-        self._lead = self._before = ""
-        for call in calls if self._parallel else calls[:1]:
-            self.num_calls += 1
-            yield CallStart(call.name)
-            yield CallArguments(call.arguments)
-        self.done = not self._parallel
 
 
 def _bare_start(text: str, around: tuple[str, ...]) -> str:
@@ -185,54 +188,3 @@ def _bare_start(text: str, around: tuple[str, ...]) -> str:
     while marker := next((each for each in around if start.startswith(each)), ""):
         start = start[len(marker) :].lstrip(_SPACE)
     return start
-
-
-class _End:
-    """Where a region ends; what was looked through is not looked through again."""
-
-    def __init__(self, marker: str) -> None:
-        self._marker = marker
-        self._at = 0
-        self._depth = 0
-        self._quote = ""
-        self._escaped = False
-        self._opened = False
-
-    def find(self, text: str) -> int | None:
-        """Return how long the region at the beginning of `text` is; None: longer; -1: it is none."""
-        if self._marker:
-            at = text.find(self._marker, max(0, self._at - len(self._marker)))
-            self._at = len(text)
-            return None if at < 0 else at + len(self._marker)
-        if not self._opened:
-            start = len(text) - len(text.lstrip())
-            first = text[start : start + 1]
-            at = start if first == "[" else text.find("{", 0, MAX_HEAD)
-            if not first or at < 0:
-                return -1 if len(text) >= MAX_HEAD else None
-            self._at, self._opened = at, True
-        return self._balance(text)
-
-    def _balance(self, text: str) -> int | None:
-        while self._at < len(text):
-            character = text[self._at]
-            self._at += 1
-            if self._escaped:
-                self._escaped = False
-            elif self._quote:
-                self._escaped = character == "\\"
-                if character == self._quote:
-                    self._quote = ""
-            elif character == '"' or (character == "'" and not self._is_apostrophe(text)):
-                self._quote = character
-            elif character in _OPENING:
-                self._depth += 1
-            elif character in _CLOSING:
-                self._depth -= 1
-                if self._depth <= 0:
-                    return self._at
-        return None
-
-    def _is_apostrophe(self, text: str) -> bool:
-        """Outside of strings only Python has single quotes, and after a letter or digit they are none."""
-        return self._at >= 2 and text[self._at - 2].isalnum()

@@ -1,15 +1,15 @@
-"""Calls in XML-like tags: Qwen3-Coder's and GLM's. Texts stand in them as they are."""
+"""Calls in XML-like tags: Qwen3-Coder's, GLM's and MiniMax's. Texts stand in them as they are."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from quire.service.text.pieces import CallArguments, CallStart
+from quire.service.text.tools.incoming import Functions, Incoming, NoCall, Steps, Told, named
 from quire.service.text.tools.lark import TokenOf, json_of, literal
 from quire.service.text.tools.protocol import Function
-from quire.service.text.tools.regions import Call, Functions
 from quire.service.text.tools.typed_values import (
     allowed_texts,
     is_text,
@@ -18,11 +18,6 @@ from quire.service.text.tools.typed_values import (
     text_expression,
     typed,
 )
-
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*)", re.DOTALL)
-_PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>(.*?)</parameter>\s*", re.DOTALL)
-_KEYED = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
-
 
 TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")  # that may be tokens
 
@@ -37,43 +32,78 @@ class _Tags(NamedTuple):
 
 
 _QWEN = _Tags("\n<function={}>\n", "<parameter={}>\n", "\n</parameter>\n", "</function>\n")
+_MINIMAX = _Tags('<invoke name="{}">\n', '<parameter name="{}">', "</parameter>\n", "</invoke>\n")
 _GLM = _Tags("{}\n", "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n", "")
 
 
-def read_qwen(region: str, functions: Functions) -> list[Call] | None:
+def read_qwen(incoming: Incoming, functions: Functions) -> Steps[None]:
     """<function=name> and <parameter=name> with the value, a line end around it."""
-    found = _FUNCTION.fullmatch(region.strip().removesuffix("</function>"))
-    if found is None:
-        return None
-    name, body = found.groups()
-    return _read(name, body, _PARAMETER, functions, lines=True)
+    yield from incoming.space()
+    yield from incoming.need("<function=")
+    name = (yield from incoming.upto(">")).strip()
+    function, told = named(functions, name), Told()
+    yield CallStart(name)
+    while True:
+        yield from incoming.space()
+        if not (yield from incoming.has("<parameter=")):
+            break
+        key = (yield from incoming.upto(">")).strip()
+        yield told.key(key)
+        yield from incoming.has("\n")
+        yield from _value(incoming, property_schema(function, key), "</parameter>", lines=True)
+    if not (yield from incoming.has("</function>")) and not (yield from incoming.comes("</tool_call>")):
+        raise NoCall
+    yield told.end()
 
 
-def read_glm(region: str, functions: Functions) -> list[Call] | None:
+def read_glm(incoming: Incoming, functions: Functions) -> Steps[None]:
     """The name, and then pairs of <arg_key> and <arg_value>."""
-    at = region.find("<arg_key>")
-    if at >= 0 and "</arg_value>" not in region:
-        return None
-    name, body = (region, "") if at < 0 else (region[:at], region[at:])
-    return _read(name.strip(), body, _KEYED, functions, lines=False)
+    yield from incoming.space()
+    name = yield from incoming.word()
+    function, told = named(functions, name), Told()
+    yield from incoming.space()
+    more = yield from incoming.has("<arg_key>")
+    if more or (yield from incoming.comes("</tool_call>")):
+        yield CallStart(name)
+    while more:
+        key = (yield from incoming.upto("</arg_key>")).strip()
+        yield from incoming.space()
+        yield from incoming.need("<arg_value>")
+        yield told.key(key)
+        yield from _value(incoming, property_schema(function, key), "</arg_value>", lines=False)
+        yield from incoming.space()
+        more = yield from incoming.has("<arg_key>")
+    if not (yield from incoming.comes("</tool_call>")):
+        raise NoCall
+    yield told.end()
 
 
-def _read(
-    name: str, body: str, pattern: re.Pattern[str], functions: Functions, *, lines: bool
-) -> list[Call] | None:
-    function = functions.get(name)
-    if function is None:
-        return None
-    arguments, at = {}, 0
-    while found := pattern.match(body, at):
-        key, value = found.groups()
-        if lines:
-            value = value.removeprefix("\n").removesuffix("\n")
-        arguments[key.strip()] = typed(value, property_schema(function, key.strip()))
-        at = found.end()
-    if body[at:].strip():
-        return None
-    return [Call(name, json.dumps(arguments, ensure_ascii=False))]
+def read_minimax(incoming: Incoming, functions: Functions) -> Steps[None]:
+    """<invoke name="…"> and <parameter name="…">, one call or several."""
+    yield from incoming.space()
+    while (yield from incoming.has('<invoke name="')):
+        name = yield from incoming.upto('">')
+        function, told = named(functions, name), Told()
+        yield CallStart(name)
+        yield from incoming.space()
+        while (yield from incoming.has('<parameter name="')):
+            key = yield from incoming.upto('">')
+            yield told.key(key)
+            yield from _value(incoming, property_schema(function, key), "</parameter>", lines=False)
+            yield from incoming.space()
+        yield from incoming.need("</invoke>")
+        yield told.end()
+        yield from incoming.space()
+
+
+def _value(incoming: Incoming, schema: dict[str, Any], end: str, *, lines: bool) -> Steps[None]:
+    """Tell of a text as it comes, and of anything else once it is there."""
+    if is_text(schema):
+        yield from incoming.tell_text(end, lines=lines)
+        return
+    text = yield from incoming.upto(end)
+    value = typed(text.removesuffix("\n") if lines else text, schema)
+    yield CallArguments(json.dumps(value, ensure_ascii=False))
 
 
 def write_qwen(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
@@ -82,6 +112,13 @@ def write_qwen(functions: Sequence[Function], token_of: TokenOf, forced: bool, s
 
 def write_glm(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
     return _write(functions, _GLM, literal("</tool_call>", token_of), forced)
+
+
+def write_minimax(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
+    either, *rules = _write(functions, _MINIMAX, '""', forced)
+    end = literal("</minimax:tool_call>", token_of)
+    region = f'region: "\\n" call{"+" if several else ""} {end}'
+    return [region, either.replace("region:", "call:", 1), *rules]
 
 
 def _write(functions: Sequence[Function], tags: _Tags, close: str, forced: bool) -> list[str]:

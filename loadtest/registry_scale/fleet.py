@@ -44,6 +44,8 @@ class Server:
     url: str
     capacity: int
     running: int = 0
+    epoch: int = 1
+    requests: int = 0  # since the start
     cached: OrderedDict[Digest, None] = field(default_factory=OrderedDict)
     active: Counter[Digest] = field(default_factory=Counter)
     published: set[Digest] = field(default_factory=set)
@@ -62,6 +64,12 @@ class Server:
         while self.cached and len(self.cached) + len(self.active) > self.capacity:
             evicted.append(self.cached.popitem(last=False)[0])
         return found, evicted
+
+    def restart(self) -> None:
+        """Forget all that is cached, as a new process does; what runs goes on."""
+        self.epoch += 1
+        self.cached.clear()
+        self.published.clear()
 
     def end(self, digests: Sequence[Digest]) -> None:
         for digest in reversed(digests):
@@ -113,6 +121,7 @@ class Simulation:
             self.hits += found >= 0.95 * len(prefix)
         self._in_flight += 1
         server.running += 1
+        server.requests += 1
         replica.in_flight += 1
         prefill = (len(digests) - found) * PREFILL_SECONDS * server.running
 
@@ -152,12 +161,13 @@ class Simulation:
     def _report(self) -> None:
         """As it is now, it is known a little later."""
         loads = [Load(running=server.running, blocks=server.capacity) for server in self.servers]
+        epochs = [str(server.epoch) for server in self.servers]
         seq = next(self._reports)
 
         def tell() -> None:
             for router in self.routers:
-                for replica, load in zip(router.replicas, loads, strict=False):
-                    replica.report(load, "1", seq, self.clock.now)
+                for replica, load, epoch in zip(router.replicas, loads, epochs, strict=False):
+                    replica.report(load, epoch, seq, self.clock.now)
 
         if seq == 0:
             tell()

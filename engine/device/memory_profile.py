@@ -1,0 +1,91 @@
+"""How many KV blocks a device has room for, beside the weights and what a step allocates."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import torch
+
+from quire.engine.config import EngineConfig
+from quire.engine.device.runner import ModelRunner
+from quire.engine.dummy_steps import largest_step
+from quire.engine.models.config import ModelConfig
+from quire.engine.parallel.fit import fits, smallest, weight_bytes
+from quire.engine.parallel.group import RankGroup
+from quire.engine.schedule.plan import StepPlan
+from quire.kernels.formats.kv_format import KVFormat
+
+CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
+UNFUSED_TOKENS = (
+    304  # whose products `quire.kernels.linear.hopper_matmul` does not take but for the smallest models
+)
+RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
+
+
+def refuse_too_large(
+    config: EngineConfig, model: ModelConfig, itemsize: int, held: KVFormat, total: int
+) -> None:
+    """Raise ValueError if a GPU of `total` bytes does not hold its weights; name how many GPUs do."""
+    ranks = config.tensor_parallel_size
+    budget = int(total * config.gpu_memory_utilization) - RESERVE_BYTES
+    weights = weight_bytes(model.of_rank(ranks), itemsize)
+    if weights < budget:
+        return
+    enough = smallest(fits(model, itemsize, held, budget))
+    hint = "take a smaller model" if enough is None else f"give --tensor-parallel-size {enough}"
+    raise ValueError(
+        f"on each of {ranks} GPUs the weights take {weights / 2**30:.1f} GiB, and {budget / 2**30:.1f} GiB "
+        f"of its {total / 2**30:.1f} may be used; {hint}, or raise --gpu-memory-utilization"
+    )
+
+
+def measure_blocks(
+    config: EngineConfig, runner: ModelRunner, block_bytes: int, ranks: RankGroup | None = None
+) -> int:
+    """Return how many KV blocks fit on every rank beside the weights and the largest step's activations."""
+    if runner.device.type == "cuda":
+        activations = _activation_bytes(runner)
+        if not config.enforce_eager:  # a graph's are its own, which all share
+            activations += activations * runner.mixed_sizes[-1] // runner.limits.max_num_batched_tokens
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(runner.device)
+        budget = int(total * config.gpu_memory_utilization) - (total - free)
+        spare = budget - activations - RESERVE_BYTES
+        hint = (
+            "raise --gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or divide the "
+            f"model among more GPUs than {config.tensor_parallel_size} by --tensor-parallel-size"
+        )
+    else:
+        spare = min(CPU_CACHE_BYTES, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+        spare //= config.tensor_parallel_size
+        hint = "free some memory, or give --num-gpu-blocks-override"
+    if ranks is not None:
+        spare = ranks.least(spare)
+    if spare < block_bytes:
+        raise ValueError(
+            f"no memory is left for the KV cache: {spare / 2**20:.0f} MiB beside the weights, and one block "
+            f"takes {block_bytes / 2**20:.1f} MiB; {hint}"
+        )
+    most = config.max_num_seqs * -(-runner.limits.max_model_len // config.block_size)
+    return min(spare // block_bytes, most)
+
+
+def _activation_bytes(runner: ModelRunner) -> int:
+    """Return the most bytes that a step allocates on a CUDA device."""
+
+    def of(step: StepPlan) -> int:
+        torch.cuda.reset_peak_memory_stats(runner.device)
+        before = torch.cuda.memory_allocated(runner.device)
+        runner.launch(step).wait()
+        return torch.cuda.max_memory_allocated(runner.device) - before
+
+    limits = runner.limits
+    few_tokens = min(UNFUSED_TOKENS, limits.max_num_batched_tokens)
+    few = largest_step(dataclasses.replace(limits, max_num_batched_tokens=few_tokens), sampled=1)
+    largest = largest_step(limits, limits.max_num_seqs)
+    runner.launch(few).wait()  # cuBLAS takes its workspace now, and keeps it
+    # A smaller step than the largest may take more: where products are not fused, what is between them is in
+    # memory, as much a token as in a small step.
+    unfused = of(few) * len(largest.prefill_tokens) // len(few.prefill_tokens)
+    return max(of(largest), unfused)

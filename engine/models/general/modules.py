@@ -1,0 +1,114 @@
+"""What stands for a module of transformers' code: the same by kernels, called as that is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from quire.engine.models.general.matching import Attending, Gated, Norm, Router
+from quire.kernels.backend import Backend
+from quire.kernels.linear.linear import Matrix
+from quire.kernels.linear.operations import Hidden
+from quire.kernels.plan import LayerOps
+
+
+class NormModule:
+    """x [..., H] -> [..., H]."""
+
+    def __init__(self, norm: Norm, backend: Backend) -> None:
+        self._norm, self._backend = norm, backend
+
+    def __call__(self, hidden_states: Tensor) -> Tensor:
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        return self._backend.rms_norm(rows, self._norm.weight, self._norm.eps).view(hidden_states.shape)
+
+
+class GatedModule:
+    """x [..., H] -> [..., H]."""
+
+    def __init__(self, gated: Gated, backend: Backend) -> None:
+        self._gated, self._backend = gated, backend
+
+    def __call__(self, hidden_states: Tensor) -> Tensor:
+        return self.of(hidden_states.reshape(-1, hidden_states.shape[-1])).view(hidden_states.shape)
+
+    def of(self, x: Tensor) -> Tensor:
+        """Compute x [T, H] -> [T, H]."""
+        gated = self._gated
+        return gated.down(self._backend.gated(gated.gate_up(x), gated.activation))
+
+
+class AttentionModule:
+    """hidden_states [1, T, H] -> ([1, T, H], None); cosines and sines that it is given are known already."""
+
+    def __init__(self, module: nn.Module, attending: Attending) -> None:
+        self._module, self._attending = module, attending
+
+    def __call__(self, hidden_states: Tensor, *others: Any, **given: Any) -> tuple[Tensor, None]:
+        attending, module = self._attending, self._module
+        qkv = attending.qkv(hidden_states[0])
+        attended = module.quire.attend(module.layer_idx, qkv, attending.layer)  # type: ignore[operator, union-attr]
+        return attending.output(attended)[None], None
+
+
+class RouterModule:
+    """x [..., H] -> what the router gives in its order: logits [T, E], weights and index [T, top]."""
+
+    def __init__(self, router: Router, backend: Backend) -> None:
+        self._router, self._route = router, backend.route
+
+    def __call__(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
+        router = self._router
+        logits = router.product(hidden_states.reshape(-1, hidden_states.shape[-1]))
+        weights, index = self._route(
+            logits, router.top, router.dtype, all_first=True, normalized=router.normalized
+        )
+        parts = {"logits": logits, "weights": weights, "index": index}
+        return tuple(parts[name] for name in router.gives)
+
+
+class HeadModule:
+    """hidden_states [1, S, H] -> [1, S, V]."""
+
+    def __init__(self, weight: Tensor, backend: Backend) -> None:
+        self._weight, self._backend = weight, backend
+
+    def __call__(self, hidden_states: Tensor) -> Tensor:
+        return self._backend.wide_linear(hidden_states[0], self._weight)[None]
+
+
+class FusedMLP:
+    """A gated MLP whose activation `LayerOps` does not have."""
+
+    matrices: tuple[Matrix, Matrix] | None = None
+
+    def __init__(self, gated: Gated, backend: Backend) -> None:
+        self._gated, self._backend = GatedModule(gated, backend), backend
+
+    def run(self, ops: LayerOps, hidden: Hidden, norm: Tensor, norm_after: Tensor, eps: float) -> Hidden:
+        out = self._gated.of(_normed(hidden, norm, eps, self._backend))
+        return _added(out, hidden.residual, norm_after, eps, self._backend)
+
+
+class ModuleMLP:
+    """What a layer has behind its second norm, as transformers' code computes it: experts mostly."""
+
+    matrices: tuple[Matrix, Matrix] | None = None
+
+    def __init__(self, module: nn.Module, backend: Backend) -> None:
+        self.module, self._backend = module, backend
+
+    def run(self, ops: LayerOps, hidden: Hidden, norm: Tensor, norm_after: Tensor, eps: float) -> Hidden:
+        out = self.module(_normed(hidden, norm, eps, self._backend)[None])
+        out = out[0] if isinstance(out, tuple) else out
+        return _added(out[0], hidden.residual, norm_after, eps, self._backend)
+
+
+def _normed(hidden: Hidden, norm: Tensor, eps: float, backend: Backend) -> Tensor:
+    return backend.rms_norm(hidden.residual, norm, eps) if hidden.normed is None else hidden.normed
+
+
+def _added(out: Tensor, residual: Tensor, norm_after: Tensor, eps: float, backend: Backend) -> Hidden:
+    normed, total = backend.add_rms_norm(out, residual, norm_after, eps)
+    return Hidden(total, normed)

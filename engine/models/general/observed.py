@@ -1,0 +1,151 @@
+"""What each part of a decoder takes and gives, seen in one run of its own code on a few tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quire.engine.models.general.attention import Call, attention_modules
+from quire.kernels.attention.batch import AttentionLayer
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A module's call: its hidden states and what came of them, [T, …], and all as it was."""
+
+    module: nn.Module
+    into: Tensor
+    out: Tensor
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class SeenLayer:
+    """A decoder layer's passage, those of its children, its attention's, and what attention was given."""
+
+    whole: Passage
+    children: list[Passage]
+    attention: Passage
+    call: Call
+    attended: Tensor  # [T, Hq · Dv], noise in place of what attention would give
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A decoder's run: `around` has the passages of its own children, but for layers."""
+
+    tokens: Tensor  # [T] i64
+    positions: Tensor  # [T] i64
+    layers: list[SeenLayer]
+    rotations: list[Passage]  # of modules that give cosines and sines
+    around: list[Passage]
+    out: Tensor  # [T, H]
+
+
+class Noise:
+    """Stands for attention: gives normal noise as large as values, the same for a layer every time."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, Call] = {}
+        self.callers: dict[int, nn.Module] = {}
+        self.attended: dict[int, Tensor] = {}
+
+    def __call__(self, layer: int, call: Call) -> Tensor:
+        heads, tokens, _ = call.q.shape
+        if layer not in self.attended:
+            device = call.v.device
+            generator = torch.Generator(device).manual_seed(layer)
+            noise = torch.randn(tokens, heads * call.v.shape[-1], device=device, generator=generator)
+            self.attended[layer] = (noise * call.v.float().std()).to(call.v.dtype)
+            self.calls[layer] = call
+        return self.attended[layer].view(1, tokens, heads, -1)
+
+    def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:
+        """Return the same for a layer that has called before."""
+        return self.attended[layer]
+
+
+class _Caller:
+    """Notes which module of a layer calls attention."""
+
+    def __init__(self, module: nn.Module, noise: Noise) -> None:
+        self._module, self._noise = module, noise
+
+    def __call__(self, layer: int, call: Call) -> Tensor:
+        self._noise.callers[layer] = self._module
+        return self._noise(layer, call)
+
+
+def observe(
+    decoder: nn.Module, noise: Noise, run: Callable[[], Tensor], tokens: Tensor, positions: Tensor
+) -> Seen | None:
+    """Run a decoder on tokens at positions, with noise for attention; None: it is not a row of layers.
+
+    `run` calls it and returns its hidden states [T, H]. Its attention has to be given again then.
+    """
+    owner, layers = _layers(decoder)
+    if layers is None:
+        return None
+    rotations = [module for module in decoder.modules() if type(module).__name__.endswith("RotaryEmbedding")]
+    around = [each for each in owner.children() if each is not layers]
+    watched = [*rotations, *around, *layers, *(child for layer in layers for child in layer.children())]
+    for module in attention_modules(decoder):
+        module.quire = _Caller(module, noise)  # type: ignore[assignment]
+    with _noted(watched) as passages:
+        out = run()
+    by_module: dict[nn.Module, list[Passage]] = {}
+    for passage in passages:
+        by_module.setdefault(passage.module, []).append(passage)
+
+    def of(modules: Iterable[nn.Module]) -> list[Passage]:
+        return [passage for module in modules for passage in by_module.get(module, [])]
+
+    seen = []
+    for index, layer in enumerate(layers):
+        caller = noise.callers.get(index)
+        attention = of(child for child in layer.children() if caller in set(child.modules()))
+        whole = of([layer])
+        if len(whole) != 1 or len(attention) != 1 or index not in noise.calls:
+            return None
+        children = of(layer.children())
+        seen.append(SeenLayer(whole[0], children, attention[0], noise.calls[index], noise.attended[index]))
+    return Seen(tokens, positions, seen, of(rotations), of(around), out)
+
+
+def _layers(decoder: nn.Module) -> tuple[nn.Module, nn.ModuleList | None]:
+    """Return the layers, each with attention of its own number, and the module whose child they are."""
+    for module in decoder.modules():
+        for each in module.children():
+            if isinstance(each, nn.ModuleList) and len(each):
+                numbers = [{part.layer_idx for part in attention_modules(layer)} for layer in each]
+                if numbers == [{number} for number in range(len(each))]:
+                    return module, each
+    return decoder, None
+
+
+@contextmanager
+def _noted(modules: list[nn.Module]) -> Iterator[list[Passage]]:
+    """Have the modules' calls noted in order."""
+    passages: list[Passage] = []
+
+    def note(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], result: Any) -> None:
+        tensors = [each for each in (*arguments, *keywords.values()) if isinstance(each, Tensor)]
+        into = keywords.get("hidden_states", tensors[0] if tensors else None)
+        out = result[0] if isinstance(result, tuple) and result else result
+        if isinstance(into, Tensor) and isinstance(out, Tensor):
+            rows = [each[0] if each.dim() > 2 else each for each in (into, out)]
+            passages.append(Passage(module, rows[0].clone(), rows[1].clone(), arguments, keywords, result))
+
+    hooks = [module.register_forward_hook(note, with_kwargs=True) for module in dict.fromkeys(modules)]
+    try:
+        yield passages
+    finally:
+        for hook in hooks:
+            hook.remove()

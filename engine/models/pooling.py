@@ -1,0 +1,197 @@
+"""How a model makes one vector of a whole prompt, as its folder says. Imports neither torch nor transformers.
+
+A folder may say so by the files of sentence-transformers, which vLLM reads too, or by its architecture.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from quire.engine.errors import FieldError
+from quire.engine.models.json_fields import Fields, read_json
+
+Runner = Literal["auto", "generate", "pooling"]
+PooledTokens = Literal["last", "mean", "first"]
+Activation = Literal["none", "sigmoid"]
+
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+CLASSIFIER = "ForSequenceClassification"
+_NOT_CAUSAL = {"is_causal": False, "use_bidirectional_attention": True, "use_bidirectional_attn": True}
+_ENCODERS = re.compile("(?i)bert|electra|mpnet|roformer|longformer|bigbird|xlnet|funnel|luke|t5|bart")
+_CAUSAL_ONLY = (
+    ", whose tokens see those after them; models here see only what is before: take a decoder that was "
+    "trained to embed or to rank, such as Qwen3-Embedding"
+)
+_TOKENS: dict[str, PooledTokens] = {
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "first",
+}
+_MODES: dict[str, PooledTokens] = {"lasttoken": "last", "mean": "mean", "cls": "first"}
+_MODULES = ("Transformer", "Pooling", "Normalize", "LogitScore")
+_ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "none"}
+
+
+class Pooling(msgspec.Struct, frozen=True, kw_only=True):
+    """Which hidden states the vector comes from, and what it goes through afterwards."""
+
+    tokens: PooledTokens = "last"
+    normalize: bool = False  # to length 1, unless a request says otherwise
+    labels: int = 0  # of a classification head; 0: the hidden state is the vector
+    names: tuple[str, ...] = ()  # of the labels
+    label_tokens: tuple[
+        int, ...
+    ] = ()  # whose logit is the score, less that of the second; none: a head is there
+    activation: Activation = "none"  # of what the head gives, likewise
+    matryoshka: bool = False  # whether the vector's beginning is a vector, too
+    dimensions: tuple[int, ...] = ()  # lengths that such a beginning may have; none: any
+
+    def checked_dimensions(self, asked: int | None, size: int) -> int | None:
+        """Return how many numbers of a vector of `size` are wanted, None: all. Raises FieldError."""
+        if asked is None or asked == size:
+            return None
+        if not self.matryoshka:
+            raise FieldError(
+                "dimensions",
+                f"dimensions is {asked}, but of this model's {size} none can be left out: it was not trained "
+                "for that. If it was, say so in its config.json by is_matryoshka or matryoshka_dimensions",
+            )
+        if asked > size or asked < 1 or (self.dimensions and asked not in self.dimensions):
+            what = f"one of {', '.join(map(str, self.dimensions))}" if self.dimensions else f"1 to {size}"
+            raise FieldError("dimensions", f"dimensions must be {what}, got {asked}")
+        return asked
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether the hidden states of more tokens than the newest are wanted, which no cache has."""
+        return self.tokens != "last"
+
+
+def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
+    """Return how the model in a folder pools; None if it generates text.
+
+    Raises ValueError where it can do neither, or not what `runner` asks for.
+    """
+    folder = Path(folder)
+    where = str(folder / "config.json")
+    raw = read_json(folder / "config.json") or {}
+    name = architecture_of(raw)
+    modules = _modules(folder)
+    headless = causal_name(name) != name
+    if runner == "generate":
+        if headless:
+            raise ValueError(f"{where}: {name} has no head for text: leave out --runner, or give pooling")
+        return None
+    if runner == "auto" and not headless and modules is None:
+        return None
+    if _ENCODERS.search(name):
+        raise ValueError(f"{where}: {name} is an encoder{_CAUSAL_ONLY}")
+    for field, value in _NOT_CAUSAL.items():
+        if raw.get(field) is value:
+            raise ValueError(f"{where}: {field} is {str(value).lower()}, so it is an encoder{_CAUSAL_ONLY}")
+    fields = Fields(raw, where)
+    if name.endswith(CLASSIFIER):
+        labels = raw.get("id2label")
+        count = len(labels) if isinstance(labels, dict) else 2  # as transformers has it
+        count = fields.size("num_labels", count)
+        names = tuple(map(str, labels.values())) if isinstance(labels, dict) else ()
+        names = names if len(names) == count else tuple(f"LABEL_{i}" for i in range(count))
+        return Pooling(labels=count, names=names, activation=_activation(folder, raw, count))
+    matryoshka, dimensions = _matryoshka(fields)
+    if modules is None:
+        return Pooling(normalize=True, matryoshka=matryoshka, dimensions=dimensions)
+    kinds = {str(module.get("type", "")).rpartition(".")[2]: module for module in modules}
+    for kind, module in kinds.items():
+        if kind not in _MODULES:
+            raise ValueError(
+                f"{folder / 'modules.json'}: the module {module.get('type')!r} is not supported; it must be "
+                f"one of {', '.join(_MODULES)}"
+            )
+    if "LogitScore" in kinds:
+        answers = _read_module(folder, kinds["LogitScore"])
+        tokens = (*answers.token_ids("true_token_id"), *answers.token_ids("false_token_id"))
+        if not answers.has("true_token_id") or len(tokens) > 2:
+            raise answers.error("true_token_id", answers.raw.get("true_token_id"), "a token id")
+        return Pooling(labels=1, label_tokens=tokens, activation=_activation(folder, raw, 1))
+    return Pooling(
+        tokens=_pooled_tokens(_read_module(folder, kinds["Pooling"])) if "Pooling" in kinds else "last",
+        normalize="Normalize" in kinds,
+        matryoshka=matryoshka,
+        dimensions=dimensions,
+    )
+
+
+def architecture_of(raw: dict[str, Any]) -> str:
+    """Return the first architecture that a config.json names; empty: none."""
+    names = raw.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+
+
+def causal_name(name: str) -> str:
+    """Return the architecture with a head for text that has this one's layers, as Qwen3ForCausalLM."""
+    stem = name.removesuffix(CLASSIFIER)
+    if stem == name and name.endswith("Model") and not name.endswith(CAUSAL):
+        stem = name.removesuffix("Model")
+    if stem == name:
+        return name
+    return f"{stem}LMHeadModel" if stem == "GPT2" else f"{stem}ForCausalLM"
+
+
+def _modules(folder: Path) -> list[dict[str, Any]] | None:
+    """Return the parts that sentence-transformers makes a model of; None: it is none of theirs."""
+    file = folder / "modules.json"
+    if not file.is_file():
+        return None
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=list[dict[str, Any]])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{file} must hold a list of modules: {error}") from None
+
+
+def _read_module(folder: Path, module: dict[str, Any]) -> Fields:
+    file = folder / str(module.get("path", "")) / "config.json"
+    raw = read_json(file)
+    if raw is None:
+        raise ValueError(f"{file} is missing, which modules.json names")
+    return Fields(raw, str(file))
+
+
+def _pooled_tokens(fields: Fields) -> PooledTokens:
+    if fields.has("pooling_mode"):
+        return fields.choice("pooling_mode", "last", _MODES)
+    modes = [name for name, value in fields.raw.items() if name.startswith("pooling_mode_") and value is True]
+    if len(modes) != 1 or modes[0] not in _TOKENS:
+        raise ValueError(
+            f"{fields.where} pools by {modes or 'nothing'}; it must be one of {', '.join(_TOKENS)}"
+        )
+    return _TOKENS[modes[0]]
+
+
+def _matryoshka(fields: Fields) -> tuple[bool, tuple[int, ...]]:
+    dimensions = fields.raw.get("matryoshka_dimensions")
+    if dimensions is not None and not (
+        isinstance(dimensions, list) and all(type(size) is int and size > 0 for size in dimensions)
+    ):
+        raise fields.error("matryoshka_dimensions", dimensions, "a list of positive integers")
+    return fields.flag("is_matryoshka", bool(dimensions)), tuple(dimensions or ())
+
+
+def _activation(folder: Path, raw: dict[str, Any], labels: int) -> Activation:
+    """Return what a score goes through: a sigmoid, unless the folder says otherwise or there are several."""
+    own = raw.get("sentence_transformers")
+    name = own.get("activation_fn") if isinstance(own, dict) else None
+    file = folder / "config_sentence_transformers.json"
+    name = name or raw.get("sbert_ce_default_activation_function")
+    name = name or (read_json(file) or {}).get("activation_fn")
+    if name is None:
+        return "sigmoid" if labels == 1 else "none"
+    kind = str(name).rpartition(".")[2]
+    if kind not in _ACTIVATIONS:
+        raise ValueError(
+            f"{folder}: the activation {name!r} is not supported; it must be one of {', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[kind]

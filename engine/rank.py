@@ -1,0 +1,188 @@
+"""A rank's part of an engine: kernels, weights, KV memory, warm-up."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from quire.engine.config import EngineConfig
+from quire.engine.device.choice import choose_dtype, default_batched_tokens
+from quire.engine.device.graph_recorder import Recorder
+from quire.engine.device.kv_cache import (
+    KVCache,
+    bytes_per_block,
+    dequantized_bytes_per_block,
+    dequantized_dtype,
+    named_format,
+)
+from quire.engine.device.memory_profile import measure_blocks, refuse_too_large
+from quire.engine.device.runner import Limits, ModelRunner
+from quire.engine.device.streams import CudaQueue
+from quire.engine.dummy_steps import rare_steps
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.generation_config import SamplingDefaults, read_sampling_defaults
+from quire.engine.models.hub import resolve_model
+from quire.engine.models.loader import load_model
+from quire.engine.models.reading import read_model
+from quire.engine.parallel.group import RankGroup
+from quire.engine.precompile import precompile
+from quire.engine.progress import Reporter
+from quire.kernels.backend import torch_backend, triton_backend
+from quire.kernels.compiling import compiling_beside
+from quire.kernels.formats.kv_format import KVFormat
+from quire.kernels.gpu import gpu_of
+
+logger = logging.getLogger("quire.engine")
+
+TIMED_SUMS = 5  # over the ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A rank's part of an engine, ready to step. `model` is the whole one, `part` what the rank computes."""
+
+    folder: Path
+    model: ModelConfig
+    part: ModelConfig
+    runner: ModelRunner
+    weight_bytes: int
+    sampling_defaults: SamplingDefaults
+    kv_format: KVFormat
+    num_blocks: int
+    num_host_blocks: int
+    device_bytes: int  # of a block, all told
+    memory_bytes: tuple[int, ...]  # that each rank takes of its device
+    all_reduce_seconds: float  # of one token's hidden states; 0 with one rank
+
+
+def build_rank(
+    config: EngineConfig,
+    device: torch.device,
+    ranks: RankGroup | None = None,
+    report: Reporter | None = None,
+) -> Rank:
+    """Load what a rank holds, measure and warm up; all ranks do so at the same time. ranks: None, one alone.
+
+    Raises ValueError that says what does not fit and which flag to change.
+    """
+    report = report or Reporter(lambda _: None, time.monotonic())
+    gpu = gpu_of(device)
+    folder = resolve_model(config.model, report.phase("download", "B"))
+    whole = read_model(folder, config.model_impl, config.runner)
+    sampling_defaults = read_sampling_defaults(config.generation_config, folder)
+    model_config = whole.of_rank(config.tensor_parallel_size)
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        # One core is the API process's.
+        torch.set_num_threads(max(1, ((os.cpu_count() or 1) - 1) // config.tensor_parallel_size))
+    dtype = choose_dtype(config, model_config, device)
+    kv_format = named_format(config.kv_cache_dtype, model_config, dtype, gpu, config.block_size)
+    max_model_len = config.max_model_len or model_config.max_position_embeddings
+    backend = triton_backend() if device.type == "cuda" else torch_backend()
+    max_num_batched_tokens = config.max_num_batched_tokens or max(
+        default_batched_tokens(device, gpu), config.max_num_seqs
+    )
+    limits = Limits(config.max_num_seqs, max_num_batched_tokens, max_model_len)
+    native = model_config.implementation == "native"
+    if device.type == "cuda" and native:  # else the bytes are not known before
+        total = torch.cuda.mem_get_info(device)[1]
+        refuse_too_large(config, whole, dtype.itemsize, kv_format, total)
+    with_graphs = device.type == "cuda" and not config.enforce_eager
+    kernels = report.phase("kernels", "kernels")
+    with compiling_beside(kernels) if with_graphs and native else nullcontext():
+        if with_graphs and native:
+            kernels(0, 1)
+            alone = None if ranks is None else ranks.alone()
+            precompile(model_config, backend, limits, config.block_size, kv_format, device, dtype, alone)
+        model, num_bytes = load_model(
+            folder,
+            model_config,
+            backend,
+            device=device,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            load_format=config.load_format,
+            seed=config.seed or 0,
+            ranks=ranks,
+            on_progress=report.phase("weights", "B"),
+        )
+    dequantized = dequantized_dtype(model_config, kv_format, dtype, gpu, config.block_size)
+    held = (config.block_size, kv_format, device, backend.copy_blocks, dequantized)
+    runner = ModelRunner(model, backend, KVCache(model_config, 1, *held), limits, device)
+
+    memory = report.phase("memory", "blocks")
+    memory(0, 1)
+    block_bytes = bytes_per_block(model_config, config.block_size, kv_format)
+    device_bytes = block_bytes + dequantized_bytes_per_block(model_config, config.block_size, dequantized)
+    num_blocks = config.num_gpu_blocks_override or measure_blocks(config, runner, device_bytes, ranks)
+    runner.cache = KVCache(model_config, num_blocks, *held)
+    num_host_blocks = int(config.swap_space * 2**30) // (block_bytes * config.tensor_parallel_size)
+    num_host_blocks = min(num_host_blocks, num_blocks)
+    if model_config.gathers:  # what was gathered of a prompt is in its row, which a swap gives up
+        num_host_blocks = 0
+    if num_host_blocks:
+        runner.cache.add_host_tier(num_host_blocks)
+    memory(num_blocks, num_blocks)
+
+    warm_up = report.phase("warm-up", "steps")
+    warm_up(0, 1)
+    for step in rare_steps(num_blocks, model_config.vocab_size):
+        runner.launch(step).wait()
+    if with_graphs and not native:
+        with_graphs = _warm_up_general(runner)
+    if with_graphs and isinstance(runner.queue, CudaQueue):
+        runner.add_graphs(Recorder(runner.queue.stream).record)
+    warm_up(1, 1)
+    taken = num_bytes + num_blocks * device_bytes
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        taken = total - free
+    return Rank(
+        folder=folder,
+        model=whole,
+        part=model_config,
+        runner=runner,
+        weight_bytes=num_bytes,
+        sampling_defaults=sampling_defaults,
+        kv_format=kv_format,
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        device_bytes=device_bytes,
+        memory_bytes=(taken,) if ranks is None else ranks.gather(taken),
+        all_reduce_seconds=0.0 if ranks is None else _all_reduce_seconds(ranks, model_config, dtype),
+    )
+
+
+def _warm_up_general(runner: ModelRunner) -> bool:
+    """Run steps of a model by transformers' code; return whether CUDA graphs may hold them."""
+    from quire.engine.models.general.host_reads import host_reads  # only such a model needs it
+
+    reads: list[str] = []
+    runner.queue.run(lambda: reads.extend(host_reads(lambda: runner.run_idle(8))))
+    if reads:
+        logger.warning(
+            "no CUDA graphs, and slower steps: the model's code looks at what is computed (%s)",
+            ", ".join(reads),
+        )
+        return False
+    runner.warm_up()
+    return True
+
+
+def _all_reduce_seconds(ranks: RankGroup, part: ModelConfig, dtype: torch.dtype) -> float:
+    """Time the sum over the ranks that a layer of a step of one token takes twice, launch and all."""
+    x = torch.zeros(1, part.hidden_size, dtype=dtype, device=ranks.device)
+    seconds = []
+    for _ in range(TIMED_SUMS):
+        ranks.barrier()
+        begin = time.perf_counter()
+        ranks.all_reduce(x)
+        if x.is_cuda:
+            torch.cuda.synchronize(x.device)
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)

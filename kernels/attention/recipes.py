@@ -1,0 +1,148 @@
+"""The recipes of a layer's attention: K and V written by a kernel of their own or not, and what attends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import triton
+
+from quire.kernels.attention import attend
+from quire.kernels.attention.attend import Attend
+from quire.kernels.attention.decode import DecodeKernel, has_room_for_new_heads
+from quire.kernels.attention.hopper_decode import decode as hopper_decode
+from quire.kernels.attention.hopper_prefill import prefill as hopper_prefill
+from quire.kernels.attention.kv_tile import tile_keys
+from quire.kernels.attention.prefill import PrefillKernel
+from quire.kernels.attention.splits import plan_small_splits, runs_at_once
+from quire.kernels.formats.kv_format import KVFormat
+from quire.kernels.gpu import Gpu
+from quire.kernels.linear import split_output
+from quire.kernels.recipes import Recipe, always
+from quire.kernels.shapes import LayerShape, StepShape
+from quire.kernels.tuning import H100, Tuning
+
+
+@dataclass(frozen=True, slots=True)
+class Attending:
+    """Attention of a layer in a step, with the cache in a format."""
+
+    gpu: Gpu
+    layer: LayerShape
+    format: KVFormat
+    step: StepShape
+    tuning: Tuning = H100
+    fused: bool = False  # as `linear.recipes.Product` has it
+
+    @property
+    def decode_by(self) -> DecodeKernel:
+        layer, cache = self.layer, self.layer.cache
+        takes = hopper_decode.supports(
+            self.gpu, layer.dtype, self.format, cache.head_dim, layer.group, self.step.block_size
+        )
+        return DecodeKernel.HOPPER if takes and layer.plain else DecodeKernel.SPLIT
+
+    @property
+    def prefill_by(self) -> PrefillKernel:
+        layer, cache = self.layer, self.layer.cache
+        takes = hopper_prefill.supports(
+            self.gpu, layer.dtype, self.format, cache.head_dim, layer.group, self.step.block_size
+        )
+        quick = not cache.window and hopper_prefill.prefers(self.step.longest_query, layer.group)
+        takes = takes and layer.plain
+        return PrefillKernel.HOPPER if takes and quick else PrefillKernel.TRITON
+
+    @property
+    def small_splits(self) -> int:
+        """Return how many splits of a row fill the device with programs of little shared memory."""
+        cache, step = self.layer.cache, self.step
+        tile = tile_keys(triton.next_power_of_2(cache.head_dim), self.layer.dtype.itemsize)
+        return plan_small_splits(step.decodes, cache.heads, triton.cdiv(step.longest_context, tile))
+
+
+def _has_kernels(case: Attending) -> bool:
+    return case.gpu.has_kernels
+
+
+def _is_newest(case: Attending) -> bool:
+    return case.step.newest is not None
+
+
+def _decodes_new(case: Attending) -> bool:
+    """Tell whether one kernel can write K and V and attend."""
+    layer, cache, step = case.layer, case.layer.cache, case.step
+    return (
+        case.gpu.has_kernels
+        and step.newest is None
+        and step.phase == "decode"
+        and not step.shared
+        and case.format.written_by_decode
+        and has_room_for_new_heads(case.gpu, layer.group, cache.head_dim, layer.dtype)
+    )
+
+
+def _few_rows(case: Attending) -> bool:
+    return runs_at_once(case.step.decodes, case.layer.cache.heads)
+
+
+def _prefers_unmerged(case: Attending) -> bool:
+    output, tokens = case.layer.output, case.step.tokens
+    quick = split_output.prefers(tokens, output, case.tuning) and case.small_splits > 1
+    return case.fused and _few_rows(case) and quick
+
+
+def _attend_few(case: Attending) -> Attend:
+    splits = case.small_splits
+    by = DecodeKernel.SMALL if splits > 1 else case.decode_by
+    return partial(attend.attend_new, decode_by=by, splits=splits)
+
+
+UNMERGED = "K, V and attention in one kernel, left in splits"
+ATTEND: tuple[Recipe[Attending, Attend], ...] = (
+    Recipe(
+        UNMERGED,
+        lambda case: (
+            _decodes_new(case)
+            and case.layer.output.share == "whole"
+            and split_output.supports(case.gpu, case.layer.dtype, case.layer.output, case.layer.num_heads)
+        ),
+        _prefers_unmerged,
+        lambda case: partial(
+            attend.attend_unmerged,
+            decode_by=DecodeKernel.SMALL,
+            splits=min(case.small_splits, split_output.MOST_SPLITS),
+        ),
+    ),
+    Recipe(
+        "K, V and attention in one kernel in many splits, merged",
+        _decodes_new,
+        lambda case: case.fused and _few_rows(case),
+        _attend_few,
+    ),
+    Recipe(
+        "K, V and attention in one kernel",
+        _decodes_new,
+        _few_rows,
+        lambda case: partial(attend.attend_new, decode_by=case.decode_by),
+    ),
+    Recipe(
+        "K and V, then attention of newest tokens",
+        lambda case: case.gpu.has_kernels and _is_newest(case),
+        always,
+        lambda case: partial(attend.attend_newest, decode_by=case.decode_by),
+    ),
+    Recipe(
+        "K and V, then attention of decodes",
+        lambda case: case.gpu.has_kernels and case.step.phase == "decode",
+        always,
+        lambda case: partial(attend.attend_known, decode_by=case.decode_by),
+    ),
+    Recipe(
+        "K and V, then attention of chunks and of decodes",
+        _has_kernels,
+        always,
+        lambda case: partial(attend.attend_mixed, decode_by=case.decode_by, prefill_by=case.prefill_by),
+    ),
+    Recipe("torch, of newest tokens", _is_newest, always, lambda case: attend.attend_newest_reference),
+    Recipe("torch", always, always, lambda case: attend.attend_reference),
+)

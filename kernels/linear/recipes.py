@@ -1,0 +1,206 @@
+"""The recipes of a layer's products: into attention, out of it, into the MLP and its activation, and down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from quire.kernels.gpu import Gpu
+from quire.kernels.linear import hopper_matmul, hopper_stream, operations, skinny
+from quire.kernels.linear.gemv import linear_of_one
+from quire.kernels.linear.hopper_stream import Tiling
+from quire.kernels.linear.linear import Matrix
+from quire.kernels.linear.operations import ProjectIn, ProjectOut
+from quire.kernels.linear.skinny import linear_of_few
+from quire.kernels.recipes import Recipe, always
+from quire.kernels.tuning import H100, Tuning
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """`tokens` times a layer's weight.
+
+    fused: few enough tokens for norms and sums to be part of the products' kernels, in all of the layer.
+    unmerged: attention left the merging of its splits to this.
+    """
+
+    gpu: Gpu
+    dtype: torch.dtype
+    tokens: int
+    weight: Matrix
+    tuning: Tuning = H100
+    fused: bool = False
+    unmerged: bool = False
+
+    def tiling(self, *, gated: bool = False, divided: bool = False) -> Tiling | None:
+        """Return the tiles of `linear.hopper_stream`, None where others are quicker."""
+        outputs, inputs = self.weight.outputs, self.weight.inputs
+        return hopper_stream.tiling(self.tokens, outputs, inputs, gated=gated, divided=divided)
+
+    def tiles(self, *, gated: bool = False, divided: bool = False) -> Tiling:
+        """Return `tiling` of what that is there for."""
+        tiles = self.tiling(gated=gated, divided=divided)
+        assert tiles is not None
+        return tiles
+
+    def many(self, *, spared: int) -> bool:
+        """Tell whether `linear.hopper_matmul` is quick, see `is_quick`."""
+        outputs, inputs, gpu = self.weight.outputs, self.weight.inputs, self.gpu
+        return hopper_matmul.is_quick(self.tokens, outputs, inputs, gpu.multiprocessors, spared=spared)
+
+
+def _has_kernels(case: Product) -> bool:
+    return case.gpu.has_kernels
+
+
+def _prefers_skinny(case: Product) -> bool:
+    return case.fused and (case.tokens > 1 or skinny.prefers_one(case.weight, case.tuning))
+
+
+def _takes_one(case: Product) -> bool:
+    return case.gpu.has_kernels and case.tokens == 1
+
+
+def _is_fused(case: Product) -> bool:
+    return case.fused
+
+
+def _streams(case: Product) -> bool:
+    return hopper_stream.supports(case.gpu, case.dtype)
+
+
+def _streams_unbiased(case: Product) -> bool:
+    return _streams(case) and not case.weight.biased
+
+
+def _multiplies_many(case: Product) -> bool:
+    return hopper_matmul.supports(case.gpu, case.dtype, case.weight)
+
+
+PROJECT_IN: tuple[Recipe[Product, ProjectIn], ...] = (
+    Recipe(
+        "norm and skinny product (linear.skinny)",
+        lambda case: skinny.supports(case.gpu, case.dtype, case.tokens, case.weight, gated=False),
+        _prefers_skinny,
+        lambda case: partial(operations.fused_linear, by=linear_of_few),
+    ),
+    Recipe(
+        "norm and product of one token (linear.gemv)",
+        _takes_one,
+        _is_fused,
+        lambda case: partial(operations.fused_linear, by=linear_of_one),
+    ),
+    Recipe(
+        "product with weights asked for ahead (linear.hopper_stream)",
+        _streams,
+        lambda case: case.tiling() is not None,
+        lambda case: partial(operations.streamed_linear, tiles=case.tiles()),
+    ),
+    Recipe(
+        "product of many tokens (linear.hopper_matmul)",
+        _multiplies_many,
+        lambda case: case.many(spared=0),
+        lambda case: operations.matmul_linear,
+    ),
+    Recipe("cuBLAS", _has_kernels, always, lambda case: operations.library_linear),
+    Recipe("torch", always, always, lambda case: operations.reference_linear),
+)
+
+GATE: tuple[Recipe[Product, ProjectIn], ...] = (
+    Recipe(
+        "norm, skinny product and silu (linear.skinny)",
+        lambda case: skinny.supports(case.gpu, case.dtype, case.tokens, case.weight, gated=True),
+        _prefers_skinny,
+        lambda case: partial(operations.fused_gate, by=linear_of_few),
+    ),
+    Recipe(
+        "norm, product of one token and silu (linear.gemv)",
+        _takes_one,
+        _is_fused,
+        lambda case: partial(operations.fused_gate, by=linear_of_one),
+    ),
+    Recipe(
+        "product with weights asked for ahead and silu (linear.hopper_stream)",
+        _streams_unbiased,
+        lambda case: case.tiling(gated=True) is not None,
+        lambda case: partial(operations.streamed_gate, tiles=case.tiles(gated=True)),
+    ),
+    Recipe(
+        "product of many tokens and silu (linear.hopper_matmul)",
+        _multiplies_many,
+        lambda case: case.many(spared=2),  # cuBLAS writes gate and up, and `silu_mul` reads them
+        lambda case: operations.matmul_gate,
+    ),
+    Recipe("cuBLAS, then silu", _has_kernels, always, lambda case: operations.library_gate),
+    Recipe("torch", always, always, lambda case: operations.reference_gate),
+)
+
+PROJECT_OUT: tuple[Recipe[Product, ProjectOut], ...] = (
+    Recipe(
+        "merging product and sum (linear.split_output)",
+        lambda case: case.unmerged,
+        always,
+        lambda case: operations.merging_add,
+    ),
+    Recipe(
+        "skinny product and sum (linear.skinny)",
+        lambda case: skinny.supports(case.gpu, case.dtype, case.tokens, case.weight, gated=False),
+        _prefers_skinny,
+        lambda case: partial(operations.fused_add, by=linear_of_few),
+    ),
+    Recipe(
+        "product of one token and sum (linear.gemv)",
+        _takes_one,
+        _is_fused,
+        lambda case: partial(operations.fused_add, by=linear_of_one),
+    ),
+    Recipe(
+        "product of many tokens and sum (linear.hopper_matmul), then norm",
+        _multiplies_many,
+        # What cuBLAS gives is written, and read by `add_rms_norm`; the sum is read by a norm of its own.
+        lambda case: case.many(spared=1),
+        lambda case: operations.matmul_add,
+    ),
+    Recipe(
+        "product in parts with weights asked for ahead (linear.hopper_stream), then sum and norm",
+        _streams_unbiased,
+        lambda case: case.tiling(divided=True) is not None,
+        lambda case: partial(operations.streamed_add, tiles=case.tiles(divided=True)),
+    ),
+    Recipe("cuBLAS, then sum and norm", _has_kernels, always, lambda case: operations.library_add),
+    Recipe("torch", always, always, lambda case: operations.reference_add),
+)
+
+# Products of which every rank has a part: what follows is their sum over the ranks.
+PROJECT_OUT_OF_RANKS: tuple[Recipe[Product, ProjectOut], ...] = (
+    Recipe(
+        "skinny product (linear.skinny), then sum over ranks and norm",
+        lambda case: skinny.supports(case.gpu, case.dtype, case.tokens, case.weight, gated=False),
+        _prefers_skinny,
+        lambda case: partial(operations.fused_add_over_ranks, by=linear_of_few),
+    ),
+    Recipe(
+        "product of one token (linear.gemv), then sum over ranks and norm",
+        _takes_one,
+        _is_fused,
+        lambda case: partial(operations.fused_add_over_ranks, by=linear_of_one),
+    ),
+    Recipe(
+        "product of many tokens (linear.hopper_matmul), then sum over ranks and norm",
+        _multiplies_many,
+        lambda case: case.many(spared=0),
+        lambda case: operations.matmul_add_over_ranks,
+    ),
+    Recipe(
+        "product with weights asked for ahead (linear.hopper_stream), then sum over ranks and norm",
+        _streams,
+        lambda case: case.tiling() is not None,
+        lambda case: partial(operations.streamed_add_over_ranks, tiles=case.tiles()),
+    ),
+    Recipe(
+        "cuBLAS, then sum over ranks and norm", _has_kernels, always, lambda case: operations.add_over_ranks
+    ),
+    Recipe("torch, then sum over ranks", always, always, lambda case: operations.add_over_ranks),
+)

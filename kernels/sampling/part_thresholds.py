@@ -1,0 +1,204 @@
+"""What top-k and top-p keep of rows of which each rank has some logits: `thresholds`, in parts.
+
+Ranks search together for the largest value that enough logits reach, 4 bits of it a round: each tells how
+many of its own reach 15 values, or what those weigh, and by the sums all of them take the next 4 bits. A
+round is 16 numbers a chunk of a row, and the rounds are as many as a value's bits ask for, so nothing waits
+for the device, and no list can be too short.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.sampling.thresholds import MIN_TEMPERATURE, from_order
+
+CHUNK = 4096  # tokens of a row that one program looks at
+MASSES = 16  # numbers of a chunk: the mass that reaches the limit, then those of 15 values
+INFINITY = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # in `to_order`'s order
+NAMES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """One value for each row, the same on all ranks: tensors [S].
+
+    Weighted, a logit's mass is exp((logit - highest) / temperature), and what is wanted is a share of the
+    mass of all that reach the limit. Else it is 1, and what is wanted is a number of logits.
+    """
+
+    low: Tensor  # int64, in the order of `to_order`: the digits found so far, and zeros
+    wanted: Tensor  # fp32; 0: this row has nothing to search for
+    limit: Tensor  # fp32
+    highest: Tensor  # fp32, of all the row's logits
+    temperature: Tensor  # fp32
+    dtype: torch.dtype  # of the logits
+    weighted: bool
+
+    @property
+    def steps(self) -> list[int]:
+        """What a digit counts in each round, from the first to the last."""
+        rounds = 2 * self.dtype.itemsize
+        return [MASSES ** (rounds - 1 - i) for i in range(rounds)]
+
+
+def search_count(dtype: torch.dtype, count: Tensor, highest: Tensor) -> Search:
+    """Begin to search for the largest values that `count` logits reach, a number for each row."""
+    return Search(_lowest(count, dtype), count.float(), highest, highest, highest, dtype, weighted=False)
+
+
+def search_share(
+    dtype: torch.dtype, share: Tensor, limit: Tensor, highest: Tensor, temperature: Tensor
+) -> Search:
+    """Begin to search for the largest values whose mass is a share of the mass that reaches the limit."""
+    return Search(_lowest(share, dtype), share, limit, highest, temperature, dtype, weighted=True)
+
+
+def peaks_of_part(logits: Tensor, count: int) -> Tensor:
+    """Return the largest of columns [0, count) of each row of logits [S, W]: [S] fp32, -inf of none."""
+    if count == 0:
+        return torch.full((len(logits),), -torch.inf, device=logits.device)
+    return logits[:, :count].amax(dim=1).float()
+
+
+def masses_of_part(logits: Tensor, count: int, search: Search, step: int) -> Tensor:
+    """Return the masses of columns [0, count) of logits [S, W] that a round asks for: [S, C, 16] fp32.
+
+    C chunks to a row; of each the mass that reaches the limit, then those that reach low + i step.
+    """
+    samples, width = logits.shape
+    chunks = triton.cdiv(width, CHUNK)
+    masses = torch.empty(samples, chunks, MASSES, dtype=torch.float32, device=logits.device)
+    masses_kernel[(samples, chunks)](
+        logits, search.low, search.wanted, search.limit, search.highest, search.temperature, masses,
+        logits.stride(0), step, count, MIN_TEMPERATURE, INFINITY[search.dtype], search.weighted, MASSES,
+        CHUNK, num_warps=8,
+    )  # fmt: skip
+    return masses
+
+
+def narrow(gathered: Tensor, search: Search, step: int) -> Tensor:
+    """Take the next digit by every rank's `masses_of_part`, gathered [R, S, C, 16] -> [S] fp32.
+
+    After the last round these are the values: the highest logit at most, and -inf where nothing is wanted, or
+    no value has enough.
+    """
+    ranks, samples, chunks, _ = gathered.shape
+    found = torch.empty(samples, dtype=torch.float32, device=gathered.device)
+    narrow_kernel[(samples,)](
+        gathered, search.low, search.wanted, search.highest, found, step, samples * chunks, chunks,
+        ranks * chunks, triton.next_power_of_2(ranks * chunks), INFINITY[search.dtype], NAMES[search.dtype],
+        search.weighted, MASSES,
+    )  # fmt: skip
+    return found
+
+
+def masses_of_part_reference(logits: Tensor, count: int, search: Search, step: int) -> Tensor:
+    """Do the same as `masses_of_part` in plain torch, in fp64 and with one chunk to a row."""
+    wide = logits[:, :count].float()
+    weights = torch.ones_like(wide, dtype=torch.float64)
+    if search.weighted:
+        temperature = search.temperature.clamp(min=MIN_TEMPERATURE).unsqueeze(1)
+        weights = ((wide - search.highest.unsqueeze(1)) / temperature).double().exp()
+    values = [search.limit, *(_value(search.low + i * step, search.dtype) for i in range(1, MASSES))]
+    reached = [torch.where(wide >= value.unsqueeze(1), weights, 0).sum(dim=1) for value in values]
+    return torch.stack(reached, dim=1).unsqueeze(1)
+
+
+def narrow_reference(gathered: Tensor, search: Search, step: int) -> Tensor:
+    """Do the same as `narrow` in plain torch."""
+    masses = gathered.sum(dim=(0, 2))
+    target = search.wanted.double()
+    if search.weighted:
+        target = target * masses[:, 0]
+    search.low.add_(step * (masses[:, 1:] >= target.unsqueeze(1)).sum(dim=1))
+    found = torch.fmin(_value(search.low, search.dtype), search.highest)
+    return torch.where(search.wanted > 0, found, -torch.inf)
+
+
+def _lowest(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return where -inf stands among the values of a dtype, for each row."""
+    return torch.full_like(like, -INFINITY[dtype] - 1, dtype=torch.int64)
+
+
+def _value(order: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the fp32 values that stand there among those of a dtype; NaN beyond the largest."""
+    bits = order.clamp(max=INFINITY[dtype] + 1).to(torch.int32 if dtype.itemsize == 4 else torch.int16)
+    largest = torch.iinfo(bits.dtype).max
+    return torch.where(bits < 0, bits ^ largest, bits).view(dtype).float()
+
+
+@triton.jit(do_not_specialize=["step"])
+def masses_kernel(
+    logits_ptr: tl.tensor,
+    low_ptr: tl.tensor,
+    wanted_ptr: tl.tensor,
+    limit_ptr: tl.tensor,
+    highest_ptr: tl.tensor,
+    temperature_ptr: tl.tensor,
+    masses_ptr: tl.tensor,
+    stride: tl.tensor,
+    step: tl.tensor,
+    VOCABULARY: tl.constexpr,
+    MIN_TEMPERATURE: tl.constexpr,
+    INFINITY: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    MASSES: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    masses = masses_ptr + (row * tl.num_programs(1) + chunk) * MASSES
+    if tl.load(wanted_ptr + row) > 0:
+        token = chunk * CHUNK + tl.arange(0, CHUNK)
+        inside = token < VOCABULARY
+        x = tl.load(logits_ptr + row * stride + token, inside, other=float("-inf")).to(tl.float32)
+        weights = tl.where(inside, 1.0, 0.0)
+        if WEIGHTED:
+            sharpness = 1.0 / tl.maximum(tl.load(temperature_ptr + row), MIN_TEMPERATURE)
+            weights *= tl.exp((x - tl.load(highest_ptr + row)) * sharpness)
+        tl.store(masses, tl.sum(tl.where(x >= tl.load(limit_ptr + row), weights, 0.0)))
+        order = tl.load(low_ptr + row)
+        for i in tl.static_range(1, MASSES):
+            order += step
+            value = from_order(tl.minimum(order, INFINITY + 1), logits_ptr.dtype.element_ty)
+            tl.store(masses + i, tl.sum(tl.where(x >= value, weights, 0.0)))
+    else:
+        tl.store(masses + tl.arange(0, MASSES), 0.0)
+
+
+@triton.jit(do_not_specialize=["step", "rank_stride"])
+def narrow_kernel(
+    masses_ptr: tl.tensor,
+    low_ptr: tl.tensor,
+    wanted_ptr: tl.tensor,
+    highest_ptr: tl.tensor,
+    found_ptr: tl.tensor,
+    step: tl.tensor,
+    rank_stride: tl.tensor,
+    CHUNKS: tl.constexpr,
+    ALL_CHUNKS: tl.constexpr,
+    CHUNKS_PADDED: tl.constexpr,
+    INFINITY: tl.constexpr,
+    DTYPE: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    MASSES: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, CHUNKS_PADDED)
+    i = tl.arange(0, MASSES)
+    start = (chunk // CHUNKS) * rank_stride + row * CHUNKS + chunk % CHUNKS
+    inside = (chunk < ALL_CHUNKS)[:, None] & (i >= 0)[None, :]
+    masses = tl.sum(tl.load(masses_ptr + start[:, None] * MASSES + i[None, :], inside, other=0.0), 0)
+    wanted = tl.load(wanted_ptr + row)
+    target = wanted
+    if WEIGHTED:
+        target *= tl.sum(tl.where(i == 0, masses, 0.0))
+    low = tl.load(low_ptr + row) + step * tl.sum(((i > 0) & (masses >= target)).to(tl.int64))
+    tl.store(low_ptr + row, low)
+    found = tl.minimum(from_order(tl.minimum(low, INFINITY + 1), DTYPE), tl.load(highest_ptr + row))
+    tl.store(found_ptr + row, tl.where(wanted > 0, found, float("-inf")))

@@ -1,0 +1,163 @@
+"""What the registry's commands cost a Redis: its own time, its memory, and how long a caller waits."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from quire.engine.config import RegistryConfig
+from quire.engine.hashing import Digest
+from quire.engine.registry.deployment import Deployment
+from quire.engine.registry.redis import LOOKUP, Keys, Load, Registry
+
+BATCH = 512  # digests in a publication
+PROMPT = 512  # blocks of the prompt that is looked up
+PROBES = 10  # members that a bisection of so many asks for, where it does not end with the first
+ROUNDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RedisCosts:
+    """Microseconds are of Redis' one thread, as its own statistics count them; waits are a caller's."""
+
+    publish_us: float  # that changes nothing
+    change_us: float  # more for each digest that is added or removed
+    lookup_us: float  # among no replicas
+    replica_us: float  # more for each replica that holds nothing of the prompt
+    probe_us: float  # more for each further digest that is looked for
+    block_bytes: float
+    replica_bytes: float  # without blocks
+    publish_wait_us: float  # median, of one that changes nothing
+    lookup_wait_us: float
+
+    def publishing(self, publications: float, changes: float) -> float:
+        """Return the microseconds of so many publications with so many changes in all."""
+        return publications * self.publish_us + changes * self.change_us
+
+    def looking_up(self, replicas: int, with_the_first_block: int, blocks: int) -> float:
+        """Return the microseconds of a lookup of so many blocks, of which some replicas hold the first."""
+        probes = with_the_first_block * max(0, blocks.bit_length())
+        return self.lookup_us + replicas * self.replica_us + probes * self.probe_us
+
+
+def measure(client: redis.Redis, url: str, blocks: int) -> RedisCosts:
+    """Measure an empty Redis that nobody else uses, by the registry's own commands; it is empty after."""
+    client.flushall()
+    fleet = _Fleet(client, url)
+    few, many = 16, 64
+    empty = _used(client)
+    fleet.join(few)
+    first = _timed(client, "eval", fleet.heartbeat)
+    changed = _timed(client, "eval", fleet.change)
+    nothing_few = _timed(client, "eval_ro", fleet.look_up)
+    fleet.join(many - few)
+    replica_bytes = (_used(client) - empty) / many
+    nothing_many = _timed(client, "eval_ro", fleet.look_up)
+    fleet.hold_the_prompt()
+    found_many = _timed(client, "eval_ro", fleet.look_up)
+    before = _used(client)
+    fleet.fill(blocks)
+    block_bytes = (_used(client) - before) / blocks
+    client.flushall()
+    replica_us = max(0.0, (nothing_many.us - nothing_few.us) / (many - few))
+    return RedisCosts(
+        publish_us=first.us,
+        change_us=(changed.us - first.us) / (2 * BATCH),
+        lookup_us=max(0.0, nothing_few.us - few * replica_us),
+        replica_us=replica_us,
+        probe_us=max(0.0, found_many.us - nothing_many.us) / (many * PROBES),
+        block_bytes=block_bytes,
+        replica_bytes=replica_bytes,
+        publish_wait_us=first.wait_us,
+        lookup_wait_us=nothing_few.wait_us,
+    )
+
+
+@dataclass(frozen=True)
+class _Timed:
+    us: float
+    wait_us: float
+
+
+class _Fleet:
+    """Replicas of one deployment, by the code with which a replica publishes."""
+
+    def __init__(self, client: redis.Redis, url: str) -> None:
+        self._client = client
+        self._url = url
+        self._deployment = Deployment(
+            model="m", revision="r", tokenizer="t", block_size=16, dtype="bfloat16", seed="s"
+        )
+        self._keys = Keys(self._deployment.fingerprint)
+        self._replicas: list[Registry] = []
+        self._seqs: list[int] = []
+        self._prompt = _digests(PROMPT)
+        self._changing: list[Digest] = []
+
+    def join(self, count: int) -> None:
+        for _ in range(count):
+            config = RegistryConfig(
+                redis_url=self._url, advertise_url=f"http://10.0.0.{len(self._replicas)}:8000", lease=600
+            )
+            registry = Registry(config, self._deployment, [], "parity", "1")
+            self._replicas.append(registry)
+            self._seqs.append(0)
+            self._publish(len(self._replicas) - 1, [], [], anew=True)
+
+    def heartbeat(self) -> None:
+        self._publish(0, [], [])
+
+    def change(self) -> None:
+        """As many come as go, once there are some."""
+        fresh = _digests(BATCH)
+        self._publish(0, fresh, self._changing or _digests(BATCH))
+        self._changing = fresh
+
+    def look_up(self) -> None:
+        keys = self._keys
+        self._client.eval_ro(LOOKUP, 1, keys.replicas, keys.meta, keys.blocks, b"".join(self._prompt))
+
+    def hold_the_prompt(self) -> None:
+        """Have all hold the first half of the prompt."""
+        for at in range(len(self._replicas)):
+            self._publish(at, self._prompt[: PROMPT // 2], [])
+
+    def fill(self, blocks: int) -> None:
+        for begin in range(0, blocks, BATCH):
+            self._publish(1, _digests(min(BATCH, blocks - begin)), [])
+
+    def _publish(self, at: int, added: list[Digest], removed: list[Digest], *, anew: bool = False) -> None:
+        self._seqs[at] += 1
+        self._replicas[at].publish(self._seqs[at], added, removed, Load(blocks=1), anew=anew)
+
+
+def _timed(client: redis.Redis, command: str, call: Callable[[], None]) -> _Timed:
+    """Return what a call costs Redis, and how long it is waited for: of ROUNDS, the median."""
+    call()  # the script is compiled, connections are made
+    costs, waits = [], []
+    for _ in range(ROUNDS):
+        client.config_resetstat()
+        begin = time.perf_counter()
+        call()
+        waits.append((time.perf_counter() - begin) * 1e6)
+        statistics: Any = client.info("commandstats")
+        costs.append(float(statistics[f"cmdstat_{command}"]["usec"]))
+    return _Timed(_median(costs), _median(waits))
+
+
+def _median(numbers: Sequence[float]) -> float:
+    return sorted(numbers)[len(numbers) // 2]
+
+
+def _used(client: redis.Redis) -> int:
+    memory: Any = client.info("memory")
+    return int(memory["used_memory"])
+
+
+def _digests(count: int) -> list[Digest]:
+    return [secrets.token_bytes(16) for _ in range(count)]

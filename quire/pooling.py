@@ -1,0 +1,109 @@
+"""Vectors and scores in this process: what `LLM.embed` and `LLM.score` give, in vLLM's form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.engine.config import EngineInfo
+from quire.engine.messages import PoolingParams
+from quire.engine.models.pooling import Pooling
+from quire.service.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(frozen=True)
+class EmbeddingRequestOutput:
+    """A prompt's vector."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    num_cached_tokens: int
+    finished: bool = True
+
+
+@dataclass(frozen=True)
+class ScoringOutput:
+    score: float
+
+
+@dataclass(frozen=True)
+class ScoringRequestOutput:
+    """How well two texts fit. prompt_token_ids: of both, one after the other."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ScoringOutput
+    num_cached_tokens: int
+    finished: bool = True
+
+
+def pooling_of(info: EngineInfo) -> Pooling:
+    """Return how the model pools. Raises ValueError if it generates text."""
+    if info.pooling is None:
+        raise ValueError('this model generates text: make the LLM with runner="pooling"')
+    return info.pooling
+
+
+def embedding_params(info: EngineInfo, dimensions: int | None, normalize: bool | None) -> PoolingParams:
+    """Return what becomes of vectors. Raises ValueError for a model that does not embed."""
+    pooling = pooling_of(info)
+    if pooling.labels:
+        raise ValueError("this model has a head that scores texts, and gives no embeddings: use score")
+    return PoolingParams(
+        pooling.checked_dimensions(dimensions, info.hidden_size),
+        normalize=pooling.normalize if normalize is None else normalize,
+    )
+
+
+def scoring_params(info: EngineInfo) -> PoolingParams:
+    """Return what becomes of vectors that are scores, or of which scores are made. Raises ValueError."""
+    pooling = pooling_of(info)
+    if pooling.labels > 1:
+        raise ValueError(f"this model tells {pooling.labels} labels apart; a score needs a head with one")
+    return PoolingParams(activation=pooling.activation) if pooling.labels else PoolingParams(normalize=True)
+
+
+def text_pairs(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:
+    """Return one text with each of several, or two lists pair by pair. Raises ValueError."""
+    left = [first] if isinstance(first, str) else list(first)
+    right = [second] if isinstance(second, str) else list(second)
+    if len(left) == 1:
+        left = left * len(right)
+    if len(left) != len(right) or not right:
+        raise ValueError(
+            f"there are {len(left)} first texts and {len(right)} second ones: give one first text for all, "
+            "or as many as second ones"
+        )
+    return list(zip(left, right, strict=True))
+
+
+def pair_tokens(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
+    """Return the tokens of each pair, as a template for that or the tokenizer puts them together."""
+    template = tokenizer.pair_template
+    if template is None:
+        return [tokenizer.encode_pair(*pair, add_special_tokens=True) for pair in pairs]
+    texts = [template.render(tokenizer.pair_messages(*pair), add_generation_prompt=False) for pair in pairs]
+    return [tokenizer.encode(text, add_special_tokens=True) for text in texts]
+
+
+def numbers(vector: bytes | None) -> list[float]:
+    """Return the numbers of a float32 vector."""
+    found: list[float] = np.frombuffer(vector or b"", np.float32).tolist()
+    return found
+
+
+def cosine(first: bytes | None, second: bytes | None) -> float:
+    """Return that of two vectors of length 1."""
+    return float(np.frombuffer(first or b"", np.float32) @ np.frombuffer(second or b"", np.float32))

@@ -1,0 +1,128 @@
+"""Responses kept in Redis: for all replicas, beyond the life of each, for so long and in so many bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import redis
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from quire.service.answer.stored_responses import StoredResponse
+
+FAILURES = (redis.RedisError, OSError, ValueError)  # ValueError: an answer that makes no sense
+_TIMEOUT = 0.5  # seconds, as that of the registry
+_PREFIX = "quire:{responses}:"  # in braces: of one slot of a cluster
+
+_DROP = """
+local function drop(prefix, tenant, member)
+  if redis.call('ZREM', prefix .. 'index:' .. tenant, member) == 0 then return end
+  local size, id = string.match(member, '^(%d+) (.+)$')
+  local bytes = tonumber(redis.call('HGET', prefix .. 'bytes', tenant) or 0) - size
+  redis.call('HSET', prefix .. 'bytes', tenant, string.format('%d', math.max(bytes, 0)))
+  local key = prefix .. 'kept:' .. tenant .. ':' .. id
+  local items = redis.call('HGET', key, 'items') or ''
+  for item in string.gmatch(items, '%S+') do
+    redis.call('UNLINK', prefix .. 'item:' .. tenant .. ':' .. item)
+  end
+  redis.call('UNLINK', key)
+end
+"""
+
+# ARGV: prefix, tenant, id, data, size, milliseconds to live, most bytes of all, items. What is out of date
+# goes, and then the oldest of whoever has most.
+_KEEP = (
+    _DROP
+    + """
+local prefix, tenant, id, size, life = ARGV[1], ARGV[2], ARGV[3], ARGV[5], tonumber(ARGV[6])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local member, key = size .. ' ' .. id, prefix .. 'kept:' .. tenant .. ':' .. id
+drop(prefix, tenant, member)
+redis.call('HSET', key, 'data', ARGV[4], 'size', size, 'items', ARGV[8])
+redis.call('PEXPIRE', key, life)
+for item in string.gmatch(ARGV[8], '%S+') do
+  redis.call('HSET', prefix .. 'item:' .. tenant .. ':' .. item, 'of', id)
+  redis.call('PEXPIRE', prefix .. 'item:' .. tenant .. ':' .. item, life)
+end
+redis.call('ZADD', prefix .. 'index:' .. tenant, string.format('%d', now + life), member)
+local bytes = tonumber(redis.call('HGET', prefix .. 'bytes', tenant) or 0)
+redis.call('HSET', prefix .. 'bytes', tenant, string.format('%d', bytes + size))
+while true do
+  local total, most, whose = 0, 0, nil
+  local all = redis.call('HGETALL', prefix .. 'bytes')
+  for at = 1, #all, 2 do
+    local its = tonumber(all[at + 1])
+    total = total + its
+    if its > most then most, whose = its, all[at] end
+  end
+  if not whose then return 1 end
+  local oldest = redis.call('ZRANGE', prefix .. 'index:' .. whose, 0, 0, 'WITHSCORES')
+  if not oldest[1] then
+    redis.call('HSET', prefix .. 'bytes', whose, 0)
+  elseif tonumber(oldest[2]) < now or (total > tonumber(ARGV[7]) and oldest[1] ~= member) then
+    drop(prefix, whose, oldest[1])
+  else
+    return 1
+  end
+end
+"""
+)
+
+# ARGV: prefix, tenant, id. Whether it was there.
+_DELETE = (
+    _DROP
+    + """
+local size = redis.call('HGET', ARGV[1] .. 'kept:' .. ARGV[2] .. ':' .. ARGV[3], 'size')
+if not size then return 0 end
+drop(ARGV[1], ARGV[2], size .. ' ' .. ARGV[3])
+return 1
+"""
+)
+
+
+class RedisResponses:
+    """Methods raise one of FAILURES within about a second."""
+
+    def __init__(self, url: str, seconds: float, max_bytes: int) -> None:
+        """seconds: for which a response is kept."""
+        self._life = int(seconds * 1000)
+        self._max_bytes = max_bytes
+        # From a URL, so that user, password, database and TLS settings can stand in it.
+        self._client: Any = Redis.from_url(
+            url,
+            socket_timeout=_TIMEOUT,
+            socket_connect_timeout=_TIMEOUT,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+        )
+
+    async def keep(self, tenant: str, response_id: str, response: StoredResponse) -> None:
+        """Those that are larger than all the room are not kept."""
+        data = msgspec.msgpack.encode(response)
+        if len(data) > self._max_bytes:
+            return
+        items = " ".join(response.items)
+        room = (len(data), self._life, self._max_bytes)
+        await self._client.eval(_KEEP, 0, _PREFIX, tenant, response_id, data, *room, items)
+
+    async def find(self, tenant: str, response_id: str) -> StoredResponse | None:
+        data = await self._client.hget(f"{_PREFIX}kept:{tenant}:{response_id}", "data")
+        try:
+            return None if data is None else msgspec.msgpack.decode(data, type=StoredResponse)
+        except msgspec.DecodeError:  # of a version that keeps them otherwise
+            return None
+
+    async def response_of(self, tenant: str, item_id: str) -> str | None:
+        """Return the response that has an item in its output."""
+        found = await self._client.hget(f"{_PREFIX}item:{tenant}:{item_id}", "of")
+        return None if found is None else found.decode()
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        """Return whether it was there."""
+        return bool(await self._client.eval(_DELETE, 0, _PREFIX, tenant, response_id))
+
+    async def close(self) -> None:
+        await self._client.aclose()

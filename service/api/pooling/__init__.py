@@ -1,0 +1,1 @@
+"""Vectors of texts instead of answers: embeddings, and scores of pairs."""

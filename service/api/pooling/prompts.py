@@ -1,0 +1,86 @@
+"""From texts and token ids to prompts that the engine pools, and to the response that waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.engine.config import EngineInfo
+from quire.engine.messages import PoolingParams
+from quire.engine.models.pooling import Pooling
+from quire.service.answer.pooled import PooledPrompts
+from quire.service.answer.pooled_response import PooledResponse
+from quire.service.api.pooling.protocol import PoolingFields
+from quire.service.api.request_params import cache_salt, check_token_ids
+from quire.service.errors import ApiError, bad_value
+from quire.service.explain.times import RequestTimes
+from quire.service.state import ServerState
+
+
+def pooling_of(state: ServerState) -> Pooling:
+    """Return how the model pools. Raises ApiError 400 if it generates text."""
+    _, _, info = state.serving()
+    if info.pooling is None:
+        raise ApiError(
+            400,
+            f"{state.config.served_model_names[0]} generates text, and gives neither embeddings nor scores: "
+            "those are of a server that was started with --runner pooling",
+            param="model",
+            code="model_not_supported",
+        )
+    return info.pooling
+
+
+async def tokens_of(
+    state: ServerState, inputs: list[str] | list[list[int]], param: str, fields: PoolingFields
+) -> list[list[int]]:
+    """Return the tokens of each input. Raises ApiError."""
+    _, _, info = state.serving()
+    state.admit(len(inputs))
+    texts = [each for each in inputs if isinstance(each, str)]
+    if texts:  # then all of them are
+        special = fields.add_special_tokens is not False
+        tokens = await state.encode_all(texts, param, add_special_tokens=special)
+    else:
+        tokens = [each for each in inputs if not isinstance(each, str)]
+        for each in tokens:
+            check_token_ids(each, info.vocab_size, param)
+    return [
+        fitted(each, info, f"{param}[{i}]" if len(inputs) > 1 else param, fields.truncate_prompt_tokens)
+        for i, each in enumerate(tokens)
+    ]
+
+
+def fitted(tokens: list[int], info: EngineInfo, param: str, truncate: int | None) -> list[int]:
+    """Return a prompt's tokens, the last ones if it is to be cut. Raises ApiError 400 if they do not fit."""
+    limit = info.max_request_tokens
+    if truncate is not None:
+        tokens = tokens[-(limit if truncate == -1 else truncate) :]
+    if not tokens:
+        raise bad_value(param, f"{param} must not be empty: it has no tokens")
+    if len(tokens) > limit:
+        raise bad_value(
+            param,
+            f"{param} has {len(tokens)} tokens, more than the {limit} that fit; with truncate_prompt_tokens: "
+            "-1 only the last ones are taken",
+            "context_length_exceeded",
+        )
+    return tokens
+
+
+def respond(
+    state: ServerState,
+    request: Request,
+    prompts: list[list[int]],
+    pooling: PoolingParams,
+    times: RequestTimes,
+    salt: str | None,
+    reply: Callable[[list[bytes]], msgspec.Struct],
+) -> Response:
+    """Hand the prompts to the engine; their vectors, float32 each, become the `reply`. Raises ApiError."""
+    engine, _, _ = state.serving()
+    pooled = PooledPrompts(state.admission, engine, prompts, pooling, cache_salt(request, salt), times)
+    return PooledResponse(state.config, state.generations, state.pool, pooled, reply)

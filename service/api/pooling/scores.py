@@ -1,0 +1,165 @@
+"""POST /v1/rerank and /v1/score: how well texts fit, by a head for that or by the angle of embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import mul
+
+import msgspec
+from msgspec import json
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.engine.errors import FieldError
+from quire.engine.messages import PoolingParams
+from quire.engine.models.pooling import Pooling
+from quire.service.api.pooling.embeddings import numbers
+from quire.service.api.pooling.prompts import fitted, pooling_of, respond, tokens_of
+from quire.service.api.pooling.protocol import PoolingFields, RerankRequest, ScoreRequest
+from quire.service.api.pooling.replies import (
+    PoolingUsage,
+    RankedDocument,
+    RerankReply,
+    RerankResult,
+    ScoreData,
+    ScoreReply,
+    new_id,
+    now,
+)
+from quire.service.errors import ApiError, bad_value, refused, too_large
+from quire.service.http.codec import decode
+from quire.service.state import ServerState
+from quire.service.text.rendering import rendered
+from quire.service.text.sizes import utf8_size
+
+_rerank = json.Decoder(RerankRequest)
+_score = json.Decoder(ScoreRequest)
+_INLINE = 2048  # bytes of texts that are tokenised at once
+
+Pairs = list[tuple[str, str]]
+Reply = Callable[[list[float], PoolingUsage], msgspec.Struct]
+"""Makes a reply of the pairs' scores."""
+
+
+@dataclass(frozen=True)
+class _Scoring:
+    """Pairs whose scores are wanted. param: the field that is named if one does not fit."""
+
+    pairs: Pairs
+    param: str
+    pooling: Pooling
+    reply: Reply
+    use_activation: bool | None
+
+
+def _scoring(state: ServerState) -> Pooling:
+    pooling = pooling_of(state)
+    if pooling.labels > 1:
+        raise ApiError(
+            400,
+            f"{state.config.served_model_names[0]} tells {pooling.labels} labels apart: ask "
+            "/classify; a score needs a head with one",
+            param="model",
+            code="model_not_supported",
+        )
+    return pooling
+
+
+async def rerank(state: ServerState, request: Request) -> Response:
+    pooling = _scoring(state)
+    body = await decode(request, _rerank)
+    model = state.check_model(body.model)
+    texts = body.texts
+
+    def reply(scores: list[float], usage: PoolingUsage) -> RerankReply:
+        best = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n or None]
+        results = [RerankResult(index=i, relevance_score=scores[i]) for i in best]
+        if body.return_documents is not False:
+            for result in results:
+                result.document = RankedDocument(texts[result.index])
+        return RerankReply(id=new_id("rerank"), model=model, usage=usage, results=results)
+
+    pairs = [(body.query, text) for text in texts]
+    scoring = _Scoring(pairs, "documents", pooling, reply, body.use_activation)
+    return await _answer(state, request, body, model, scoring)
+
+
+async def score(state: ServerState, request: Request) -> Response:
+    pooling = _scoring(state)
+    body = await decode(request, _score)
+    model = state.check_model(body.model)
+    try:
+        pairs = body.pairs
+    except FieldError as error:
+        raise refused(error) from None
+
+    def reply(scores: list[float], usage: PoolingUsage) -> ScoreReply:
+        data = [ScoreData(index=i, score=value) for i, value in enumerate(scores)]
+        return ScoreReply(id=new_id("score"), created=now(), model=model, data=data, usage=usage)
+
+    scoring = _Scoring(pairs, "text_2", pooling, reply, body.use_activation)
+    return await _answer(state, request, body, model, scoring)
+
+
+async def _answer(
+    state: ServerState,
+    request: Request,
+    body: PoolingFields,
+    model: str,
+    scoring: _Scoring,
+) -> Response:
+    pairs, pooling = scoring.pairs, scoring.pooling
+    times = state.times_of(request, model)
+    if pooling.labels:
+        prompts = await _pair_tokens(state, pairs, scoring.param, body)
+        activation = "none" if scoring.use_activation is False else pooling.activation
+        params = PoolingParams(activation=activation)
+    elif scoring.use_activation is not None:
+        raise bad_value("use_activation", "use_activation: this model embeds, and has no head to activate")
+    else:
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        prompts = await tokens_of(state, texts, scoring.param, body)
+        params = PoolingParams(normalize=True)
+    usage = PoolingUsage(sum(map(len, prompts)), sum(map(len, prompts)))
+
+    def scored(vectors: list[bytes]) -> msgspec.Struct:
+        found = [numbers(vector) for vector in vectors]
+        if pooling.labels:
+            return scoring.reply([vector[0] for vector in found], usage)
+        by_text = dict(zip(texts, found, strict=True))
+        cosines = [sum(map(mul, by_text[first], by_text[second])) for first, second in pairs]
+        return scoring.reply(cosines, usage)
+
+    return respond(state, request, prompts, params, times, body.cache_salt, scored)
+
+
+async def _pair_tokens(state: ServerState, pairs: Pairs, param: str, body: PoolingFields) -> list[list[int]]:
+    """Return the tokens of each pair, as a template for that or the tokenizer puts them together.
+
+    Raises ApiError.
+    """
+    _, tokenizer, info = state.serving()
+    state.admit(len(pairs))
+    if (template := tokenizer.pair_template) is not None:
+        texts = [
+            await rendered(state.renderer, template, tokenizer.pair_messages(*pair), param) for pair in pairs
+        ]
+        return await tokens_of(state, texts, param, body)
+    special = body.add_special_tokens is not False
+    sizes = [utf8_size(first) + utf8_size(second) for first, second in pairs]
+    most = state.config.max_prompt_bytes
+    if max(sizes) > most:
+        raise too_large(param, max(sizes), most)
+
+    def encode() -> list[list[int]]:
+        return [tokenizer.encode_pair(*pair, add_special_tokens=special) for pair in pairs]
+
+    if sum(sizes) <= _INLINE:
+        tokens = encode()
+    else:
+        with state.queue.tokenising(sum(sizes)):
+            tokens = await asyncio.get_running_loop().run_in_executor(state.pool, encode)
+    cut = body.truncate_prompt_tokens
+    return [fitted(each, info, f"{param}[{i}]", cut) for i, each in enumerate(tokens)]

@@ -1,0 +1,176 @@
+"""The flags that an engine is started with."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from quire.engine.config import BLOCK_SIZES, KVCacheDtype, ModelImpl
+from quire.engine.models.pooling import Runner
+from quire.service.commands.flags import add_model, flag
+from quire.service.commands.parser import Flag, FlagGroup, Parser
+
+OTHER_PARALLELISM = (
+    "a server divides its model by --tensor-parallel-size only; for more requests run several servers "
+    "behind quire route"
+)
+
+
+def add_engine_flags(parser: Parser) -> None:
+    """Add what an engine is started with."""
+    add_model(parser)
+    add_model_flags(parser.group("Model"))
+    add_batch_flags(parser.group("Batch", "how much runs at once"))
+    add_cache_flags(parser.group("KV cache"))
+
+
+def add_model_flags(group: FlagGroup) -> None:
+    flag(
+        group,
+        "--device",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help="Where the model runs. auto: on a GPU where there is one.",
+    )
+    flag(
+        group,
+        "--dtype",
+        choices=("auto", "float32", "float16", "bfloat16"),
+        default="auto",
+        help="Of weights and activations. auto: the checkpoint's on a GPU, float32 on a CPU.",
+    )
+    flag(
+        group,
+        "--load-format",
+        choices=("auto", "dummy"),
+        default="auto",
+        help="dummy: random weights, only config.json and the tokenizer are read.",
+    )
+    flag(
+        group,
+        "--runner",
+        choices=get_args(Runner),
+        default="auto",
+        help="generate: text; pooling: embeddings of texts, or scores of a model with a head for them; auto: "
+        "text, unless the model's folder says that it was made to embed or to score.",
+    )
+    flag(
+        group,
+        "--model-impl",
+        choices=get_args(ModelImpl),
+        default="auto",
+        help="native: a decoder of Quire's own; transformers: that library's modelling code, in CUDA graphs "
+        "where it allows that; auto: native where there is one.",
+    )
+    flag(
+        group,
+        "--generation-config",
+        default="auto",
+        help="How tokens are chosen where a request does not say. auto: as generation_config.json in the "
+        "model's folder has it; vllm: temperature 1 and no more; else a folder with such a file.",
+    )
+    flag(
+        group,
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        help="GPUs, or processes on a CPU, that the model is divided among. It must divide the heads.",
+    )
+    flag(
+        group,
+        "--disable-custom-all-reduce",
+        action="store_true",
+        help="Have NCCL alone sum over the GPUs, and not kernels that write into each other's memory.",
+    )
+    for name in ("--pipeline-parallel-size", "--data-parallel-size"):
+        group.add(
+            Flag(
+                name=name,
+                dest=name.removeprefix("--").replace("-", "_"),
+                help="There is no other than 1. Default: 1.",
+                default=1,
+                type=_only_one,
+                metavar="1",
+            )
+        )
+    flag(group, "--enforce-eager", action="store_true", help="No CUDA graphs: a quicker start, slower steps.")
+    flag(group, "--seed", type=int, shown="0", help="Of dummy weights.")
+
+
+def _only_one(text: str) -> int:
+    if text != "1":
+        raise ValueError(OTHER_PARALLELISM)
+    return 1
+
+
+def add_batch_flags(group: FlagGroup) -> None:
+    flag(
+        group,
+        "--max-model-len",
+        type=int,
+        shown="the model's own limit",
+        help="Most tokens of a prompt and its output together.",
+    )
+    flag(group, "--max-num-seqs", type=int, default=256, help="Most sequences that run at once.")
+    flag(
+        group,
+        "--max-num-batched-tokens",
+        type=int,
+        shown="64 for each multiprocessor of a GPU (8448 on an H100), 2048 on a CPU",
+        help="Most tokens that a step computes.",
+    )
+    flag(
+        group,
+        "--preemption-mode",
+        choices=("auto", "swap", "recompute"),
+        default="auto",
+        help="How a request yields when there is no room. auto: whichever costs less, as measured at start.",
+    )
+
+
+def add_cache_flags(group: FlagGroup) -> None:
+    flag(
+        group,
+        "--gpu-memory-utilization",
+        type=float,
+        default=0.9,
+        metavar="SHARE",
+        help="Share of the GPU's memory for weights, activations and KV blocks.",
+    )
+    flag(
+        group,
+        "--num-gpu-blocks-override",
+        type=int,
+        shown="measured",
+        help="How many KV blocks there are, on a CPU too.",
+    )
+    flag(
+        group,
+        "--swap-space",
+        type=float,
+        default=4.0,
+        metavar="GIB",
+        help="GiB of host memory for KV blocks of preempted requests and cached ones; 0: none.",
+    )
+    flag(group, "--block-size", type=int, choices=BLOCK_SIZES, default=16, help="Tokens in a KV block.")
+    flag(
+        group,
+        "--kv-cache-dtype",
+        choices=get_args(KVCacheDtype),
+        default="auto",
+        help="Of keys and values. fp8_e4m3: 8 bits, half of bfloat16's memory; fp12_e4m7: 12 bits, three "
+        "quarters of it with bfloat16's precision; model: as --dtype; auto: fp12_e4m7 on a Hopper GPU for a "
+        "bfloat16 model whose heads suit its kernels, else model.",
+    )
+    flag(
+        group,
+        "--no-enable-prefix-caching",
+        dest="enable_prefix_caching",
+        action="store_false",
+        help="Compute every prompt anew, instead of reusing what it begins with.",
+    )
+    flag(
+        group,
+        "--cache-seed",
+        shown="drawn at random; empty with --redis-url",
+        help="A secret that block digests are seeded with, the same for all replicas and their router.",
+    )

@@ -1,0 +1,49 @@
+"""Has a router read prompts and the registry: which replica holds how much of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+from quire.engine.models.config import read_max_positions
+from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
+from quire.engine.registry.deployment import hash_seed, model_id, revision, seed_digest, tokenizer_digest
+from quire.service.router.config import RouterConfig
+from quire.service.router.directory import Directory, Registered
+from quire.service.router.prompt import PromptReader
+from quire.service.router.registry_watch import Identity, RegistryWatch
+from quire.service.router.state import RouterState
+from quire.service.text.tokenizer import Tokenizer
+
+
+async def start_reading(
+    state: RouterState, router: RouterConfig, on_registered: Callable[[str, list[Registered]], None]
+) -> Coroutine[None, None, None]:
+    """Give `state` its reader and its watch; return what watches, for as long as it is awaited.
+
+    Raises what loading the tokenizer raises. `router` must name a Redis.
+    """
+    assert router.redis_url is not None
+    identity, tokenizer, max_tokens = await asyncio.to_thread(_load, router)
+    if tokenizer.chat_template is not None:
+        await state.renderer.start(tokenizer.chat_template)
+    state.reader = PromptReader(tokenizer, state.pool, state.renderer, max_tokens)
+    seed = hash_seed(router.cache_seed)
+    state.watch = RegistryWatch(Directory(router.redis_url), identity, seed, on_registered)
+    return state.watch.run(router.poll_seconds, router.scan_seconds)
+
+
+async def stop_reading(state: RouterState) -> None:
+    """Close what `start_reading` has opened; the watching must have ended."""
+    if state.watch is not None:
+        await state.watch.close()
+    await state.renderer.close()
+    state.pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _load(router: RouterConfig) -> tuple[Identity, Tokenizer, int]:
+    """The last one: how many tokens the model can have."""
+    folder = resolve_model(router.model, files=TOKENIZER_FILES)
+    seed = seed_digest(hash_seed(router.cache_seed))
+    identity = Identity(model_id(router.model), revision(folder), tokenizer_digest(folder), seed)
+    return identity, Tokenizer.from_folder(folder, router.chat_template), read_max_positions(folder)

@@ -1,0 +1,128 @@
+"""Responses in a Redis: for all replicas, beyond a restart, and what comes of it when Redis is away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.loadtest.servers.redis_server import RedisServer
+from quire.service.answer.kept_responses import KeptResponses
+from quire.service.answer.redis_responses import RedisResponses
+from quire.service.answer.stored_responses import ResponseStore, StoredResponse
+from quire.service.config import ServiceConfig
+from quire.service.errors import ApiError
+from quire.service.metrics.counts import Metrics
+
+pytestmark = pytest.mark.anyio
+SAID = StoredResponse(
+    b"{}", [{"role": "user", "content": "ü"}], {"msg_1": b'{"id": "msg_1"}'}, [b"{}"], "resp_0"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("responses"))
+    yield server
+    server.kill()
+
+
+class Replica:
+    """One that keeps responses in Redis."""
+
+    def __init__(self, server: RedisServer, *, seconds: float = 60, max_bytes: int = 1 << 20) -> None:
+        self.metrics = Metrics("m")
+        self.memory = ResponseStore(1 << 20)
+        shared = RedisResponses(server.url, seconds, max_bytes)
+        self.responses = KeptResponses(self.memory, shared, self.metrics)
+
+    async def written(self) -> None:
+        await asyncio.wait_for(self.responses.written(), 20)
+        assert not self.memory.size
+
+
+async def test_another_replica_and_a_restarted_one_know_them(server: RedisServer) -> None:
+    """By key: no other key finds them. What is deleted is deleted for all."""
+    server.client.flushall()
+    first = Replica(server)
+    first.responses.keep("alice", "resp_1", SAID)
+    assert await first.responses.find("alice", "resp_1") == SAID, "at once"
+    await first.responses.close()
+    second = Replica(server)
+    assert await second.responses.find("alice", "resp_1") == SAID
+    assert await second.responses.conversation("alice", "resp_1") == SAID.conversation
+    assert await second.responses.item("alice", "msg_1") == SAID.items["msg_1"]
+    assert await second.responses.item("bob", "msg_1") is None
+    with pytest.raises(ApiError, match="no response"):
+        await second.responses.find("bob", "resp_1")
+    third = Replica(server)
+    await third.responses.delete("alice", "resp_1")
+    for replica in (second, third):
+        with pytest.raises(ApiError, match="no response"):
+            await replica.responses.delete("alice", "resp_1")
+        assert await replica.responses.item("alice", "msg_1") is None
+        await replica.responses.close()
+    assert second.metrics.response_store_failures == 0
+
+
+async def test_they_are_bounded_and_whoever_has_most_loses_the_oldest(server: RedisServer) -> None:
+    server.client.flushall()
+    one = StoredResponse(b"x" * 1000, [], {})
+    replica = Replica(server, max_bytes=4500)
+    for tenant, response_id in [("many", "0"), ("few", "0"), *(("many", f"{at}") for at in range(1, 5))]:
+        replica.responses.keep(tenant, response_id, one)
+        await replica.written()
+    left = [key.decode() for key in server.client.keys("quire:{responses}:kept:*")]
+    assert sorted(key.rsplit("kept:")[1] for key in left) == ["few:0", "many:2", "many:3", "many:4"]
+    replica.responses.keep("many", "large", StoredResponse(b"x" * 9000, [], {}))
+    await replica.responses.close()
+    assert len(server.client.keys("quire:{responses}:kept:*")) == 4
+
+
+async def test_they_live_for_so_long(server: RedisServer) -> None:
+    server.client.flushall()
+    replica = Replica(server, seconds=30)
+    replica.responses.keep("alice", "resp_1", SAID)
+    await replica.responses.close()
+    for key in ("kept:alice:resp_1", "item:alice:msg_1"):
+        assert 20_000 < server.client.pttl(f"quire:{{responses}}:{key}") <= 30_000
+
+
+async def test_a_redis_that_is_away_is_told_of_and_refuses_only_what_needs_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = RedisServer(tmp_path)
+    try:
+        replica = Replica(server)
+        replica.responses.keep("alice", "resp_1", SAID)
+        await replica.written()
+        server.kill()
+        with caplog.at_level(logging.INFO, "quire.service"):
+            replica.responses.keep("alice", "resp_2", SAID)
+            assert await replica.responses.find("alice", "resp_2") == SAID
+            needs: Any = (replica.responses.find, replica.responses.conversation, replica.responses.delete)
+            for need in needs:
+                with pytest.raises(ApiError) as refused:
+                    await need("alice", "resp_1")
+                assert (refused.value.status, refused.value.code) == (503, "response_store_unavailable")
+            assert replica.metrics.response_store == "degraded" and replica.metrics.response_store_failures
+            server.start()  # empty
+            await replica.written()
+        assert replica.metrics.response_store == "redis"
+        assert await replica.responses.find("alice", "resp_2") == SAID
+        told = [record.getMessage() for record in caplog.records]
+        assert len(told) == 2 and "kept in memory" in told[0] and told[1].endswith("again")
+        await replica.responses.close()
+    finally:
+        server.kill()
+
+
+def test_it_needs_a_redis() -> None:
+    with pytest.raises(ValueError, match="--redis-url"):
+        ServiceConfig(served_model_names=("m",), response_store="redis")
+    with pytest.raises(ValueError, match="--response-ttl"):
+        ServiceConfig(served_model_names=("m",), response_ttl=0)

@@ -1,0 +1,223 @@
+"""Which of a model's own code kernels stand for, and that nothing is replaced that differs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quire.engine.models.general import matching
+from quire.engine.models.general.model import GeneralModel
+from quire.engine.models.general.modules import FusedMLP, GatedModule, ModuleMLP, NormModule, RouterModule
+from quire.engine.models.general.observed import Passage
+from quire.engine.models.loader import load_model
+from quire.engine.models.pre_norm import GatedMLP
+from quire.engine.models.reading import read_model
+from quire.kernels.backend import torch_backend
+from quire.kernels.pointwise.activation import ACTIVATIONS
+from tests.models.any_model import save_tiny
+
+
+def load(kind: str, folder: Path) -> GeneralModel:
+    save_tiny(kind, folder)
+    return load_saved(folder)
+
+
+def load_saved(folder: Path) -> GeneralModel:
+    config = read_model(folder, "transformers")
+    model, _ = load_model(
+        folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=100
+    )
+    assert isinstance(model, GeneralModel)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "mlp"),
+    [
+        ("llama", GatedMLP),
+        ("qwen3", GatedMLP),  # norms of heads
+        ("qwen2", GatedMLP),  # biases
+        ("granite", GatedMLP),  # whose multipliers are 1
+        ("smollm3", GatedMLP),  # some layers do not rotate
+        ("qwen3_moe", ModuleMLP),
+        ("mixtral", ModuleMLP),
+        ("gpt_oss", ModuleMLP),  # sinks, and windows in some layers
+    ],
+)
+def test_a_decoder_of_pre_norm_layers_runs_as_native_ones_do(kind: str, mlp: type, tmp_path: Path) -> None:
+    decoder = load(kind, tmp_path).fusion.decoder
+    assert decoder is not None
+    assert {type(layer.mlp) for layer in decoder.layers} == {mlp}
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "olmo2", "glm4"])
+def test_elsewhere_modules_are_replaced(kind: str, tmp_path: Path) -> None:
+    """Norms behind attention and MLP, too, and norms over all heads."""
+    fusion = load(kind, tmp_path).fusion
+    forwards = {type(module.forward) for module in fusion.modules}
+    assert fusion.decoder is None and {NormModule, GatedModule} <= forwards
+    fusion.undo()
+    assert not fusion.modules
+
+
+def test_what_passes_between_parts_must_be_the_same_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer that does a little more than the parts that it is made of."""
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    save_tiny("llama", tmp_path)
+    forward = LlamaDecoderLayer.forward
+
+    def more(*given: Any, **named: Any) -> Tensor:
+        return forward(*given, **named) * 1.001
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", more)
+    assert load_saved(tmp_path).fusion.decoder is None
+
+
+class Rotary(nn.Module):
+    """Angles as transformers' modules give them; `kind` as their configuration names it."""
+
+    def __init__(self, kind: str = "default", by_call: bool = False) -> None:
+        super().__init__()
+        self.rope_type, self.by_call = kind, by_call
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = position_ids[..., None] * torch.tensor([1.0, 0.1, 0.01])
+        angles = torch.cat((angles, angles), dim=-1)
+        if self.by_call:
+            angles = angles / position_ids.max()
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+@pytest.mark.parametrize("module", [Rotary("dynamic"), Rotary("longrope"), Rotary(by_call=True)])
+def test_rotations_that_look_at_other_positions_are_left_alone(module: Rotary) -> None:
+    assert table_of(module) is None
+
+
+def test_a_table_has_half_a_heads_angles_of_each_position() -> None:
+    table = table_of(Rotary())
+    assert table is not None and table.shape == (50, 6)
+    angles = torch.tensor([7.0, 0.7, 0.07])
+    torch.testing.assert_close(table[7], torch.cat((angles.cos(), angles.sin())))
+
+
+def table_of(module: Rotary) -> Tensor | None:
+    positions, x = torch.tensor([0, 3, 4, 20]), torch.zeros(1, 4, 8)
+    result = module(x, position_ids=positions[None])
+    passage = Passage(module, x[0], result[0][0], (x,), {"position_ids": positions[None]}, result)
+    return matching.rope_table(passage, positions, max_len=50)
+
+
+class Norm(nn.Module):
+    """An RMSNorm with a weight and one more."""
+
+    def __init__(self, more: float, power: float, mean: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(48))
+        self.eps = 1e-5
+        self.more, self.power, self.mean = more, power, mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x - self.mean * x.mean(-1, keepdim=True)
+        scale = (x.pow(2).mean(-1, keepdim=True) + self.eps) ** self.power
+        return (self.weight + self.more) * x * scale
+
+
+@torch.no_grad()
+def test_norms_are_told_apart() -> None:
+    plain = matching.norm_of(Norm(0.0, -0.5, 0.0))
+    assert plain is not None and plain.eps == 1e-5
+    gemma = Norm(1.0, -0.5, 0.0)
+    found = matching.norm_of(gemma)
+    assert found is not None and torch.equal(found.weight, 1 + gemma.weight)
+    assert matching.norm_of(Norm(0.5, -0.5, 0.0)) is None
+    assert matching.norm_of(Norm(0.0, -0.51, 0.0)) is None
+    assert matching.norm_of(Norm(0.0, -0.5, 1.0)) is None, "a layer norm"
+    other = Norm(0.0, -0.5, 0.0)
+    other.variance_epsilon = 1e-6  # type: ignore[assignment]
+    assert matching.norm_of(other) is None, "it says another epsilon than it uses"
+
+
+class MLP(nn.Module):
+    def __init__(self, name: str, times: float = 1.0) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(32, 48), nn.Linear(32, 48)
+        self.down_proj = nn.Linear(48, 32, bias=False)
+        self.act_fn = ACTIVATIONS[name] if name in ACTIVATIONS else getattr(torch, name)
+        self.times = times
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * self.times
+        return result
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gated_mlps_share_the_memory_of_one_matrix(name: str) -> None:
+    mlp, x = MLP(name), torch.randn(3, 32)
+    expected = mlp(x)
+    found = matching.gated_of(mlp)
+    assert found is not None and found.activation == name
+    torch.testing.assert_close(GatedModule(found, torch_backend())(x), expected)
+    torch.testing.assert_close(mlp(x), expected)
+    assert mlp.up_proj.weight.data_ptr() == found.gate_up.weight[48:].data_ptr()
+
+
+@torch.no_grad()
+def test_other_mlps_are_left_alone() -> None:
+    assert matching.gated_of(MLP("tanh")) is None
+    assert matching.gated_of(MLP("silu", times=1.01)) is None
+
+
+def test_a_layer_that_multiplies_what_it_adds_is_none_of_ours(tmp_path: Path) -> None:
+    save_tiny("granite", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"residual_multiplier": 0.5}))
+    fusion = load_saved(tmp_path).fusion
+    assert fusion.decoder is None and fusion.modules
+
+
+def test_gelu_stands_in_a_layer_beside_kernels_of_silu(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"silu"', '"gelu_pytorch_tanh"'))
+    decoder = load_saved(tmp_path).fusion.decoder
+    assert decoder is not None and isinstance(decoder.layers[0].mlp, FusedMLP)
+
+
+class Router(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(12, 32)), nn.Parameter(torch.randn(12))
+        self.top_k, self.kind = 3, kind
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        logits = nn.functional.linear(x, self.weight, self.bias)
+        if self.kind == "of those chosen":
+            chosen, index = logits.topk(3, dim=-1)
+            return chosen.softmax(-1), index
+        scores = logits.sigmoid() if self.kind == "sigmoid" else logits.softmax(-1)
+        weights, index = scores.topk(3, dim=-1)
+        return logits, weights, index
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["of those chosen", "of all"])
+def test_routers_give_what_they_gave(kind: str) -> None:
+    router, x = Router(kind), torch.randn(5, 32)
+    found = matching.router_of(router)
+    assert found is not None
+    for ours, theirs in zip(RouterModule(found, torch_backend())(x), router(x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@torch.no_grad()
+def test_other_routers_are_left_alone() -> None:
+    assert matching.router_of(Router("sigmoid")) is None
