@@ -176,8 +176,8 @@ def measure(url: str, seconds: float, picture: Path | None) -> Measured:
 
 def main() -> int:
     parser = command_parser(__doc__)
-    parser.add_argument("--characters", type=int, default=40_000, help="of the answer")
-    parser.add_argument("--tokens-per-second", type=float, default=300.0)
+    parser.add_argument("--characters", type=int, default=24_000, help="of the answer")
+    parser.add_argument("--tokens-per-second", type=float, default=100.0)
     parser.add_argument("--screenshot", type=Path, help="a PNG of the page at the end")
     parser.add_argument("--result-file", type=Path, help="write one JSON object")
     arguments = parser.parse_args()

@@ -164,8 +164,8 @@ export class KvBar {
     const undrawn = total - classes.length * scale;
     const notes = [`${total.toLocaleString("en")} blocks of ${blocks.block_size} tokens`];
     if (scale > 1) notes.push(`${scale} a square`);
-    if (undrawn > 0) notes.push(`${undrawn.toLocaleString("en")} free ones not drawn`);
     this.#size.textContent = notes.join(", ");
+    this.#size.title = undrawn > 0 ? `${undrawn.toLocaleString("en")} free ones are not drawn` : "";
     const mine = own.active + own.cached > 0 ? `; ${own.active + own.cached} of this chat, ${own.shared} of them shared` : "";
     this.#map.setAttribute(
       "aria-label",

@@ -25,6 +25,7 @@ export class Transcript {
   /** Each row is a message, or the samples of an answer, which stand side by side. */
   show(rows) {
     this.#list.replaceChildren();
+    this.#list.classList.remove("side-by-side");
     this.#views = [];
     this.#keys = [];
     for (const row of rows) this.#add(row);
@@ -53,6 +54,7 @@ export class Transcript {
     const nodes = views.map(({ node }) => node);
     if (row.length === 1) this.#list.append(...nodes);
     else this.#list.append(element("div", { class: "samples", role: "group", "aria-label": "Samples" }, ...nodes));
+    this.#list.classList.toggle("side-by-side", row.length > 1);
     this.#views.push(...views);
     this.#keys.push(keyOf(row));
   }
