@@ -111,8 +111,8 @@ def attention_of(seen: SeenLayer, positions: Tensor, rope: Tensor | None, window
     if qkv is None or output is None or {call.k.shape[-1], call.v.shape[-1]} != {head_dim} or head_dim % 2:
         return None
     norms = _head_norms(module, head_dim)
-    if norms is None:
-        return None
+    if norms is None or getattr(getattr(module, "config", None), "clip_qkv", None) is not None:
+        return None  # OLMo's limit, which few tokens may not reach
     q_norm, k_norm, eps = norms
     product, out = merged(qkv), merged(output)
     if product.weight.shape[0] != (len(call.q) + 2 * len(call.k)) * head_dim:
