@@ -101,7 +101,7 @@ class RedisResponses:
 
     async def keep(self, tenant: str, response_id: str, response: StoredResponse) -> None:
         """Those that are larger than all the room are not kept."""
-        data = msgspec.msgpack.encode(response)
+        data = msgspec.json.encode(response)  # MessagePack has no integers beyond 64 bits, which calls may
         if len(data) > self._max_bytes:
             return
         items = " ".join(response.items)
@@ -111,7 +111,7 @@ class RedisResponses:
     async def find(self, tenant: str, response_id: str) -> StoredResponse | None:
         data = await self._client.hget(f"{_PREFIX}kept:{tenant}:{response_id}", "data")
         try:
-            return None if data is None else msgspec.msgpack.decode(data, type=StoredResponse)
+            return None if data is None else msgspec.json.decode(data, type=StoredResponse)
         except msgspec.DecodeError:  # of a version that keeps them otherwise
             return None
 
