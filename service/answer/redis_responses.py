@@ -50,6 +50,17 @@ end
 redis.call('ZADD', prefix .. 'index:' .. tenant, string.format('%d', now + life), member)
 local bytes = tonumber(redis.call('HGET', prefix .. 'bytes', tenant) or 0)
 redis.call('HSET', prefix .. 'bytes', tenant, string.format('%d', bytes + size))
+local everybody, taken = redis.call('HGETALL', prefix .. 'bytes'), 0
+for at = 2, #everybody, 2 do taken = taken + tonumber(everybody[at]) end
+if taken > tonumber(ARGV[7]) then
+  local before = string.format('(%d', now)
+  for at = 1, #everybody, 2 do
+    local index = prefix .. 'index:' .. everybody[at]
+    for _, old in ipairs(redis.call('ZRANGEBYSCORE', index, '-inf', before)) do
+      drop(prefix, everybody[at], old)
+    end
+  end
+end
 while true do
   local total, most, whose = 0, 0, nil
   local all = redis.call('HGETALL', prefix .. 'bytes')
