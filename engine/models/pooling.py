@@ -98,7 +98,7 @@ def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
         labels = raw.get("id2label")
         count = len(labels) if isinstance(labels, dict) else 2  # as transformers has it
         count = fields.size("num_labels", count)
-        names = tuple(map(str, labels.values())) if isinstance(labels, dict) else ()
+        names = _names(labels) if isinstance(labels, dict) else ()
         names = names if len(names) == count else tuple(f"LABEL_{i}" for i in range(count))
         return Pooling(labels=count, names=names, activation=_activation(folder, raw, count))
     matryoshka, dimensions = _matryoshka(fields)
@@ -139,6 +139,12 @@ def causal_name(name: str) -> str:
     if stem == name:
         return name
     return f"{stem}LMHeadModel" if stem == "GPT2" else f"{stem}ForCausalLM"
+
+
+def _names(labels: dict[str, Any]) -> tuple[str, ...]:
+    """Return labels by their numbers, in whose order a file need not have them ("10" may precede "2")."""
+    numbered = sorted(labels, key=lambda key: int(key) if key.isdecimal() else len(labels))
+    return tuple(str(labels[key]) for key in numbered)
 
 
 def _modules(folder: Path) -> list[dict[str, Any]] | None:
