@@ -11,6 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from quire.service.answer.stored_responses import StoredResponse
+from quire.service.text.rendering import TemplateMessage
 
 FAILURES = (redis.RedisError, OSError, ValueError)  # ValueError: an answer that makes no sense
 _TIMEOUT = 0.5  # seconds, as that of the registry
@@ -94,6 +95,23 @@ return 1
 )
 
 
+class _Kept(msgspec.Struct, frozen=True):
+    rest: StoredResponse  # all but the conversation
+    conversation: bytes  # JSON, since MessagePack has no integers beyond 64 bits, which a call may have
+
+
+def _encoded(response: StoredResponse) -> bytes:
+    rest = msgspec.structs.replace(response, conversation=[])
+    return msgspec.msgpack.encode(_Kept(rest, msgspec.json.encode(response.conversation)))
+
+
+def _decoded(data: bytes) -> StoredResponse:
+    """Raises msgspec.DecodeError."""
+    kept = msgspec.msgpack.decode(data, type=_Kept)
+    conversation = msgspec.json.decode(kept.conversation, type=list[TemplateMessage])
+    return msgspec.structs.replace(kept.rest, conversation=conversation)
+
+
 class RedisResponses:
     """Methods raise one of FAILURES within about a second."""
 
@@ -112,7 +130,7 @@ class RedisResponses:
 
     async def keep(self, tenant: str, response_id: str, response: StoredResponse) -> None:
         """Those that are larger than all the room are not kept."""
-        data = msgspec.json.encode(response)  # MessagePack has no integers beyond 64 bits, which calls may
+        data = _encoded(response)
         if len(data) > self._max_bytes:
             return
         items = " ".join(response.items)
@@ -122,7 +140,7 @@ class RedisResponses:
     async def find(self, tenant: str, response_id: str) -> StoredResponse | None:
         data = await self._client.hget(f"{_PREFIX}kept:{tenant}:{response_id}", "data")
         try:
-            return None if data is None else msgspec.json.decode(data, type=StoredResponse)
+            return None if data is None else _decoded(data)
         except msgspec.DecodeError:  # of a version that keeps them otherwise
             return None
 
