@@ -14,6 +14,7 @@ from quire.service.answer.stored_responses import StoredResponse
 from quire.service.text.rendering import TemplateMessage
 
 FAILURES = (redis.RedisError, OSError, ValueError)  # ValueError: an answer that makes no sense
+UNSURE = redis.TimeoutError  # Redis may do what it was told all the same
 _TIMEOUT = 0.5  # seconds, as that of the registry
 _PREFIX = "quire:{responses}:"  # in braces: of one slot of a cluster
 
