@@ -187,14 +187,15 @@ def _matryoshka(fields: Fields) -> tuple[bool, tuple[int, ...]]:
 
 
 def _activation(folder: Path, raw: dict[str, Any], labels: int) -> Activation:
-    """Return what a score goes through: a sigmoid, unless the folder says otherwise or there are several."""
+    """Return what a score goes through: a sigmoid, unless the folder says otherwise or one label fits."""
     own = raw.get("sentence_transformers")
     name = own.get("activation_fn") if isinstance(own, dict) else None
     file = folder / "config_sentence_transformers.json"
     name = name or raw.get("sbert_ce_default_activation_function")
     name = name or (read_json(file) or {}).get("activation_fn")
     if name is None:
-        return "sigmoid" if labels == 1 else "none"
+        alone = labels == 1 or raw.get("problem_type") == "multi_label_classification"
+        return "sigmoid" if alone else "none"
     kind = str(name).rpartition(".")[2]
     if kind not in _ACTIVATIONS:
         raise ValueError(
