@@ -187,7 +187,7 @@ def _matryoshka(fields: Fields) -> tuple[bool, tuple[int, ...]]:
 
 
 def _activation(folder: Path, raw: dict[str, Any], labels: int) -> Activation:
-    """Return what a score goes through: a sigmoid, unless the folder says otherwise or one label alone fits."""
+    """Return what a score goes through: a sigmoid, unless the folder says otherwise or one label fits."""
     own = raw.get("sentence_transformers")
     name = own.get("activation_fn") if isinstance(own, dict) else None
     file = folder / "config_sentence_transformers.json"
