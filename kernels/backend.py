@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.attention.token_places import token_places, token_places_reference
+from quire.kernels.experts.routing import route, route_reference
 from quire.kernels.linear.operations import wide_linear
 from quire.kernels.pointwise.activation import Activation, gated, gated_reference
 from quire.kernels.pointwise.block_copy import copy_blocks, copy_blocks_reference
@@ -49,6 +50,7 @@ class Backend:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     gated: Callable[[Tensor, Activation], Tensor]
+    route: Callable[..., tuple[Tensor, Tensor]]
     wide_linear: Callable[[Tensor, Tensor], Tensor]
     copy_blocks: Callable[[Tensor, Tensor], None]
     sample: Callable[..., Tensor]
@@ -70,6 +72,7 @@ def torch_backend() -> Backend:
         rms_norm_reference,
         add_rms_norm_reference,
         gated_reference,
+        route_reference,
         F.linear,
         copy_blocks_reference,
         sample_reference,
@@ -92,6 +95,7 @@ def triton_backend() -> Backend:
         rms_norm,
         add_rms_norm,
         gated,
+        route,
         wide_linear,
         copy_blocks,
         sample,

@@ -70,13 +70,14 @@ class BlockFeed:
         Raises ApiError when the engine is gone.
         """
         self._watchers += 1
+        seen, has_all = -1, False
         if self._task is None:
+            seen = self._version  # a glance may be old
             self._error = None
             self._task = asyncio.create_task(self._look(engine), name="quire-block-feed")
-        seen = -1
         try:
             if past and self._history is not None:
-                seen = self._version
+                seen, has_all = self._version, True
                 for event in self._past.events():
                     yield event
             while True:
@@ -84,11 +85,12 @@ class BlockFeed:
                     if self._error is not None:
                         raise self._error
                     await self._changed.wait()
-                behind, seen = seen != self._version - 1, self._version
-                if behind:
-                    yield msgspec.Raw(msgspec.json.encode(self._history.full()))
-                else:
+                is_next, seen = has_all and seen == self._version - 1, self._version
+                has_all = True
+                if is_next:
                     yield self._newest
+                else:
+                    yield msgspec.Raw(msgspec.json.encode(self._history.full()))
         finally:
             self._watchers -= 1
             if not self._watchers and self._task is not None:

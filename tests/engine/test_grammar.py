@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from quire.engine.config import EngineConfig
 from quire.engine.core import EngineCore
 from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.parallel.leader import LeadingRunner
 from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.startup import start_engine
 from tests.service import tiny_tokenizers
@@ -189,6 +190,19 @@ def test_tokens_depend_on_neither_batch_nor_memory(core: EngineCore, folder: Pat
         assert (preemption.recomputes > 0, preemption.swaps > 0) == (mode == "recompute", mode == "swap")
     entries = [entry for output in together[2, 0] for entry in output.logprobs or []]
     assert any(entry.rank > 1 for entry in entries), "log-probabilities are of the raw logits"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="ranks on GPUs need two of them")
+def test_ranks_with_parts_of_the_vocabulary_give_what_one_gives(core: EngineCore, folder: Path) -> None:
+    divided = make_core(folder, tensor_parallel_size=2)
+    assert isinstance(divided.runner, LeadingRunner)
+    try:
+        expected, got = (run(each, mixture()[:6]) for each in (core, divided))
+    finally:
+        divided.runner.leader.close()
+    assert {key: tokens_of(outputs) for key, outputs in got.items()} == {
+        key: tokens_of(outputs) for key, outputs in expected.items()
+    }
 
 
 def test_a_grammar_ends_it_and_min_tokens_only_where_it_can_go_on(core: EngineCore) -> None:

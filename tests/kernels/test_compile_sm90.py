@@ -100,6 +100,24 @@ SPILLS_LIMIT = {
     "thresholds": 0,
     "chunk_argmax": 0,
     "argmax": 0,
+    "experts_few_up": 0,
+    "experts_few_down": 0,
+    "experts_few_up_biased": 0,
+    "experts_up_16": 0,
+    "experts_up_32": 0,
+    "experts_up_64": 0,
+    "experts_up_128": 0,
+    "experts_down_16": 0,
+    "experts_down_32": 0,
+    "experts_down_64": 0,
+    "experts_down_128": 0,
+    "experts_up_biased": 0,
+    "experts_down_biased": 0,
+    "experts_combine": 0,
+    "experts_count": 0,
+    "experts_place": 0,
+    "experts_place_alone": 0,
+    "experts_route": 0,
 }
 # Loads before a kernel waits: of what was there before the kernel ahead began, and of nothing else.
 READS_EARLY = {
@@ -509,6 +527,67 @@ def hopper_matmul_variants() -> dict[str, Case]:
     return found
 
 
+def experts_variants() -> dict[str, Case]:
+    """Return experts as Qwen3-30B-A3B has them, and as gpt-oss-20b does (biased)."""
+    from triton.compiler import ASTSource
+
+    from quire.kernels.experts import few, grouped, groups, routing
+    from quire.kernels.experts.grouped import TILES, Tile
+
+    pointers = dict.fromkeys(("inner_ptr", "x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), "*bf16")
+    pointers |= dict.fromkeys(("parts_ptr", "weights_ptr", "logits_ptr"), "*bf16")
+    pointers |= dict.fromkeys(("pairs_ptr", "counts_ptr", "by_block_ptr"), "*i32") | {"index_ptr": "*i64"}
+    types = pointers | {"alpha": "fp32", "limit": "fp32"}
+    aligned = (*pointers, "x_stride", "expert_stride", "row_stride", "stride")
+    silu: dict[str, object] = {"INTERLEAVED": False, "ACTIVATION": "silu", "bias_ptr": None}
+    clamped: dict[str, object] = {"INTERLEAVED": True, "ACTIVATION": "clamped"}
+    shape = {"TOP": 8, "EXPERTS": 128, "PADDED": 128}
+    biased_shape = {"TOP": 4, "EXPERTS": 32, "PADDED": 32}
+
+    def tiled(tile: Tile) -> tuple[dict[str, object], dict[str, object]]:
+        constants = {"ROWS": tile.rows, "OUTPUTS": tile.outputs, "CHUNK": tile.columns}
+        return constants, {"num_warps": tile.warps, "num_stages": tile.stages}
+
+    found: dict[str, tuple[Any, dict[str, object], dict[str, object]]] = {}
+    for _, tiles in TILES:
+        constants, options = tiled(tiles.up)
+        sizes = shape | {"INNER": 768, "COLUMNS": 2048}
+        found[f"up_{tiles.up.rows}"] = (grouped._up_kernel, silu | sizes | constants, options)
+        sizes = biased_shape | {"INNER": 2880, "COLUMNS": 2880}
+        found["up_biased"] = (grouped._up_kernel, clamped | sizes | constants, options)
+        constants, options = tiled(tiles.down)
+        sizes = shape | {"HIDDEN": 2048, "COLUMNS": 768, "bias_ptr": None}
+        found[f"down_{tiles.down.rows}"] = (grouped._down_kernel, sizes | constants, options)
+        sizes = biased_shape | {"HIDDEN": 2880, "COLUMNS": 2880}
+        found["down_biased"] = (grouped._down_kernel, sizes | constants, options)
+    few_up = {"TOP": 8, "INNER": 768, "COLUMNS": 2048, "CHUNK": 2048}
+    few_down = {"TOP": 8, "OUTPUTS": 2048, "COLUMNS": 768, "CHUNK": 1024, "bias_ptr": None}
+    sorted_by = {"BLOCK": 128, "EXPERTS": 128}
+    placed = sorted_by | {"COUNTED": groups.COUNTED}
+    routed = {"EXPERTS": 128, "PADDED": 128, "TOP": 8, "TOP_PADDED": 8}
+    found |= {
+        "few_up": (few._up_kernel, silu | few_up, {"num_warps": 8}),
+        "few_up_biased": (few._up_kernel, clamped | few_up, {"num_warps": 8}),
+        "few_down": (few._down_kernel, few_down, {"num_warps": 4}),
+        "combine": (grouped._combine_kernel, {"HIDDEN": 2048, "TOP": 8, "BLOCK": 1024}, {"num_warps": 4}),
+        "count": (groups._count_kernel, sorted_by, {"num_warps": 4}),
+        "place": (groups._place_kernel, placed | {"ALONE": False}, {"num_warps": 4}),
+        "place_alone": (groups._place_kernel, placed | {"ALONE": True}, {"num_warps": 4}),
+        "route": (routing._route_kernel, routed | {"ALL_FIRST": True, "NORMALIZED": True}, {"num_warps": 1}),
+    }
+    return {
+        f"experts_{name}": Case(
+            ASTSource,
+            kernel,
+            {key: value for key, value in constants.items() if key in kernel.arg_names} | {"DEPENDENT": True},
+            types,
+            aligned,
+            options,
+        )
+        for name, (kernel, constants, options) in found.items()
+    }
+
+
 def described(case: Case) -> dict[str, Any]:
     """Return what a kernel is once compiled. Places in the PTX are lines, and -1 stands for never."""
     result = compiled_for(case, 90)
@@ -624,5 +703,5 @@ def test_the_first_layer_begins_when_what_is_known_of_tokens_is_there(
 
 if __name__ == "__main__":
     cases = plain_variants() | few_tokens_variants() | hopper_variants() | hopper_decode_variants()
-    cases |= hopper_linear_variants() | hopper_matmul_variants()
+    cases |= hopper_linear_variants() | hopper_matmul_variants() | experts_variants()
     print(json.dumps({name: described(case) for name, case in cases.items()}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 from quire.engine.models.general import matching
 from quire.engine.models.general.model import GeneralModel
-from quire.engine.models.general.modules import FusedMLP, GatedModule, ModuleMLP, NormModule
+from quire.engine.models.general.modules import FusedMLP, GatedModule, ModuleMLP, NormModule, RouterModule
+from quire.engine.models.general.observed import Passage
 from quire.engine.models.loader import load_model
 from quire.engine.models.pre_norm import GatedMLP
 from quire.engine.models.reading import read_model
@@ -40,7 +42,7 @@ def load_saved(folder: Path) -> GeneralModel:
         ("llama", GatedMLP),
         ("qwen3", GatedMLP),  # norms of heads
         ("qwen2", GatedMLP),  # biases
-        ("seed_oss", GatedMLP),
+        ("granite", GatedMLP),  # whose multipliers are 1
         ("smollm3", GatedMLP),  # some layers do not rotate
         ("qwen3_moe", ModuleMLP),
         ("mixtral", ModuleMLP),
@@ -53,9 +55,9 @@ def test_a_decoder_of_pre_norm_layers_runs_as_native_ones_do(kind: str, mlp: typ
     assert {type(layer.mlp) for layer in decoder.layers} == {mlp}
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "granite", "olmo2", "glm4"])
+@pytest.mark.parametrize("kind", ["gemma2", "olmo2", "glm4"])
 def test_elsewhere_modules_are_replaced(kind: str, tmp_path: Path) -> None:
-    """Norms behind attention and MLP, too; residuals that are multiplied; norms over all heads."""
+    """Norms behind attention and MLP, too, and norms over all heads."""
     fusion = load(kind, tmp_path).fusion
     forwards = {type(module.forward) for module in fusion.modules}
     assert fusion.decoder is None and {NormModule, GatedModule} <= forwards
@@ -79,22 +81,38 @@ def test_what_passes_between_parts_must_be_the_same_to_the_bit(
     assert load_saved(tmp_path).fusion.decoder is None
 
 
-def test_rotations_that_look_at_the_longest_context_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+class Rotary(nn.Module):
+    """Angles as transformers' modules give them; `kind` as their configuration names it."""
 
-    save_tiny("llama", tmp_path)
-    init = LlamaRotaryEmbedding.__init__
+    def __init__(self, kind: str = "default", by_call: bool = False) -> None:
+        super().__init__()
+        self.rope_type, self.by_call = kind, by_call
 
-    def dynamic(module: nn.Module, *given: Any, **named: Any) -> None:
-        init(module, *given, **named)
-        module.rope_type = "dynamic"  # type: ignore[assignment]
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = position_ids[..., None] * torch.tensor([1.0, 0.1, 0.01])
+        angles = torch.cat((angles, angles), dim=-1)
+        if self.by_call:
+            angles = angles / position_ids.max()
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(LlamaRotaryEmbedding, "__init__", dynamic)
-        fusion = load_saved(tmp_path).fusion
-    assert fusion.decoder is None and fusion.modules
+
+@pytest.mark.parametrize("module", [Rotary("dynamic"), Rotary("longrope"), Rotary(by_call=True)])
+def test_rotations_that_look_at_other_positions_are_left_alone(module: Rotary) -> None:
+    assert table_of(module) is None
+
+
+def test_a_table_has_half_a_heads_angles_of_each_position() -> None:
+    table = table_of(Rotary())
+    assert table is not None and table.shape == (50, 6)
+    angles = torch.tensor([7.0, 0.7, 0.07])
+    torch.testing.assert_close(table[7], torch.cat((angles.cos(), angles.sin())))
+
+
+def table_of(module: Rotary) -> Tensor | None:
+    positions, x = torch.tensor([0, 3, 4, 20]), torch.zeros(1, 4, 8)
+    result = module(x, position_ids=positions[None])
+    passage = Passage(module, x[0], result[0][0], (x,), {"position_ids": positions[None]}, result)
+    return matching.rope_table(passage, positions, max_len=50)
 
 
 class Norm(nn.Module):
@@ -123,7 +141,6 @@ def test_norms_are_told_apart() -> None:
     assert matching.norm_of(Norm(0.0, -0.51, 0.0)) is None
     assert matching.norm_of(Norm(0.0, -0.5, 1.0)) is None, "a layer norm"
     other = Norm(0.0, -0.5, 0.0)
-    other.register_buffer("variance_epsilon", None)
     other.variance_epsilon = 1e-6  # type: ignore[assignment]
     assert matching.norm_of(other) is None, "it says another epsilon than it uses"
 
@@ -159,9 +176,48 @@ def test_other_mlps_are_left_alone() -> None:
     assert matching.gated_of(MLP("silu", times=1.01)) is None
 
 
+def test_a_layer_that_multiplies_what_it_adds_is_none_of_ours(tmp_path: Path) -> None:
+    save_tiny("granite", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"residual_multiplier": 0.5}))
+    fusion = load_saved(tmp_path).fusion
+    assert fusion.decoder is None and fusion.modules
+
+
 def test_gelu_stands_in_a_layer_beside_kernels_of_silu(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path)
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace('"silu"', '"gelu_pytorch_tanh"'))
     decoder = load_saved(tmp_path).fusion.decoder
     assert decoder is not None and isinstance(decoder.layers[0].mlp, FusedMLP)
+
+
+class Router(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(12, 32)), nn.Parameter(torch.randn(12))
+        self.top_k, self.kind = 3, kind
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        logits = nn.functional.linear(x, self.weight, self.bias)
+        if self.kind == "of those chosen":
+            chosen, index = logits.topk(3, dim=-1)
+            return chosen.softmax(-1), index
+        scores = logits.sigmoid() if self.kind == "sigmoid" else logits.softmax(-1)
+        weights, index = scores.topk(3, dim=-1)
+        return logits, weights, index
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["of those chosen", "of all"])
+def test_routers_give_what_they_gave(kind: str) -> None:
+    router, x = Router(kind), torch.randn(5, 32)
+    found = matching.router_of(router)
+    assert found is not None
+    for ours, theirs in zip(RouterModule(found, torch_backend())(x), router(x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@torch.no_grad()
+def test_other_routers_are_left_alone() -> None:
+    assert matching.router_of(Router("sigmoid")) is None

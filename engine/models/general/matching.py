@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from quire.engine.models.general.observed import Passage, SeenLayer
 from quire.kernels.attention.batch import AttentionLayer
 from quire.kernels.attention.write_kv import rotate
+from quire.kernels.experts.routing import route_reference
 from quire.kernels.linear.linear import Linear
 from quire.kernels.pointwise.activation import ACTIVATIONS, Activation
 from quire.kernels.pointwise.norm import rms_norm_reference
@@ -133,6 +134,58 @@ def attention_of(seen: SeenLayer, positions: Tensor, rope: Tensor | None, window
         theirs = (part.transpose(0, 1) for part in (call.q, call.k, call.v))
         if all(map(alike, ours, theirs)):
             return Attending(product, layer, out)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Which of a token's experts count, and how much: softmax of logits, of the `top` ones if normalized.
+
+    gives: "logits", "weights" and "index", in the order of what the module returns.
+    """
+
+    product: Linear
+    top: int
+    normalized: bool
+    dtype: torch.dtype  # of weights
+    gives: tuple[str, ...]
+
+
+def router_of(module: nn.Module) -> Router | None:
+    """Return the router of experts that a module is."""
+    weight, bias, top = (getattr(module, name, None) for name in ("weight", "bias", "top_k"))
+    state = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    if not isinstance(top, int) or not isinstance(weight, Tensor) or weight.dim() != 2:
+        return None
+    if weight.dtype not in _TOLERANCE or not state <= {"weight", "bias"} or not 0 < top <= len(weight):
+        return None
+    product = Linear(weight.data, None if bias is None else bias.data)
+    x = 4 * _noise(_ROWS, weight.shape[1], weight) / weight.float().norm(dim=1).mean()  # logits well apart
+    x = x.to(weight.dtype)
+    try:
+        theirs = module(x)
+    except Exception:  # modelling code may want anything
+        return None
+    logits = product(x)
+    for normalized in (True, False):
+        weights, index = route_reference(logits, top, torch.float32, all_first=True, normalized=normalized)
+        gives = [_part_of_router(each, logits, weights, index) for each in theirs]
+        if isinstance(theirs, tuple) and {"weights", "index"} <= {*gives} <= {"logits", "weights", "index"}:
+            dtype = theirs[gives.index("weights")].dtype
+            return Router(product, top, normalized, dtype, tuple(map(str, gives)))
+    return None
+
+
+def _part_of_router(theirs: Any, logits: Tensor, weights: Tensor, index: Tensor) -> str | None:
+    if not isinstance(theirs, Tensor):
+        return None
+    if theirs.dtype == torch.int64:
+        return "index" if torch.equal(theirs, index) else None
+    if theirs.dtype not in _TOLERANCE:
+        return None
+    for name, ours in (("weights", weights), ("logits", logits)):
+        if alike(ours.to(theirs.dtype), theirs):
+            return name
     return None
 
 

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.attention import NAME, Call, give
+from quire.engine.models.general.experts import give_experts
 from quire.engine.models.general.fusion import fuse
 from quire.engine.models.general.modules import HeadModule
 from quire.engine.models.general.positions import StepPositions
@@ -164,7 +165,7 @@ def load_general(
         auto = AutoModelForSequenceClassification
     if dummy_seed is None:
         loaded: Any = auto.from_pretrained(
-            folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device, dtype),
+            folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device),
             local_files_only=True, use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
         causal, told = loaded
@@ -179,10 +180,12 @@ def load_general(
                 AutoConfig.from_pretrained(folder, local_files_only=True),
                 dtype=dtype,
                 attn_implementation=NAME,
-                experts_implementation=_experts(device, dtype),
+                experts_implementation=_experts(device),
             )
         _draw(causal, dummy_seed, device)
     causal.eval().requires_grad_(False)
+    if device.type == "cuda":
+        give_experts(causal)
     weights = {weight.data_ptr(): weight.nbytes for weight in causal.parameters()}
     model = GeneralModel(config, backend, causal, dtype, device, max_model_len)
     return model, sum(weights.values())
@@ -196,9 +199,9 @@ def _score_weight(classifier: Any) -> Tensor:
     return score.weight
 
 
-def _experts(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return which of transformers' ways computes experts; None: the grouped product where it can."""
-    return None if device.type == "cuda" and dtype == torch.bfloat16 else "eager"
+def _experts(device: torch.device) -> str:
+    """Return what computes experts: kernels, or on a CPU a loop over those that are asked."""
+    return NAME if device.type == "cuda" else "eager"
 
 
 def _check(folder: Path, told: SimpleNamespace) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quire.engine.models.general.matching import Attending, Gated, Norm
+from quire.engine.models.general.matching import Attending, Gated, Norm, Router
 from quire.kernels.backend import Backend
 from quire.kernels.linear.linear import Matrix
 from quire.kernels.linear.operations import Hidden
@@ -52,6 +52,22 @@ class AttentionModule:
         return attending.output(attended)[None], None
 
 
+class RouterModule:
+    """x [..., H] -> what the router gives in its order: logits [T, E], weights and index [T, top]."""
+
+    def __init__(self, router: Router, backend: Backend) -> None:
+        self._router, self._route = router, backend.route
+
+    def __call__(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
+        router = self._router
+        logits = router.product(hidden_states.reshape(-1, hidden_states.shape[-1]))
+        weights, index = self._route(
+            logits, router.top, router.dtype, all_first=True, normalized=router.normalized
+        )
+        parts = {"logits": logits, "weights": weights, "index": index}
+        return tuple(parts[name] for name in router.gives)
+
+
 class HeadModule:
     """hidden_states [1, S, H] -> [1, S, V]."""
 
@@ -81,10 +97,10 @@ class ModuleMLP:
     matrices: tuple[Matrix, Matrix] | None = None
 
     def __init__(self, module: nn.Module, backend: Backend) -> None:
-        self._module, self._backend = module, backend
+        self.module, self._backend = module, backend
 
     def run(self, ops: LayerOps, hidden: Hidden, norm: Tensor, norm_after: Tensor, eps: float) -> Hidden:
-        out = self._module(_normed(hidden, norm, eps, self._backend)[None])
+        out = self.module(_normed(hidden, norm, eps, self._backend)[None])
         out = out[0] if isinstance(out, tuple) else out
         return _added(out[0], hidden.residual, norm_after, eps, self._backend)
 

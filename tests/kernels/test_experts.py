@@ -1,0 +1,145 @@
+"""Experts: a token's are chosen, sorted and multiplied as plain torch does it, whatever the batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from paged import TOLERANCE
+
+from quire.kernels.experts.experts import experts, experts_reference
+from quire.kernels.experts.few import few_experts
+from quire.kernels.experts.grouped import EXACT, TILES, Tile, Tiles, grouped_experts, tiles_of
+from quire.kernels.experts.groups import group, group_reference
+from quire.kernels.experts.routing import route, route_reference
+from quire.kernels.experts.weights import Experts
+from quire.kernels.gpu import KNOWN
+
+COUNT, TOP, HIDDEN, INNER = 5, 2, 40, 24
+SMALL = Tiles(Tile(16, 16, 16, 1, 1), Tile(16, 16, 16, 1, 1))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def made(device, dtype, *, biased=False, columns=False, count=COUNT) -> Experts:
+    """Random experts; `columns`: as gpt-oss has them."""
+
+    def random(*shape):
+        return (torch.randn(shape, device=device) / math.sqrt(shape[-1])).to(dtype)
+
+    found = Experts(random(count, 2 * INNER, HIDDEN), random(count, HIDDEN, INNER))
+    if biased:
+        biases = {"gate_up_bias": random(count, 2 * INNER), "down_bias": random(count, HIDDEN)}
+        found = replace(found, **biases, interleaved=True, activation="clamped", alpha=1.702, limit=0.5)
+    return found
+
+
+def asked(tokens, device, dtype, count=COUNT):
+    index = torch.stack([torch.randperm(count)[:TOP] for _ in range(tokens)]).to(device)
+    return torch.randn(tokens, HIDDEN, device=device).to(dtype), index, torch.rand(tokens, TOP, device=device)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("function", [few_experts, grouped_experts])
+def test_kernels_equal_the_reference(function, biased, device, dtype):
+    found = made(device, dtype, biased=biased)
+    x, index, weights = asked(19, device, dtype)
+    options = {"tiles": SMALL} if function is grouped_experts else {}
+    result = function(x, index, weights, found, **options)
+    expected = experts_reference(x.double(), index, weights.double(), doubled(found)).to(dtype)
+    torch.testing.assert_close(result, expected, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+
+
+def doubled(found: Experts) -> Experts:
+    names = ("gate_up", "down", "gate_up_bias", "down_bias")
+    parts = {name: getattr(found, name) for name in names}
+    return replace(found, **{name: part.double() for name, part in parts.items() if part is not None})
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_other_activations(activation, device):
+    found = replace(made(device, torch.float32), activation=activation)
+    x, index, weights = asked(3, device, torch.float32)
+    torch.testing.assert_close(
+        few_experts(x, index, weights, found),
+        experts_reference(x, index, weights, found),
+        atol=1e-5,
+        rtol=1e-5,
+    )
+
+
+def test_weights_may_stand_in_a_larger_memory(device):
+    found = made(device, torch.float32)
+    wide = torch.full((COUNT, 2 * INNER, HIDDEN + 3), math.nan, device=device)
+    wide[..., :HIDDEN] = found.gate_up
+    x, index, weights = asked(7, device, torch.float32)
+    strided = replace(found, gate_up=wide[..., :HIDDEN])
+    assert torch.equal(
+        grouped_experts(x, index, weights, strided, SMALL), grouped_experts(x, index, weights, found, SMALL)
+    )
+
+
+@pytest.mark.parametrize("function", [few_experts, grouped_experts])
+def test_a_token_does_not_depend_on_others(function, device):
+    """Nor on where it stands among them."""
+    found = made(device, torch.float32)
+    x, index, weights = asked(24, device, torch.float32)
+    options = {"tiles": SMALL} if function is grouped_experts else {}
+    result = function(x, index, weights, found, **options)
+    order = torch.randperm(24).to(device)
+    x[order[12:]] *= -3.0
+    moved = function(x[order], index[order], weights[order], found, **options)
+    assert torch.equal(moved[:12], result[order[:12]])
+
+
+def test_all_tokens_may_ask_the_same_experts(device):
+    found = made(device, torch.float32)
+    x, _, weights = asked(40, device, torch.float32)
+    index = torch.tensor([3, 1], device=device).expand(40, 2)
+    result = experts(x, index, weights, found)
+    torch.testing.assert_close(result, experts_reference(x, index, weights, found), atol=1e-5, rtol=1e-5)
+    assert experts(x[:0], index[:0], weights[:0], found).shape == (0, HIDDEN)
+
+
+@pytest.mark.parametrize(("tokens", "count"), [(1, 3), (7, 5), (200, 8), (90, 128)])
+def test_pairs_are_sorted_by_experts_and_keep_their_order(tokens, count, device):
+    index = torch.randint(count, (tokens, 3), device=device)
+    found, expected = group(index, count), group_reference(index, count)
+    assert torch.equal(found.pairs, expected.pairs) and torch.equal(found.counts, expected.counts)
+
+
+@pytest.mark.parametrize("all_first", [True, False])
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize(("count", "top"), [(5, 1), (60, 4), (128, 8)])
+def test_the_largest_are_chosen(count, top, all_first, normalized, device, dtype):
+    logits = torch.stack([torch.randperm(count).to(device) / 7 for _ in range(6)]).to(dtype)
+    options = {"all_first": all_first, "normalized": normalized}
+    weights, index = route(logits, top, torch.float32, **options)
+    expected, chosen = route_reference(logits, top, torch.float32, **options)
+    assert torch.equal(index, chosen)
+    torch.testing.assert_close(weights, expected, atol=1e-6, rtol=1e-5)
+    exact = logits.double().softmax(-1).gather(1, chosen)
+    if normalized or not all_first:
+        exact = exact / exact.sum(-1, keepdim=True)
+    torch.testing.assert_close(weights.double(), exact, atol=1e-6, rtol=1e-5)
+
+
+def test_an_expert_that_is_not_there_is_never_chosen(device):
+    logits = torch.full((2, 5), math.nan, device=device)
+    logits[1] = -math.inf
+    _, index = route(logits, 3, torch.float32, all_first=True, normalized=True)
+    assert (index >= 0).all() and (index < 5).all()
+
+
+def test_tiles_follow_how_many_rows_an_expert_has():
+    gpu, small = KNOWN["H100"], KNOWN["L4"]
+    rows = [tiles_of(pairs, 128, torch.bfloat16, gpu).up.rows for pairs in (128, 2048, 4096, 65536)]
+    assert rows == [16, 32, 64, 128]
+    assert tiles_of(65536, 128, torch.bfloat16, gpu) == TILES[-1][1]
+    assert tiles_of(65536, 128, torch.bfloat16, small).up.stages == 1, "it has less shared memory"
+    assert tiles_of(65536, 128, torch.float32, gpu) == EXACT
