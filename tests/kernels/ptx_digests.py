@@ -111,7 +111,8 @@ def main() -> int:
     for name in changed:
         print(f"{'gone' if name not in found else 'changed'}: {name}")
     print(
-        f"{len(found)} compiled, {len(changed)} not as in {FILE.name}, {len(found.keys() - before.keys())} not there"
+        f"{len(found)} compiled, {len(changed)} not as in {FILE.name}, "
+        f"{len(found.keys() - before.keys())} not there"
     )
     if not arguments.write:
         return 1 if changed else 0
