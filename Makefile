@@ -8,7 +8,7 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/
 
-.PHONY: setup test-setup serve test lint models clients ray-test image image-name builder publish image-test cluster-demo soak gpu-test gpu-bench evaluation evaluation-gpu clean
+.PHONY: setup test-setup serve test lint models clients ray-test image image-name builder publish image-test cluster-demo soak gpu-test gpu-bench ptx evaluation evaluation-gpu clean
 
 PIP := $(RUN)python -m pip install --disable-pip-version-check -c constraints.txt
 
@@ -114,6 +114,11 @@ QUIRE_PYTHON ?= $(RUN)python
 # One thread for each process: twelve that all take every core wait for each other for minutes.
 gpu-test:
 	OMP_NUM_THREADS=1 $(QUIRE_PYTHON) -m pytest -n 12 --dist worksteal -q tests/kernels tests/models tests/engine
+
+# Whether a change left the kernels as they were: every kernel's PTX, for each GPU and format, against the digests in
+# tests/kernels/ptx_digests.json. WRITE=--write writes them anew. No GPU.
+ptx: test-setup
+	$(RUN)python tests/kernels/ptx_digests.py $(WRITE)
 
 gpu-bench:
 	$(QUIRE_PYTHON) -m quire.loadtest.gpu_bench

@@ -22,7 +22,21 @@ class Capacity:
     max_num_seqs: int
     max_model_len: int
     vocab_size: int
+    windows: tuple[int, ...] = ()  # tokens that each cache group after the first keeps; that keeps all
+    step_tokens: int = 0  # of a sequence at most, in a step: they may be there beside a window
     pools: bool = False  # whether prompts give vectors, and not text
+
+    @property
+    def pages(self) -> int:
+        """KV blocks that the tokens of one block take: one in each cache group."""
+        return 1 + len(self.windows)
+
+    def window_blocks(self, tokens: int) -> int:
+        """Return the most KV blocks that so many tokens of a sequence need at once in window groups."""
+        total = -(-tokens // self.block_size)
+        # What a chunk of `step_tokens` reads and writes may begin and end within a block.
+        kept = (-(-(window - 1 + self.step_tokens) // self.block_size) + 1 for window in self.windows)
+        return sum(min(total, each) for each in kept)
 
     def check(self, request: Request) -> Int32:
         """Return the prompt [N]. Raise FieldError, with the numbers, when the request could never run."""
@@ -84,6 +98,8 @@ class Capacity:
 
         It depends on nothing that runs: all of them fit at once when the cache is empty.
         """
+        if self.windows:
+            return self._room_beside_windows(prompt, n)
         shared = prompt // self.block_size
         blocks = shared + (self.num_blocks - shared) // n  # of one sequence
         own = min(blocks * self.block_size + 1, self.num_blocks * self.block_size)  # the last is not kept
@@ -92,4 +108,17 @@ class Capacity:
     def _blocks_needed(self, prompt: int, max_tokens: int, n: int) -> int:
         """Most blocks that n sequences hold when only the prompt's full blocks are shared (section 4.4)."""
         shared = prompt // self.block_size
-        return shared + n * (-(-(prompt + max_tokens - 1) // self.block_size) - shared)
+        full = shared + n * (-(-(prompt + max_tokens - 1) // self.block_size) - shared)
+        if not self.windows:
+            return full
+        # When n are computed again, the first keeps what the others go on from behind the prompt.
+        behind = len(self.windows) * -(-max_tokens // self.block_size) if n > 1 else 0
+        return full + n * self.window_blocks(prompt + max_tokens - 1) + behind
+
+    def _room_beside_windows(self, prompt: int, n: int) -> int:
+        low, high = 0, max(0, self.max_model_len - prompt)
+        while low < high:
+            tokens = (low + high + 1) // 2
+            fits = self._blocks_needed(prompt, tokens, n) <= self.num_blocks
+            low, high = (tokens, high) if fits else (low, tokens - 1)
+        return low

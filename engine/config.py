@@ -116,6 +116,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1
     rank_memory_bytes: tuple[int, ...] = ()  # that each rank took of its device when it had started
     all_reduce_seconds: float = 0.0  # of one token's hidden states over the ranks; 0 with one
+    group_layers: tuple[int, ...] = ()  # of each cache group
+    group_windows: tuple[int, ...] = ()  # tokens that each cache group after the first keeps; that keeps all
     num_pinned_blocks: int = 0  # of num_blocks: never evicted, so no request can have them to itself
     hidden_size: int = 0  # of a hidden state, which a model that embeds gives
     pooling: Pooling | None = None  # None: the model generates text
@@ -128,12 +130,20 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
             max_num_seqs=self.max_num_seqs,
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
+            windows=self.group_windows,
+            step_tokens=min(self.max_num_batched_tokens, self.max_model_len),
             pools=self.pooling is not None,
         )
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return how many KV blocks a request of so many tokens takes alone, in all cache groups."""
+        return -(-tokens // self.block_size) + self.capacity.window_blocks(tokens)
 
     @property
     def max_request_tokens(self) -> int:
         """Longest prompt + output that one sequence can hold: the model's limit or the whole KV cache."""
+        if self.group_windows:
+            return 1 + self.capacity.room(1, 1)
         return min(self.max_model_len, (self.num_blocks - self.num_pinned_blocks) * self.block_size)
 
 
@@ -176,6 +186,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     commit_seconds: float
     graphs_left: int = 0  # CUDA graphs that are still to be captured
     requests_in_memory: int = 0  # ended ones too, until nothing holds them any more
+    behind_window_blocks: int = 0  # that sequences in rows have given back, or never needed
 
 
 class RegistryConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -249,6 +249,7 @@ class EngineCore:
             commit_seconds=phases[3],
             graphs_left=self.runner.graphs_left,
             requests_in_memory=len(state.alive),
+            behind_window_blocks=state.behind_window_blocks,
         )
 
 

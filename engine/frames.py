@@ -76,8 +76,7 @@ class RankStart(msgspec.Struct, array_like=True):
     config: EngineConfig
     rank: int
     store: str  # the file through which ranks find each other
-    channel: int  # file descriptors of the channel's memory and of its own bell
-    bell: int
+    channel: int  # file descriptor of the channel's memory
 
 
 Command = Request | Abort | Drain | Ask

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from quire.engine.core import EngineCore
 from quire.engine.messages import PoolingParams, Request, SamplingParams
 from quire.engine.schedule.lifecycle import pin
@@ -12,7 +14,8 @@ PINNED_SHARE = 0.5  # of the device's blocks, at most; the others are for reques
 def pin_prefixes(core: EngineCore, prefixes: list[list[int]]) -> int:
     """Pin the blocks of `prefixes` in an engine without requests; return how many blocks that makes.
 
-    The last block of each is kept partly filled; who goes on from it gets a copy (section 4.4).
+    The last block of each is kept partly filled; who goes on from it gets a copy (section 4.4). With window
+    groups only full blocks are kept, and of windows what is read behind the last of them.
 
     Raises ValueError, with the numbers, for a prefix that cannot be pinned or when they are too many blocks.
     """
@@ -21,8 +24,10 @@ def pin_prefixes(core: EngineCore, prefixes: list[list[int]]) -> int:
     for number, tokens in enumerate(prefixes, 1):
         if not tokens:
             raise ValueError(f"prefix {number} of --pin-prefix has no tokens: there is nothing to pin")
-    full = {prefix for tokens in prefixes for prefix in blocks.open_to_all(tokens)}
-    wanted = len(full) + blocks.tails.num_wanted
+    runs = [blocks.open_to_all(tokens) for tokens in prefixes]
+    wanted = len(set(chain.from_iterable(runs))) + blocks.tails.num_wanted
+    if blocks.windows is not None:  # and what is read where each of them ends
+        wanted += sum(blocks.windows.blocks_behind(len(run)) for run in runs)
     budget = int(num_blocks * PINNED_SHARE)
     if wanted > budget:
         raise ValueError(

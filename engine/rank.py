@@ -83,6 +83,7 @@ def build_rank(
     dtype = choose_dtype(config, model_config, device)
     kv_format = named_format(config.kv_cache_dtype, model_config, dtype, gpu, config.block_size)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
+    model_config = model_config.within(max_model_len)
     backend = triton_backend() if device.type == "cuda" else torch_backend()
     max_num_batched_tokens = config.max_num_batched_tokens or max(
         default_batched_tokens(device, gpu), config.max_num_seqs

@@ -33,6 +33,7 @@ MissKind = Literal[
     "never_seen",
     "partial_block",
     "last_token",
+    "behind_window",
     "prompt_logprobs",
     "off",
 ]

@@ -17,6 +17,7 @@ from quire.engine.device.choice import choose_device, choose_dtype
 from quire.engine.device.kv_cache import bytes_per_block
 from quire.engine.device.runner import ModelRunner
 from quire.engine.hashing import BlockHasher
+from quire.engine.models.config import ModelConfig
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.reading import read_model
 from quire.engine.parallel.leader import Leader, LeadingRunner
@@ -27,6 +28,7 @@ from quire.engine.registry.deployment import hash_seed
 from quire.engine.schedule.preemption import PreemptionPolicy
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequences.grammar import grammars_of
+from quire.kernels.attention.kv_tile import LARGEST_KEY_TILE
 from quire.kernels.formats.kv_format import UNSCALED
 from quire.kernels.gpu import gpu_of
 
@@ -88,6 +90,15 @@ def _start(
         raise
 
 
+def group_windows(model: ModelConfig, max_model_len: int, device: torch.device) -> tuple[int, ...]:
+    """Return how many of the last tokens each cache group after the first keeps.
+
+    On a GPU kernels read whole tiles of keys, of which those before the window are masked, but not unread.
+    """
+    beside = LARGEST_KEY_TILE - 1 if device.type == "cuda" else 0
+    return tuple(group.window + beside if group.window else max_model_len for group in model.cache_groups[1:])
+
+
 def _engine(
     config: EngineConfig, device: torch.device, rank: Rank, runner: ModelRunner | LeadingRunner
 ) -> tuple[EngineCore, EngineInfo]:
@@ -119,6 +130,8 @@ def _engine(
         layer_weights=model_config.layer_weights,
         query_width=model_config.num_heads * model_config.head_dim,
         windows=model_config.windows,
+        group_layers=tuple(len(group.layers) for group in model_config.cache_groups),
+        group_windows=group_windows(model_config, limits.max_model_len, device),
         body_weight_bytes=rank.weight_bytes
         - matrix_bytes * (1 if model_config.tie_word_embeddings else 2)
         - learned_positions * model_config.hidden_size * dtype.itemsize,

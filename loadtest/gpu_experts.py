@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -27,10 +28,11 @@ from quire.kernels.experts.routing import route
 from quire.kernels.experts.weights import Experts
 from quire.kernels.gpu import gpu_of
 from quire.loadtest.command import command_parser, parse_for_cuda, write_json
-from quire.loadtest.device_time import device_seconds
+from quire.loadtest.device_time import capture, replay_seconds
 from quire.loadtest.offline.roofline import Ceilings, measure_ceilings
 
 TOKENS = (1, 2, 4, 8, 16, 64, 256, 1024, 8192)
+ROUNDS = 7
 MOST_BYTES = 12e9  # of layers with weights of their own
 
 
@@ -119,7 +121,8 @@ def measure(
                 weights, index = route(logits[layer], shape.top, x.dtype, all_first=True, normalized=True)
             return compute(x, index, weights, layers[layer])
 
-        return device_seconds([partial(one, layer) for layer in range(len(layers))], x.device)
+        graph = capture([partial(one, layer) for layer in range(len(layers))])
+        return statistics.median(replay_seconds(graph, ROUNDS)) / len(layers)
 
     weights, index = routed[0]
     few = seconds(few_experts) if tokens <= 16 else None

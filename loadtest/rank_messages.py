@@ -55,9 +55,9 @@ def plans() -> dict[str, StepPlan]:
     return {"256 decodes": decodes, "2,048 prompt tokens": prefill}
 
 
-def read(fd: int, bell: int, index: int, readers: int, spin_seconds: float, frames: int) -> None:
+def read(fd: int, index: int, readers: int, spin_seconds: float, frames: int) -> None:
     """Take so many frames, as a rank does."""
-    reader = Reader(fd, bell, index, readers, spin_seconds)
+    reader = Reader(fd, index, readers, spin_seconds)
     for _ in range(frames):
         decode(reader.receive())
 
@@ -73,7 +73,7 @@ def main() -> None:
     processes = [
         forked.Process(
             target=read,
-            args=(writer.fd, writer.bells[i], i, readers, arguments.spin, STEPS * len(steps)),
+            args=(writer.fd, i, readers, arguments.spin, STEPS * len(steps)),
         )
         for i in range(readers)
     ]

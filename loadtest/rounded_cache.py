@@ -98,6 +98,8 @@ def logits_of(core: EngineCore, held: KVFormat, tokens: list[int]) -> Tensor:
     runner = core.runner
     assert isinstance(runner, ModelRunner)
     model, device = runner.model, runner.device
+    if len(model.config.cache_groups) > 1:
+        raise ValueError("all layers are given one block table here: take a model without cache groups")
     blocks = -(-len(tokens) // BLOCK_SIZE)
     dequantized = dequantized_dtype(model.config, held, model.embedding.dtype, gpu_of(device))
     cache = KVCache(model.config, blocks, BLOCK_SIZE, held, device, runner.backend.copy_blocks, dequantized)
@@ -119,7 +121,7 @@ def logits_of(core: EngineCore, held: KVFormat, tokens: list[int]) -> Tensor:
                 rows[:0] if prefills else rows,
                 contexts[:0] if prefills else contexts,
                 rows[:0] if prefills else rows,
-                runner.workspace,
+                runner.workspaces[0],
             ),
             prefill=PrefillBatch(tables, rows, ints(0, end - begin), contexts, end - begin)
             if prefills

@@ -5,7 +5,7 @@ It starts the engine as `quire serve` does, without CUDA graphs, so that what it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import torch
@@ -79,13 +79,14 @@ def on_gpus(model: ModelConfig, info: EngineInfo, config: EngineConfig, total: i
 
 def describe(info: EngineInfo) -> list[tuple[str, str]]:
     """Return what there is of each thing, by its name."""
-    tokens = info.num_blocks * info.block_size
-    longest = -(-info.max_request_tokens // info.block_size)
-    at_once = min(info.max_num_seqs, info.num_blocks // longest)
-    sequences = min(info.max_num_seqs, info.num_blocks)  # of whole blocks
-    each = min(info.num_blocks // sequences * info.block_size, info.max_request_tokens)
+    pages = info.capacity.pages
+    tokens = info.num_blocks // pages * info.block_size
+    at_once = min(info.max_num_seqs, info.num_blocks // info.blocks_for(info.max_request_tokens))
+    sequences = min(info.max_num_seqs, info.num_blocks // pages)  # of whole blocks
+    each = msgspec.structs.replace(info, num_blocks=info.num_blocks // sequences).max_request_tokens
     block, blocks = _size(info.bytes_per_block), _size(info.num_blocks * info.bytes_per_block)
     beside = f", and {_size(info.expanded_bytes)} to expand a layer" if info.expanded_bytes else ""
+    more = " and more of long requests" if info.group_windows else ""
     host = _size(info.num_host_blocks * info.bytes_per_block)
     ranks = info.tensor_parallel_size
     beside_it = f", {ranks} of them; memory is what each takes" if ranks > 1 else ""
@@ -94,12 +95,31 @@ def describe(info: EngineInfo) -> list[tuple[str, str]]:
         ("device", info.device + beside_it),
         ("weights", f"{_size(info.weight_bytes)} in {info.dtype}"),
         ("KV block", f"{info.block_size} tokens, {block} in {info.kv_cache_dtype}"),
-        ("KV cache", f"{info.num_blocks:,} blocks, {tokens:,} tokens, {blocks}{beside}"),
+        ("KV cache", f"{info.num_blocks:,} blocks, {tokens:,} tokens{more}, {blocks}{beside}"),
+        *_describe_groups(info),
         ("host", f"{info.num_host_blocks:,} blocks, {host}"),
         ("a request", f"at most {info.max_request_tokens:,} tokens, prompt and output"),
         ("at once", f"{at_once:,} of those, or {sequences:,} sequences of {each:,} tokens each"),
         ("a step", f"at most {info.max_num_batched_tokens:,} tokens"),
     ]
+
+
+def _describe_groups(info: EngineInfo) -> Iterator[tuple[str, str]]:
+    """Yield what layers of each kind take of the longest request, where they are kept apart."""
+    tokens, whole = info.max_request_tokens, -(-info.max_request_tokens // info.block_size)
+    layers: dict[int, list[int]] = {}
+    windows = (0, *info.group_windows) if info.group_windows else ()
+    for window, count in zip(windows, info.group_layers, strict=bool(windows)):
+        layers.setdefault(0 if window >= info.max_model_len else window, []).append(count)
+    for window, counts in layers.items():
+        blocks = min(whole, -(-window // info.block_size) + 1) if window else whole
+        kept = f"the last {window:,} tokens" if window else "all tokens"
+        total = blocks * len(counts)
+        size = _size(total * info.bytes_per_block)
+        yield (
+            "KV group" + "s" * (len(counts) > 1),
+            f"{sum(counts)} layers keep {kept}: {total:,} blocks, {size}, of {tokens:,} tokens",
+        )
 
 
 def _size(num_bytes: int) -> str:

@@ -1,11 +1,11 @@
-"""The KV cache's memory: one tensor, a block being one contiguous region of it across all layers."""
+"""The KV cache's memory: one tensor, a block being one contiguous region of it across a group's layers."""
 
 from __future__ import annotations
 
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +23,14 @@ from quire.kernels.gpu import NO_GPU, Gpu
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, held: KVFormat) -> int:
-    """Return the bytes that `block_size` tokens take over all layers: keys and values, then their scales.
+    """Return the bytes that `block_size` tokens take in a cache group: keys and values, then their scales.
 
+    That is over all layers where there is one group; else every group's block has room for the largest.
     Raises ValueError for a head dim that does not suit the format.
     """
-    return sum(2 * spec.heads * block_size * held.vector_bytes(spec.head_dim) for spec in config.cache_specs)
+    specs = config.cache_specs
+    sizes = [2 * spec.heads * block_size * held.vector_bytes(spec.head_dim) for spec in specs]
+    return max(sum(sizes[layer] for layer in group.layers) for group in config.cache_groups)
 
 
 def dequantized_dtype(
@@ -97,8 +100,18 @@ def dequantized_bytes_per_block(config: ModelConfig, block_size: int, dtype: tor
     return 0 if dtype is None else 2 * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize
 
 
+class _View(NamedTuple):
+    """A layer's vectors in all blocks, and their scales if the format has any."""
+
+    kv: Tensor
+    scales: Tensor | None
+
+
 class KVCache:
-    """`blocks` is [num_blocks, bytes_per_block] u8, and `layers` are views of it, but for `dequantized`."""
+    """`blocks` is [num_blocks, bytes_per_block] u8, and `layers` are views of it, but for `dequantized`.
+
+    A block is of one cache group at a time, and the first layers of all groups are views of the same bytes.
+    """
 
     def __init__(
         self,
@@ -118,6 +131,22 @@ class KVCache:
         self.host: Tensor | None = None  # the same blocks in pinned host memory
         self._copy_blocks = copy_blocks
         specs = config.cache_specs
+        views: dict[int, _View] = {}
+        for group in config.cache_groups:
+            views |= zip(group.layers, self._views([specs[at] for at in group.layers], held), strict=True)
+        dequantized = None
+        if dequantized_dtype is not None:  # all layers' heads are alike
+            shape = num_blocks, 2, config.num_kv_heads, block_size, config.head_dim
+            dequantized = torch.empty(shape, dtype=dequantized_dtype, device=device)
+        # Attention with a window reads the cache itself.
+        self.layers = [
+            LayerCache(views[layer].kv, held, views[layer].scales, None if spec.window else dequantized)
+            for layer, spec in enumerate(specs)
+        ]
+
+    def _views(self, specs: list[CacheSpec], held: KVFormat) -> list[_View]:
+        """Return the views of a cache group's layers: their vectors come first, and then their scales."""
+        block_size = self.block_size
         places = np.cumsum([0, *(_vectors(spec, block_size, held) for spec in specs)]).tolist()
         kv = [
             held.vectors(
@@ -127,21 +156,13 @@ class KVCache:
             )
             for spec, begin, end in zip(specs, places, places[1:], strict=False)
         ]
-        scales: list[Tensor | None] = [None] * len(specs)
-        if held.scaled:
-            sizes = [spec.heads * block_size * 2 for spec in specs]
-            each = self.blocks[:, places[-1] :].view(SCALE_TYPE).split(sizes, dim=1)
-            scales[:] = [
-                part.unflatten(1, (spec.heads, block_size, 2)) for part, spec in zip(each, specs, strict=True)
-            ]
-        dequantized = None
-        if dequantized_dtype is not None:  # all layers' heads are alike
-            shape = num_blocks, 2, config.num_kv_heads, block_size, config.head_dim
-            dequantized = torch.empty(shape, dtype=dequantized_dtype, device=device)
-        # Attention with a window reads the cache itself.
-        self.layers = [
-            LayerCache(vectors, held, scale, None if spec.window else dequantized)
-            for vectors, scale, spec in zip(kv, scales, specs, strict=True)
+        if not held.scaled:
+            return [_View(vectors, None) for vectors in kv]
+        sizes = [spec.heads * block_size * 2 for spec in specs]
+        behind = self.blocks[:, places[-1] :].view(SCALE_TYPE)[:, : sum(sizes)].split(sizes, dim=1)
+        return [
+            _View(vectors, part.unflatten(1, (spec.heads, block_size, 2)))
+            for vectors, part, spec in zip(kv, behind, specs, strict=True)
         ]
 
     def add_host_tier(self, num_blocks: int) -> None:

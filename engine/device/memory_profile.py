@@ -68,6 +68,7 @@ def measure_blocks(
             f"takes {block_bytes / 2**20:.1f} MiB; {hint}"
         )
     most = config.max_num_seqs * -(-runner.limits.max_model_len // config.block_size)
+    most *= len(runner.model.config.cache_groups)
     return min(spare // block_bytes, most)
 
 

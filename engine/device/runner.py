@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 
@@ -44,6 +44,7 @@ from quire.engine.device.vocabulary_parts import VocabularyParts
 from quire.engine.models.loader import Model
 from quire.engine.schedule.cascade import SMALLEST_CASCADE, Cascades
 from quire.engine.schedule.plan import PromptLogprobs, StepPlan
+from quire.engine.sequences.rows import table_stride
 from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, Newest, PrefillBatch
 from quire.kernels.attention.cascade import LANES, SharedPrefixes, rows_of_cascade, shared_lens
 from quire.kernels.attention.gather import DecodeGather
@@ -90,9 +91,12 @@ class ModelRunner:
         config = model.config
         rows = limits.max_num_seqs + 1
         max_blocks = -(-limits.max_model_len // cache.block_size)
-        self.block_tables = torch.zeros(rows, max_blocks, dtype=torch.int32, device=device)
+        self.group_of_layer = config.group_of_layer
+        groups, stride = len(config.cache_groups), table_stride(limits.max_num_seqs)
+        self.block_tables = torch.zeros(groups * stride, max_blocks, dtype=torch.int32, device=device)
+        self.tables = self.block_tables.split(stride)  # of each cache group
         self.last_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
-        self.staging = Staging(staging_words(limits, max_blocks), device)
+        self.staging = Staging(staging_words(limits, groups * max_blocks), device)
         self.row_state = RowState(rows, device, self.staging)
         self.vocabulary = VocabularyParts(config.vocab_size, backend, model.ranks)
         self.processor = LogitProcessor(rows, self.vocabulary, device, backend)
@@ -100,11 +104,12 @@ class ModelRunner:
         if config.pooling is not None:
             head = score_head(config.pooling, model.head)
             self.pooler = Pooler(config.pooling, rows, config.hidden_size, head, device)
-        self.workspace: DecodeWorkspace | DecodeGather = DecodeGather()
+        self.workspaces: list[DecodeWorkspace | DecodeGather] = [DecodeGather() for _ in self.tables]
         self.queue: CudaQueue | ThreadQueue = ThreadQueue()
         self.cascades: Cascades | None = None
         if device.type == "cuda":
-            self.workspace = DecodeWorkspace.allocate(rows, config.num_heads, config.head_dim, device)
+            workspace = DecodeWorkspace.allocate(rows, config.num_heads, config.head_dim, device)
+            self.workspaces = [workspace] * groups
             self.queue = CudaQueue(device)
             width = rows_of_cascade(config.largest_group)
             self.cascades = Cascades(rows, cache.block_size, width)
@@ -191,7 +196,7 @@ class ModelRunner:
         self.row_state.start(plan.starts)
         self.processor.start(plan.starts)
         if self.cascades is not None:
-            self.cascades.note(plan.table_rows, plan.table_columns, plan.table_blocks)
+            self.cascades.note(*self._first_tables(plan))
         if len(plan.override_rows):
             rows, tokens = self.staging.upload([plan.override_rows, plan.override_tokens])
             self.last_tokens[rows] = tokens
@@ -232,13 +237,23 @@ class ModelRunner:
         shared = None
         if self.cascades is not None and len(inputs.members):
             members = inputs.members.view(-1, self.cascades.width)
-            lens = shared_lens(members, rows, context_lens, self.block_tables, self.cache.block_size)
+            lens = shared_lens(members, rows, context_lens, self.tables[0], self.cache.block_size)
             shared = SharedPrefixes(members, inputs.cascade_of, lens)
         batch = ForwardBatch(
             tokens=tokens,
             positions=positions,
             slots=slots,
-            decode=self._decode_batch(rows, context_lens, inputs.order, shared),
+            decode=self._decode_batch(0, rows, context_lens, inputs.order, shared),
+            other_groups=tuple(
+                ForwardBatch(
+                    tokens=tokens,
+                    positions=positions,
+                    slots=self._places(None, rows, inputs.positions, group)[2],
+                    decode=self._decode_batch(group, rows, context_lens, inputs.order),
+                )
+                for group in range(1, len(self.tables))
+            ),
+            group_of_layer=self.group_of_layer,
         )
         logits = self.model.part_logits(self.model.forward(batch, self.cache.layers))
         return logits, self._sample(logits, rows, context_lens)
@@ -302,18 +317,34 @@ class ModelRunner:
 
         `max_query_len`: of the longest chunk, if it is known.
         """
+        batch, *others = [
+            self._mixed_batch(group, inputs, newest, max_query_len) for group in range(len(self.tables))
+        ]
+        batch = replace(batch, other_groups=tuple(others), group_of_layer=self.group_of_layer)
+        return self.model.forward(batch, self.cache.layers)
+
+    def _mixed_batch(
+        self,
+        group: int,
+        inputs: MixedInputs[Tensor],
+        newest: NewestInputs[Tensor] | None,
+        max_query_len: int | None,
+    ) -> ForwardBatch:
+        """Return a mixed step as the layers of a cache group take it."""
         ahead = None
         if newest is not None:
-            decode = self._decode_batch(newest.rows, newest.context_lens, newest.order)
+            decode = self._decode_batch(group, newest.rows, newest.context_lens, newest.order)
             ahead = Newest(newest.tokens, decode)
-        tokens, positions, slots = self._places(inputs.token_ids, inputs.token_rows, inputs.positions)
-        batch = ForwardBatch(
+        tokens, positions, slots = self._places(inputs.token_ids, inputs.token_rows, inputs.positions, group)
+        return ForwardBatch(
             tokens=tokens,
             positions=positions,
             slots=slots,
-            decode=self._decode_batch(inputs.decode_rows, inputs.decode_context_lens, inputs.decode_order),
+            decode=self._decode_batch(
+                group, inputs.decode_rows, inputs.decode_context_lens, inputs.decode_order
+            ),
             prefill=PrefillBatch(
-                block_tables=self.block_tables,
+                block_tables=self.tables[group],
                 rows=inputs.chunk_rows,
                 query_starts=inputs.query_starts,
                 context_lens=inputs.chunk_context_lens,
@@ -321,7 +352,6 @@ class ModelRunner:
             ),
             newest=ahead,
         )
-        return self.model.forward(batch, self.cache.layers)
 
     # -- parts of a step ---------------------------------------------------------------------------------
 
@@ -335,14 +365,29 @@ class ModelRunner:
         if len(moves.copies):
             self.cache.copy(moves.copies.view(-1, 2))
 
-    def _decode_batch(
-        self, rows: Tensor, context_lens: Tensor, order: Tensor, shared: SharedPrefixes | None = None
-    ) -> DecodeBatch:
-        return DecodeBatch(self.block_tables, rows, context_lens, order, self.workspace, shared)
+    def _first_tables(self, plan: StepPlan) -> tuple[Int32, Int32, Int32]:
+        """Return the changes (rows, columns, blocks) of the first cache group's tables."""
+        rows, columns, blocks = plan.table_rows, plan.table_columns, plan.table_blocks
+        if len(self.tables) == 1:
+            return rows, columns, blocks
+        first = rows < len(self.tables[0])
+        return rows[first], columns[first], blocks[first]
 
-    def _places(self, ids: Tensor | None, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _decode_batch(
+        self,
+        group: int,
+        rows: Tensor,
+        context_lens: Tensor,
+        order: Tensor,
+        shared: SharedPrefixes | None = None,
+    ) -> DecodeBatch:
+        return DecodeBatch(self.tables[group], rows, context_lens, order, self.workspaces[group], shared)
+
+    def _places(
+        self, ids: Tensor | None, rows: Tensor, positions: Tensor, group: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor]:
         return self.backend.token_places(
-            ids, rows, positions, self.last_tokens, self.block_tables, self.cache.block_size
+            ids, rows, positions, self.last_tokens, self.tables[group], self.cache.block_size
         )
 
     def _sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:

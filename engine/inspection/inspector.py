@@ -85,7 +85,7 @@ class Inspector:
     def _pool(self, moves: list[Move], lost: int) -> PoolAnswer:
         begin = time.monotonic()
         blocks, host = self._state.blocks, self._state.blocks.host
-        states = [_states(blocks.pool, blocks.cache), _states(host.pool, host.cache)]
+        states = [_states(blocks.pool, blocks.caches), _states(host.pool, [host.cache])]
         counts = [np.minimum(tier._counts, 255).astype(np.uint8) for tier in (blocks.pool, host.pool)]
         return PoolAnswer(
             at=time.time(),
@@ -117,24 +117,27 @@ class Inspector:
     def _block(self, question: BlockQuestion) -> BlockAnswer:
         blocks, block = self._state.blocks, question.block
         on_device = question.tier == "device"
-        pool, cache = (blocks.pool, blocks.cache) if on_device else (blocks.host.pool, blocks.host.cache)
+        pool, caches = (blocks.pool, blocks.caches) if on_device else (blocks.host.pool, [blocks.host.cache])
         if not 0 <= block < pool.num_blocks:
             return BlockAnswer(FREE, 0, [])
         holders, held = [], None
         for sequence in chain.from_iterable(group.live for group in self._groups()):
-            table = sequence.table if on_device else sequence.host_table
-            if block in table:
-                holders.append(Holder(sequence.group.request.id, sequence.index, table.index(block)))
-                held = held or sequence
-        state = int(_states(pool, cache)[block])
+            tables = [(0, sequence.table if on_device else sequence.host_table)]
+            windows = sequence.window_tables if on_device else sequence.host_window_tables
+            tables += [(table.first, table.blocks) for table in windows]
+            for first_block, table in tables:
+                if block in table:
+                    logical = first_block + table.index(block)
+                    holders.append(Holder(sequence.group.request.id, sequence.index, logical))
+                    held = held or sequence
+        state = int(_states(pool, caches)[block])
         answer = BlockAnswer(state, pool.count(block), holders)
         if held is not None:
             first = holders[0].logical * blocks.block_size
             content = held.tokens[first : first + blocks.block_size]
             answer.position = first
             self._tell(answer, content.tolist(), held.group.request.cache_salt, question.tenant)
-        if block in cache:
-            prefix = cache.prefix(block)
+        for prefix in (cache.prefix(block) for cache in caches if block in cache):
             answer.digest = prefix.digest.hex()[KNOWN]
             if held is None:
                 answer.position = sum(1 for _ in _before(prefix)) * blocks.block_size
@@ -157,20 +160,21 @@ def _table(sequence: Sequence, state: RequestState) -> Table:
         sequence.index,
         state,
         sequence.num_tokens,
-        np.array(sequence.table, np.int32).tobytes(),
-        np.array(sequence.host_table, np.int32).tobytes(),
+        np.array(sequence.blocks, np.int32).tobytes(),
+        np.array(sequence.host_blocks, np.int32).tobytes(),
         sequence.group.request.cache_salt[:TENANT],
     )
 
 
-def _states(pool: BlockPool, cache: PrefixCache) -> NDArray[np.uint8]:
+def _states(pool: BlockPool, caches: list[PrefixCache]) -> NDArray[np.uint8]:
     """Return the state of each block. Its lists are read as `memory.invariants` reads them."""
     active = np.array(pool._counts, np.int32) > 0
     states = np.full(pool.num_blocks, IN_TRANSFER, np.uint8)
     states[np.array(pool._free, np.intp)] = FREE
     states[np.frombuffer(pool._evictable, np.bool_)] = CACHED
     states[active] = ACTIVE
-    for number, those in ((COMPUTING, cache.computing), (PINNED, pool._resting)):
+    computing = set().union(*(cache.computing for cache in caches))
+    for number, those in ((COMPUTING, computing), (PINNED, pool._resting)):
         if those:
             states[np.fromiter(those, np.intp)] = number
     return states

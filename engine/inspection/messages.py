@@ -59,7 +59,7 @@ class Table(msgspec.Struct, array_like=True):
     index: int  # of the sequence in its request
     state: RequestState
     tokens: int
-    blocks: bytes  # int32 each, in order
+    blocks: bytes  # int32 each, in order: of the first cache group, then of the others
     host_blocks: bytes
     salt: str = ""  # of its tenant, as far as it is the server's own
 

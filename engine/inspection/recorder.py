@@ -54,16 +54,19 @@ class Recorder:
         for host, device in plan.swap_in.tolist():
             self._note("swap_in", device, host)
         moved = {*plan.copies[:, 1].tolist(), *plan.swap_in[:, 1].tolist()}
-        sequences, pool = self._core.scheduler.state.rows.sequences, self._core.scheduler.blocks.pool
+        rows, blocks = self._core.scheduler.state.rows, self._core.scheduler.blocks
+        sequences, pool = rows.sequences, blocks.pool
         entries = zip(plan.table_rows.tolist(), plan.table_blocks.tolist(), strict=True)
-        for row, block in entries:
-            sequence = sequences[row]
+        for table_row, block in entries:
+            sequence = sequences[table_row % rows.stride]
             if block in moved or sequence is None:  # it has left meanwhile
                 continue
             kind: MoveKind = "allocate"
             if block in self._cache and block not in self._cache.computing:
                 kind = "hit"
                 self.hits[self._cache.prefix(block).digest] += 1
+            elif table_row >= rows.stride and pool.is_kept(block):  # a window group's, which has no texts
+                kind = "hit"
             elif pool.count(block) > 1:
                 kind = "fork"
             self._note(kind, block, -1, sequence.group.request.id)
@@ -71,7 +74,7 @@ class Recorder:
     def _owner(self, block: int) -> int:
         """Return the request that runs and whose table names `block`, or -1."""
         for group in self._core.scheduler.state.running:
-            if any(block in sequence.table for sequence in group.live):
+            if any(block in sequence.blocks for sequence in group.live):
                 return group.request.id
         return -1
 

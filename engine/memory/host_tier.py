@@ -10,6 +10,7 @@ from quire.engine.memory.moves import Moves, Transfer
 from quire.engine.memory.pool import BlockPool
 from quire.engine.memory.prefix_cache import PrefixCache
 from quire.engine.sequences.sequence import Sequence, SequenceGroup
+from quire.engine.sequences.window_table import WindowTable
 
 
 class HostTier:
@@ -17,7 +18,7 @@ class HostTier:
 
     Sequences have tables in it while they are swapped out (section 4.5). What goes from one tier to the other
     is added to the moves of the next plan, and both its ends are held until it has arrived. A tier without
-    blocks takes nothing.
+    blocks takes nothing. Of sequences with window tables nothing is found here: they only come back.
     """
 
     def __init__(self, num_blocks: int, device: BlockPool, device_cache: PrefixCache) -> None:
@@ -26,9 +27,19 @@ class HostTier:
         self._device = device
         self._device_cache = device_cache
 
-    def swap_out(self, tables: Mapping[Sequence, list[int]], moves: Moves) -> bool:
-        """Copy the device blocks in the tables of a group, shared ones once; False without room for them."""
-        if not self.pool.num_blocks or len(set(chain(*tables.values()))) > self.pool.num_available:
+    def swap_out(
+        self,
+        tables: Mapping[Sequence, list[int]],
+        moves: Moves,
+        windows: Mapping[Sequence, list[WindowTable]] | None = None,
+    ) -> bool:
+        """Copy the device blocks in the tables of a group, shared ones once; False without room for them.
+
+        windows: the window tables of its sequences.
+        """
+        windows = windows or {}
+        others = [table.blocks for each in windows.values() for table in each]
+        if not self.pool.num_blocks or len(set(chain(*tables.values(), *others))) > self.pool.num_available:
             return False
         placed: dict[int, int] = {}
         for sequence, table in tables.items():
@@ -40,7 +51,18 @@ class HostTier:
                     prefix = sequence.prefixes[logical] if logical < sequence.published else None
                     placed[block] = self._place(block, prefix, moves)
                 sequence.host_table.append(placed[block])
+            sequence.host_window_tables = [
+                WindowTable(each.first, [self._place_window(block, placed, moves) for block in each.blocks])
+                for each in windows.get(sequence, ())
+            ]
         return True
+
+    def _place_window(self, block: int, placed: dict[int, int], moves: Moves) -> int:
+        if block in placed:
+            self.pool.share(placed[block])
+        else:
+            placed[block] = self._place(block, None, moves)
+        return placed[block]
 
     def _place(self, block: int, prefix: Prefix | None, moves: Moves) -> int:
         """Return a host block for device block `block`: one that holds `prefix`, or a copy on its way."""
@@ -70,7 +92,18 @@ class HostTier:
                         self._device.share(twin)
                     placed[block] = self.bring(block, moves) if twin is None else twin
                 sequence.table.append(placed[block])
+            sequence.window_tables = [
+                WindowTable(each.first, [self._bring_window(block, placed, moves) for block in each.blocks])
+                for each in sequence.host_window_tables
+            ]
             self.drop(sequence)
+
+    def _bring_window(self, host_block: int, placed: dict[int, int], moves: Moves) -> int:
+        if host_block in placed:
+            self._device.share(placed[host_block])
+        else:
+            placed[host_block] = self.bring(host_block, moves)
+        return placed[host_block]
 
     def bring(self, host_block: int, moves: Moves) -> int:
         """Return a new device block that the next step fills from `host_block`."""
@@ -86,12 +119,21 @@ class HostTier:
         child.host_published = parent.host_published
         child.num_found = parent.num_found
         child.saved_context = parent.saved_context
+        child.host_window_tables = [
+            WindowTable(each.first, list(each.blocks)) for each in parent.host_window_tables
+        ]
+        for each in child.host_window_tables:
+            for block in each.blocks:
+                self.pool.share(block)
         for block in child.host_table:
             self.pool.share(block)
 
     def drop(self, sequence: Sequence) -> None:
         """Give back what `sequence` has here, last block first."""
         sequence.saved_context = sequence.host_published = 0
+        for each in sequence.host_window_tables:
+            self.pool.release(*reversed(each.blocks))
+        sequence.host_window_tables = []
         while sequence.host_table:
             self.pool.release(sequence.host_table.pop())
 
@@ -131,6 +173,8 @@ class HostTier:
     def publish(self, group: SequenceGroup) -> None:
         """Let others find the full blocks of a swapped group, which have arrived here."""
         for sequence in group.live:
+            if sequence.host_window_tables:
+                continue
             published = sequence.prefixes[: sequence.host_published]
             for prefix, block in zip(published, sequence.host_table, strict=False):
                 self._publish(prefix, block)

@@ -18,6 +18,7 @@ from quire.engine.memory.manager import BlockManager
 from quire.engine.memory.moves import Moves
 from quire.engine.memory.pool import BlockPool
 from quire.engine.memory.prefix_cache import PrefixCache
+from quire.engine.sequences.sequence import NO_ROW
 from quire.engine.sequences.sequence import Sequence as TokenSequence
 
 EVERY = slice(None)  # the share of blocks, and of sequences, that is looked at
@@ -36,25 +37,40 @@ def check_memory(
     sequences, moves = list(sequences), [*under_way, blocks.moves]
     transfers = [transfer.device for each in moves for transfer in each.transfers]
     sources = [source for each in moves for source, _ in each.copies.values()]
-    tables = [sequence.table for sequence in sequences]
+    tables = [sequence.blocks for sequence in sequences]
     check_pool(blocks.pool, tables, [*sources, *transfers], share)
-    check_prefix_cache(blocks.cache, share)
-    for block in blocks.cache.computing:
-        assert blocks.pool.count(block), f"block {block} is being computed, and no table names it"
-        assert not blocks.pool.is_kept(block), f"block {block} is kept, and still being computed"
+    for cache in blocks.caches:
+        check_prefix_cache(cache, share)
+        for block in cache.computing:
+            assert blocks.pool.count(block), f"block {block} is being computed, and no table names it"
+            assert not blocks.pool.is_kept(block), f"block {block} is kept, and still being computed"
     copied = {source for source, _ in blocks.moves.copies.values()}
     written = {destination for _, destination in blocks.moves.copies.values()}
     assert copied.isdisjoint(written), "a copy reads what another writes"
     assert not any(map(blocks.pool.is_held, written)), "a copy writes what a transfer or a copy reads"
     for table in tables[share]:
         assert len(set(table)) == len(table), f"a table names a block twice: {table}"
-    assert len(blocks.cache) + len(blocks.tails) == blocks.pool.num_kept
+    assert sum(map(len, blocks.caches)) + len(blocks.tails) == blocks.pool.num_kept
     assert not any(block in blocks.cache for block in blocks.tails.blocks()), "a tail has a digest"
     check_host_tier(blocks.host, sequences, moves, share)
+    check_windows(blocks, sequences[share])
     for sequence in sequences[share]:
         known = [prefix.content for prefix in sequence.prefixes]
         assert known == sequence.block_contents(blocks.block_size, 0, len(known)), "prefixes of other tokens"
         assert not blocks.has_prefix_cache or sequence.published <= len(known), "published without a prefix"
+
+
+def check_windows(blocks: BlockManager, sequences: Iterable[TokenSequence]) -> None:
+    """Check that the window tables of `sequences` end where their tables do."""
+    for sequence in sequences:
+        tables = sequence.window_tables
+        assert len(tables) in (0, blocks.pages - 1), "tables of other cache groups"
+        assert tables or blocks.windows is None or not sequence.table, "no tables of window groups"
+        for table in tables:
+            assert table.end == len(sequence.table), "a table of a window group ends elsewhere"
+        if sequence.row != NO_ROW and blocks.windows is not None:
+            given_back = sum(table.first for table in tables) * blocks.block_size
+            assert blocks.windows.given_back(sequence.row) == given_back, "tokens given back are miscounted"
 
 
 def check_host_tier(
@@ -64,7 +80,7 @@ def check_host_tier(
     moves = list(under_way)
     spilling = [[transfer.host] for each in moves for transfer in each.spills]
     transfers = [transfer.host for each in moves for transfer in each.transfers]
-    check_pool(host.pool, [*(sequence.host_table for sequence in sequences), *spilling], transfers, share)
+    check_pool(host.pool, [*(sequence.host_blocks for sequence in sequences), *spilling], transfers, share)
     check_prefix_cache(host.cache, share)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Listed
 from dataclasses import replace
 from itertools import chain, zip_longest
 
@@ -14,9 +15,11 @@ from quire.engine.memory.moves import Moves
 from quire.engine.memory.pinned_tails import PinnedTails
 from quire.engine.memory.pool import BlockPool, OutOfBlocks
 from quire.engine.memory.prefix_cache import Found, Match, PrefixCache
+from quire.engine.memory.window_groups import WindowGroups
 from quire.engine.records import Miss
 from quire.engine.sequences.rows import Index, Rows
 from quire.engine.sequences.sequence import NO_ROW, BlockTable, Sequence, SequenceGroup
+from quire.engine.sequences.window_table import WindowTable
 
 
 class BlockManager:
@@ -30,6 +33,9 @@ class BlockManager:
     values of all its tokens before any of them attends. It is forgotten if no table names it any more. Once
     a step of a table that names it was committed it is published: that outlives its tables, and the registry
     hears of it.
+
+    Layers with windows may be cache groups of their own, with tables of their own (`windows`). A logical
+    block then takes a block of each group, and a sequence can go on from where all groups have what it reads.
     """
 
     def __init__(
@@ -39,9 +45,13 @@ class BlockManager:
         rows: Rows,
         hasher: BlockHasher | None,
         num_host_blocks: int = 0,
+        windows: Listed[int] = (),
     ) -> None:
+        """windows: how many of the last tokens each cache group after the first keeps."""
         self.cache = PrefixCache(num_blocks)
-        self.pool = BlockPool(num_blocks, self.cache.forget)
+        self.pool = BlockPool(num_blocks, self._evicted if windows else self.cache.forget)
+        self.windows = WindowGroups(windows, block_size, self.pool, rows) if windows else None
+        self.pages = 1 + len(windows)  # blocks that a logical block takes
         self.block_size = block_size
         self.tails = PinnedTails()
         self.host = HostTier(num_host_blocks, self.pool, self.cache)
@@ -62,6 +72,14 @@ class BlockManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    @property
+    def caches(self) -> list[PrefixCache]:
+        """The device's, of each cache group."""
+        return [self.cache] if self.windows is None else [self.cache, *self.windows.caches]
+
+    def _evicted(self, block: int) -> None:
+        next(cache for cache in self.caches if block in cache).forget(block)
+
     def take_moves(self) -> Moves:
         """Return what has gathered for the next plan, and begin anew."""
         moves, self.moves = self.moves, Moves()
@@ -75,17 +93,25 @@ class BlockManager:
         missing = self.blocks_for(num_tokens) - len(table)
         if missing <= 0:
             return
-        blocks = self.pool.allocate_many(min(missing, self.pool.num_available))
+        count = min(missing, self.pool.num_available // self.pages)
+        blocks = self.pool.allocate_many(count * self.pages)
+        if self.windows is not None:
+            blocks, others = blocks[:count], blocks[count:]
+            self.windows.grow(sequence, others, self.moves)
         for logical, block in enumerate(blocks, len(table)):
             self.moves.entries[row, logical] = block
         table += blocks
         self._rows.capacity[row] = len(table) * self.block_size
-        if len(blocks) < missing:
+        if count < missing:
             raise OutOfBlocks
 
     def grow_all(self, rows: Index) -> None:
-        """Add a block to the table of each of these rows; as many must be available."""
+        """Add a block to the tables of each of these rows; as many must be available."""
         entries, sequences = self.moves.entries, self._rows.sequences
+        if self.windows is not None:
+            for row in rows.tolist():
+                self.grow(sequences[row], (len(sequences[row].table) + 1) * self.block_size)
+            return
         for row, block in zip(rows.tolist(), self.pool.allocate_many(len(rows)), strict=True):
             table = sequences[row].table
             entries[row, len(table)] = block
@@ -95,6 +121,8 @@ class BlockManager:
     def fork(self, parent: Sequence, child: Sequence, num_blocks: int | None = None) -> None:
         """Have `child` share the first `num_blocks` (all by default) of `parent`'s blocks, and no others."""
         self._take_over(parent, child, parent.table[:num_blocks])
+        if self.windows is not None:
+            self.windows.fork(parent, child, len(child.table), self.moves)
 
     def follow(self, parent: Sequence, child: Sequence) -> bool:
         """Have `child` go on from where `parent` is: `fork`, but for a last block that is not full.
@@ -122,6 +150,11 @@ class BlockManager:
         self._take_over(parent, child, table)
         if copied:
             self._copy(child.row, parent.table[logical], table[logical])
+        if self.windows is not None:
+            copies = self.windows.follow(parent, child, position, self.moves)
+            self.copies_on_write += copies or 0
+            if copies is None:
+                return True
         return begun and not copied
 
     def _take_over(self, parent: Sequence, child: Sequence, table: BlockTable) -> None:
@@ -153,13 +186,25 @@ class BlockManager:
 
     def is_writable(self, sequence: Sequence, position: int) -> bool:
         """Return whether the block of `position` is this table's alone and not findable by others."""
-        block = sequence.table[position // self.block_size]
+        logical = position // self.block_size
+        if not self._is_own(sequence.table[logical]):
+            return False
+        return self.windows is None or self.windows.is_writable(sequence, logical)
+
+    def _is_own(self, block: int) -> bool:
         return self.pool.count(block) == 1 and block not in self.tails and block not in self.cache
 
     def copy_on_write(self, sequence: Sequence, position: int) -> None:
-        """Give `sequence` its own copy of the block of `position`. OutOfBlocks: nothing has changed."""
+        """Give `sequence` its own copy of the block of `position`. OutOfBlocks: nothing has changed.
+
+        With windows that is of one group at a time: until `is_writable` there are others.
+        """
         logical = position // self.block_size
         source = sequence.table[logical]
+        if self.windows is not None and self._is_own(source):
+            self.windows.copy_on_write(sequence, logical, self.moves)
+            self.copies_on_write += 1  # of another group
+            return
         destination = self.pool.allocate()
         self._copy(sequence.row, source, destination)
         self.pool.release(source)
@@ -183,6 +228,20 @@ class BlockManager:
         self._rows.capacity[sequence.row] = 0
         self.moves.leave(sequence.row, len(table))
         self._undo_copy(sequence.row)
+        if self.windows is not None:
+            self.windows.free(sequence, self.moves)
+
+    def give_back_behind(self, sequence: Sequence, position: int) -> int:
+        """Give back blocks behind the windows of tokens from `position` on, all that follow; return how many.
+
+        The first of a group's sequences keeps what those need that have yet to begin behind its prompt.
+        """
+        if self.windows is None:
+            return 0
+        group = sequence.group
+        if any(not other.table for other in group.prefill_queue):
+            position = min(position, group.num_prompt // self.block_size * self.block_size)
+        return self.windows.give_back_behind(sequence, position, self.moves)
 
     def _give_back(self, blocks: list[int]) -> None:
         """Release `blocks`, last first: of those that are cached, children are evicted before parents."""
@@ -199,6 +258,8 @@ class BlockManager:
         for logical, block in enumerate(sequence.table):
             self.moves.entries[sequence.row, logical] = block
         self._rows.capacity[sequence.row] = len(sequence.table) * self.block_size
+        if self.windows is not None:
+            self.windows.tell(sequence, self.moves)
 
     # -- content ---------------------------------------------------------------------------------------
 
@@ -211,12 +272,32 @@ class BlockManager:
         match = self._matches.get(sequence)
         if match is None or match.prefixes is not prefixes:
             match = self._matches[sequence] = Match(prefixes, self.cache, self.host.cache)
-        return match.renew()
+        found = match.renew()
+        if self.windows is None:
+            return found
+        return self.first_of(sequence, found, (sequence.num_tokens - 1) // self.block_size)
+
+    def first_of(self, sequence: Sequence, found: Found, count: int) -> Found:
+        """Return what `match` would find if it looked for at most `count` blocks of `sequence`.
+
+        Behind a window there may be fewer: a sequence goes on only from where each group has what it reads.
+        """
+        if self.windows is None:
+            return found.first(count)
+        most = min(count, len(found.device))
+        end, windows = self.windows.match(sequence.prefixes, most)
+        return Found(found.device[:end], found.host[:0], windows=windows)
+
+    def reaches(self, sequence: Sequence, num_blocks: int) -> bool:
+        """Return whether another could go on behind the first `num_blocks` of `sequence` by sharing them."""
+        return self.windows is None or self.windows.reaches(sequence, num_blocks * self.block_size)
 
     def explain_miss(self, sequence: Sequence, found: int) -> Miss:
         """Say why the `found`-th block of `sequence`, for which they were matched, was not found."""
         prefixes, owner = sequence.prefixes, sequence.group.request.owner
         if found < len(prefixes) and self.cache.find(prefixes[found]) is not None:
+            if self.windows is not None and (found + 1) * self.block_size < sequence.num_tokens:
+                return Miss("behind_window", found * self.block_size)
             return Miss("last_token", found * self.block_size)
         return self.history.explain(prefixes, found, self.block_size, owner)
 
@@ -247,6 +328,10 @@ class BlockManager:
         computing = (i for i, block in enumerate(found.device) if block in self.cache.computing)
         sequence.published = next(computing, len(found.device))
         sequence.num_found = min(sequence.num_found, sequence.published)
+        if self.windows is not None:
+            first = self.windows.attach(sequence, found.windows)
+            sequence.published = min(sequence.published, first)
+            sequence.num_found = min(sequence.num_found, first)
         for block in found.host:
             sequence.table.append(self.host.bring(block, self.moves))
         if found.tail is not None:
@@ -263,10 +348,13 @@ class BlockManager:
         blocks = sequence.table[filled]
         self.cache.mark_computing(self._extend(sequence, filled.stop)[filled], blocks)
         self.moves.written.update(blocks)
+        if self.windows is not None:
+            prefixes = sequence.prefixes
+            self.windows.mark_computing(sequence, prefixes, filled.start, filled.stop, self.moves)
 
     def is_written(self, group: SequenceGroup) -> bool:
         """Return whether the blocks of `group` hold what they should before the next plan's step is done."""
-        return self.moves.written.isdisjoint(chain(*(sequence.table for sequence in group.live)))
+        return self.moves.written.isdisjoint(chain(*(sequence.blocks for sequence in group.live)))
 
     def _forget_computing(self, blocks: list[int]) -> None:
         """Forget those of `blocks` that are computing and that no table names any more."""
@@ -281,12 +369,15 @@ class BlockManager:
         A block whose content is findable elsewhere is given back and that one shared instead, unless forks
         share it: with both blocks in use the group would need more than it was let in for.
         """
-        if self._prefixes is None:
+        if self._prefixes is None and self.windows is None:
             return
         pool, publish = self.pool, self.cache.publish
         for sequence, num_blocks in filled:
             if sequence.row == NO_ROW:
                 continue  # its blocks are gone
+            if self._prefixes is None:
+                self.give_back_behind(sequence, num_blocks * self.block_size)
+                continue
             table, prefixes, logical = sequence.table, self._extend(sequence, num_blocks), sequence.published
             while logical < num_blocks:
                 block = table[logical]
@@ -301,6 +392,9 @@ class BlockManager:
                     table[logical] = found
                     self.moves.entries[sequence.row, logical] = found
                 logical += 1
+            if self.windows is not None:
+                self.windows.publish(sequence, prefixes, sequence.published, logical, self.moves)
+                self.give_back_behind(sequence, num_blocks * self.block_size)
             sequence.published = logical
             if self.tails.num_wanted:
                 self._keep_tail(sequence)
@@ -320,7 +414,8 @@ class BlockManager:
         Whoever shares some of it already goes on: a NaN among keys or values becomes one in its own logits.
         """
         for prefix in self._extend(sequence, sequence.num_tokens // self.block_size)[sequence.num_found :]:
-            _discard(self.cache, self.pool, prefix)
+            for cache in self.caches:
+                _discard(cache, self.pool, prefix)
             _discard(self.host.cache, self.host.pool, prefix)
 
     def open_to_all(self, tokens: list[int]) -> list[Prefix]:
@@ -335,9 +430,19 @@ class BlockManager:
             )
         prefixes = self._prefixes.make_public(tokens)
         rest = as_int32(tokens[len(prefixes) * self.block_size :])
-        if len(rest):
+        if len(rest) and self.windows is None:  # a tail is one block
             self.tails.want(prefixes[-1] if prefixes else None, rest)
         return prefixes
+
+    def pinned_blocks(self, prefixes: list[Prefix]) -> list[int]:
+        """Return the blocks that a sequence needs which begins with all of `prefixes`, just computed."""
+        blocks = [block for prefix in prefixes if (block := self.cache.find(prefix)) is not None]
+        assert len(blocks) == len(prefixes), "a prefix is pinned before it was computed"
+        if self.windows is not None:
+            end, found = self.windows.match(prefixes, len(prefixes))
+            assert end == len(prefixes), "a prefix is pinned whose window was evicted"
+            blocks += chain.from_iterable(each.blocks for each in found)
+        return blocks
 
     def _extend(self, sequence: Sequence, num_blocks: int) -> list[Prefix]:
         """Return the prefixes of `sequence`, its first `num_blocks` at least; none without a prefix cache."""
@@ -356,7 +461,14 @@ class BlockManager:
         # A copy that the next plan would have made is not going to be: its source is what holds the tokens.
         sources = {destination: source for source, destination in self.moves.copies.values()}
         tables = {sequence: [sources.get(b, b) for b in sequence.table] for sequence in group.live}
-        if not self.host.swap_out(tables, self.moves):
+        windows = {
+            sequence: [
+                WindowTable(table.first, [sources.get(b, b) for b in table.blocks])
+                for table in sequence.window_tables
+            ]
+            for sequence in group.live
+        }
+        if not self.host.swap_out(tables, self.moves, windows):
             return False
         for sequence in group.live:
             sequence.saved_context = int(self._rows.context[sequence.row])
@@ -367,6 +479,8 @@ class BlockManager:
         while len(sequence.table) > self.blocks_for(int(self._rows.context[sequence.row])):
             self.pool.release(sequence.table.pop())
             self.moves.entries.pop((sequence.row, len(sequence.table)), None)
+        if self.windows is not None:
+            self.windows.trim(sequence, len(sequence.table), self.moves)
 
     def swap_in(self, group: SequenceGroup) -> None:
         """Bring a group back into rows that it has been given; usable once the transfers are done.

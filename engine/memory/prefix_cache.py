@@ -5,12 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.hashing import Digest, Prefix
 from quire.engine.memory.pinned_tails import Tail
+from quire.engine.memory.window_blocks import WindowBlocks
 
 
 class PrefixCache:
@@ -96,12 +98,18 @@ class PrefixCache:
 class Found:
     """Blocks that hold a sequence's first tokens: on the device, and after those in host memory.
 
-    They are full, but for `tail`, which comes after them.
+    They are full, but for `tail`, which comes after them. windows: what each cache group after the first has.
     """
 
     device: Sequence[int]
     host: Sequence[int]
     tail: Tail | None = None
+    windows: Sequence[WindowBlocks] = ()
+
+    @property
+    def on_device(self) -> list[int]:
+        """The device's blocks of all cache groups."""
+        return [*self.device, *chain.from_iterable(each.blocks for each in self.windows)]
 
     def __len__(self) -> int:
         return len(self.device) + len(self.host)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quire.engine.models.attention_shape import AttentionShape
+from quire.engine.models.cache_groups import CacheGroup, cache_groups
 from quire.engine.models.json_fields import Fields, read_json
 from quire.engine.models.pooling import Pooling, causal_name
 from quire.engine.models.rope_config import RopeConfig
@@ -76,6 +77,22 @@ class ModelConfig:
             return tuple(CacheSpec(self.num_kv_heads, self.head_dim, window) for window in self.windows)
         layers = zip(self.attention, self.windows, strict=True)
         return tuple(CacheSpec(each.kv_heads, each.head_dim, window) for each, window in layers)
+
+    @property
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        """Return which layers keep their tokens in blocks together."""
+        return cache_groups(self.cache_specs)
+
+    @property
+    def group_of_layer(self) -> tuple[int, ...]:
+        """Return the number of each layer's cache group."""
+        numbers = {layer: at for at, group in enumerate(self.cache_groups) for layer in group.layers}
+        return tuple(numbers[layer] for layer in range(self.num_layers))
+
+    def within(self, max_model_len: int) -> ModelConfig:
+        """Return the model for so many tokens, which windows as long do not hide any of."""
+        windows = tuple(window if window < max_model_len else 0 for window in self.windows)
+        return replace(self, windows=windows)
 
     @property
     def largest_group(self) -> int:

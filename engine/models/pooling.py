@@ -98,7 +98,7 @@ def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
         labels = raw.get("id2label")
         count = len(labels) if isinstance(labels, dict) else 2  # as transformers has it
         count = fields.size("num_labels", count)
-        names = tuple(map(str, labels.values())) if isinstance(labels, dict) else ()
+        names = _names(labels) if isinstance(labels, dict) else ()
         names = names if len(names) == count else tuple(f"LABEL_{i}" for i in range(count))
         return Pooling(labels=count, names=names, activation=_activation(folder, raw, count))
     matryoshka, dimensions = _matryoshka(fields)
@@ -141,6 +141,12 @@ def causal_name(name: str) -> str:
     return f"{stem}LMHeadModel" if stem == "GPT2" else f"{stem}ForCausalLM"
 
 
+def _names(labels: dict[str, Any]) -> tuple[str, ...]:
+    """Return labels by their numbers, in whose order a file need not have them ("10" may precede "2")."""
+    numbered = sorted(labels, key=lambda key: int(key) if key.isdecimal() else len(labels))
+    return tuple(str(labels[key]) for key in numbered)
+
+
 def _modules(folder: Path) -> list[dict[str, Any]] | None:
     """Return the parts that sentence-transformers makes a model of; None: it is none of theirs."""
     file = folder / "modules.json"
@@ -181,14 +187,15 @@ def _matryoshka(fields: Fields) -> tuple[bool, tuple[int, ...]]:
 
 
 def _activation(folder: Path, raw: dict[str, Any], labels: int) -> Activation:
-    """Return what a score goes through: a sigmoid, unless the folder says otherwise or there are several."""
+    """Return what a score goes through: a sigmoid, unless the folder says otherwise or one label fits."""
     own = raw.get("sentence_transformers")
     name = own.get("activation_fn") if isinstance(own, dict) else None
     file = folder / "config_sentence_transformers.json"
     name = name or raw.get("sbert_ce_default_activation_function")
     name = name or (read_json(file) or {}).get("activation_fn")
     if name is None:
-        return "sigmoid" if labels == 1 else "none"
+        alone = labels == 1 or raw.get("problem_type") == "multi_label_classification"
+        return "sigmoid" if alone else "none"
     kind = str(name).rpartition(".")[2]
     if kind not in _ACTIVATIONS:
         raise ValueError(

@@ -70,11 +70,12 @@ def run_layers(
     hidden = Hidden(embedded)
     norms_after = [layer.input_norm for layer in layers[1:]] + [final_norm]
     newest_by_layer = batch.newest_by_layer(len(layers))
-    for layer, norm_after, cache, ops, newest in zip(
-        layers, norms_after, caches, plans, newest_by_layer, strict=True
+    batches = batch.by_layer(len(layers))
+    for layer, norm_after, cache, ops, newest, own in zip(
+        layers, norms_after, caches, plans, newest_by_layer, batches, strict=True
     ):
         qkv = ops.project_in.run(hidden, layer.input_norm, eps, layer.qkv)
-        attended = ops.attend.run(qkv, batch, layer.attention, cache)
+        attended = ops.attend.run(qkv, own, layer.attention, cache)
         residual = of_newest(hidden.residual, newest)
         hidden = ops.project_out.run(residual, attended, layer.output, layer.mlp_norm, eps)
         hidden = layer.mlp.run(ops, hidden, layer.mlp_norm, norm_after, eps)

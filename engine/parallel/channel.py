@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import mmap
 import os
-import select
 import time
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.engine.parallel.futex import Futex
+
 SLOTS = 32  # frames, or parts of large ones, that readers may be behind
 SLOT_BYTES = 1 << 18
 LINE = 8  # words of a cache line: what different processes write lies on different ones
 # A reader's words: parts that it has read, whether a write has to wake it, and its word to the writer.
 READ, ASLEEP, TOLD = range(3)
-CHECK_SECONDS = 0.05  # between two looks at whether the other side is still there
+CHECK_SECONDS = 0.05  # between two looks at what is there, should a wake have been missed
 
 
 class _Memory:
@@ -30,6 +31,7 @@ class _Memory:
     def __init__(self, fd: int, readers: int) -> None:
         self.map = mmap.mmap(fd, num_bytes(readers))
         self.words: NDArray[np.int64] = np.frombuffer(self.map, np.int64, (1 + readers) * LINE)
+        self.written = Futex(self.words.ctypes.data, CHECK_SECONDS)
         self._slots = (1 + readers) * LINE * 8
 
     def slot(self, part: int) -> int:
@@ -48,7 +50,6 @@ class Writer:
     def __init__(self, readers: int) -> None:
         self.fd = os.memfd_create("quire-ranks")
         os.ftruncate(self.fd, num_bytes(readers))
-        self.bells = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(readers)]
         self._memory = _Memory(self.fd, readers)
         self._lines = self._memory.words[LINE:].reshape(readers, LINE)
         self._written = 0
@@ -75,9 +76,7 @@ class Writer:
         self._written += 1
         memory.words[0] = self._written
         if lines[:, ASLEEP].any():
-            for bell, asleep in zip(self.bells, lines[:, ASLEEP].tolist(), strict=True):
-                if asleep:
-                    os.eventfd_write(bell, 1)
+            memory.written.wake()
 
     def has_taken(self, reader: int) -> bool:
         """Tell whether a reader has taken all that was sent."""
@@ -89,20 +88,16 @@ class Writer:
         return words
 
     def close(self) -> None:
-        for fd in (self.fd, *self.bells):
-            os.close(fd)
+        os.close(self.fd)
 
 
 class Reader:
     """One of the ends that frames come out at."""
 
-    def __init__(self, fd: int, bell: int, index: int, readers: int, spin_seconds: float) -> None:
+    def __init__(self, fd: int, index: int, readers: int, spin_seconds: float) -> None:
         """spin_seconds: for which it looks again and again before it sleeps; a wake takes tens of µs."""
         self._memory = _Memory(fd, readers)
         self._line = self._memory.words[LINE * (1 + index) : LINE * (2 + index)]
-        self._bell = bell
-        self._poll = select.poll()
-        self._poll.register(bell, select.POLLIN)
         self._spin_seconds = spin_seconds
         self._taken = 0
 
@@ -137,6 +132,5 @@ class Reader:
             self._line[ASLEEP] = 1
             if words[0] > taken:
                 break
-            if self._poll.poll(CHECK_SECONDS * 1000):  # and not for ever: the bell may have been missed
-                os.eventfd_read(self._bell)
+            self._memory.written.wait(taken)
         self._line[ASLEEP] = 0

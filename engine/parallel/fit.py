@@ -37,7 +37,8 @@ def fits(model: ModelConfig, itemsize: int, held: KVFormat, budget: int) -> list
             continue
         weights = weight_bytes(part, itemsize)
         room = max(budget - weights, 0)
-        found.append(Fit(ranks, weights, room // bytes_per_block(part, 1, held)))
+        token = bytes_per_block(part, 1, held) * len(part.cache_groups)
+        found.append(Fit(ranks, weights, room // token))
     return found
 
 

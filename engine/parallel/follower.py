@@ -49,7 +49,7 @@ def follow(connection: socket.socket) -> int:
     try:
         device = choose_device(start.config, rank)
         spin = SPIN_SECONDS if device.type == "cuda" else 0.0
-        frames = Reader(start.channel, start.bell, rank - 1, size - 1, spin)
+        frames = Reader(start.channel, rank - 1, size - 1, spin)
         group = RankGroup(rank, size, device, dist.FileStore(start.store, size), with_peers=peers)
         runner = build_rank(start.config, device, group).runner
         garbage.keep_what_is_there()

@@ -109,17 +109,16 @@ class Leader:
 
     def _start(self, config: EngineConfig, rank: int) -> None:
         ours, theirs = socket.socketpair()
-        bell = self.writer.bells[rank - 1]
         with theirs:
             self._processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "quire.engine.parallel.follower", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno(), self.writer.fd, bell, self._store_fd],
+                    pass_fds=[theirs.fileno(), self.writer.fd, self._store_fd],
                     stdin=subprocess.DEVNULL,
                 )
             )
         self._sockets.append(ours)
-        start = RankStart(config, rank, store_path(self._store_fd), self.writer.fd, bell)
+        start = RankStart(config, rank, store_path(self._store_fd), self.writer.fd)
         ours.sendall(encode_frame(start))
 
     def _watch(self) -> None:

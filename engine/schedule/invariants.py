@@ -32,7 +32,7 @@ def check_scheduler(state: SchedulerState, share: slice = EVERY) -> None:
     _check_rows(state, share)
     for group in state.waiting:
         assert all(not sequence.table and sequence.row == NO_ROW for sequence in group.live)
-        assert group.swapped or not any(sequence.host_table for sequence in group.live)
+        assert group.swapped or not any(sequence.host_blocks for sequence in group.live)
 
 
 def _check_rows(state: SchedulerState, share: slice) -> None:

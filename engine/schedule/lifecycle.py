@@ -131,9 +131,7 @@ def expect_write(state: SchedulerState, sequence: Sequence) -> None:
 
 def pin(state: SchedulerState, tokens: list[int]) -> None:
     """Never evict the blocks of `tokens`, which are open to all and cached."""
-    for prefix in state.blocks.open_to_all(tokens):
-        block = state.blocks.cache.find(prefix)
-        assert block is not None, "a prefix is pinned before it was computed"
+    for block in state.blocks.pinned_blocks(state.blocks.open_to_all(tokens)):
         state.blocks.pool.pin(block)
     for block in state.blocks.tails.blocks():
         state.blocks.pool.pin(block)

@@ -64,8 +64,10 @@ class Preemption:
                 self._blocks.grow(sequence, num_tokens)
                 return Grant.GRANTED
             except OutOfBlocks:
+                if self._give_back_behind(draft):
+                    continue
                 missing = self._blocks.blocks_for(num_tokens) - len(sequence.table)
-                grant = self._make_room(draft, sequence, missing)
+                grant = self._make_room(draft, sequence, missing * self._blocks.pages)
                 if grant is Grant.STALLED and self._has_room(sequence):
                     return Grant.PARTIAL
                 if grant is not Grant.GRANTED:
@@ -77,11 +79,28 @@ class Preemption:
             try:
                 self._blocks.copy_on_write(sequence, position)
             except OutOfBlocks:
+                if self._give_back_behind(draft):
+                    continue
                 grant = self._make_room(draft, sequence, 1)
                 if grant is not Grant.GRANTED:
                     return grant
         self._state.shared_tails.pop(sequence.row, None)
         return Grant.GRANTED
+
+    def _give_back_behind(self, draft: StepDraft) -> bool:
+        """Give back what is behind the windows of all that run; return whether that was anything.
+
+        It would be given back, and kept as cached, once the steps in flight are committed: too late.
+        """
+        if self._blocks.windows is None:
+            return False
+        begun = {prefill.row: prefill.start for prefill in reversed(draft.prefills)}
+        rows, given_back = self._state.rows, 0
+        for group in self._state.running:
+            for sequence in group.live:
+                position = begun.get(sequence.row, rows.context.item(sequence.row))
+                given_back += self._blocks.give_back_behind(sequence, position)
+        return given_back > 0
 
     def _has_room(self, sequence: Sequence) -> bool:
         rows = self._state.rows
@@ -109,7 +128,7 @@ class Preemption:
         """Preempt the newest running group, which keeps its tokens and comes back before any other."""
         group = self._state.running[-1]
         rows = {sequence.row for sequence in group.live}
-        blocks = len({block for sequence in group.live for block in sequence.table})
+        blocks = len({block for sequence in group.live for block in sequence.blocks})
         contexts = self._state.rows.context[list(rows)].tolist()
         # What this very step was to write to its blocks has not been written yet, and will not be.
         # Little is lost then: the group was let in just now, or is computing several sequences again.

@@ -52,7 +52,8 @@ class Scheduler:
         self.blocks_swapped_out = 0  # since start, spilled ones included
         self.blocks_swapped_in = 0
         steps_ahead = max_num_batched_tokens // capacity.block_size + capacity.max_num_seqs
-        self._spill_reserve = min(capacity.num_blocks // 2, steps_ahead) if num_host_blocks else 0
+        spills = num_host_blocks > 0 and not capacity.windows
+        self._spill_reserve = min(capacity.num_blocks // 2, steps_ahead) if spills else 0
         self._watermark = int(capacity.num_blocks * WATERMARK)
 
     def add(self, request: Request, constraint: Constraint | None = None) -> None:
@@ -165,7 +166,7 @@ class Scheduler:
         full = rows[more & (contexts == columns.capacity.take(rows))]
         if np.count_nonzero(more) < len(rows):
             rows = rows[more]
-        if len(full) <= self.blocks.pool.num_available:
+        if len(full) * self.blocks.pages <= self.blocks.pool.num_available:
             self.blocks.grow_all(full)
         else:
             for row in full.tolist():
@@ -270,7 +271,7 @@ class Scheduler:
                 note_wait(self.state, "sequences", len(group.live))
                 return
             if group.swapped:
-                away = {block for sequence in group.live for block in sequence.host_table}
+                away = {block for sequence in group.live for block in sequence.host_blocks}
                 needed = max(self._blocks_to_resume(group), len(away))
                 # A group that comes back and is preempted again has moved its blocks for nothing: leave a
                 # block for each sequence that runs.
@@ -340,16 +341,18 @@ class Scheduler:
         if self._is_whole(sequence, found) and self.blocks.is_computing(found):
             found = found.first(len(found) - 1)
         if group.prompt_logprobs is not None and group.prompt_logprobs_asked < group.num_prompt:
-            return found.first((group.prompt_logprobs_asked - 1) // self.blocks.block_size)
+            most = (group.prompt_logprobs_asked - 1) // self.blocks.block_size
+            return self.blocks.first_of(sequence, found, most)
         return self.blocks.with_tail(sequence, found)
 
     def _find_start(self, sequence: Sequence) -> None:
         """Begin a later sequence of a group: it shares the prompt of the first one, and may find more."""
         first = sequence.group.in_cache[0]
         most = (sequence.num_tokens - 1) // self.blocks.block_size
-        found = Found(self._find(sequence).device[:most], [])
+        found = self._find(sequence)
+        found = self.blocks.first_of(sequence, found, min(most, len(found.device)))
         shared = min(sequence.group.num_prompt // self.blocks.block_size, most)
-        if first is not sequence and shared > len(found):
+        if first is not sequence and shared > len(found) and self.blocks.reaches(first, shared):
             self.blocks.fork(first, sequence, shared)
             self.rows.context[sequence.row] = shared * self.blocks.block_size
         else:
@@ -365,9 +368,13 @@ class Scheduler:
         """Return how many blocks a waiting group names until all its sequences have taken a decode step."""
         shared = group.num_prompt // self.blocks.block_size
         most = group.num_prompt + group.request.params.max_tokens - 1
-        return shared + sum(
+        needed = shared + sum(
             self.blocks.blocks_for(min(sequence.num_tokens + 1, most)) - shared for sequence in group.live
         )
+        if self.blocks.windows is not None:
+            window_blocks = self.state.capacity.window_blocks
+            needed += sum(window_blocks(min(sequence.num_tokens + 1, most)) for sequence in group.live)
+        return needed
 
     def _is_whole(self, sequence: Sequence, found: Found) -> bool:
         return len(found) * self.blocks.block_size == sequence.num_tokens
@@ -377,12 +384,13 @@ class Scheduler:
 
         One more when the tokens are found whole: the last one is computed in a copy of its block.
         """
-        kept = len(found.device) - self.blocks.pool.num_evictable(found.device)
+        on_device = found.on_device if found.windows else found.device
+        kept = len(on_device) - self.blocks.pool.num_evictable(on_device)
         return self._blocks_to_resume(group) - kept + self._is_whole(group.in_cache[0], found)
 
     def _blocks_to_come(self, group: SequenceGroup) -> int:
         """Return the blocks that a running group was admitted with and has not taken yet."""
         if not group.prefill_queue:
             return 0
-        held = {block for sequence in group.live for block in sequence.table}
+        held = {block for sequence in group.live for block in sequence.blocks}
         return max(0, self._blocks_to_resume(group) - len(held))

@@ -36,7 +36,7 @@ class SchedulerState:
         self.eos_token_ids = tuple(token for token in eos_token_ids if token < capacity.vocab_size)
         self.rows = Rows(capacity.max_num_seqs, longest, capacity.block_size)
         self.blocks = BlockManager(
-            capacity.num_blocks, capacity.block_size, self.rows, hasher, num_host_blocks
+            capacity.num_blocks, capacity.block_size, self.rows, hasher, num_host_blocks, capacity.windows
         )
         self.groups: dict[int, SequenceGroup] = {}  # by request id
         self.waiting: deque[SequenceGroup] = deque()
@@ -65,10 +65,19 @@ class SchedulerState:
         return records
 
     @property
+    def behind_window_blocks(self) -> int:
+        """Blocks that window groups do not hold of sequences in rows."""
+        if self.blocks.windows is None:
+            return 0
+        return int(self.rows.given_back.sum()) // self.blocks.block_size
+
+    @property
     def tokens_filled(self) -> int:
         """Token slots in use in distinct active blocks."""
         pool, block_size = self.blocks.pool, self.blocks.block_size
         total = int(self.rows.context.sum())
+        if self.blocks.windows is not None:
+            total = total * self.blocks.pages - int(self.rows.given_back.sum())
         # Every reference beyond a block's first counts its tokens again: shared blocks are full, but for
         # the tails of groups that have forked and not written since.
         twice = (pool.references - pool.num_active) * block_size
@@ -76,6 +85,8 @@ class SchedulerState:
         for row, sequence in self.shared_tails.items():
             logical, filled = divmod(int(self.rows.context[row]), block_size)
             tails[sequence.table[logical]] = filled
+            for table in sequence.window_tables:
+                tails[table.block(logical)] = filled
         for block, filled in tails.items():
             twice -= (pool.count(block) - 1) * (block_size - filled)
         return total - twice

@@ -21,6 +21,14 @@ Index = NDArray[np.intp]
 """Rows, as numpy indexes with them; others it would convert each time."""
 
 
+def table_stride(rows: int) -> int:
+    """Return how many block tables a cache group has on the device, one for each of `rows` and some that pad.
+
+    A multiple of four, so that each group's begin where kernels read 16 bytes at once.
+    """
+    return (rows + 4) // 4 * 4
+
+
 class Samples(msgspec.Struct, frozen=True):
     """The sequences that a step samples S tokens of."""
 
@@ -40,12 +48,14 @@ class Rows:
     def __init__(self, size: int, max_tokens: int, block_size: int) -> None:
         """`max_tokens`: most that a sequence may have, in blocks of `block_size`."""
         self.size = size
+        self.stride = table_stride(size)
         self.tokens = RowTokens(size, max_tokens, block_size)
         self.numbers = np.arange(size, dtype=np.int32)
         self.ones = np.ones(size, np.int32)
         self.sequences: list[Any] = [None] * size  # Sequence | None
         self.context = np.zeros(size, np.int32)  # tokens in the cache once all launched steps are done
         self.capacity = np.zeros(size, np.int32)  # tokens that the row's blocks can hold
+        self.given_back = np.zeros(size, np.int64)  # tokens behind windows, over all tables of the row
         self.limit = np.zeros(size, np.int32)  # context at which the sequence has all its tokens
         self.decoding = np.zeros(size, np.bool_)  # prefill is done, and nothing else is in the way
         self._needs_host = np.zeros(size, np.bool_)

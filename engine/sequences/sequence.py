@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import chain
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from quire.engine.sequences.beam_search import BeamSearch
 from quire.engine.sequences.grammar import Constraint
 from quire.engine.sequences.row_tokens import RowTokens
 from quire.engine.sequences.timeline import Timeline
+from quire.engine.sequences.window_table import WindowTable
 
 NO_ROW = -1
 BlockTable = list[int]
@@ -32,6 +34,7 @@ class Sequence:
         "group",
         "host_published",
         "host_table",
+        "host_window_tables",
         "index",
         "num_found",
         "prefixes",
@@ -40,6 +43,7 @@ class Sequence:
         "salt",
         "saved_context",
         "table",
+        "window_tables",
     )
 
     def __init__(self, group: SequenceGroup, index: int) -> None:
@@ -49,15 +53,31 @@ class Sequence:
         self._row_tokens: RowTokens | None = None  # which hold them while it is in one
         self.salt = group.request.cache_salt
         self.table: BlockTable = []
+        self.window_tables: list[WindowTable] = []  # of each cache group after the first, if it has blocks
         self.prefixes: list[Prefix] = []  # of the full blocks of `tokens`, as far as they were needed
         self.published = 0  # blocks of `table` that are findable, or were found
         self.num_found = sys.maxsize  # first blocks that were published when it began, or began again
         self.host_table: BlockTable = []  # host blocks that hold what `table` named, while swapped out
+        self.host_window_tables: list[WindowTable] = []  # likewise, of `window_tables`
         self.host_published = 0  # how many of them hold findable content
         self.saved_context = 0  # tokens that they hold
         self.row = NO_ROW  # device row while the group runs
         self.finish_reason: FinishReason | None = None
         self.constraint: Constraint | None = None  # what all tokens that are known allow next
+
+    @property
+    def blocks(self) -> BlockTable:
+        """The blocks of all its tables."""
+        if not self.window_tables:
+            return self.table
+        return [*self.table, *chain.from_iterable(table.blocks for table in self.window_tables)]
+
+    @property
+    def host_blocks(self) -> BlockTable:
+        """The host blocks of all its tables."""
+        if not self.host_window_tables:
+            return self.host_table
+        return [*self.host_table, *chain.from_iterable(table.blocks for table in self.host_window_tables)]
 
     @property
     def tokens(self) -> Int32:

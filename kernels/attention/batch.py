@@ -102,6 +102,16 @@ class ForwardBatch:
     decode: DecodeBatch
     prefill: PrefillBatch | None = None
     newest: Newest | None = None  # whose hidden states alone are wanted; None: all tokens' are
+    # The step as the layers of each cache group after the first take it: with slots and tables of its own.
+    other_groups: tuple[ForwardBatch, ...] = ()
+    group_of_layer: tuple[int, ...] = ()  # with other groups: which each layer is of
+
+    def by_layer(self, layers: int) -> list[ForwardBatch]:
+        """Return what each layer takes."""
+        if not self.other_groups:
+            return [self] * layers
+        groups = (self, *self.other_groups)
+        return [groups[group] for group in self.group_of_layer]
 
     def shape(self, block_size: int, *, last: bool = False) -> StepShape:
         """Return the sizes of the step as a layer sees it; only the `last` one has `newest`."""

@@ -230,13 +230,18 @@ def prefill_reference(
             out[begin:end] = 0
         if begin == end or context_len == 0:
             continue
-        table = batch.block_tables[row, : -(-context_len // block_size)].long()
+        first_position = context_len - (end - begin)
+        # Blocks behind the first query's window may be another's by now.
+        first_block = max(0, first_position + 1 - window) // block_size if window else 0
+        first_key = first_block * block_size
+        table = batch.block_tables[row, first_block : -(-context_len // block_size)].long()
+        num_keys = context_len - first_key
         k, v = (
-            cache.read((table, torch.full_like(heads, part), heads)).flatten(1, 2)[:, :context_len]
+            cache.read((table, torch.full_like(heads, part), heads)).flatten(1, 2)[:, :num_keys]
             for part in (0, 1)
         )
-        position = torch.arange(context_len - (end - begin), context_len, device=q.device)[:, None]
-        key = torch.arange(context_len, device=q.device)
+        position = torch.arange(first_position, context_len, device=q.device)[:, None]
+        key = torch.arange(first_key, context_len, device=q.device)
         seen = key <= position
         if window:
             seen &= key > position - window

@@ -23,13 +23,23 @@ RESERVED = 4096  # bytes of shared memory, for what else a program keeps there
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """rows: of tokens. outputs: columns of the result, of which the first product has twice as many."""
+    """rows: of tokens. outputs: columns of the result, of which the first product has twice as many.
+
+    together: tiles of tokens that are multiplied by the same weights at about the same time, so that these
+    come from memory once.
+    """
 
     rows: int
     outputs: int
     columns: int
     warps: int
     stages: int
+    together: int = 1
+
+    def programs(self, pairs: int, experts: int, outputs: int) -> int:
+        """Return how many programs there are, whichever experts are asked."""
+        tiles = min(experts, pairs) + pairs // self.rows
+        return triton.cdiv(tiles, self.together) * self.together * triton.cdiv(outputs, self.outputs)
 
     def fitting(self, weights: int, itemsize: int, shared_memory: int) -> Tile:
         """Return it with as few stages as there is shared memory for; `weights` are loaded at a time."""
@@ -48,8 +58,8 @@ class Tiles:
 TILES: tuple[tuple[float, Tiles], ...] = (
     (8, Tiles(Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4))),
     (24, Tiles(Tile(32, 64, 64, 4, 4), Tile(32, 64, 128, 4, 4))),
-    (96, Tiles(Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 4))),
-    (math.inf, Tiles(Tile(128, 128, 64, 8, 4), Tile(128, 256, 64, 8, 3))),
+    (96, Tiles(Tile(64, 64, 64, 4, 4, 4), Tile(64, 128, 64, 4, 4, 4))),
+    (math.inf, Tiles(Tile(128, 128, 64, 8, 4, 8), Tile(128, 256, 64, 8, 3, 8))),
 )
 
 
@@ -75,22 +85,22 @@ def grouped_experts(
     launch = dependent_launch(x.device)
     inner = torch.empty(size, experts.inner, dtype=x.dtype, device=x.device)
     up = tiles.up
-    _up_kernel[(triton.cdiv(experts.inner, up.outputs), _most_tiles(size, experts.count, up.rows))](
+    _up_kernel[(up.programs(size, experts.count, experts.inner),)](
         inner, x, pairs, counts, experts.gate_up, experts.gate_up_bias,
         x.stride(0), experts.gate_up.stride(0), experts.gate_up.stride(1), experts.alpha, experts.limit,
         TOP=top, EXPERTS=experts.count, PADDED=padded, INNER=experts.inner, COLUMNS=experts.hidden,
         INTERLEAVED=experts.interleaved, ACTIVATION=experts.activation,
-        ROWS=up.rows, OUTPUTS=up.outputs, CHUNK=up.columns, num_warps=up.warps, num_stages=up.stages,
-        **launch,
+        ROWS=up.rows, OUTPUTS=up.outputs, CHUNK=up.columns, TOGETHER=up.together,
+        num_warps=up.warps, num_stages=up.stages, **launch,
     )  # fmt: skip
     parts = torch.empty(size, experts.hidden, dtype=x.dtype, device=x.device)
     down = tiles.down
-    _down_kernel[(triton.cdiv(experts.hidden, down.outputs), _most_tiles(size, experts.count, down.rows))](
+    _down_kernel[(down.programs(size, experts.count, experts.hidden),)](
         parts, inner, pairs, counts, weights, experts.down, experts.down_bias,
         experts.down.stride(0), experts.down.stride(1),
         EXPERTS=experts.count, PADDED=padded, HIDDEN=experts.hidden, COLUMNS=experts.inner,
-        ROWS=down.rows, OUTPUTS=down.outputs, CHUNK=down.columns, num_warps=down.warps,
-        num_stages=down.stages, **launch,
+        ROWS=down.rows, OUTPUTS=down.outputs, CHUNK=down.columns, TOGETHER=down.together,
+        num_warps=down.warps, num_stages=down.stages, **launch,
     )  # fmt: skip
     out = torch.empty(tokens, experts.hidden, dtype=x.dtype, device=x.device)
     _combine_kernel[(triton.cdiv(experts.hidden, COMBINED), tokens)](
@@ -99,9 +109,12 @@ def grouped_experts(
     return out
 
 
-def _most_tiles(pairs: int, experts: int, rows: int) -> int:
-    """Return how many tiles there may be, whichever experts are asked."""
-    return min(experts, pairs) + pairs // rows
+@triton.jit
+def _places(OUTPUTS: tl.constexpr, TOGETHER: tl.constexpr) -> tl.tensor:
+    """Return which tile of tokens a program has, and which of OUTPUTS tiles of outputs."""
+    program = tl.program_id(0)
+    within = program % (TOGETHER * OUTPUTS)
+    return program // (TOGETHER * OUTPUTS) * TOGETHER + within % TOGETHER, within // TOGETHER
 
 
 @triton.jit
@@ -148,18 +161,20 @@ def _up_kernel(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     CHUNK: tl.constexpr,
+    TOGETHER: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
-    expert, first, size = _tile(counts_ptr, tl.program_id(1), EXPERTS, PADDED, ROWS)
+    tile, place = _places((INNER + OUTPUTS - 1) // OUTPUTS, TOGETHER)
+    expert, first, size = _tile(counts_ptr, tile, EXPERTS, PADDED, ROWS)
     if size <= 0:
         return
     inside = tl.arange(0, ROWS) < size
     row = first + tl.arange(0, ROWS)
     token = tl.load(pairs_ptr + row, inside, other=0) // TOP
-    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    output = place * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output = output < INNER
     gate_row = output * 2 if INTERLEAVED else output
     up_row = gate_row + 1 if INTERLEAVED else output + INNER
@@ -209,19 +224,21 @@ def _down_kernel(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     CHUNK: tl.constexpr,
+    TOGETHER: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
     """Write each pair's part of its token's sum, in the order of tokens."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
-    expert, first, size = _tile(counts_ptr, tl.program_id(1), EXPERTS, PADDED, ROWS)
+    tile, place = _places((HIDDEN + OUTPUTS - 1) // OUTPUTS, TOGETHER)
+    expert, first, size = _tile(counts_ptr, tile, EXPERTS, PADDED, ROWS)
     if size <= 0:
         return
     inside = tl.arange(0, ROWS) < size
     row = first + tl.arange(0, ROWS)
     pair = tl.load(pairs_ptr + row, inside, other=0)
-    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    output = place * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output = output < HIDDEN
     column = tl.arange(0, CHUNK)
     inner_place = inner_ptr + row[:, None].to(tl.int64) * COLUMNS + column[None, :]

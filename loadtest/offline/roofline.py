@@ -72,7 +72,7 @@ def needs_of(plan: StepPlan | None, tokens_filled: int, info: EngineInfo) -> Nee
     prefill_keys, prefill_pairs = _attention(plan, prefills, info.windows[:-1])
     prefill_keys += prefill_tokens  # in the last layer they are written only
     distinct = min(1.0, tokens_filled / plan.context_lens.sum())
-    key_bytes = distinct * info.bytes_per_block / info.block_size / layers
+    key_bytes = distinct * info.bytes_per_block * info.capacity.pages / info.block_size / layers
     dtype: torch.dtype = getattr(torch, info.dtype)
     sampled = len(np.unique(plan.sample_tokens[plan.sample_tokens >= plan.num_decodes]))
     # A product and a sum for each weight; as many for a pair's score, and for its value.

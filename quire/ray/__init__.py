@@ -21,5 +21,7 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "ray":
             raise
-        raise ImportError("quire.ray needs Ray Serve: pip install 'quire[ray]'") from None
+        raise ImportError(
+            "quire.ray needs Ray Serve: pip install -c constraints.txt '.[ray]' beside its sources"
+        ) from None
     return app

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayError
-from ray.serve.exceptions import BackPressureError
+from ray.serve.exceptions import BackPressureError, RayServeException
 
 from quire.ray.leases import HEADER
 from quire.ray.wish import Ranks, Wish
@@ -34,6 +34,7 @@ class RayState(RouterState):
         super().__init__(config, MAX_HELD_BYTES)
         self._handle = handle
         self._known: dict[str, Replica] = {}
+        self._down_since: dict[str, float] = {}  # by URLs
         self._leases: set[asyncio.Task[None]] = set()
 
     @property
@@ -58,7 +59,7 @@ class RayState(RouterState):
         """Raises ApiError 503 if Ray cannot say."""
         try:
             await self._handle.peek.remote(Wish(self._any))
-        except RayError as error:
+        except (RayError, RayServeException) as error:
             raise not_ready(f"Ray cannot say which replicas there are: {error}", 2) from None
         return list(self._known.values())
 
@@ -77,8 +78,6 @@ class RayState(RouterState):
 
     async def place(self, location: Location, tried: set[Replica]) -> Placement:
         wanted: Placement | None = None
-        for replica in tried:
-            asyncio.get_running_loop().call_later(FORGIVEN_SECONDS, _forgive, replica)
 
         def rank(urls: list[str]) -> Ranks:
             nonlocal wanted
@@ -124,7 +123,7 @@ class RayState(RouterState):
             except BackPressureError:
                 message = "so many requests wait for a replica already"
                 raise ApiError(429, message, code="queue_full", retry_after=1) from None
-            except RayError:  # the replica died
+            except (RayError, RayServeException):  # the replica died
                 continue
             finally:
                 missing.cancel()
@@ -142,8 +141,13 @@ class RayState(RouterState):
         return [urls]
 
     def _note(self, urls: list[str]) -> None:
-        """These replicas there are."""
+        """These replicas there are. One that failed may have done so once only."""
+        now = time.monotonic()
         self._known = {url: self._known.get(url) or Replica(url, up=True) for url in urls}
+        down = [replica for replica in self._known.values() if not replica.up]
+        self._down_since = {replica.url: self._down_since.get(replica.url, now) for replica in down}
+        for replica in down:
+            replica.up = now - self._down_since[replica.url] >= FORGIVEN_SECONDS
 
 
 def _two_of(replicas: Sequence[Replica]) -> list[str]:
@@ -157,14 +161,10 @@ def _hear(first: asyncio.Future[Any]) -> None:
         first.exception()
 
 
-def _forgive(replica: Replica) -> None:
-    replica.up = True
-
-
 async def _wait_for_end(answers: Any) -> None:
     """Ray must be told of a call's end by somebody who listens."""
     try:
         async for _ in answers:
             pass
-    except RayError:
+    except (RayError, RayServeException):
         return

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from quire.service.answer.redis_responses import FAILURES, RedisResponses
+from quire.service.answer.redis_responses import FAILURES, UNSURE, RedisResponses
 from quire.service.answer.stored_responses import ResponseStore, StoredResponse
 from quire.service.errors import ApiError, bad_value
 from quire.service.metrics.counts import Metrics
@@ -35,6 +35,7 @@ class KeptResponses:
         self._writer: asyncio.Task[None] | None = None
         self._writes = asyncio.Lock()  # or what is deleted could be written after all
         self._away_until = 0.0
+        self._unsure: set[tuple[str, str]] = set()  # in memory, and perhaps in Redis
         self._metrics = metrics
         metrics.response_store = "memory" if shared is None else "redis"
 
@@ -87,10 +88,12 @@ class KeptResponses:
     async def delete(self, tenant: str, response_id: str) -> None:
         """Raises ApiError 404, or 503 if Redis may have it and does not answer."""
         async with self._writes:
-            if self._memory.forget(tenant, response_id):
-                return
-            shared = self._shared
-            if shared is None or not await self._asked(lambda: shared.delete(tenant, response_id)):
+            key, shared = (tenant, response_id), self._shared
+            there = False
+            if shared is not None and (key in self._unsure or self._memory.find(*key) is None):
+                there = await self._asked(lambda: shared.delete(tenant, response_id))
+                self._unsure.discard(key)
+            if not self._memory.forget(*key) and not there:
                 raise _not_found(response_id)
 
     async def written(self) -> None:
@@ -138,9 +141,12 @@ class KeptResponses:
                         await shared.keep(*key, response)
                         self._memory.forget(*key)
             except FAILURES as error:
+                if isinstance(error, UNSURE):
+                    self._unsure.add(key)
                 self._failed(error)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
+                self._unsure.discard(key)
                 self._answered()
 
     def _failed(self, error: Exception) -> None:

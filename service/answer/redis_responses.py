@@ -11,8 +11,10 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from quire.service.answer.stored_responses import StoredResponse
+from quire.service.text.rendering import TemplateMessage
 
 FAILURES = (redis.RedisError, OSError, ValueError)  # ValueError: an answer that makes no sense
+UNSURE = redis.TimeoutError  # Redis may do what it was told all the same
 _TIMEOUT = 0.5  # seconds, as that of the registry
 _PREFIX = "quire:{responses}:"  # in braces: of one slot of a cluster
 
@@ -50,6 +52,17 @@ end
 redis.call('ZADD', prefix .. 'index:' .. tenant, string.format('%d', now + life), member)
 local bytes = tonumber(redis.call('HGET', prefix .. 'bytes', tenant) or 0)
 redis.call('HSET', prefix .. 'bytes', tenant, string.format('%d', bytes + size))
+local everybody, taken = redis.call('HGETALL', prefix .. 'bytes'), 0
+for at = 2, #everybody, 2 do taken = taken + tonumber(everybody[at]) end
+if taken > tonumber(ARGV[7]) then
+  local before = string.format('(%d', now)
+  for at = 1, #everybody, 2 do
+    local index = prefix .. 'index:' .. everybody[at]
+    for _, old in ipairs(redis.call('ZRANGEBYSCORE', index, '-inf', before)) do
+      drop(prefix, everybody[at], old)
+    end
+  end
+end
 while true do
   local total, most, whose = 0, 0, nil
   local all = redis.call('HGETALL', prefix .. 'bytes')
@@ -83,6 +96,23 @@ return 1
 )
 
 
+class _Kept(msgspec.Struct, frozen=True):
+    rest: StoredResponse  # all but the conversation
+    conversation: bytes  # JSON, since MessagePack has no integers beyond 64 bits, which a call may have
+
+
+def _encoded(response: StoredResponse) -> bytes:
+    rest = msgspec.structs.replace(response, conversation=[])
+    return msgspec.msgpack.encode(_Kept(rest, msgspec.json.encode(response.conversation)))
+
+
+def _decoded(data: bytes) -> StoredResponse:
+    """Raises msgspec.DecodeError."""
+    kept = msgspec.msgpack.decode(data, type=_Kept)
+    conversation = msgspec.json.decode(kept.conversation, type=list[TemplateMessage])
+    return msgspec.structs.replace(kept.rest, conversation=conversation)
+
+
 class RedisResponses:
     """Methods raise one of FAILURES within about a second."""
 
@@ -101,7 +131,7 @@ class RedisResponses:
 
     async def keep(self, tenant: str, response_id: str, response: StoredResponse) -> None:
         """Those that are larger than all the room are not kept."""
-        data = msgspec.msgpack.encode(response)
+        data = _encoded(response)
         if len(data) > self._max_bytes:
             return
         items = " ".join(response.items)
@@ -111,7 +141,7 @@ class RedisResponses:
     async def find(self, tenant: str, response_id: str) -> StoredResponse | None:
         data = await self._client.hget(f"{_PREFIX}kept:{tenant}:{response_id}", "data")
         try:
-            return None if data is None else msgspec.msgpack.decode(data, type=StoredResponse)
+            return None if data is None else _decoded(data)
         except msgspec.DecodeError:  # of a version that keeps them otherwise
             return None
 

@@ -126,6 +126,8 @@ def _missed(miss: Miss) -> str:
             return f"{begin}what follows fills no block, and only full ones are kept"
         case "last_token":
             return f"{begin}the last block is computed for the logits of its last token"
+        case "behind_window":
+            return f"{begin}it is cached, but no longer what layers with windows read there"
         case "prompt_logprobs":
             return f"{begin}prompt_logprobs has all that follow computed"
         case "off":

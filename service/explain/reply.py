@@ -31,6 +31,7 @@ MissReason = Literal[
     "never_seen",
     "partial_block",
     "last_token",
+    "behind_window",
     "prompt_logprobs",
     "off",
 ]

@@ -137,6 +137,11 @@ class _Families(Collector):
             "Sum of a token's hidden states over the ranks, as timed at start; 0 with one rank",
             ({}, info.all_reduce_seconds),
         )
+        yield gauge(
+            "quire_kv_behind_window_blocks",
+            "Blocks of running sequences that layers with windows have given back",
+            ({}, stats.behind_window_blocks),
+        )
         slots = stats.active_blocks * info.block_size
         waste = 1 - stats.tokens_filled / slots if slots else 0.0
         yield gauge("quire_kv_fragmentation_ratio", "Slots of active blocks that hold no token", ({}, waste))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.clients.conftest import CLIENTS, SAID
+from tests.clients.recorder import Recorder
 from tests.service.live import Live
 
+RECORD = os.environ.get("QUIRE_RECORD")
 COMMAND, GIVES = "echo $((6 * 7))-quire", "42-quire"
 
 
@@ -31,35 +35,59 @@ def run(folder: Path, *command: str, **environment: str) -> str:
     return done.stdout
 
 
+@contextmanager
+def reached(live: Live, name: str, home: Path) -> Iterator[str]:
+    """Where an agent reaches the server; with QUIRE_RECORD, a folder, what it sends is kept there."""
+    if not RECORD:
+        yield live.url
+        return
+    private = {
+        str(home): "/home/dev/project",
+        re.sub("[/_]", "-", str(home)): "-home-dev-project",
+        os.uname().release: "6.1.0",
+    }
+    recorder = Recorder(live.url, Path(RECORD) / name, private)
+    try:
+        yield recorder.url
+    finally:
+        recorder.close()
+
+
 def test_claude_code(serve_model: Callable[..., Live], tmp_path: Path) -> None:
     live = serve_model("Bash", {"command": COMMAND, "description": "Count"}, GIVES)
-    out = run(
-        tmp_path,
-        *("claude", "-p", "Count.", "--output-format", "json", "--allowedTools", "Bash"),
-        ANTHROPIC_BASE_URL=live.url,
-        ANTHROPIC_AUTH_TOKEN="none",
-        ANTHROPIC_MODEL="tiny",
-        ANTHROPIC_DEFAULT_HAIKU_MODEL="tiny",
-        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
-    )
+    with reached(live, "claude_code", tmp_path) as url:
+        out = run(
+            tmp_path,
+            *("claude", "-p", "Count.", "--output-format", "json", "--allowedTools", "Bash"),
+            ANTHROPIC_BASE_URL=url,
+            ANTHROPIC_AUTH_TOKEN="none",
+            ANTHROPIC_MODEL="tiny",
+            ANTHROPIC_DEFAULT_HAIKU_MODEL="tiny",
+            CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+        )
     result = json.loads(out)
     assert (result["result"], result["num_turns"], result["is_error"]) == (SAID, 2, False)
 
 
-def test_codex(serve_model: Callable[..., Live], tmp_path: Path) -> None:
-    live = serve_model("exec_command", {"cmd": COMMAND}, GIVES)
-    settings = f"""
+SETTINGS = """
 model = "tiny"
 model_provider = "quire"
 
 [model_providers.quire]
 name = "Quire"
-base_url = "{live.url}/v1"
+base_url = "URL/v1"
 wire_api = "responses"
 """
-    (tmp_path / "config.toml").write_text(settings)
+
+
+def test_codex(serve_model: Callable[..., Live], tmp_path: Path) -> None:
+    live = serve_model("exec_command", {"cmd": COMMAND}, GIVES)
     free = "--dangerously-bypass-approvals-and-sandbox"
-    out = run(tmp_path, "codex", "exec", "--skip-git-repo-check", free, "Count.", CODEX_HOME=str(tmp_path))
+    with reached(live, "codex", tmp_path) as url:
+        (tmp_path / "config.toml").write_text(SETTINGS.replace("URL", url))
+        out = run(
+            tmp_path, "codex", "exec", "--skip-git-repo-check", free, "Count.", CODEX_HOME=str(tmp_path)
+        )
     assert out.strip() == SAID
     first, second = live.engine.streams
     assert len(second.prompt) > len(first.prompt)

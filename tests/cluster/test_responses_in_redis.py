@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from quire.loadtest.servers.redis_server import RedisServer
@@ -17,6 +18,11 @@ from quire.service.answer.stored_responses import ResponseStore, StoredResponse
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError
 from quire.service.metrics.counts import Metrics
+from quire.service.text.template import ChatTemplate
+from quire.service.text.tokenizer import Tokenizer
+from tests.service import tiny_tokenizers
+from tests.service.conftest import CHAT_TEMPLATE
+from tests.service.live import Live
 
 pytestmark = pytest.mark.anyio
 SAID = StoredResponse(
@@ -119,6 +125,30 @@ async def test_a_redis_that_is_away_is_told_of_and_refuses_only_what_needs_it(
         await replica.responses.close()
     finally:
         server.kill()
+
+
+def test_a_conversation_goes_on_after_a_restart(server: RedisServer) -> None:
+    """As OpenAI's own client has it; a call's key is asked for as ever."""
+    tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(CHAT_TEMPLATE, {}))
+    made: dict[str, Any] = {"response_store": "redis", "redis_url": server.url, "api_keys": ("alice", "bob")}
+
+    def clients(live: Live) -> list[openai.OpenAI]:
+        return [openai.OpenAI(base_url=f"{live.url}/v1", api_key=key) for key in ("alice", "bob")]
+
+    before = Live(tokenizer, **made)
+    first = clients(before)[0].responses.create(model="tiny", input="hello", max_output_tokens=4)
+    assert before.end() == 0
+    after = Live(tokenizer, **made)
+    alice, bob = clients(after)
+    second = alice.responses.create(
+        model="tiny", input="more", previous_response_id=first.id, max_output_tokens=4
+    )
+    assert alice.responses.retrieve(first.id) == first
+    listed = alice.responses.input_items.list(second.id, order="asc", limit=2)
+    assert len(list(listed)) == 3, "of several pages"
+    with pytest.raises(openai.NotFoundError):
+        bob.responses.retrieve(first.id)
+    assert after.end() == 0
 
 
 def test_it_needs_a_redis() -> None:

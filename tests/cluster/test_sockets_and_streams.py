@@ -129,6 +129,7 @@ def test_a_stored_response_is_found_where_it_is(cluster: Cluster) -> None:
         model="tiny", input="c", max_output_tokens=5, previous_response_id=second.id
     )
     assert stranger.responses.retrieve(third.id) == third
+    assert len(list(stranger.responses.input_items.list(third.id))) == 5
     stranger.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)

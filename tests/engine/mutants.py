@@ -647,6 +647,74 @@ MUTANTS = [
         "            entries[row, len(table)] = block\n",
         "",
     ),
+    # -- window groups -------------------------------------------------------------------------------------
+    Mutant(
+        "a block that a window still reaches is given back",
+        "memory.window_groups",
+        "        return max(0, position + 1 - self.window) // self._block_size\n",
+        "        return max(0, position + 2 - self.window) // self._block_size\n",
+    ),
+    Mutant(
+        "a window that is no longer cached is found",
+        "memory.window_groups",
+        "            if logical >= first:  # nothing that reads this block can be found\n",
+        "            if False:\n",
+    ),
+    Mutant(
+        "a window is looked for in one group only",
+        "memory.window_groups",
+        "                end, at = logical, -1\n",
+        "                end = logical\n",
+    ),
+    Mutant(
+        "a window's block that is given back stays in the pool",
+        "memory.window_groups",
+        "            self._release(group, behind, moves)\n",
+        "",
+    ),
+    Mutant(
+        "a computing block of a window that nobody forgets",
+        "memory.window_groups",
+        "                group.cache.forget(block)\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "a fork of a window without references",
+        "memory.window_groups",
+        "            self._pool.share(new)\n",
+        "",
+    ),
+    Mutant(
+        "a block that others share is written in a window group",
+        "memory.window_groups",
+        "        return self._pool.count(block) == 1 and block not in group.cache\n",
+        "        return True\n",
+    ),
+    Mutant(
+        "the device is not told of a copy's table in a window group",
+        "memory.window_groups",
+        "                moves.entries[row, logical] = destination\n",
+        "",
+    ),
+    Mutant(
+        "the device is not told of the shared twin in a window group",
+        "memory.window_groups",
+        "                    moves.entries[row, logical] = found\n",
+        "",
+    ),
+    Mutant(
+        "the device is not told of the windows of who comes back",
+        "memory.window_groups",
+        "            for logical, block in enumerate(table.blocks, table.first):\n"
+        "                moves.entries[row, logical] = block\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "what a row gave back is counted for the next in it",
+        "memory.window_groups",
+        "        self._rows.given_back[sequence.row] = 0\n",
+        "",
+    ),
     # -- grammars ------------------------------------------------------------------------------------------
     Mutant(
         "a token that its grammar does not hear of",

@@ -12,6 +12,7 @@ from quire.engine.arrays import Logprobs
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.schedule.plan import Runner, StepPlan, StepResult
 from quire.engine.sequences.beam_search import BeamSearch
+from quire.engine.sequences.rows import table_stride
 from tests.engine.toy_grammar import Reading, tokens_in
 
 Slot = tuple[int, int, int]
@@ -114,13 +115,22 @@ class OracleHandle:
 class OracleRunner(Runner):
     """Executes plans on a toy cache of (position, token) pairs, exactly in the order of the contract."""
 
-    def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, num_host_blocks: int = 0) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        num_host_blocks: int = 0,
+        windows: tuple[int, ...] = (),
+    ) -> None:
+        self.windows = windows
+        self.stride = table_stride(max_num_seqs)
         self.block_size = block_size
         self.cache: list[list[Slot | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.host: list[list[Slot | None]] = [[None] * block_size for _ in range(num_host_blocks)]
         self.asked = 0  # how often, whether transfers are done
         self.delay: Callable[[], int] = lambda: 0  # of the next transfer, in steps beyond its own
-        self.tables = np.full((max_num_seqs, num_blocks + 1), -1, np.int64)
+        self.tables = np.full((self.stride * (1 + len(windows)), num_blocks + 1), -1, np.int64)
         self.last = [0] * max_num_seqs
         self.state: dict[int, tuple[SamplingParams, int]] = {}
         self.candidates: dict[int, int] = {}
@@ -150,15 +160,16 @@ class OracleRunner(Runner):
         assert next(given, None) is None
         written = set()
         for (row, position), token in zip(tokens, ids, strict=True):
-            block = self.tables[row, position // self.block_size]
-            slot = (int(block), position % self.block_size)
-            assert slot not in written, f"slot {slot} is written twice in one step"
-            written.add(slot)
-            self.cache[slot[0]][slot[1]] = (position, token, 0)
+            for slot in self._slots(row, position):
+                assert slot not in written, f"slot {slot} is written twice in one step"
+                written.add(slot)
+                self.cache[slot[0]][slot[1]] = (position, token, 0)
         for row, position in tokens:  # all are in the cache before any is read, as in a layer
-            block, offset = self.tables[row, position // self.block_size], position % self.block_size
+            (block, offset), *_ = self._slots(row, position)
             _, token, _ = self.cache[block][offset] or (0, 0, 0)
-            self.cache[block][offset] = (position, token, self._read(row, position))
+            history = self._read(row, position, position)
+            for block, offset in self._slots(row, position):
+                self.cache[block][offset] = (position, token, history)
         self.tokens_computed += len(tokens)
         sampled: list[int] = []
         histories: list[int] = []
@@ -173,7 +184,7 @@ class OracleRunner(Runner):
         ):
             source, last_position = tokens[index]
             assert position == last_position + 1
-            history = self._read(source, position)
+            history = self._read(source, position, last_position)
             histories.append(history)
             assert (i in masks) == bool(self.state[row][0].grammar)
             allowed = tokens_in(masks[i]) if i in masks else None
@@ -201,9 +212,25 @@ class OracleRunner(Runner):
 
         return arrive
 
-    def _read(self, row: int, length: int) -> int:
-        """Hash of the first `length` tokens of `row`, each of which was computed from the right ones."""
+    def _slots(self, row: int, position: int) -> list[tuple[int, int]]:
+        """Where each cache group keeps `position` of `row`."""
+        logical, offset = divmod(position, self.block_size)
+        tables = range(row, len(self.tables), self.stride)
+        return [(int(self.tables[table, logical]), offset) for table in tables]
+
+    def _read(self, row: int, length: int, query: int) -> int:
+        """Hash of the first `length` tokens of `row`, each of which was computed from the right ones.
+
+        Window groups must have of them what a token at position `query` sees.
+        """
         history = 0
+        for number, window in enumerate(self.windows, 1):
+            for position in range(max(0, query + 1 - window), length):
+                slots = self._slots(row, position)
+                block, offset = slots[number]
+                assert self.cache[block][offset] == self.cache[slots[0][0]][offset], (
+                    f"group {number} of row {row} has something else at {position}, seen from {query}"
+                )
         for position in range(length):
             entry = self.cache[self.tables[row, position // self.block_size]][position % self.block_size]
             assert entry is not None, f"row {row} reads position {position}, which nobody wrote"

@@ -63,7 +63,8 @@ class CheckedScheduler(Scheduler):
 
     def _find(self, sequence: Sequence) -> Found:
         found = self.blocks.match(sequence)
-        assert found == plain_match(sequence.prefixes, self.blocks.cache, self.blocks.host.cache)
+        if self.blocks.windows is None:
+            assert found == plain_match(sequence.prefixes, self.blocks.cache, self.blocks.host.cache)
         return super()._find(sequence)
 
     def _may_enter(self, only: Collection[SequenceGroup] | None) -> list[SequenceGroup]:
@@ -124,9 +125,18 @@ def make_core(
     mode: PreemptionMode = "recompute",
     pushed: random.Random | None = None,
     delays: random.Random | None = None,
+    windows: tuple[int, ...] = (),
 ) -> EngineCore:
     """`delays`: of the transfers, which else are done with their steps."""
-    capacity = Capacity(num_blocks, block_size, max_num_seqs, max_model_len=1000, vocab_size=VOCAB)
+    capacity = Capacity(
+        num_blocks,
+        block_size,
+        max_num_seqs,
+        max_model_len=1000,
+        vocab_size=VOCAB,
+        windows=windows,
+        step_tokens=budget,
+    )
     hasher = BlockHasher(block_size, seed=0) if caching else None
     kind = CheckedScheduler if pushed is None else PushedScheduler
     scheduler = kind(capacity, budget, EOS, hasher=hasher, num_host_blocks=num_host_blocks)
@@ -135,7 +145,7 @@ def make_core(
     # By these costs `auto` swaps groups that fill, or share, more than five in six of their slots.
     policy = PreemptionPolicy(mode=mode, seconds_per_block=1.0, seconds_per_token=2.4 / block_size)
     scheduler.preemption = CheckedPreemption(scheduler.state, policy)
-    runner = OracleRunner(num_blocks, block_size, max_num_seqs, num_host_blocks)
+    runner = OracleRunner(num_blocks, block_size, max_num_seqs, num_host_blocks, windows)
     if delays is not None:
         runner.delay = lambda: delays.randint(0, LONGEST_DELAY)
     core = EngineCore(scheduler, runner, clock=lambda: 0.0, grammars=COMPILER)
@@ -158,7 +168,8 @@ def most_steps(core: EngineCore, request: Request, longest_delay: int) -> int:
     length = len(request.prompt) + params.max_tokens
     share = scheduler.max_num_batched_tokens - scheduler.rows.size + 1
     prefill = -(-params.num_sequences * length // share)
-    waits = (2 + longest_delay) * params.num_sequences * (scheduler.blocks.blocks_for(length) + 1)
+    blocks = scheduler.blocks.pages * (scheduler.blocks.blocks_for(length) + 1)
+    waits = (2 + longest_delay) * params.num_sequences * blocks
     resume = 4 + 2 * longest_delay
     return prefill + 2 * params.max_tokens + waits + resume
 
@@ -205,7 +216,10 @@ def distinct_filled(core: EngineCore) -> int:
     for sequence in scheduler.rows.sequences:
         if sequence is not None:
             context = int(scheduler.rows.context[sequence.row])
-            for i, block in enumerate(sequence.table):
+            numbered = list(enumerate(sequence.table))
+            for table in sequence.window_tables:
+                numbered += enumerate(table.blocks, table.first)
+            for i, block in numbered:
                 here = min(scheduler.blocks.block_size, max(0, context - i * scheduler.blocks.block_size))
                 filled[block] = max(filled.get(block, 0), here)
     return sum(filled.values())
@@ -241,9 +255,10 @@ def check_outputs(request: Request, got: dict[tuple[int, int], list[Output]], do
             assert [entry and entry.token for entry in everyone] == [None, *request.prompt[1:]]
 
 
-def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
+def simulate(seed: int, *, pushed: bool = False, windows: tuple[int, ...] = ()) -> Counter[str]:
     """Twelve random requests from their arrival to their end. Returns how often each thing came about.
 
+    windows: of cache groups after the first, as `Capacity` has them.
     `pushed`: groups are preempted at random moments too, so there is no bound on how long anyone waits.
     """
     rng = random.Random(seed)
@@ -255,6 +270,8 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
     slow_transfers = seed % 7 == 5
     longest_delay = LONGEST_DELAY if slow_transfers else 0
     host = rng.choice([0, num_blocks // 3, num_blocks])
+    if windows:
+        num_blocks, host = num_blocks * (1 + len(windows)), host * (1 + len(windows))
     mode: PreemptionMode = rng.choice(["swap", "auto", "recompute"])
     core = make_core(
         num_blocks,
@@ -266,6 +283,7 @@ def simulate(seed: int, *, pushed: bool = False) -> Counter[str]:
         mode=mode,
         pushed=random.Random(seed) if pushed else None,
         delays=random.Random(seed) if slow_transfers else None,
+        windows=windows,
     )
     scheduler = core.scheduler
     if caching and seed % 5 == 3 and num_blocks * block_size >= 16:

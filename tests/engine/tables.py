@@ -16,10 +16,17 @@ class Tables:
     """A block manager, and sequences in its rows that write as told."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, hasher: BlockHasher | None = None, num_host_blocks: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        hasher: BlockHasher | None = None,
+        num_host_blocks: int = 0,
+        windows: tuple[int, ...] = (),
+        max_tokens: int = 1000,
     ) -> None:
-        self.rows = Rows(16, 1000, block_size)
-        self.blocks = BlockManager(num_blocks, block_size, self.rows, hasher, num_host_blocks)
+        self.rows = Rows(16, max_tokens, block_size)
+        self.blocks = BlockManager(num_blocks, block_size, self.rows, hasher, num_host_blocks, windows)
         self.sequences: list[Sequence] = []
 
     def group(self, prompt: list[int], n: int = 1, salt: str = "") -> list[Sequence]:
@@ -37,7 +44,7 @@ class Tables:
             sequence.append(token)
         for position in range(int(self.rows.context[sequence.row]), len(sequence.tokens)):
             self.blocks.grow(sequence, position + 1)
-            if not self.blocks.is_writable(sequence, position):
+            while not self.blocks.is_writable(sequence, position):
                 self.blocks.copy_on_write(sequence, position)
             self.rows.context[sequence.row] = position + 1
 

@@ -43,7 +43,7 @@ def model(model_folder: Callable[[str], Path]) -> ModelConfig:
         {},
         *({"num_heads": group} for group in (1, 2, 8)),
         {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
-        {"windows": (0, 20) * 4},
+        {"num_layers": 16, "windows": (0, 20) * 8},  # eight of each kind to a block
         {"num_layers": 5, "windows": (0,) * 5},
     ],
 )
@@ -59,6 +59,7 @@ def test_on_hopper_bfloat16_is_held_in_fp12(model: ModelConfig, changes: dict[st
         *({"head_dim": head_dim} for head_dim in (32, 80, 96, 256)),
         {"windows": (20,) * 8},
         {"num_layers": 4, "windows": (0,) * 4},  # with one dequantized they take no less memory
+        {"windows": (0, 20) * 4},  # nor do they of each kind
     ],
 )
 def test_models_that_it_does_not_suit_keep_their_type(model: ModelConfig, changes: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, permutations
 from typing import ClassVar
@@ -31,6 +32,7 @@ from quire.engine.memory.prefix_cache import Found, PrefixCache
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.sequences.rows import Rows
 from quire.engine.sequences.sequence import NO_ROW, Sequence, SequenceGroup
+from quire.engine.sequences.window_table import WindowTable
 from tests.engine.memory_model import Content, Histories, LateMemory
 from tests.engine.nightly import NIGHTLY
 
@@ -103,6 +105,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     """Sequences made by hand, moved as the scheduler may move them, and in orders that it never would."""
 
     done: ClassVar[Counter[str]] = Counter()  # over all runs: how often each thing came about
+    windows: ClassVar[tuple[int, ...]] = ()
 
     @initialize(
         block_size=st.sampled_from([1, 2, 4]),
@@ -119,7 +122,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.caching = caching
         self.size = block_size
         self.rows = Rows(ROWS, MAX_TOKENS, block_size)
-        self.blocks = BlockManager(num_blocks, block_size, self.rows, hasher, num_host_blocks)
+        pages = 1 + len(self.windows)
+        num_blocks, num_host_blocks = pages * num_blocks, pages * num_host_blocks
+        self.blocks = BlockManager(num_blocks, block_size, self.rows, hasher, num_host_blocks, self.windows)
         self.memory = LateMemory(num_blocks, num_host_blocks, block_size)
         self.histories = Histories()
         self.groups: list[SequenceGroup] = []
@@ -168,8 +173,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
         pool = self.blocks.pool
         if len(found) * self.size == len(sequence.tokens) and self.blocks.is_computing(found):
             found = found.first(len(found) - 1)  # a copy of its last block would be made before it is written
-        while sum(pool.count(b) == 0 for b in found.device) + len(found.host) > pool.num_available:
-            found = found.first(len(found) - 1)
+        while sum(pool.count(b) == 0 for b in found.on_device) + len(found.host) > pool.num_available:
+            found = self.blocks.first_of(sequence, found, len(found) - 1)
         self.rows.assign(sequence)
         self.blocks.attach(sequence, found)
         self.epochs[sequence] += 1
@@ -186,6 +191,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def _written(self, sequence: Sequence, tokens: int) -> int:
         """How many of its first `tokens` do not wait for the next step to write them."""
         coming = [block in self.blocks.moves.written for block in sequence.table]
+        for table in sequence.window_tables:
+            for logical, block in enumerate(table.blocks, table.first):
+                coming[logical] |= block in self.blocks.moves.written
         return min(tokens, self.size * [*coming, True].index(True))
 
     def _await(self, group: SequenceGroup) -> None:
@@ -204,7 +212,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             for i in range(min(count, MAX_TOKENS - start)):
                 sequence.append(bits >> i & 1)
         end = min(start + count, len(sequence.tokens))
-        if start < self.rows.capacity[row] and not self.blocks.is_writable(sequence, start):
+        while start < self.rows.capacity[row] and not self.blocks.is_writable(sequence, start):
             free = self.blocks.pool.num_available
             try:
                 self.blocks.copy_on_write(sequence, start)
@@ -216,10 +224,12 @@ class BlockManagerMachine(RuleBasedStateMachine):
         try:
             self.blocks.grow(sequence, end)
         except OutOfBlocks:
-            assert self.blocks.pool.num_available == 0
+            assert self.blocks.pool.num_available < self.blocks.pages
             self.done["no room"] += 1
         end = min(end, int(self.rows.capacity[row]))
-        for block in sequence.table[start // self.size : -(-end // self.size)]:
+        begun, ended = start // self.size, -(-end // self.size)
+        windows = [table.block(at) for table in sequence.window_tables for at in range(begun, ended)]
+        for block in (*sequence.table[begun:ended], *windows):
             assert self.blocks.pool.count(block) == 1, "a block of two tables is written"
             assert not self.blocks.pool.is_kept(block), "a findable block is written"
         histories = self._histories(sequence)
@@ -272,7 +282,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     def _share(self, parent: Sequence, child: Sequence, part: int | None) -> None:
         context = int(self.rows.context[parent.row])
-        if part is not None and part * self.size <= context:
+        reached = part is not None and self.blocks.reaches(parent, part)
+        if part is not None and part * self.size <= context and reached:
             context = part * self.size
         else:
             part = None
@@ -295,13 +306,25 @@ class BlockManagerMachine(RuleBasedStateMachine):
             return
         step, self.step = self.step, Step()
         moves = self.blocks.take_moves()
-        self.memory.launch(moves, step.writes)
+        self.memory.launch(moves, self._writes_of_all_groups(step))
         self.in_flight.append((moves, step))
         for sequence in self.rows.sequences:
             if sequence is not None:
                 self.launched[sequence] = int(self.rows.context[sequence.row])
                 for logical, block in enumerate(sequence.table):
                     assert self.memory.tables[sequence.row, logical] == block, "the device was not told"
+                for number, table in enumerate(sequence.window_tables, 1):
+                    row = number * self.rows.stride + sequence.row
+                    for logical, block in enumerate(table.blocks, table.first):
+                        assert self.memory.tables[row, logical] == block, "the device was not told"
+
+    def _writes_of_all_groups(self, step: Step) -> list[tuple[int, int, int]]:
+        stride = self.rows.stride
+        return [
+            (number * stride + row, position, history)
+            for number in range(self.blocks.pages)
+            for row, position, history in step.writes
+        ]
 
     @precondition(lambda self: self.in_flight)
     @rule()
@@ -349,7 +372,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def swap_in(self, pick: int) -> None:
         groups = self.away(swapped=True)
         group = groups[pick % len(groups)]
-        needed = {block for sequence in group.live for block in sequence.host_table}
+        needed = {block for sequence in group.live for block in sequence.host_blocks}
         if len(group.live) > self.rows.num_free or len(needed) > self.blocks.pool.num_available:
             return
         for sequence in group.live:
@@ -376,6 +399,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 6))
     def spill(self, count: int) -> None:
+        if self.windows:  # whose host memory keeps no cached blocks
+            return
         self.blocks.host.spill(count, self.blocks.moves)
         self.done["spilled"] += len(self.blocks.moves.spills)
 
@@ -389,10 +414,10 @@ class BlockManagerMachine(RuleBasedStateMachine):
         if sequence.row in self.step.touched and not whole:
             return  # forks of it read what it is going to write
         ending = group.live if whole else [sequence]
-        written = chain(*(each.table for each in ending if each.row in self.step.touched))
+        written = chain(*(each.blocks for each in ending if each.row in self.step.touched))
         shared = self.blocks.moves.written.intersection(written)
         others = [s for s in self.rows.sequences if s is not None and s not in ending]
-        if any(shared.intersection(other.table) for other in others):
+        if any(shared.intersection(other.blocks) for other in others):
             return  # who shares what it computes reads that too
         self.done["left in transfer"] += group.transferring
         for each in ending:
@@ -469,8 +494,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.done["steps"] += 1
         self._check_accounts()
         self._check_tables()
-        self._check_tier(self.blocks.cache, self.blocks.pool, self.memory.device)
-        self._check_computing()
+        for cache in self.blocks.caches:
+            self._check_tier(cache, self.blocks.pool, self.memory.device)
+            self._check_computing(cache)
         self._check_tier(self.blocks.host.cache, self.blocks.host.pool, self.memory.host)
 
     def _check_accounts(self) -> None:
@@ -487,13 +513,13 @@ class BlockManagerMachine(RuleBasedStateMachine):
         for group in self.groups:
             for sequence in group.live:
                 expected = self._histories(sequence)
-                for logical, block in enumerate(sequence.table):
+                for logical, block in _numbered(sequence.table, sequence.window_tables):
                     if block in coming:
                         content = self.memory.host[coming[block]]
                     else:
                         content = self.memory.device[copied.get(block, block)]
                     self._check_block(content, expected[: self.launched[sequence]], logical)
-                for logical, block in enumerate(sequence.host_table):
+                for logical, block in _numbered(sequence.host_table, sequence.host_window_tables):
                     content = self.memory.host[block]
                     if block in leaving:
                         content = self.memory.device[leaving[block]]
@@ -505,15 +531,15 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     def _check_tier(self, cache: PrefixCache, pool: BlockPool, memory: list[Content]) -> None:
         """What is findable is written, whole and once."""
-        kept = [block for block in range(pool.num_blocks) if pool.is_kept(block)]
+        kept = [block for block in range(pool.num_blocks) if pool.is_kept(block) and block in cache]
         for block in kept:
             tokens = np.array(self.histories.tokens(memory[block]), "<i4")
             assert cache.prefix(block).content == tokens.tobytes()
-        assert len(_ends(pool, memory)) == len(kept), "two findable blocks hold the same"
+        assert len(_ends(cache, pool, memory)) == len(kept), "two findable blocks hold the same"
 
-    def _check_computing(self) -> None:
+    def _check_computing(self, cache: PrefixCache) -> None:
         """A computing block is going to be written by the next step, whole and once, or is."""
-        memory, cache = self._planned(), self.blocks.cache
+        memory = self._planned()
         for block in cache.computing:
             tokens = np.array(self.histories.tokens(memory[block]), "<i4")
             assert cache.prefix(block).content == tokens.tobytes()
@@ -526,16 +552,18 @@ class BlockManagerMachine(RuleBasedStateMachine):
         for source, destination in self.blocks.moves.copies.values():
             memory[destination] = memory[source]
         for row, position, history in self.step.writes:
-            block = self.rows.sequences[row].table[position // self.size]
-            memory[block] = list(memory[block])
-            memory[block][position % self.size] = history
+            sequence, logical = self.rows.sequences[row], position // self.size
+            for block in (sequence.table[logical], *(each.block(logical) for each in sequence.window_tables)):
+                memory[block] = list(memory[block])
+                memory[block][position % self.size] = history
         return memory
 
     def _check_found(self, sequence: Sequence, found: Found) -> None:
         """All that is findable is found, on the device first, and it is right."""
         expected = self._histories(sequence)
-        memory, computing = self._planned(), self.blocks.cache.computing
-        for logical, block in enumerate(found.device):
+        memory, pool = self._planned(), self.blocks.pool
+        windows = [WindowTable(each.first, list(each.blocks)) for each in found.windows]
+        for logical, block in _numbered(list(found.device), windows):
             self._check_block(memory[block], expected, logical)
         for logical, block in enumerate(found.host, len(found.device)):
             self._check_block(self.memory.host[block], expected, logical)
@@ -543,13 +571,34 @@ class BlockManagerMachine(RuleBasedStateMachine):
             assert not len(found)
             return
         ends = expected[self.size - 1 :: self.size]
-        on_device = _ends(self.blocks.pool, memory) | {memory[block][-1] for block in computing}
-        on_host = _ends(self.blocks.host.pool, self.memory.host)
+        on_device, *in_windows = [
+            _ends(cache, pool, memory) | {memory[block][-1] for block in cache.computing}
+            for cache in self.blocks.caches
+        ]
+        on_host = _ends(self.blocks.host.cache, self.blocks.host.pool, self.memory.host)
         count = 0
         while count < len(ends) and ends[count] in on_device:
             count += 1
+        if self.windows:
+            count = min(count, (len(expected) - 1) // self.size)
+            reads = [
+                [max(0, at * self.size + 1 - window) // self.size for at in range(count + 1)]
+                for window in self.windows
+            ]
+            whole = [
+                at
+                for at in range(count + 1)
+                if all(
+                    ends[logical] in held
+                    for held, first in zip(in_windows, reads, strict=True)
+                    for logical in range(first[at], at)
+                )
+            ]
+            count = max(whole)
+            for part, first in zip(found.windows, reads, strict=True):
+                assert part.first == first[count] and part.first + len(part.blocks) == count
         assert len(found.device) == count, "findable blocks on the device were not found"
-        while count < len(ends) and ends[count] in on_host:
+        while not self.windows and count < len(ends) and ends[count] in on_host:
             count += 1
         assert len(found) == count, "findable blocks in host memory were not found"
 
@@ -574,9 +623,24 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self.arrive()
 
 
-def _ends(pool: BlockPool, memory: list[Content]) -> set[int | None]:
+def _ends(cache: PrefixCache, pool: BlockPool, memory: list[Content]) -> set[int | None]:
     """The histories up to the end of each findable block."""
-    return {memory[block][-1] for block in range(pool.num_blocks) if pool.is_kept(block)}
+    blocks = range(pool.num_blocks)
+    return {memory[block][-1] for block in blocks if pool.is_kept(block) and block in cache}
+
+
+def _numbered(table: list[int], windows: list[WindowTable]) -> Iterator[tuple[int, int]]:
+    """Yield the blocks of all tables with their logical numbers."""
+    yield from enumerate(table)
+    for each in windows:
+        yield from enumerate(each.blocks, each.first)
+
+
+class WindowMachine(BlockManagerMachine):
+    """The same with window groups."""
+
+    done: ClassVar[Counter[str]] = Counter()
+    windows = (3, 7)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -591,3 +655,17 @@ def test_every_slot_holds_what_the_map_says(part: int) -> None:
             break
     assert done["steps"] > STEPS / PARTS, f"the runs are shorter than they were: {done}"
     assert reached > OFTEN / PARTS, f"the runs no longer reach what they are for: {done}"
+
+
+def test_every_slot_of_window_groups_holds_what_the_map_says() -> None:
+    done = WindowMachine.done
+    done.clear()
+    for number in range(60):
+        rng = random.Random(number)
+        walk = WindowMachine()
+        blocks, host_blocks = rng.randint(4, 14), rng.choice([0, 3, 14, 40])
+        walk.begin(rng.choice([1, 2, 4]), blocks, host_blocks, rng.random() < 0.9, rng.random() < 0.3)
+        walk.burst(number, 300)
+        walk.teardown()
+    unreached = [name for name in _REACHED if done[name] < 10]
+    assert unreached == ["host hits", "spilled"], done

@@ -141,6 +141,16 @@ def memory() -> None:
     module.test_a_grammar_that_is_refused_takes_its_request_along()
 
 
+def windows() -> None:
+    module = importlib.import_module("tests.engine.test_window_groups")
+    module.test_what_is_behind_the_window_is_given_back_once_it_is_computed(True)
+    module.test_a_hit_ends_where_a_window_is_no_longer_cached()
+    module.test_forks_share_and_copy_on_write_in_each_group()
+    module.test_unpublished_blocks_behind_a_window_are_forgotten_when_they_are_given_back_early()
+    for sizes in ((5,), (2, 9, 16)):
+        module.test_any_schedule_gives_the_same_tokens(sizes)
+
+
 # The quickest first.
 KILLERS: list[Callable[[], None]] = [
     examples,
@@ -159,14 +169,15 @@ def test_mutants_have_names_of_their_own() -> None:
 
 
 def test_without_a_mistake_there_is_nothing_to_notice() -> None:
-    for killer in KILLERS:
+    for killer in (*KILLERS, windows):
         killer()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mistake_is_noticed(mutant: Mutant) -> None:
+    killers = [windows] if mutant.module == "memory.window_groups" else KILLERS
     with mutated(mutant):
-        for killer in KILLERS:
+        for killer in killers:
             try:
                 killer()
             except BROKEN:

@@ -28,6 +28,7 @@ METRICS: dict[str, tuple[str, dict[str, set[str] | None]]] = {
     "quire_kv_block_references": ("gauge", {}),
     "quire_kv_tokens_filled": ("gauge", {}),
     "quire_kv_fragmentation_ratio": ("gauge", {}),
+    "quire_kv_behind_window_blocks": ("gauge", {}),
     "quire_rank_memory_bytes": ("gauge", {"rank": {"0"}}),
     "quire_all_reduce_seconds": ("gauge", {}),
     "quire_kv_copy_on_write": ("counter", {}),

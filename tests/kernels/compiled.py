@@ -59,13 +59,6 @@ def ptx_and_shared(case: Case, capability: int) -> tuple[str, int]:
     return ptx, metadata["shared"]
 
 
-def front_end(case: Case, capability: int) -> str:
-    """Return a case as the front end gives it to the compiler, without places in files."""
-    module, _, _, _ = _up_to(case, capability, ())
-    text: str = module.str_nodebug()
-    return text
-
-
 def _up_to(case: Case, capability: int, wanted: tuple[str, ...]) -> tuple[Any, Any, Any, dict[str, Any]]:
     """Run the compiler's stages that are `wanted`: their result, its context, the options, the metadata."""
     from triton._C.libtriton import ir

@@ -546,6 +546,7 @@ def experts_variants() -> dict[str, Case]:
 
     def tiled(tile: Tile) -> tuple[dict[str, object], dict[str, object]]:
         constants = {"ROWS": tile.rows, "OUTPUTS": tile.outputs, "CHUNK": tile.columns}
+        constants |= {"TOGETHER": tile.together}
         return constants, {"num_warps": tile.warps, "num_stages": tile.stages}
 
     found: dict[str, tuple[Any, dict[str, object], dict[str, object]]] = {}

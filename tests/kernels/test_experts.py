@@ -18,7 +18,7 @@ from quire.kernels.experts.weights import Experts
 from quire.kernels.gpu import KNOWN
 
 COUNT, TOP, HIDDEN, INNER = 5, 2, 40, 24
-SMALL = Tiles(Tile(16, 16, 16, 1, 1), Tile(16, 16, 16, 1, 1))
+SMALL = Tiles(Tile(16, 16, 16, 1, 1, together=2), Tile(16, 16, 16, 1, 1))
 
 
 @pytest.fixture(autouse=True)

@@ -34,14 +34,16 @@ class PagedDriver:
         self.model = model
         self.rows = rows
         blocks_per_row = -(-max_len // BLOCK_SIZE)
-        num_blocks = rows * blocks_per_row + 1
+        groups, self.group_of_layer = len(config.cache_groups), config.group_of_layer
+        num_blocks = groups * rows * blocks_per_row + 1
         held = held or UNSCALED[model.embedding.dtype]
         copy_blocks = model.backend.copy_blocks
         self.cache = KVCache(config, num_blocks, BLOCK_SIZE, held, model.embedding.device, copy_blocks)
         self.cache.blocks.fill_(0xFF)  # NaN in every type, or with a scale of NaN
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))
-        self.block_tables = torch.zeros(rows + 1, blocks_per_row, dtype=torch.int32)
-        self.block_tables[:rows] = order[: rows * blocks_per_row].view(rows, blocks_per_row).int()
+        self.tables = torch.zeros(groups, rows + 1, blocks_per_row, dtype=torch.int32)
+        self.tables[:, :rows] = order[:-1].view(groups, rows, blocks_per_row).int()
+        self.block_tables = self.tables[0]
         self.lengths = [0] * rows
 
     def step(
@@ -60,17 +62,22 @@ class PagedDriver:
         queries = self._queries(decodes, prefills, padding)
         batch = self._batch(queries, len(decodes) + padding)
         context_lens = self._context_lens(queries)
-        newest = Newest(
-            tokens=_int32([len(ids) for _, ids in queries]).cumsum(0, dtype=torch.int32) - 1,
-            queries=DecodeBatch(
-                self.block_tables,
-                rows=_int32([row for row, _ in queries]),
-                context_lens=context_lens,
-                order=context_lens.argsort(descending=True).int(),
-                workspace=DecodeGather(),
-            ),
-        )
-        logits = self._logits(replace(batch, newest=newest))
+        each = [
+            Newest(
+                tokens=_int32([len(ids) for _, ids in queries]).cumsum(0, dtype=torch.int32) - 1,
+                queries=DecodeBatch(
+                    tables,
+                    rows=_int32([row for row, _ in queries]),
+                    context_lens=context_lens,
+                    order=context_lens.argsort(descending=True).int(),
+                    workspace=DecodeGather(),
+                ),
+            )
+            for tables in self.tables
+        ]
+        others = zip(batch.other_groups, each[1:], strict=True)
+        others_with = tuple(replace(other, newest=newest) for other, newest in others)
+        logits = self._logits(replace(batch, newest=each[0], other_groups=others_with))
         return {row: own for (row, _), own in zip(queries, logits, strict=True) if row < self.rows}
 
     def _queries(self, decodes: dict[int, int], prefills: dict[int, list[int]], padding: int) -> list[Query]:
@@ -86,6 +93,13 @@ class PagedDriver:
 
     def _batch(self, queries: list[Query], num_decodes: int) -> ForwardBatch:
         """The first `num_decodes` have one token each, the rest are chunks. Lengths grow."""
+        batch, *others = [self._group_batch(queries, num_decodes, tables) for tables in self.tables]
+        for row, ids in queries:
+            if row < self.rows:
+                self.lengths[row] += len(ids)
+        return replace(batch, other_groups=tuple(others), group_of_layer=self.group_of_layer)
+
+    def _group_batch(self, queries: list[Query], num_decodes: int, tables: Tensor) -> ForwardBatch:
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -97,15 +111,17 @@ class PagedDriver:
                 positions, slots = [*positions, 0], [*slots, -1]
                 continue
             for position in range(self.lengths[row], self.lengths[row] + len(ids)):
-                block = int(self.block_tables[row, position // BLOCK_SIZE])
+                block = int(tables[row, position // BLOCK_SIZE])
                 positions.append(position)
                 slots.append(block * BLOCK_SIZE + position % BLOCK_SIZE)
-            self.lengths[row] += len(ids)
-        rows, context_lens = _int32([row for row, _ in queries]), self._context_lens(queries)
+        rows = _int32([row for row, _ in queries])
+        context_lens = _int32(
+            [0 if row == self.rows else self.lengths[row] + len(ids) for row, ids in queries]
+        )
         prefill = None
         if len(queries) > num_decodes:
             prefill = PrefillBatch(
-                self.block_tables,
+                tables,
                 rows=rows[num_decodes:],
                 query_starts=_int32([*starts[num_decodes:], len(tokens)]),
                 context_lens=context_lens[num_decodes:],
@@ -116,7 +132,7 @@ class PagedDriver:
             positions=_int32(positions),
             slots=torch.tensor(slots),
             decode=DecodeBatch(
-                self.block_tables,
+                tables,
                 rows[:num_decodes],
                 context_lens[:num_decodes],
                 _int32(list(range(num_decodes))),

@@ -148,7 +148,8 @@ FRONT = {"quire.kernels.formats.cache_spec"} | {
         *("arrays", "capacity", "client", "config", "errors", "frames", "hashing", "logs", "messages"),
         *("inspection.messages", "lab.paths", "lab.view"),
         *("records", "request_stream"),
-        *("models.attention_shape", "models.config", "models.generation_config", "models.hub"),
+        *("models.attention_shape", "models.cache_groups", "models.config"),
+        *("models.generation_config", "models.hub"),
         *("models.json_fields", "models.pooling", "models.rope_config"),
         *("registry.deployment", "registry.prompt_hasher", "registry.redis", "sequences.grammar", "urls"),
     )

@@ -65,6 +65,8 @@ def make_info(tokenizer: Tokenizer, pooling: Pooling | None = None) -> EngineInf
         "bytes_per_block": 1024,
         "max_num_seqs": 130,
         "windows": (0,),
+        "group_layers": (1,),
+        "group_windows": (),
         "rank_memory_bytes": (1 << 30,),
         "all_reduce_seconds": 0.0,
         "sampling_defaults": SamplingDefaults(),

@@ -210,6 +210,7 @@ STATED = {
     "quire_kv_block_references": 4.0,
     "quire_kv_tokens_filled": 24.0,
     "quire_kv_fragmentation_ratio": 0.25,
+    "quire_kv_behind_window_blocks": 0.0,
     "quire_kv_copy_on_write_total": 10.0,
     "quire_kv_block_allocations_total": 8.0,
     "quire_kv_block_evictions_total": 9.0,

@@ -23,6 +23,7 @@ from quire.kernels.pointwise.norm import rms_norm_reference
 # Of a vector, by its length: what other places of rounding leave, and nothing else does.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 _ROWS = 4
+_LARGE = 100.0  # of a gate: more than any limit that models have, and its square is within fp16
 _QKV = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",), ("query", "key", "value"), ("wq", "wk", "wv"))
 _OUTPUT = ("o_proj", "out_proj", "dense", "wo")
 _HEAD_NORMS = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"), ("q_layernorm", "k_layernorm"))
@@ -80,12 +81,16 @@ def gated_of(module: nn.Module) -> Gated | None:
     activation = _activation_of(module)
     if into is None or down is None or activation is None:
         return None
-    x = _noise(_ROWS, into[0].in_features, into[0].weight)
-    theirs = _called(module, x)
     gated = Gated(merged(into), merged(down), activation)
-    gate, up = gated.gate_up(x).chunk(2, dim=-1)
-    ours = gated.down(ACTIVATIONS[activation](gate) * up)
-    return gated if theirs is not None and alike(ours, theirs) else None
+    x = _noise(_ROWS, into[0].in_features, into[0].weight)
+    largest = gated.gate_up(x).abs().max().float().clamp(min=1e-2)
+    for each in (x, x * (_LARGE / largest).to(x.dtype)):  # large ones show what limits them
+        theirs = _called(module, each)
+        gate, up = gated.gate_up(each).chunk(2, dim=-1)
+        ours = gated.down(ACTIVATIONS[activation](gate) * up)
+        if theirs is None or not alike(ours, theirs):
+            return None
+    return gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +111,8 @@ def attention_of(seen: SeenLayer, positions: Tensor, rope: Tensor | None, window
     if qkv is None or output is None or {call.k.shape[-1], call.v.shape[-1]} != {head_dim} or head_dim % 2:
         return None
     norms = _head_norms(module, head_dim)
-    if norms is None:
-        return None
+    if norms is None or getattr(getattr(module, "config", None), "clip_qkv", None) is not None:
+        return None  # OLMo's limit, which few tokens may not reach
     q_norm, k_norm, eps = norms
     product, out = merged(qkv), merged(output)
     if product.weight.shape[0] != (len(call.q) + 2 * len(call.k)) * head_dim:

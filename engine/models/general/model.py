@@ -40,7 +40,7 @@ class PagedAttention:
 
     def begin(self, batch: ForwardBatch, caches: list[LayerCache]) -> None:
         """Take a step's tokens; every layer computes all of them."""
-        self._batch, self._caches = batch, caches
+        self._batches, self._caches = batch.by_layer(len(self._layers)), caches
         self._chosen = self._plans.of(batch, caches)
 
     def __call__(self, layer: int, call: Call) -> Tensor:
@@ -49,12 +49,12 @@ class PagedAttention:
             attention = replace(attention, softcap=call.softcap, sinks=call.sinks)
         parts = [_filled(part, attention.head_dim) for part in (call.q, call.k, call.v)]
         qkv = torch.cat([part.transpose(0, 1).flatten(1) for part in parts], dim=1)
-        out = self._chosen[layer].run(qkv, self._batch, attention, self._caches[layer])
+        out = self._chosen[layer].run(qkv, self._batches[layer], attention, self._caches[layer])
         heads, tokens, _ = call.q.shape
         return whole(out).view(1, tokens, heads, attention.head_dim)[..., : call.v.shape[-1]]
 
     def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:
-        return whole(self._chosen[layer].run(qkv, self._batch, attention, self._caches[layer]))
+        return whole(self._chosen[layer].run(qkv, self._batches[layer], attention, self._caches[layer]))
 
 
 def _filled(heads: Tensor, head_dim: int) -> Tensor:
@@ -123,8 +123,7 @@ class GeneralModel:
         """
         if self.fusion.decoder is not None:
             return self.fusion.decoder.run(batch, caches)
-        every = ForwardBatch(batch.tokens, batch.positions, batch.slots, batch.decode, batch.prefill)
-        self._attention.begin(every, caches)
+        self._attention.begin(replace(batch, newest=None), caches)
         positions = batch.positions.long().clamp(min=0)  # padding has −1, which no table of positions has
         return of_newest(self._decode(batch.tokens.long(), positions), batch.newest)
 

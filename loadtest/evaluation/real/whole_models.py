@@ -43,7 +43,7 @@ QWEN25_05B = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
 }
-BATCH = 16
+BATCH = 8
 WAYS: dict[str, tuple[Attend, int]] = {  # with how many sequences run at once
     "v1, concatenated blocks": (concatenated, 1),
     "v2, online softmax": (online_softmax, 1),
@@ -61,7 +61,7 @@ class Work:
 
     requests: int = BATCH
     shortest: int = 100
-    output: int = 64
+    output: int = 24
 
     def prompts(self, vocab: int) -> list[list[int]]:
         rng = torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from quire.service.api.ollama.models import served_name
 from quire.service.api.ollama.protocol import EmbeddingsRequest, EmbedRequest
 from quire.service.api.ollama.replies import EmbeddingsReply, EmbedReply
-from quire.service.api.pooling.embeddings import embedding_of, embedding_params, numbers
+from quire.service.api.pooling.embeddings import embedding_of, embedding_params, numbers, written
 from quire.service.api.pooling.prompts import respond, tokens_of
 from quire.service.api.pooling.protocol import PoolingFields
 from quire.service.http.codec import JsonResponse, decode
@@ -40,7 +40,7 @@ async def ollama_embed(state: ServerState, request: Request) -> Response:
     def reply(vectors: list[bytes]) -> EmbedReply:
         return EmbedReply(
             model=body.model,
-            embeddings=[numbers(vector) for vector in vectors],
+            embeddings=[written(vector) for vector in vectors],
             total_duration=round((time.monotonic() - began) * 1e9),
             prompt_eval_count=count,
         )

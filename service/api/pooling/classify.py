@@ -35,7 +35,8 @@ async def classify(state: ServerState, request: Request) -> Response:
     prompts = await tokens_of(state, body.inputs, "input", body)
     activation: Literal["none", "sigmoid", "softmax"] = "none"
     if body.use_activation is not False:
-        activation = "softmax" if pooling.labels > 1 else "sigmoid"
+        one_fits = pooling.labels > 1 and pooling.activation != "sigmoid"
+        activation = "softmax" if one_fits else "sigmoid"
     usage = PoolingUsage(sum(map(len, prompts)), sum(map(len, prompts)))
 
     def reply(vectors: list[bytes]) -> ClassifyReply:

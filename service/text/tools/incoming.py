@@ -218,7 +218,9 @@ class Told:
         return CallArguments(f"{before}{json.dumps(name, ensure_ascii=False)}: ")
 
     def value(self, value: Any) -> CallArguments:
-        return CallArguments(json.dumps(value, ensure_ascii=False))
+        text = json.dumps(value, ensure_ascii=False)
+        # Python's "\ud83d\ude00" are two surrogates, which JSON's are one character.
+        return CallArguments(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
 
     def end(self) -> CallArguments:
         return CallArguments("}" if self._before == ", " else "{}")

@@ -74,7 +74,9 @@ def _keyword(incoming: Incoming) -> Steps[str]:
 def _parsed(text: str) -> Any:
     """Raises NoCall."""
     try:
-        return _value(ast.parse(text.strip(), mode="eval").body)
+        value = _value(ast.parse(text.strip(), mode="eval").body)
+        json.dumps(value, allow_nan=False)  # 1e999 is no JSON, nor is an integer that Python does not print
+        return value
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise NoCall from None
 

@@ -1,0 +1,308 @@
+"""Block tables of layers that see a window: what is behind it is given back while a sequence goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from quire.engine.hashing import Prefix
+from quire.engine.memory.moves import Moves
+from quire.engine.memory.pool import BlockPool
+from quire.engine.memory.prefix_cache import PrefixCache
+from quire.engine.memory.window_blocks import WindowBlocks
+from quire.engine.sequences.rows import Rows
+from quire.engine.sequences.sequence import Sequence as TokenSequence
+from quire.engine.sequences.window_table import WindowTable
+
+
+class WindowGroup:
+    """Layers that keep the last `window` tokens. Its tables are those of `number` times `stride` + a row."""
+
+    def __init__(self, number: int, window: int, block_size: int, stride: int, num_blocks: int) -> None:
+        self.window = window
+        self.cache = PrefixCache(num_blocks)
+        self._block_size = block_size
+        self._first_table = number * stride
+
+    def table_row(self, row: int) -> int:
+        """Return where the device has the table of `row`."""
+        return self._first_table + row
+
+    def first_block(self, position: int) -> int:
+        """Return the first logical block that tokens from `position` on read."""
+        return max(0, position + 1 - self.window) // self._block_size
+
+
+class WindowGroups:
+    """The cache groups after the first one, which keeps all tokens and is the block manager's own.
+
+    All draw blocks from one pool, and a group's logical block i is of the same tokens in each. What is done
+    to a sequence's table is done to its window tables here; the manager says when.
+    """
+
+    def __init__(self, windows: Sequence[int], block_size: int, pool: BlockPool, rows: Rows) -> None:
+        self._groups = [
+            WindowGroup(number, window, block_size, rows.stride, pool.num_blocks)
+            for number, window in enumerate(windows, 1)
+        ]
+        self._block_size = block_size
+        self._pool = pool
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def caches(self) -> list[PrefixCache]:
+        return [group.cache for group in self._groups]
+
+    def _tables(self, sequence: TokenSequence) -> Iterator[tuple[WindowGroup, int, WindowTable]]:
+        """Yield each group, where the device has its table of `sequence`, and that, if it has blocks."""
+        tables = sequence.window_tables
+        for group, table in zip(self._groups, tables, strict=bool(tables)):
+            yield group, group.table_row(sequence.row), table
+
+    def _begin(self, sequence: TokenSequence) -> None:
+        if not sequence.window_tables:
+            sequence.window_tables = [WindowTable() for _ in self._groups]
+
+    def given_back(self, row: int) -> int:
+        """Return how many tokens the tables of `row` have given back, or never had."""
+        return int(self._rows.given_back[row])
+
+    def _note_given_back(self, sequence: TokenSequence) -> None:
+        blocks = sum(table.first for table in sequence.window_tables)
+        self._rows.given_back[sequence.row] = blocks * self._block_size
+
+    # -- growing and sharing ---------------------------------------------------------------------------
+
+    def grow(self, sequence: TokenSequence, blocks: list[int], moves: Moves) -> None:
+        """Add `blocks` to the tables of `sequence`, to each as many."""
+        self._begin(sequence)
+        count = len(blocks) // len(self._groups)
+        for at, (_, row, table) in enumerate(self._tables(sequence)):
+            own = blocks[at * count : (at + 1) * count]
+            for logical, block in enumerate(own, table.end):
+                moves.entries[row, logical] = block
+            table.blocks += own
+
+    def fork(self, parent: TokenSequence, child: TokenSequence, end: int, moves: Moves) -> None:
+        """Have `child` share the blocks that `parent` has before logical block `end`, and no others."""
+        self._begin(child)
+        self._begin(parent)
+        theirs = iter(parent.window_tables)
+        for group, row, own in self._tables(child):
+            table = next(theirs)
+            self._replace(group, row, own, table.first, table.blocks[: max(0, end - table.first)], moves)
+        self._note_given_back(child)
+
+    def follow(self, parent: TokenSequence, child: TokenSequence, position: int, moves: Moves) -> int | None:
+        """Do as `BlockManager.follow`; return how many blocks are copied, None if one is shared instead."""
+        logical, begun = position // self._block_size, position % self._block_size > 0
+        self._begin(child)
+        self._begin(parent)
+        copies, shares = 0, False
+        theirs = iter(parent.window_tables)
+        for group, row, own in self._tables(child):
+            table = next(theirs)
+            blocks = list(table.blocks)
+            kept = begun and own.first <= logical < own.end and self._is_own(group, own.block(logical))
+            copied = kept and not self._pool.is_held(own.block(logical))
+            if copied:
+                blocks[logical - table.first] = own.block(logical)
+            self._replace(group, row, own, table.first, blocks, moves)
+            if copied:
+                self._copy(row, table.block(logical), own.block(logical), moves)
+            copies += copied
+            shares |= begun and not copied
+        self._note_given_back(child)
+        return None if shares else copies
+
+    def _replace(
+        self, group: WindowGroup, row: int, table: WindowTable, first: int, blocks: list[int], moves: Moves
+    ) -> None:
+        """Have `table` name `blocks` from logical block `first` on, instead of its own."""
+        before = dict(enumerate(table.blocks, table.first))
+        table.first, table.blocks = first, list(blocks)
+        given_back: list[int] = []
+        for logical, new in enumerate(blocks, first):
+            old = before.pop(logical, None)
+            if old == new:
+                continue
+            self._pool.share(new)
+            moves.entries[row, logical] = new
+            if old is not None:
+                given_back.append(old)
+        for logical, old in before.items():
+            moves.entries.pop((row, logical), None)
+            given_back.append(old)
+        if given_back:
+            self._release(group, given_back, moves)
+            self._undo_copy(row, moves)
+
+    def _is_own(self, group: WindowGroup, block: int) -> bool:
+        return self._pool.count(block) == 1 and block not in group.cache
+
+    def is_writable(self, sequence: TokenSequence, logical: int) -> bool:
+        """Return whether each group has a block there that is this sequence's alone and not findable."""
+        return all(
+            logical >= table.first and self._is_own(group, table.block(logical))
+            for group, _, table in self._tables(sequence)
+        )
+
+    def copy_on_write(self, sequence: TokenSequence, logical: int, moves: Moves) -> None:
+        """Give `sequence` its own copy of the first group's block that others name. May raise OutOfBlocks."""
+        for group, row, table in self._tables(sequence):
+            source = table.block(logical)
+            if not self._is_own(group, source):
+                destination = self._pool.allocate()
+                self._copy(row, source, destination, moves)
+                self._release(group, [source], moves)
+                table.blocks[logical - table.first] = destination
+                moves.entries[row, logical] = destination
+                return
+
+    def _copy(self, row: int, source: int, destination: int, moves: Moves) -> None:
+        assert source not in moves.written, "a copy is made before the step writes its source"
+        assert row not in moves.copies, "a table has two copies in one plan"
+        self._pool.hold(source)
+        moves.copies[row] = source, destination
+
+    def _undo_copy(self, row: int, moves: Moves) -> None:
+        copy = moves.copies.pop(row, None)
+        if copy is not None:
+            self._pool.unhold(copy[0])
+
+    # -- giving back -----------------------------------------------------------------------------------
+
+    def give_back_behind(self, sequence: TokenSequence, position: int, moves: Moves) -> int:
+        """Give back the blocks that tokens from `position` on do not read; return how many.
+
+        The device's tables keep what they name there, which no kernel looks at.
+        """
+        total = 0
+        for group, row, table in self._tables(sequence):
+            count = min(group.first_block(position) - table.first, len(table.blocks))
+            if count <= 0:
+                continue
+            behind = table.blocks[:count]
+            del table.blocks[:count]
+            for logical in range(table.first, table.first + count if moves.entries else table.first):
+                moves.entries.pop((row, logical), None)
+            table.first += count
+            self._release(group, behind, moves)
+            total += count
+        if total:
+            self._note_given_back(sequence)
+        return total
+
+    def trim(self, sequence: TokenSequence, end: int, moves: Moves) -> None:
+        """Give back blocks from logical block `end` on, which were taken for tokens not computed now."""
+        for _, row, table in self._tables(sequence):
+            while table.end > end:
+                self._pool.release(table.blocks.pop())
+                moves.entries.pop((row, table.end), None)
+
+    def tell(self, sequence: TokenSequence, moves: Moves) -> None:
+        """Send the device the whole tables of `sequence`."""
+        for _, row, table in self._tables(sequence):
+            for logical, block in enumerate(table.blocks, table.first):
+                moves.entries[row, logical] = block
+        self._note_given_back(sequence)
+
+    def free(self, sequence: TokenSequence, moves: Moves) -> None:
+        """Give every block back."""
+        for group, row, table in self._tables(sequence):
+            self._release(group, table.blocks, moves)
+            for logical in range(table.first, table.end if moves.entries else table.first):
+                moves.entries.pop((row, logical), None)
+            self._undo_copy(row, moves)
+        sequence.window_tables = []
+        self._rows.given_back[sequence.row] = 0
+
+    def _release(self, group: WindowGroup, blocks: list[int], moves: Moves) -> None:
+        """Release `blocks`, last first; forget those that are computing and that no table names any more."""
+        self._pool.release(*reversed(blocks))
+        for block in group.cache.computing.intersection(blocks):
+            if not self._pool.count(block):
+                group.cache.forget(block)
+                moves.written.discard(block)
+
+    # -- content ---------------------------------------------------------------------------------------
+
+    def match(self, prefixes: list[Prefix], most: int) -> tuple[int, tuple[WindowBlocks, ...]]:
+        """Return behind how many blocks, up to `most`, a sequence can go on; and what it reads there.
+
+        That is as far on as each group has what the next token reads.
+        """
+        end = self._end(prefixes, most)
+        found = []
+        for group in self._groups:
+            first = group.first_block(end * self._block_size)
+            blocks = [group.cache.find(prefix) for prefix in prefixes[first:end]]
+            found.append(WindowBlocks(first, [block for block in blocks if block is not None]))
+        return end, tuple(found)
+
+    def _end(self, prefixes: list[Prefix], end: int) -> int:
+        at = 0  # group that is looked at
+        while at < len(self._groups):
+            group = self._groups[at]
+            logical, first = end - 1, group.first_block(end * self._block_size)
+            while logical >= first and group.cache.find(prefixes[logical]) is not None:
+                logical -= 1
+            if logical >= first:  # nothing that reads this block can be found
+                end, at = logical, -1
+            at += 1
+        return end
+
+    def blocks_behind(self, num_blocks: int) -> int:
+        """Return how many blocks of all groups a sequence reads that goes on behind `num_blocks`."""
+        position = num_blocks * self._block_size
+        return sum(num_blocks - min(num_blocks, group.first_block(position)) for group in self._groups)
+
+    def reaches(self, sequence: TokenSequence, position: int) -> bool:
+        """Return whether `sequence` still has what a token at `position`, which it has passed, reads."""
+        tables = self._tables(sequence)
+        return all(table.first <= group.first_block(position) for group, _, table in tables)
+
+    def attach(self, sequence: TokenSequence, found: Sequence[WindowBlocks]) -> int:
+        """Begin the tables of `sequence` with what was found; return the first block that is computing."""
+        self._begin(sequence)
+        computing = len(sequence.table)
+        for (group, _, table), part in zip(self._tables(sequence), found, strict=bool(found)):
+            table.first, table.blocks = part.first, list(part.blocks)
+            for logical, block in enumerate(part.blocks, part.first):
+                self._pool.share(block)
+                if block in group.cache.computing:
+                    computing = min(computing, logical)
+            assert table.end == len(sequence.table), "not all that was found of a window group"
+        return computing
+
+    def mark_computing(
+        self, sequence: TokenSequence, prefixes: list[Prefix], begin: int, end: int, moves: Moves
+    ) -> None:
+        """Let others share the logical blocks begin..end-1, which the next plan fills."""
+        for group, _, table in self._tables(sequence):
+            first = max(begin, table.first)
+            blocks = table.blocks[first - table.first : max(0, end - table.first)]
+            group.cache.mark_computing(prefixes[first:end], blocks)
+            moves.written.update(blocks)
+
+    def publish(
+        self, sequence: TokenSequence, prefixes: list[Prefix], begin: int, end: int, moves: Moves
+    ) -> None:
+        """Make the logical blocks begin..end-1 findable for good; as `BlockManager.publish`."""
+        for group, row, table in self._tables(sequence):
+            for logical in range(max(begin, table.first), end):
+                block = table.block(logical)
+                found = group.cache.publish(prefixes[logical], block)
+                if found == block:
+                    self._pool.keep(block)
+                elif found is not None and self._pool.count(block) == 1:
+                    self._pool.share(found)
+                    self._pool.release(block)
+                    table.blocks[logical - table.first] = found
+                    moves.entries[row, logical] = found
+
+    def cache_of(self, block: int) -> PrefixCache | None:
+        """Return the group's cache in which `block` is findable, if it is in any."""
+        return next((cache for cache in self.caches if block in cache), None)

@@ -1,0 +1,69 @@
+"""Which layers keep their keys and values in blocks together: a block is of as many layers in each group.
+
+Layers that keep all tokens form groups, those that keep a window others, and all draw blocks of the same
+bytes from one pool. What is left empty in a kind's last group is waste, and each group has block tables of
+its own: so groups are few, and as large as leaves little empty. After vLLM's hybrid KV cache manager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from quire.kernels.formats.cache_spec import CacheSpec
+
+MOST_GROUPS = 8  # whose tables a step fills and sends
+FULL_WEIGHT = 10  # room left empty in a group that keeps all tokens costs so much of a window group's
+MOST_WASTE = 0.25  # of what all layers take a token; with more, no windows are told apart
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that share block tables, and how many of the last tokens they keep; 0: all."""
+
+    layers: tuple[int, ...]
+    window: int = 0
+
+
+def cache_groups(specs: tuple[CacheSpec, ...]) -> tuple[CacheGroup, ...]:
+    """Return the groups of a model's layers, of which the first keeps all tokens.
+
+    One group, where layers are all of one kind, or too few of one kind would leave too much empty.
+    """
+    kinds: dict[int, list[int]] = {}
+    for layer, spec in enumerate(specs):
+        kinds.setdefault(spec.window, []).append(layer)
+    one = (CacheGroup(tuple(range(len(specs)))),)
+    if len(kinds) == 1 or 0 not in kinds:
+        return one
+    divided = [_divided(kinds, size) for size in range(1, max(map(len, kinds.values())) + 1)]
+    allowed = [groups for groups in divided if len(groups) <= MOST_GROUPS]
+    if not allowed:
+        return one
+    best = min(allowed, key=lambda groups: (_cost(groups, specs), len(groups)))
+    wasted = len(best) * _page(best, specs) / _elements(range(len(specs)), specs) - 1
+    return best if wasted <= MOST_WASTE else one
+
+
+def _divided(kinds: dict[int, list[int]], size: int) -> tuple[CacheGroup, ...]:
+    """Return groups of up to `size` layers each, those of a kind as many as possible of one size."""
+    groups = []
+    for window in sorted(kinds):  # 0 first
+        layers = kinds[window]
+        count = -(-len(layers) // size)
+        groups += [CacheGroup(tuple(layers[at::count]), window) for at in range(count)]
+    return tuple(groups)
+
+
+def _elements(layers: Iterable[int], specs: tuple[CacheSpec, ...]) -> int:
+    return sum(specs[layer].heads * specs[layer].head_dim for layer in layers)
+
+
+def _page(groups: tuple[CacheGroup, ...], specs: tuple[CacheSpec, ...]) -> int:
+    """Return what a token takes of a block, which has room for the largest group."""
+    return max(_elements(group.layers, specs) for group in groups)
+
+
+def _cost(groups: tuple[CacheGroup, ...], specs: tuple[CacheSpec, ...]) -> int:
+    weights = sum(1 if group.window else FULL_WEIGHT for group in groups)
+    return weights * _page(groups, specs)

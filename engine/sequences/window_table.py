@@ -1,0 +1,23 @@
+"""A sequence's blocks in layers that see a window: those that its newest tokens still read."""
+
+from __future__ import annotations
+
+
+class WindowTable:
+    """Blocks of the logical blocks `first` onwards; those before are given back, or were never needed."""
+
+    __slots__ = ("blocks", "first")
+
+    def __init__(self, first: int = 0, blocks: list[int] | None = None) -> None:
+        self.first = first
+        self.blocks = [] if blocks is None else blocks
+
+    @property
+    def end(self) -> int:
+        """The logical block after the last one."""
+        return self.first + len(self.blocks)
+
+    def block(self, logical: int) -> int:
+        """Return the block of logical block `logical`, which is none of those given back."""
+        assert logical >= self.first, f"logical block {logical} was given back"
+        return self.blocks[logical - self.first]

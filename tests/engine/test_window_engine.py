@@ -1,0 +1,141 @@
+"""Models whose layers keep different tokens give transformers' own, whatever becomes of their blocks.
+
+Each cell runs the same requests; greedy tokens are held to transformers, and what is sampled or searched to
+what each request gives alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire.engine.config import EngineConfig
+from quire.engine.core import EngineCore
+from quire.engine.messages import Request, SamplingParams
+from quire.engine.schedule.invariants import check_scheduler
+from quire.engine.startup import start_engine
+from quire.kernels.attention.kv_tile import LARGEST_KEY_TILE
+from tests.models.any_model import save_tiny
+
+KINDS = ("gemma3_text", "gpt_oss")  # every second layer sees the last seven tokens
+BLOCK_SIZE = 4
+BESIDE = LARGEST_KEY_TILE - 1 if torch.cuda.is_available() else 0  # that kernels read before a window
+LENGTHS = (40, 1, 23, 33, 7)
+NEW = 24
+CELLS: dict[str, dict[str, Any]] = {
+    "batched": {},
+    "chunked": {"max_num_batched_tokens": 9, "max_num_seqs": 4},
+    "cached": {"enable_prefix_caching": True},
+    "recomputed": {"preemption_mode": "recompute", "enable_prefix_caching": True},
+    "recomputed, nothing cached": {"preemption_mode": "recompute"},
+    "swapped": {"preemption_mode": "swap", "swap_space": 1},
+}
+FEW_BLOCKS = {"greedy": 44, "n": 82, "beams": 82}
+PARAMS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "n": {"temperature": 1.0, "n": 3, "seed": 5},
+    "beams": {"temperature": 0.0, "beam_width": 3, "n": 3, "early_stopping": "never"},
+}
+Answers = dict[tuple[int, int], list[int]]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """(folder, the same model in transformers)."""
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, save_tiny(request.param, folder)
+
+
+def start(folder: Path, **settings: Any) -> EngineCore:
+    defaults: dict[str, Any] = {
+        "dtype": "float32",
+        "block_size": BLOCK_SIZE,
+        "max_model_len": 100,
+        "max_num_seqs": 12,
+        "max_num_batched_tokens": 64,
+        "num_gpu_blocks_override": 600,
+        "enable_prefix_caching": False,
+        "swap_space": 0,
+    }
+    return start_engine(EngineConfig(model=str(folder), **(defaults | settings)))[0]
+
+
+def requests(kind: str, first_id: int = 0) -> list[Request]:
+    params = SamplingParams(max_tokens=NEW, ignore_eos=True, **PARAMS[kind])
+    prompts = [[3 + (11 * at + 5 * which) % 90 for at in range(size)] for which, size in enumerate(LENGTHS)]
+    return [Request(first_id + at, prompt, params) for at, prompt in enumerate(prompts)]
+
+
+def run(core: EngineCore, asked: list[Request]) -> Answers:
+    answers: Answers = {}
+    for request in asked:
+        core.add(request)
+    while core.has_work:
+        for output in core.step():
+            answers.setdefault((output.request_id % 100, output.index), []).extend(output.tokens)
+        check_scheduler(core.scheduler.state)
+    return answers
+
+
+def run_cell(cell: str, folder: Path, kind: str) -> Answers:
+    """Return what the requests give in this cell, which must do what it is named after."""
+    settings = dict(CELLS[cell])
+    if "preemption_mode" in settings:
+        settings["num_gpu_blocks_override"] = FEW_BLOCKS[kind] + 20 * bool(BESIDE)
+    core = start(folder, **settings)
+    answers = run(core, requests(kind))
+    if cell == "cached":
+        allocated = core.scheduler.blocks.pool.allocations
+        again = run(core, requests(kind, 100))
+        assert again == answers
+        assert core.scheduler.blocks.pool.allocations - allocated < allocated
+    assert (core.scheduler.preemption.recomputes > 0) == cell.startswith("recomputed")
+    assert (core.scheduler.preemption.swaps > 0) == (cell == "swapped")
+    assert core.scheduler.blocks.pool.num_active == 0
+    return answers
+
+
+@pytest.mark.parametrize("kind", ["greedy"] if torch.cuda.is_available() else list(PARAMS))
+def test_all_cells_give_the_same_tokens(saved: tuple[Path, Any], kind: str) -> None:
+    folder, reference = saved
+    core = start(folder)
+    alone: Answers = {}
+    for request in requests(kind):
+        alone |= run(core, [request])
+    if kind == "greedy":
+        for request in requests(kind):
+            got = alone[request.id, 0]
+            with torch.inference_mode():
+                logits = reference(torch.tensor([request.prompt + got]), use_cache=False).logits[0]
+            assert got == logits[len(request.prompt) - 1 : -1].argmax(-1).tolist()
+    for cell in CELLS:
+        assert run_cell(cell, folder, kind) == alone, cell
+
+
+def test_a_long_sequence_holds_a_window_of_the_layers_that_have_one(saved: tuple[Path, Any]) -> None:
+    core = start(saved[0])
+    core.add(Request(0, [5] * 60, SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)))
+    for _ in range(25):
+        core.step()
+    (group,) = core.scheduler.state.running
+    (sequence,) = group.live
+    (window,) = sequence.window_tables
+    assert len(sequence.table) >= 20
+    assert len(window.blocks) <= (7 + BESIDE) // BLOCK_SIZE + 2
+    assert core.stats.behind_window_blocks == window.first > 0 or BESIDE
+    assert core.stats.active_blocks == len(sequence.blocks)
+
+
+@pytest.mark.parametrize("name", ["qwen2-late-window"])
+def test_native_decoders_have_groups_too(name: str, model_folder: Callable[[str], Path]) -> None:
+    folder = model_folder(name)
+    answers = []
+    for settings in ({}, {"max_num_batched_tokens": 12}, {"num_gpu_blocks_override": 44 + 20 * bool(BESIDE)}):
+        core = start(folder, **settings)
+        assert core.scheduler.blocks.pages == 2
+        answers.append(run(core, requests("greedy")))
+    assert answers[0] == answers[1] == answers[2]

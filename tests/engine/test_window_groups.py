@@ -1,0 +1,219 @@
+"""Cache groups: layers with windows have block tables of their own, and give back what is behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from quire.engine.capacity import Capacity
+from quire.engine.hashing import BlockHasher
+from quire.engine.memory.prefix_cache import Found
+from quire.engine.models.cache_groups import cache_groups
+from quire.engine.pinned_prefixes import pin_prefixes
+from quire.engine.sequences.sequence import Sequence
+from quire.kernels.formats.cache_spec import CacheSpec
+from tests.engine.simulation import make_core, simulate
+from tests.engine.tables import Tables
+
+WINDOWS = (5, 1000)  # tokens of 2 to a block; the second group keeps all, too
+
+
+def make_tables(num_blocks: int = 60, *, caching: bool = True) -> Tables:
+    return Tables(num_blocks, 2, hasher=BlockHasher(2, seed=1) if caching else None, windows=WINDOWS)
+
+
+def begin(tables: Tables, prompt: list[int]) -> tuple[Sequence, Found]:
+    """A sequence that begins with what is found of its prompt."""
+    (sequence,) = tables.group(prompt)
+    found = tables.blocks.match(sequence)
+    tables.blocks.attach(sequence, found)
+    tables.rows.context[sequence.row] = found.num_tokens(2)
+    return sequence, found
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_what_is_behind_the_window_is_given_back_once_it_is_computed(caching: bool) -> None:
+    tables = make_tables(caching=caching)
+    (sequence,) = tables.group(list(range(12)))
+    tables.write(sequence, [])
+    pool = tables.blocks.pool
+    assert pool.num_active == 18  # six blocks of each group
+    tables.step()
+    window, full = sequence.window_tables
+    assert (window.first, len(window.blocks)) == (4, 2)  # token 12 reads 8 to 11, and itself
+    assert (full.first, len(full.blocks)) == (0, 6)
+    assert pool.num_active == 14 and pool.num_cached == (4 if caching else 0)
+    tables.leave(sequence)
+    assert pool.num_active == 0 and pool.num_cached == (18 if caching else 0)
+    tables.check()
+
+
+def test_a_hit_needs_no_more_of_a_window_than_is_read() -> None:
+    tables = make_tables()
+    first, _ = begin(tables, list(range(12)))
+    tables.write(first, [])
+    tables.step()
+    second, found = begin(tables, [*range(12), 99])
+    assert len(found) == 6 and [(each.first, len(each.blocks)) for each in found.windows] == [(4, 2), (0, 6)]
+    assert second.table == first.table and second.window_tables[0].blocks == first.window_tables[0].blocks
+    tables.check()
+
+
+def test_a_hit_ends_where_a_window_is_no_longer_cached() -> None:
+    tables = make_tables()
+    first, _ = begin(tables, list(range(12)))
+    tables.write(first, [])
+    behind = first.window_tables[0].blocks[1]  # of tokens 2 and 3
+    tables.step()
+    tables.leave(first)
+    windowed, _ = tables.blocks.windows.caches if tables.blocks.windows else ()
+    tables.blocks.pool.discard(behind)
+    windowed.forget(behind)
+    assert len(begin(tables, [*range(12), 99])[1]) == 6  # whose window begins behind it
+    assert len(begin(tables, [*range(8), 99])[1]) == 4  # and this, too
+    shorter, found = begin(tables, [*range(7), 99])
+    assert len(found) == 1  # behind three blocks, token 6 would read tokens 2 and 3
+    assert tables.blocks.explain_miss(shorter, len(found)).kind == "behind_window"
+    tables.check()
+
+
+def test_the_last_token_of_a_prompt_that_is_cached_is_never_all_that_is_computed() -> None:
+    """Else a copy of the last block of each group would have to be made for it."""
+    tables = make_tables()
+    first, _ = begin(tables, list(range(12)))
+    tables.write(first, [])
+    tables.step()
+    assert len(begin(tables, list(range(12)))[1]) == 5
+
+
+def test_forks_share_and_copy_on_write_in_each_group() -> None:
+    tables = make_tables()
+    parent, child = tables.group(list(range(9)), n=2)
+    tables.write(parent, [])
+    tables.step()
+    tables.fork(parent, child)
+    assert child.blocks == parent.blocks
+    assert not tables.blocks.is_writable(child, 9)
+    tables.write(child, [50])
+    assert len(tables.blocks.moves.copies) == tables.blocks.copies_on_write == 3
+    assert [a == b for a, b in zip(child.table, parent.table, strict=True)] == [True] * 4 + [False]
+    for own, theirs in zip(child.window_tables, parent.window_tables, strict=True):
+        assert own.blocks[:-1] == theirs.blocks[:-1] and own.blocks[-1] != theirs.blocks[-1]
+    tables.check()
+    tables.leave(child)
+    assert not tables.blocks.moves.copies and tables.blocks.is_writable(parent, 9)
+    tables.step()
+
+
+def test_a_beam_that_follows_another_keeps_its_last_blocks() -> None:
+    tables = make_tables()
+    first, second = tables.group([1, 2], n=2)
+    tables.write(first, [])
+    tables.fork(first, second)
+    tables.write(first, [3])
+    tables.write(second, [4])
+    tables.step()
+    blocks, allocations = list(second.blocks), tables.blocks.pool.allocations
+    tables.follow(first, second)
+    assert second.blocks == blocks and tables.blocks.pool.allocations == allocations
+    assert len(tables.blocks.moves.copies) == 3
+    tables.check()
+
+
+def test_unpublished_blocks_behind_a_window_are_forgotten_when_they_are_given_back_early() -> None:
+    tables = make_tables()
+    sequence, _ = begin(tables, list(range(12)))
+    tables.blocks.grow(sequence, 12)
+    tables.blocks.mark_computing(sequence, 0, 12)
+    tables.blocks.take_moves()
+    tables.rows.context[sequence.row] = 12
+    assert tables.blocks.give_back_behind(sequence, 12) == 4
+    assert tables.blocks.pool.num_cached == 0
+    tables.check()
+    tables.blocks.publish([(sequence, 6)])
+    tables.check()
+    assert len(begin(tables, [*range(12), 99])[1]) == 6
+
+
+@pytest.mark.parametrize("windows", [(5,), (3, 3), (8, 1000), (1,), (2, 9, 16)])
+def test_any_schedule_gives_the_same_tokens(windows: tuple[int, ...]) -> None:
+    done: Counter[str] = Counter()
+    for seed in range(16):
+        done += simulate(seed, pushed=seed % 3 == 1, windows=windows)
+    reached = ("swaps", "recomputes", "copies", "cached", "evictions", "pinned")
+    assert all(done[name] for name in reached) and not done["from host"], done
+
+
+def test_a_pinned_prefix_keeps_what_is_read_behind_it() -> None:
+    core = make_core(40, 2, 4, 16, windows=(5,))
+    pinned = list(range(12))
+    assert pin_prefixes(core, [pinned]) == 6 + 2
+    pool = core.scheduler.blocks.pool
+    while pool.num_cached > 8:
+        pool.evict()
+    tables = core.scheduler.blocks
+    assert len(tables.pinned_blocks(tables.open_to_all(pinned))) == 8
+
+
+def test_a_request_is_refused_only_if_it_could_never_run() -> None:
+    capacity = Capacity(100, 4, 8, 10_000, 50, windows=(16,), step_tokens=8)
+    # 23 tokens of the window and of a step lie in up to seven blocks.
+    assert capacity.window_blocks(10_000) == 7 and capacity.window_blocks(9) == 3
+    tokens = capacity.room(100, 1)
+    assert capacity._blocks_needed(100, tokens, 1) == 100 == -(-(100 + tokens - 1) // 4) + 7
+    assert capacity._blocks_needed(100, tokens + 1, 1) > 100
+    assert capacity.room(100, 4) < capacity.room(100, 2) < tokens
+
+
+# -- which layers are a group ------------------------------------------------------------------------------
+
+
+def specs(layers: int, window: int, every: int, heads: int, head_dim: int) -> tuple[CacheSpec, ...]:
+    """Layers with a window, but for each `every`-th."""
+    return tuple(
+        CacheSpec(heads, head_dim, 0 if layer % every == every - 1 else window) for layer in range(layers)
+    )
+
+
+GEMMA_3_27B = specs(62, 1024, 6, 16, 128)
+GPT_OSS_20B = specs(24, 128, 2, 8, 64)
+CONTEXT, CHUNK, BLOCK_SIZE = 32_768, 8192, 16
+
+
+def test_groups_have_as_many_layers_as_leaves_little_empty() -> None:
+    for layers, sizes in (
+        (GEMMA_3_27B, [10, 9, 9, 9, 9, 8, 8]),
+        (GPT_OSS_20B, [12, 12]),
+        (specs(26, 512, 6, 1, 256), [4, 4, 4, 4, 4, 3, 3]),  # Gemma 3 1B
+        (specs(48, 1024, 6, 8, 256), [8] * 6),  # Gemma 3 12B
+        (specs(9, 0, 2, 1, 64), [9]),
+        (specs(8, 100, 99, 1, 64), [8]),  # all have the same window
+    ):
+        groups = cache_groups(layers)
+        assert [len(group.layers) for group in groups] == sizes
+        assert sorted(layer for group in groups for layer in group.layers) == list(range(len(layers)))
+        for group in groups:
+            assert len(groups) == 1 or {layers[layer].window for layer in group.layers} == {group.window}
+        assert groups[0].window == 0
+
+
+@pytest.mark.parametrize(("layers", "share"), [(GEMMA_3_27B, 0.25), (GPT_OSS_20B, 0.55)])
+def test_a_long_context_takes_a_fraction_of_what_all_layers_would_keep(
+    layers: tuple[CacheSpec, ...], share: float
+) -> None:
+    """In the bytes of blocks that tables name, what is left empty in a group's blocks counted too."""
+    groups = cache_groups(layers)
+    tile = 63  # that a GPU's kernels may read before a window
+    windows = tuple(group.window + tile for group in groups[1:])
+    tables = Tables(20_000, BLOCK_SIZE, windows=windows, max_tokens=CONTEXT + 1)
+    (sequence,) = tables.group([7] * CONTEXT)
+    for end in range(CHUNK, CONTEXT + 1, CHUNK):
+        tables.blocks.grow(sequence, end)
+        tables.rows.context[sequence.row] = end
+        tables.blocks.take_moves()
+        tables.blocks.publish([(sequence, end // BLOCK_SIZE)])
+    tables.check()
+    page = max(sum(layers[layer].heads for layer in group.layers) for group in groups)
+    taken = tables.blocks.pool.num_active * page
+    assert taken <= share * (CONTEXT // BLOCK_SIZE) * sum(spec.heads for spec in layers)
