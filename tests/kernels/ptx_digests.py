@@ -110,10 +110,8 @@ def main() -> int:
     changed = sorted(name for name, digest in before.items() if found.get(name) != digest)
     for name in changed:
         print(f"{'gone' if name not in found else 'changed'}: {name}")
-    print(
-        f"{len(found)} compiled, {len(changed)} not as in {FILE.name}, "
-        f"{len(found.keys() - before.keys())} not there"
-    )
+    unknown = len(found.keys() - before.keys())
+    print(f"{len(found)} compiled, {len(changed)} not as in {FILE.name}, {unknown} not there")
     if not arguments.write:
         return 1 if changed else 0
     others = {name: digest for name, digest in written["ptx"].items() if not name.startswith(chosen)}
