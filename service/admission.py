@@ -31,16 +31,16 @@ class QueueLimits:
         self._bytes = 0  # of those
         self._starts: deque[float] = deque(maxlen=_LATE_STARTS)  # when the latest first tokens came
 
-    def check(self, prompts: int, tokens: int = 0) -> None:
+    def check(self, prompts: int, tokens: int = 0, param: str = "prompt") -> None:
         """Raises ApiError 429 if so many more do not fit, or 400 if so many never do.
 
-        Of tokens, an empty line takes those of any one request.
+        Of tokens, an empty line takes those of any one request. param: the field that holds the prompts.
         """
         limit, waiting = self._config.max_num_queued_reqs, self.prompts + self._untokenised
         if prompts > limit:
             raise bad_value(
-                "prompt",
-                f"prompt holds {prompts} prompts, and the queue at most {limit}: send fewer at once",
+                param,
+                f"{param} holds {prompts} prompts, and the queue at most {limit}: send fewer at once",
             )
         if waiting + prompts > limit:
             raise self._full(f"{waiting} prompts wait and {prompts} more do not fit into {limit}")

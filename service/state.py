@@ -159,9 +159,9 @@ class ServerState:
         if self.exporter is not None and times.trace is not None and times.trace.sampled:
             self.exporter.add(partial(request_spans, times))
 
-    def admit(self, prompts: int, tokens: int = 0) -> None:
-        """Raises ApiError 429 if the queue has no room for so many more."""
-        self.queue.check(prompts, tokens)
+    def admit(self, prompts: int, param: str = "prompt") -> None:
+        """Raises ApiError 429 if the queue has no room for so many more, which are in `param`."""
+        self.queue.check(prompts, param=param)
 
     async def encode(
         self, text: str, param: str, *, add_special_tokens: bool, limit: int | None = None

@@ -146,15 +146,16 @@ def test_norms_are_told_apart() -> None:
 
 
 class MLP(nn.Module):
-    def __init__(self, name: str, times: float = 1.0) -> None:
+    def __init__(self, name: str, times: float = 1.0, limit: float = torch.inf) -> None:
         super().__init__()
         self.gate_proj, self.up_proj = nn.Linear(32, 48), nn.Linear(32, 48)
         self.down_proj = nn.Linear(48, 32, bias=False)
         self.act_fn = ACTIVATIONS[name] if name in ACTIVATIONS else getattr(torch, name)
-        self.times = times
+        self.times, self.limit = times, limit
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * self.times
+        gate = self.act_fn(self.gate_proj(x)).clamp(max=self.limit)
+        result: Tensor = self.down_proj(gate * self.up_proj(x)) * self.times
         return result
 
 
@@ -174,6 +175,7 @@ def test_gated_mlps_share_the_memory_of_one_matrix(name: str) -> None:
 def test_other_mlps_are_left_alone() -> None:
     assert matching.gated_of(MLP("tanh")) is None
     assert matching.gated_of(MLP("silu", times=1.01)) is None
+    assert matching.gated_of(MLP("silu", limit=16.0)) is None, "no small input reaches it"
 
 
 def test_a_layer_that_multiplies_what_it_adds_is_none_of_ours(tmp_path: Path) -> None:

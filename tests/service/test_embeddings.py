@@ -106,6 +106,7 @@ async def test_formats_lengths_and_fields(service: Service, tokenizer: Tokenizer
         ({"input": []}, "input", "length >= 1"),
         ({"input": ["a", 5]}, "input", "only strings"),
         ({"input": ["a"] * 2049}, "input", "at most 2048"),
+        ({"input": ["a"] * 1001}, "input", "input holds 1001 prompts, and the queue at most 1000"),
         ({"input": [5, -1]}, "input[1]", ">= 0"),
         ({"input": [9999]}, "input", "9999"),
         ({"input": ""}, "input", "no tokens"),

@@ -71,7 +71,7 @@ async def _prompts(state: ServerState, texts: list[str], param: str, *, truncate
     limit = info.max_request_tokens
     if not truncate:
         return await tokens_of(state, texts, param, PoolingFields())
-    state.admit(len(texts))
+    state.admit(len(texts), param)
     tokens = await state.encode_all(texts, param, add_special_tokens=True)
     for i, each in enumerate(tokens):
         if len(each) > limit:

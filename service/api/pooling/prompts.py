@@ -39,7 +39,7 @@ async def tokens_of(
 ) -> list[list[int]]:
     """Return the tokens of each input. Raises ApiError."""
     _, _, info = state.serving()
-    state.admit(len(inputs))
+    state.admit(len(inputs), param)
     texts = [each for each in inputs if isinstance(each, str)]
     if texts:  # then all of them are
         special = fields.add_special_tokens is not False

@@ -141,7 +141,7 @@ async def _pair_tokens(state: ServerState, pairs: Pairs, param: str, body: Pooli
     Raises ApiError.
     """
     _, tokenizer, info = state.serving()
-    state.admit(len(pairs))
+    state.admit(len(pairs), param)
     if (template := tokenizer.pair_template) is not None:
         texts = [
             await rendered(state.renderer, template, tokenizer.pair_messages(*pair), param) for pair in pairs
