@@ -6,6 +6,8 @@ import asyncio
 import logging
 from asyncio import FIRST_COMPLETED
 
+import aiohttp
+
 from quire.engine.urls import split_address
 from quire.service.config import ServiceConfig
 from quire.service.http.lifecycle import OrderlyServer
@@ -26,6 +28,13 @@ def route(config: ServiceConfig, router: RouterConfig) -> int:
     return RouterServer(config, router).serve_until_stopped()
 
 
+def session_of(router: RouterConfig) -> aiohttp.ClientSession:
+    """Return connections to replicas; where a registry is believed only to those that are allowed."""
+    allowed = AllowedReplicas(router.allow_replicas)
+    resolver = AllowedResolver(allowed) if router.registry_is_believed else None
+    return open_session(router.connect_timeout, resolver)
+
+
 class RouterServer(OrderlyServer):
     def __init__(self, config: ServiceConfig, router: RouterConfig) -> None:
         self._router = router
@@ -36,10 +45,7 @@ class RouterServer(OrderlyServer):
     async def _run(self) -> None:
         """Raises what loading the tokenizer raises."""
         state, router = self.state, self._router
-        allowed = (
-            AllowedResolver(AllowedReplicas(router.allow_replicas)) if router.registry_is_believed else None
-        )
-        state.session = open_session(router.connect_timeout, allowed)
+        state.session = session_of(router)
         state.fleet = Fleet(router, state.session)
         self._upkeep.append(asyncio.create_task(state.fleet.probe()))
         if router.replica_dns is not None:

@@ -16,7 +16,7 @@ from quire.service.router.allowed import AllowedReplicas, AllowedResolver
 from quire.service.router.config import RouterConfig
 from quire.service.router.directory import Registered
 from quire.service.router.fleet import MAX_REPLICAS, Fleet
-from quire.service.router.server import _open_session
+from quire.service.router.server import session_of
 
 NO_URLS = [
     "",
@@ -115,7 +115,7 @@ async def test_no_connection_is_made_to_a_name_elsewhere() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://localhost:{listener.getsockname()[1]}"
         config = RouterConfig(model="m", redis_url="redis://127.0.0.1", allow_replicas=("10.0.0.0/8",))
-        async with _open_session(config) as session:
+        async with session_of(config) as session:
             with pytest.raises(aiohttp.ClientConnectorError, match="no address that --allow-replica allows"):
                 await session.get(url)
         listener.setblocking(False)
