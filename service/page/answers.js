@@ -6,6 +6,9 @@ import { askForKey } from "./keyprompt.js";
 import { requestFor } from "./requests.js";
 import { stopStream } from "./stream.js";
 
+const LOOKS = 6;
+const LOOK_MS = 50;
+
 export class Answers {
   #library;
   #begun;
@@ -63,6 +66,7 @@ export class Answers {
         this.#waiting.delete(message.id);
         if (!this.#library.find(conversation.id)) return; // it was deleted meanwhile
         this.#library.catchUp(conversation);
+        await told(message);
         if (message.status === "streaming") await this.#readAlone(conversation, message, () => null);
         else this.#ended(conversation, message);
       }).finally(() => this.#library.release(conversation));
@@ -108,6 +112,13 @@ export class Answers {
     });
     this.#reading.delete(message);
     if (abort.signal.reason !== LEFT) this.#ended(conversation, message);
+  }
+}
+
+/** Waits for what another tab stored last of a message: its lock may be free before that is seen here. */
+async function told(message) {
+  for (let looks = 0; looks < LOOKS && message.status === "streaming"; looks += 1) {
+    await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
   }
 }
 
