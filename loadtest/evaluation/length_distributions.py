@@ -31,7 +31,8 @@ def fig11(setting: Setting) -> Figure:
         pairs = shape.pairs if isinstance(shape, Recorded) else [tuple(shape.draw(rng)) for _ in range(count)]
         prompts, outputs = np.array(pairs).T
         data_set = name.split(",")[0]
-        rows.append([name, len(pairs), prompts.mean(), outputs.mean(), *PAPER_MEANS[data_set]])
+        means = (float(prompts.mean()), float(outputs.mean()))
+        rows.append([name, len(pairs), *means, *PAPER_MEANS[data_set]])
         charts.append(density_chart(name, LONGEST[data_set], {"prompt": prompts, "output": outputs}))
     return Figure(
         name="fig11",

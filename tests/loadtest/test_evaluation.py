@@ -72,6 +72,7 @@ def test_fig11_lengths_of_real_conversations_stand_beside_the_papers_means() -> 
     assert numbers(alpaca[2:4]) == pytest.approx([19.31, 58.45], rel=0.1)
     assert [chart.title for chart in figure.charts] == [row[0] for row in table.rows]
     assert all(sum(line.y) <= 100 + 1e-6 for chart in figure.charts for line in chart.lines)
+    assert msgspec.json.decode(msgspec.json.encode(figure), type=type(figure)) == figure
 
 
 def test_fig2_more_of_the_memory_holds_tokens_the_less_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
