@@ -134,9 +134,11 @@ def check_memory(
 ) -> Check:
     """Compare the last third of the second half with its first, of each process that lived long enough.
 
-    Of a third, the size that a tenth of its samples exceeds: what the allocator gives back and takes again is
-    no growth. A restarted process warms up for as long as it lives. It may do so up to what its twin holds
-    that was there throughout: a leak would have shown there.
+    Of a third, the sizes that a tenth of its samples exceeds, and that a tenth stays below; the growth is the
+    lesser one of the two. A leak raises both. What a request or an attack holds for a moment raises the upper
+    one, and what the allocator gives back and takes again moves either. A restarted process warms up for as
+    long as it lives. It may do so up to what its twin holds that was there throughout: a leak would have
+    shown there.
     """
     growth: dict[str, float] = {}
     sizes: dict[str, float] = {}  # by kind, of those that were there all the while
@@ -149,13 +151,13 @@ def check_memory(
         if len(window) < 6:
             continue
         third = len(window) // 3
-        before, after = (float(np.quantile(part, 0.9)) for part in (window[:third], window[-third:]))
-        growth[f"{name} ({pid})"] = after / before - 1
+        before, after = (np.quantile(part, (0.1, 0.9)) for part in (window[:third], window[-third:]))
+        growth[f"{name} ({pid})"] = float(min(after / before)) - 1
         kind = name.split()[0]
         if born < first:
-            sizes[kind] = max(sizes.get(kind, 0.0), after)
+            sizes[kind] = max(sizes.get(kind, 0.0), float(after[1]))
         else:
-            young[f"{name} ({pid})"] = (kind, after)
+            young[f"{name} ({pid})"] = (kind, float(after[1]))
     for named, (kind, after) in young.items():
         if after <= sizes.get(kind, 0.0):
             del growth[named]

@@ -79,6 +79,14 @@ def test_memory_that_comes_and_goes_is_no_growth_and_hides_none() -> None:
         assert checks.check_memory({("replica 1", 7): waves}, 50.0, 100.0, Limits()).passed == passed
 
 
+def test_memory_of_a_moment_is_no_growth_and_hides_none() -> None:
+    """An attack of the last seconds has the server hold a fifth more."""
+    for growth, passed in ((0.0, True), (0.04, False)):
+        (held,) = memory(growth).values()
+        attacked = [(at, int(size * (1.2 if at > 92 else 1))) for at, size in held]
+        assert checks.check_memory({("router", 7): attacked}, 50.0, 100.0, Limits()).passed == passed
+
+
 def test_a_restarted_process_may_warm_up_and_nobody_to_judge_is_a_failure() -> None:
     young = {("engine 2", 8): [(float(at), at * 10**7) for at in range(60, 100)]}
     assert checks.check_memory(memory(0.0) | young, 50.0, 100.0, Limits()).passed
