@@ -52,6 +52,11 @@ class WindowGroups:
         return len(self._groups)
 
     @property
+    def windows(self) -> list[int]:
+        """How many of the last tokens each group keeps."""
+        return [group.window for group in self._groups]
+
+    @property
     def caches(self) -> list[PrefixCache]:
         return [group.cache for group in self._groups]
 

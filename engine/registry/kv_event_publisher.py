@@ -12,7 +12,7 @@ import zmq
 
 from quire.engine.config import KVEventsConfig
 from quire.engine.core import EngineCore
-from quire.engine.registry.kv_events import Event, KVEventBatch, KVEventLog
+from quire.engine.registry.kv_events import Event, KVEventBatch, KVEventLog, sources_of
 
 logger = logging.getLogger("quire.kv_events")
 
@@ -103,8 +103,8 @@ class KVEventPublisher:
 
 def start_kv_events(config: KVEventsConfig, block_size: int, core: EngineCore) -> KVEventPublisher:
     """Publish what `core` can find from now on. Raises ValueError if an endpoint cannot be had."""
-    blocks = core.scheduler.blocks
-    log = KVEventLog([blocks.cache, blocks.host.cache], block_size, config.max_queue_size)
+    state = core.scheduler.state
+    log = KVEventLog(sources_of(state.blocks, state.capacity.max_model_len), block_size, config.max_queue_size)
     publisher = KVEventPublisher(config, log)
     publisher.start()
     return publisher

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,27 @@ import zmq
 from quire.engine.config import KVEventsConfig
 from quire.engine.core import EngineCore
 from quire.engine.registry.kv_event_publisher import KVEventPublisher
-from quire.engine.registry.kv_events import MEDIUMS, KVEventLog
+from quire.engine.registry.kv_events import KVEventLog, sources_of
 from tests.engine.simulation import make_core, random_request
 
 BLOCK_SIZE = 4
+MAX_MODEL_LEN = 1000
+WINDOWS = (5, MAX_MODEL_LEN)  # of a group with a window, and of one more that keeps all
+
+Blocks = dict[tuple[str, int | None], set[bytes]]  # by tier and cache group
 
 
 class Engine:
     """An engine with a random workload in little memory, and the log of its caches."""
 
-    def __init__(self, seed: int = 0, max_changes: int = 1000) -> None:
+    def __init__(self, seed: int = 0, max_changes: int = 1000, windows: tuple[int, ...] = ()) -> None:
         self.rng = random.Random(seed)
-        self.core: EngineCore = make_core(24, BLOCK_SIZE, 4, 16, num_host_blocks=12, mode="swap")
-        blocks = self.core.scheduler.blocks
-        self.tiers = [blocks.cache, blocks.host.cache]
-        self.log = KVEventLog(self.tiers, BLOCK_SIZE, max_changes)
+        num_blocks, num_host_blocks = (84, 40) if windows else (24, 12)
+        self.core: EngineCore = make_core(
+            num_blocks, BLOCK_SIZE, 4, 16, num_host_blocks=num_host_blocks, mode="swap", windows=windows
+        )
+        self.sources = sources_of(self.core.scheduler.blocks, MAX_MODEL_LEN)
+        self.log = KVEventLog(self.sources, BLOCK_SIZE, max_changes)
         self._requests = 0
 
     def work(self, steps: int) -> None:
@@ -38,17 +45,25 @@ class Engine:
             self.core.step()
 
     @property
-    def cached(self) -> dict[str, set[bytes]]:
-        tiers = zip(MEDIUMS, self.tiers, strict=True)
-        return {medium: {prefix.digest for prefix in tier.prefixes()} for medium, tier in tiers}
+    def cached(self) -> Blocks:
+        held = {
+            (source.medium, source.group): {prefix.digest for prefix in source.cache.prefixes()}
+            for source in self.sources
+        }
+        return {place: digests for place, digests in held.items() if digests}
 
 
 class Subscriber:
     """Reads batches as vLLM documents them, knowing nothing of how they are made."""
 
     def __init__(self) -> None:
-        self.blocks: dict[str, set[bytes]] = {medium: set() for medium in MEDIUMS}
+        self.held: Blocks = defaultdict(set)
         self.tokens: dict[bytes, tuple[bytes | None, list[int]]] = {}
+        self.groups: dict[int | None, tuple[str | None, int | None]] = {}  # what their layers see
+
+    @property
+    def blocks(self) -> Blocks:
+        return {place: digests for place, digests in self.held.items() if digests}
 
     def read(self, payload: bytes) -> None:
         stamp, events, rank = msgspec.msgpack.decode(payload)
@@ -59,24 +74,24 @@ class Subscriber:
     def BlockStored(
         self, hashes: list[bytes], parent: bytes | None, tokens: list[int], size: int, *more: Any
     ) -> None:
-        lora_id, medium, lora_name, keys = more
+        lora_id, medium, lora_name, keys, group, kind, window = more
         extra_keys = [None] * len(hashes) if keys is None else keys
         assert lora_id is None and lora_name is None and size == BLOCK_SIZE
         assert len(tokens) == size * len(hashes) and len(extra_keys) == len(hashes)
-        assert not self.blocks[medium].intersection(hashes), "stored twice"
-        self.blocks[medium].update(hashes)
+        assert self.groups.setdefault(group, (kind, window)) == (kind, window)
+        assert not self.held[medium, group].intersection(hashes), "stored twice"
+        self.held[medium, group].update(hashes)
         for at, digest in enumerate(hashes):
             known = (parent, tokens[at * size : (at + 1) * size])
             assert self.tokens.setdefault(digest, known) == known
             parent = digest
 
-    def BlockRemoved(self, hashes: list[bytes], medium: str) -> None:
-        assert self.blocks[medium].issuperset(hashes), "removed without having been stored"
-        self.blocks[medium].difference_update(hashes)
+    def BlockRemoved(self, hashes: list[bytes], medium: str, group: int | None) -> None:
+        assert self.held[medium, group].issuperset(hashes), "removed without having been stored"
+        self.held[medium, group].difference_update(hashes)
 
     def AllBlocksCleared(self) -> None:
-        for blocks in self.blocks.values():
-            blocks.clear()
+        self.held.clear()
 
 
 class Line:
@@ -127,16 +142,66 @@ class Line:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_stored_minus_removed_is_what_is_cached(seed: int) -> None:
-    engine, subscriber = Engine(seed), Subscriber()
+@pytest.mark.parametrize("windows", [(), WINDOWS])
+def test_stored_minus_removed_is_what_is_cached(seed: int, windows: tuple[int, ...]) -> None:
+    engine, subscriber = Engine(seed, windows=windows), Subscriber()
     for _ in range(60):
         engine.work(engine.rng.randrange(1, 12))
         events = engine.log.take()
         subscriber.read(msgspec.msgpack.encode([1.0, events, 0]))
         assert subscriber.blocks == engine.cached
-    assert all(subscriber.blocks.values()), "neither tier is empty in the end"
+    on_device = [("GPU", group) for group in (range(3) if windows else [None])]
+    assert set(on_device) <= set(subscriber.blocks), "no group is empty in the end"
+    assert windows or ("CPU", None) in subscriber.blocks
     chains = {digest: parent for digest, (parent, _) in subscriber.tokens.items()}
     assert set(chains.values()) - {None} <= set(chains), "a parent was never told of"
+
+
+def test_a_group_is_named_where_there_are_several() -> None:
+    engine, subscriber = Engine(windows=WINDOWS), Subscriber()
+    engine.work(40)
+    events = engine.log.take()
+    subscriber.read(msgspec.msgpack.encode([1.0, events, 0]))
+    full, window = ("full_attention", None), ("sliding_window", 5)
+    assert subscriber.groups == {0: full, 1: window, 2: full}
+    alone, subscriber = Engine(), Subscriber()
+    alone.work(40)
+    events = alone.log.take()
+    subscriber.read(msgspec.msgpack.encode([1.0, events, 0]))
+    assert subscriber.groups == {None: (None, None)}
+
+
+def test_a_subscriber_tells_how_far_a_prompt_is_found() -> None:
+    """Behind the last block before which each group has what the next token reads."""
+    engine, subscriber = Engine(5, windows=WINDOWS), Subscriber()
+    blocks = engine.core.scheduler.blocks
+    lengths = set()
+    for _ in range(60):
+        engine.work(4)
+        subscriber.read(msgspec.msgpack.encode([1.0, engine.log.take(), 0]))
+        for group in engine.core.scheduler.state.waiting:
+            sequence = group.in_cache[0]
+            found = blocks.match(sequence)
+            if any(cache.computing for cache in blocks.caches):
+                continue  # nobody is told of these before they are there
+            most = (sequence.num_tokens - 1) // BLOCK_SIZE  # the last token is computed in any case
+            digests = [prefix.digest for prefix in sequence.prefixes[:most]]
+            assert len(found) == usable(subscriber, digests)
+            lengths.add(len(found))
+    assert len(lengths) > 2
+
+
+def usable(subscriber: Subscriber, digests: list[bytes]) -> int:
+    """Return behind how many of a prompt's blocks an engine can go on, by what it has told."""
+
+    def goes_on_behind(count: int) -> bool:
+        for group, (_, window) in subscriber.groups.items():
+            first = 0 if window is None else max(0, count * BLOCK_SIZE + 1 - window) // BLOCK_SIZE
+            if not subscriber.held["GPU", group].issuperset(digests[first:count]):
+                return False
+        return True
+
+    return max(count for count in range(len(digests) + 1) if goes_on_behind(count))
 
 
 def test_after_too_many_changes_everything_is_told_anew() -> None:
@@ -158,11 +223,12 @@ def test_blocks_in_a_row_are_one_event() -> None:
         engine.core.step()
     cleared, *stored = engine.log.take()
     assert type(cleared).__name__ == "AllBlocksCleared" and len(stored) == 1
-    assert len(engine.cached["GPU"]) > 1
+    assert len(engine.cached["GPU", None]) > 1
 
 
-def test_a_subscriber_that_lost_messages_asks_for_them(tmp_path: Path) -> None:
-    engine, subscriber = Engine(1), Subscriber()
+@pytest.mark.parametrize("windows", [(), WINDOWS])
+def test_a_subscriber_that_lost_messages_asks_for_them(tmp_path: Path, windows: tuple[int, ...]) -> None:
+    engine, subscriber = Engine(1, windows=windows), Subscriber()
     line = Line(tmp_path, engine)
     line.publisher.start()
     try:
@@ -188,17 +254,18 @@ def test_a_subscriber_that_lost_messages_asks_for_them(tmp_path: Path) -> None:
         line.close()
 
 
-def subscriber_after(subscriber: Subscriber, batches: list[tuple[int, bytes]]) -> dict[str, set[bytes]]:
+def subscriber_after(subscriber: Subscriber, batches: list[tuple[int, bytes]]) -> Blocks:
     """Return what the subscriber would know after these batches."""
     copy = Subscriber()
-    copy.blocks = {medium: set(blocks) for medium, blocks in subscriber.blocks.items()}
+    copy.held |= {place: set(blocks) for place, blocks in subscriber.blocks.items()}
     for _, payload in batches:
         copy.read(payload)
     return copy.blocks
 
 
-def test_what_is_kept_no_more_is_answered_by_everything(tmp_path: Path) -> None:
-    engine, subscriber = Engine(2), Subscriber()
+@pytest.mark.parametrize("windows", [(), WINDOWS])
+def test_what_is_kept_no_more_is_answered_by_everything(tmp_path: Path, windows: tuple[int, ...]) -> None:
+    engine, subscriber = Engine(2, windows=windows), Subscriber()
     line = Line(tmp_path, engine, buffer_steps=2)
     try:
         for _ in range(8):
