@@ -57,6 +57,11 @@ class WindowGroups:
         return [group.window for group in self._groups]
 
     @property
+    def depths(self) -> list[int]:
+        """How many of its last blocks each group reads for the token behind a full block."""
+        return [-(-(group.window - 1) // self._block_size) for group in self._groups]
+
+    @property
     def caches(self) -> list[PrefixCache]:
         return [group.cache for group in self._groups]
 

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from quire.engine.hashing import Digest, Prefix
+from quire.engine.memory.manager import BlockManager
 from quire.engine.memory.prefix_cache import PrefixCache
+from quire.engine.registry.window_ends import WindowCaches, WindowEnds
 
 MAX_CHANGES = 1 << 15
 
@@ -17,21 +19,38 @@ class Journal:
 
     The other methods are for one other thread. They tell of what is reachable: a block of any tier whose
     prompt's earlier blocks are all in some tier, too. A tier may forget a block before those that follow it.
+
+    With window groups a reachable block goes by another name while a sequence cannot go on behind it.
     """
 
-    def __init__(self, tiers: Sequence[PrefixCache], max_changes: int = MAX_CHANGES) -> None:
+    def __init__(
+        self,
+        tiers: Sequence[PrefixCache],
+        max_changes: int = MAX_CHANGES,
+        windows: Sequence[WindowCaches] = (),
+    ) -> None:
         self.dropped = 0  # changes that found the queue full, since start
         self.overflown = False
         self._tiers = tiers
+        self._ends = WindowEnds(windows) if windows else None
+        # A group's number is None for layers that keep all tokens.
+        self._sources: list[tuple[PrefixCache, int | None, int]] = [
+            *((cache, None, tier) for tier, cache in enumerate(tiers)),
+            *(
+                (cache, group, tier)
+                for group, each in enumerate(windows)
+                for tier, cache in enumerate(each.tiers)
+            ),
+        ]
         self._changes: deque[tuple[int, Prefix, bool]] = deque()
         self._max_changes = max_changes
         self._forget()
-        for number, tier in enumerate(tiers):
-            tier.listeners.append(partial(self._note, number))
+        for number, (cache, _, _) in enumerate(self._sources):
+            cache.listeners.append(partial(self._note, number))
 
-    def _note(self, tier: int, prefix: Prefix, findable: bool) -> None:
+    def _note(self, source: int, prefix: Prefix, findable: bool) -> None:
         if len(self._changes) < self._max_changes:
-            self._changes.append((tier, prefix, findable))
+            self._changes.append((source, prefix, findable))
         else:
             self.dropped += 1
             self.overflown = True
@@ -40,16 +59,16 @@ class Journal:
         return len(self._changes)
 
     def take(self, count: int) -> dict[Digest, bool]:
-        """The net effect of the next `count` changes, if there are so many: what is reachable or no more."""
+        """The net effect of the next `count` changes, if there are so many: what is there or no more."""
         net: dict[Digest, bool] = {}
         for _ in range(min(count, len(self._changes))):
             for digest, reachable in self._apply(*self._changes.popleft()):
                 if net.pop(digest, None) is None:
                     net[digest] = reachable
-        return net
+        return net if self._ends is None else self._ends.settle(net, self._children)
 
     def restart(self) -> list[Digest]:
-        """Everything that is reachable now, parents first; `take` goes on from there.
+        """Everything that is there now, parents first; `take` goes on from there.
 
         What changes meanwhile may be in both, which does no harm: a tier holds a prefix or does not.
         """
@@ -57,19 +76,28 @@ class Journal:
         self._changes.clear()
         self._forget()
         found: list[Digest] = []
-        for number, tier in enumerate(self._tiers):
-            for prefix in tier.prefixes():
+        for number, (cache, _, _) in enumerate(self._sources):
+            for prefix in cache.prefixes():
                 found += (digest for digest, _ in self._apply(number, prefix, True))
-        return found
+        if self._ends is None:
+            return found
+        return list(self._ends.settle(dict.fromkeys(found, True), self._children))
 
     def _forget(self) -> None:
+        if self._ends is not None:
+            self._ends.clear()
         self._held: list[set[Digest]] = [set() for _ in self._tiers]
         self._children: dict[Digest | None, set[Digest]] = {}  # of those that any tier holds
         self._reachable: set[Digest] = set()
 
-    def _apply(self, tier: int, prefix: Prefix, findable: bool) -> Iterable[tuple[Digest, bool]]:
+    def _apply(self, source: int, prefix: Prefix, findable: bool) -> Iterable[tuple[Digest, bool]]:
         """Return what becomes reachable, parents first, or is no more, children first."""
         digest, parent = prefix.digest, prefix.parent
+        _, group, tier = self._sources[source]
+        if group is not None:
+            assert self._ends is not None
+            self._ends.note(group, tier, digest, findable)
+            return []
         before = any(digest in held for held in self._held)
         if findable:
             self._held[tier].add(digest)
@@ -80,12 +108,16 @@ class Journal:
         siblings = self._children.setdefault(parent, set())
         if findable:
             siblings.add(digest)
+            if self._ends is not None:
+                self._ends.follow(digest, parent)
             if parent is not None and parent not in self._reachable:
                 return []
             opened = self._family(digest)
             self._reachable.update(opened)
             return [(each, True) for each in opened]
         siblings.discard(digest)
+        if self._ends is not None:
+            self._ends.leave(digest)
         if not siblings:
             del self._children[parent]
         if digest not in self._reachable:
@@ -100,3 +132,14 @@ class Journal:
         for each in family:
             family.extend(self._children.get(each, ()))
         return family
+
+
+def journal_of(blocks: BlockManager, max_changes: int = MAX_CHANGES) -> Journal:
+    """Return one that follows all caches of `blocks` from now on."""
+    windows: list[WindowCaches] = []
+    if blocks.windows is not None:
+        depths = blocks.windows.depths
+        windows = [
+            WindowCaches([cache], depth) for cache, depth in zip(blocks.windows.caches, depths, strict=True)
+        ]
+    return Journal([blocks.cache, blocks.host.cache], max_changes, windows)

@@ -23,7 +23,7 @@ from quire.engine.core import EngineCore
 from quire.engine.hashing import Digest
 from quire.engine.models.hub import resolve_model
 from quire.engine.registry.deployment import describe, hash_seed
-from quire.engine.registry.journal import Journal
+from quire.engine.registry.journal import Journal, journal_of
 from quire.engine.registry.prompt_hasher import PromptHasher
 from quire.engine.registry.redis import FAILURES, Answer, Load, Registry
 
@@ -233,9 +233,9 @@ def start_publisher(
     deployment = describe(config.model, folder, info.block_size, info.kv_cache_dtype, seed, pinned)
     parity = PromptHasher(info.block_size, seed).parity()
     epoch = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
-    place = Registry(registry, deployment, pinned, parity, epoch)
     blocks = core.scheduler.blocks
-    tiers = [blocks.cache, blocks.host.cache]
-    publisher = Publisher(place, Journal(tiers), registry.lease, info.num_blocks + info.num_host_blocks)
+    place = Registry(registry, deployment, pinned, parity, epoch, has_windows=blocks.windows is not None)
+    journal = journal_of(blocks)
+    publisher = Publisher(place, journal, registry.lease, info.num_blocks + info.num_host_blocks)
     publisher.start()
     return publisher

@@ -11,6 +11,10 @@ is under one hash tag, its fingerprint:
 Each key lives as long as a lease, so nobody has to sweep. A block's digest leaves before its parent's, so
 of a prompt's digests a replica holds the first k, and k is found by bisection. While everything is published
 anew, a replica's set is not whole, and nobody is told how much of a prompt is in it.
+
+Of a model with window groups (`windows` in meta) a prompt is of use up to a block behind which no window is
+gone. A block behind which one is has its digest's bytes in the set from the last to the first, so of the
+first k blocks those at the end that are written so do not count.
 """
 
 from __future__ import annotations
@@ -69,6 +73,7 @@ return redis.call('UNLINK', KEYS[2], KEYS[3])
 
 MAX_REPLICAS = 512  # of a deployment, that routers look at
 MAX_META_BYTES = 8192  # of what a replica says of itself
+MAX_STEPS = 8192  # back to where no window is gone, in a lookup: else nothing of a prompt counts
 
 # Readers bear with whatever is there: a key of another type or an entry of any size spoils nobody else's.
 
@@ -95,18 +100,25 @@ return found
 LOOKUP = f"""
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local digests, found = ARGV[3], {{}}
+local digests, found, steps = ARGV[3], {{}}, {MAX_STEPS}
 local replicas = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf', 'LIMIT', 0, {MAX_REPLICAS})
 for _, replica in ipairs(replicas) do
-  local meta = redis.pcall('HMGET', ARGV[1] .. replica, 'epoch', 'url', 'whole')
-  local epoch, url = meta[1], meta[2]
+  local meta = redis.pcall('HMGET', ARGV[1] .. replica, 'epoch', 'url', 'whole', 'windows')
+  local epoch, url, windows = meta[1], meta[2], meta[4] == '1'
   if epoch and url and meta[3] ~= '0' and #epoch + #url <= {MAX_META_BYTES} then
     local blocks = ARGV[2] .. replica .. ':' .. epoch
+    local function holds(at, behind)
+      local digest = string.sub(digests, at * 16 - 15, at * 16)
+      return redis.pcall('SISMEMBER', blocks, behind and string.reverse(digest) or digest) == 1
+    end
     local low, high = 0, #digests / 16
     while low < high do
       local middle = low == 0 and 1 or math.ceil((low + high) / 2)
-      local held = redis.pcall('SISMEMBER', blocks, string.sub(digests, middle * 16 - 15, middle * 16))
-      if held == 1 then low = middle else high = middle - 1 end
+      if holds(middle) or windows and holds(middle, true) then low = middle else high = middle - 1 end
+    end
+    while windows and low > 0 and not holds(low) do
+      steps = steps - 1
+      low = steps > 0 and low - 1 or 0
     end
     found[#found + 1] = {{url, low}}
   end
@@ -156,15 +168,23 @@ class Registry:
         pinned: list[list[int]],
         parity: str,
         epoch: str,
+        *,
+        has_windows: bool = False,
     ) -> None:
-        """`epoch` must sort after that of any earlier process of this replica."""
+        """`epoch` must sort after that of any earlier process of this replica.
+
+        has_windows: some blocks that are published are behind windows that are gone.
+        """
         self._config = config
         self._epoch = epoch
         keys = Keys(deployment.fingerprint)
         replica = config.advertise_url
         self._keys = (keys.replicas, f"{keys.meta}{replica}", f"{keys.blocks}{replica}:{epoch}", keys.pinned)
         self._pinned = msgspec.json.encode(pinned) if pinned else b""
-        self._identity = ("url", replica, "parity", parity, "deployment", msgspec.json.encode(deployment))
+        self._identity = (
+            *("url", replica, "parity", parity, "deployment", msgspec.json.encode(deployment)),
+            *("windows", int(has_windows)),
+        )
         # From a URL, so that user, password, database and TLS settings can stand in it.
         self._client: redis.Redis = redis.Redis.from_url(
             config.redis_url,

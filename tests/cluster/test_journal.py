@@ -1,4 +1,4 @@
-"""What the journal tells, applied in any pieces, is what can be reached in the tiers."""
+"""What the journal tells, applied in any pieces, is what can be reached in the tiers and windows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from quire.engine.hashing import BlockHasher, Prefix, Prefixes
 from quire.engine.memory.prefix_cache import PrefixCache
 from quire.engine.registry.journal import Journal
+from quire.engine.registry.window_ends import WindowCaches, behind_window
 
 PUBLIC = [1, 2]
 
@@ -129,3 +130,58 @@ def test_at_every_moment_a_block_is_told_of_with_all_before_it(
                     before = before.before
             assert (digest in told) == is_reachable
     assert told == set()
+
+
+DEPTHS = (1, 2)  # blocks that are read of two window groups; the first has two tiers
+window_toggles = st.tuples(st.integers(0, 4), st.sampled_from(PREFIXES))
+
+
+def names(tiers: list[Tier], groups: list[list[Tier]]) -> set[bytes]:
+    """Of the blocks that can be reached: whether a sequence can go on behind them is in the name."""
+    by_digest = {prefix.digest: prefix for prefix in PREFIXES}
+
+    def goes_on_behind(digest: bytes) -> bool:
+        for group, depth in zip(groups, DEPTHS, strict=True):
+            held = {each for tier in group for each in tier.held}
+            at: bytes | None = digest
+            for _ in range(depth):
+                if at is None:
+                    break
+                if at not in held:
+                    return False
+                at = by_digest[at].parent
+        return True
+
+    return {each if goes_on_behind(each) else behind_window(each) for each in reachable(tiers)}
+
+
+@given(
+    st.lists(window_toggles, max_size=20),
+    st.lists(st.one_of(window_toggles, window_toggles, st.integers(1, 9), st.just("restart")), max_size=120),
+    st.sampled_from([3, 1000]),
+)
+def test_a_block_behind_a_window_that_is_gone_goes_by_another_name(
+    before: list[tuple[int, Prefix]], operations: list[object], max_changes: int
+) -> None:
+    tiers, groups = [Tier(), Tier()], [[Tier(), Tier()], [Tier()]]
+    every = [*tiers, *groups[0], *groups[1]]
+    for number, prefix in before:
+        every[number].toggle(prefix)
+    windows = [
+        WindowCaches(cast(list[PrefixCache], group), depth)
+        for group, depth in zip(groups, DEPTHS, strict=True)
+    ]
+    journal = Journal(cast(list[PrefixCache], tiers), max_changes, windows)
+    told = set(journal.restart())
+    assert told == names(tiers, groups)
+    for operation in [*operations, 1000]:
+        if isinstance(operation, tuple):
+            every[operation[0]].toggle(operation[1])
+        elif operation == "restart" or journal.overflown:
+            told = set(journal.restart())
+            assert told == names(tiers, groups)
+        else:
+            for name, is_there in journal.take(cast(int, operation)).items():
+                assert (name in told) != is_there, "told what was known"
+                told ^= {name}
+    assert told == names(tiers, groups)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 import xxhash
@@ -15,11 +16,14 @@ import xxhash
 from quire.engine.config import RegistryConfig
 from quire.engine.core import EngineCore
 from quire.engine.hashing import Prefix
+from quire.engine.messages import Request, SamplingParams
 from quire.engine.registry.deployment import Deployment, hash_seed, seed_digest
-from quire.engine.registry.journal import Journal
+from quire.engine.registry.journal import journal_of
 from quire.engine.registry.prompt_hasher import PromptHasher
 from quire.engine.registry.publisher import Publisher
-from quire.engine.registry.redis import Answer, Keys, Registry
+from quire.engine.registry.redis import LOOKUP, Answer, Keys, Registry
+from quire.engine.registry.window_ends import behind_window
+from quire.engine.sequences.sequence import SequenceGroup
 from quire.loadtest.servers.fault_proxy import FAULTS, Fault, FaultProxy, honest
 from quire.loadtest.servers.redis_server import RedisServer
 from tests.engine.simulation import make_core, random_request
@@ -42,25 +46,30 @@ class Replica:
         epoch: str = "1",
         max_changes: int = 1000,
         url: str | None = None,
+        windows: tuple[int, ...] = (),
     ) -> None:
         self.now = 0.0
         self.rng = random.Random(seed)
-        self.core: EngineCore = make_core(24, 4, 4, 16, num_host_blocks=12, mode="swap")
+        num_blocks, num_host_blocks = (84, 40) if windows else (24, 12)
+        self.core: EngineCore = make_core(
+            num_blocks, 4, 4, 16, num_host_blocks=num_host_blocks, mode="swap", windows=windows
+        )
         blocks = self.core.scheduler.blocks
         self.tiers = [blocks.cache, blocks.host.cache]
         self.server = server
         self.epoch = epoch
         config = RegistryConfig(redis_url=url or server.url, advertise_url=URL)
-        self.registry = Registry(config, DEPLOYMENT, [], "vector", epoch)
-        self.journal = Journal(self.tiers, max_changes)
+        self.registry = Registry(config, DEPLOYMENT, [], "vector", epoch, has_windows=bool(windows))
+        self.journal = journal_of(blocks, max_changes)
         self.publisher = Publisher(self.registry, self.journal, config.lease, 36, lambda: self.now)
-        self._requests = 0
+        self.requests: list[Request] = []
 
     def work(self, steps: int) -> None:
         for _ in range(steps):
             if self.rng.random() < 0.4:
-                self.core.add(random_request(self.rng, self._requests, longest=20, widest=3))
-                self._requests += 1
+                request = random_request(self.rng, len(self.requests), longest=20, widest=3)
+                self.core.add(request)
+                self.requests.append(request)
             self.core.step()
             self.publisher.observe(self.core.stats)
 
@@ -95,6 +104,40 @@ class Replica:
         until(lambda: self.tick() is None and self.publisher.state == "ok")
 
 
+class WindowReplica(Replica):
+    """The same of a model whose second cache group keeps few tokens, and whose third keeps all."""
+
+    WINDOWS = (5, 1000)
+
+    def __init__(self, server: RedisServer, seed: int = 0, **given: Any) -> None:
+        super().__init__(server, seed, windows=self.WINDOWS, **given)
+
+    def finish(self) -> None:
+        """Step until nothing is left to do, and publish."""
+        while self.core.has_work:
+            self.core.step()
+        until(lambda: self.tick() is None and not len(self.journal))
+        until(lambda: self.tick() is None and self.publisher.state == "ok")
+
+    def found(self, request: Request) -> int:
+        """Blocks of its prompt that the engine would not compute."""
+        blocks = self.core.scheduler.blocks
+        group = SequenceGroup(request, np.array(request.prompt, np.int32), 0, ())
+        found = blocks.match(group.sequences[0])
+        blocks.end(group.sequences[0])
+        return len(found)
+
+    def predicted(self, request: Request) -> int:
+        """The same, as a router reads it."""
+        most = (len(request.prompt) - 1) // 4  # the last token is computed in any case
+        digests = PromptHasher(4, 0).digests(request.cache_salt, request.prompt)[:most]
+        keys = (KEYS.replicas, KEYS.meta, KEYS.blocks)
+        found: Any = self.server.client.eval_ro(LOOKUP, 1, *keys, b"".join(digests))
+        ((url, blocks),) = found
+        assert url == URL.encode()
+        return int(blocks)
+
+
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
@@ -121,6 +164,42 @@ def test_registry_holds_what_the_engine_finds(server: RedisServer, seed: int) ->
     assert (replica.publisher.report().dropped > 0) == (seed == 0)
     assert replica.core.stats.block_evictions > 20
     assert replica.core.stats.swap_out_blocks > 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_router_reads_how_far_an_engine_with_windows_finds_a_prompt(server: RedisServer, seed: int) -> None:
+    replica = WindowReplica(server, seed, max_changes=8 if seed else 1000)
+    lengths: set[int] = set()
+    for _ in range(12):
+        replica.work(20)
+        replica.finish()
+        for request in replica.requests:
+            assert replica.predicted(request) == replica.found(request)
+            lengths.add(replica.found(request))
+    assert len(lengths) > 3
+    published = replica.published
+    assert not published & {behind_window(digest) for digest in published}, "a block has two names"
+    assert {behind_window(digest) for digest in published} & replica.findable, "all windows are there"
+
+
+def test_a_router_hears_that_a_window_alone_was_evicted(server: RedisServer) -> None:
+    replica = WindowReplica(server)
+    request = Request(0, list(range(40)), SamplingParams(max_tokens=1))
+    replica.core.add(request)
+    replica.finish()
+    assert replica.predicted(request) == replica.found(request) == 9
+    blocks = replica.core.scheduler.blocks
+    assert blocks.windows is not None
+    window = blocks.windows.caches[0]
+    digests = PromptHasher(4, 0).digests("", request.prompt)
+    held = {window.prefix(block).digest: block for block in range(84) if block in window}
+    for lost, left in ((8, 8), (5, 8), (7, 7), (6, 5), (4, 4), (0, 4), (3, 3), (2, 2), (1, 0)):
+        block = held[digests[lost]]
+        blocks.pool.discard(block)
+        window.forget(block)
+        replica.finish()
+        assert replica.predicted(request) == replica.found(request) == left
+    assert {behind_window(digest) for digest in digests[:9]} <= replica.published, "all others keep them"
 
 
 def test_registry_is_emptied_and_restarted_in_between(server: RedisServer) -> None:
