@@ -85,7 +85,7 @@ class Inspector:
     def _pool(self, moves: list[Move], lost: int) -> PoolAnswer:
         begin = time.monotonic()
         blocks, host = self._state.blocks, self._state.blocks.host
-        states = [_states(blocks.pool, blocks.caches), _states(host.pool, [host.cache])]
+        states = [_states(blocks.pool, blocks.caches), _states(host.pool, host.caches)]
         counts = [np.minimum(tier._counts, 255).astype(np.uint8) for tier in (blocks.pool, host.pool)]
         return PoolAnswer(
             at=time.time(),
@@ -117,7 +117,7 @@ class Inspector:
     def _block(self, question: BlockQuestion) -> BlockAnswer:
         blocks, block = self._state.blocks, question.block
         on_device = question.tier == "device"
-        pool, caches = (blocks.pool, blocks.caches) if on_device else (blocks.host.pool, [blocks.host.cache])
+        pool, caches = (blocks.pool, blocks.caches) if on_device else (blocks.host.pool, blocks.host.caches)
         if not 0 <= block < pool.num_blocks:
             return BlockAnswer(FREE, 0, [])
         holders, held = [], None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Listed
 from itertools import chain
 
 from quire.engine.hashing import Prefix
@@ -18,14 +19,18 @@ class HostTier:
 
     Sequences have tables in it while they are swapped out (section 4.5). What goes from one tier to the other
     is added to the moves of the next plan, and both its ends are held until it has arrived. A tier without
-    blocks takes nothing. Of sequences with window tables nothing is found here: they only come back.
+    blocks takes nothing. As on the device, each cache group has an index of its own, by its number.
     """
 
-    def __init__(self, num_blocks: int, device: BlockPool, device_cache: PrefixCache) -> None:
-        self.cache = PrefixCache(num_blocks)
-        self.pool = BlockPool(num_blocks, self.cache.forget)
+    def __init__(self, num_blocks: int, device: BlockPool, device_caches: Listed[PrefixCache]) -> None:
+        self.caches = [PrefixCache(num_blocks) for _ in device_caches]
+        self.cache = self.caches[0]
+        self.pool = BlockPool(num_blocks, self._evicted if self.caches[1:] else self.cache.forget)
         self._device = device
-        self._device_cache = device_cache
+        self._device_caches = device_caches
+
+    def _evicted(self, block: int) -> None:
+        next(cache for cache in self.caches if block in cache).forget(block)
 
     def swap_out(
         self,
@@ -44,29 +49,28 @@ class HostTier:
         placed: dict[int, int] = {}
         for sequence, table in tables.items():
             sequence.host_published = sequence.published
-            for logical, block in enumerate(table):
-                if block in placed:
-                    self.pool.share(placed[block])
-                else:
-                    prefix = sequence.prefixes[logical] if logical < sequence.published else None
-                    placed[block] = self._place(block, prefix, moves)
-                sequence.host_table.append(placed[block])
+            sequence.host_table = self._place_all(0, sequence, WindowTable(0, table), placed, moves)
             sequence.host_window_tables = [
-                WindowTable(each.first, [self._place_window(block, placed, moves) for block in each.blocks])
-                for each in windows.get(sequence, ())
+                WindowTable(each.first, self._place_all(group, sequence, each, placed, moves))
+                for group, each in enumerate(windows.get(sequence, ()), 1)
             ]
         return True
 
-    def _place_window(self, block: int, placed: dict[int, int], moves: Moves) -> int:
-        if block in placed:
-            self.pool.share(placed[block])
-        else:
-            placed[block] = self._place(block, None, moves)
-        return placed[block]
+    def _place_all(
+        self, group: int, sequence: Sequence, table: WindowTable, placed: dict[int, int], moves: Moves
+    ) -> list[int]:
+        """Return the host blocks for those of a table of `sequence`; `placed`: those of other tables."""
+        for logical, block in enumerate(table.blocks, table.first):
+            if block in placed:
+                self.pool.share(placed[block])
+            else:
+                prefix = sequence.prefixes[logical] if logical < sequence.published else None
+                placed[block] = self._place(group, block, prefix, moves)
+        return [placed[block] for block in table.blocks]
 
-    def _place(self, block: int, prefix: Prefix | None, moves: Moves) -> int:
+    def _place(self, group: int, block: int, prefix: Prefix | None, moves: Moves) -> int:
         """Return a host block for device block `block`: one that holds `prefix`, or a copy on its way."""
-        twin = None if prefix is None else self.cache.find(prefix)
+        twin = None if prefix is None else self.caches[group].find(prefix)
         if twin is not None:
             self.pool.share(twin)
             return twin
@@ -81,29 +85,28 @@ class HostTier:
         """
         placed: dict[int, int] = {}
         for sequence in group.live:
-            for logical, block in enumerate(sequence.host_table):
-                if block in placed:
-                    self._device.share(placed[block])
-                else:
-                    twin = None
-                    if logical < sequence.host_published:
-                        twin = self._device_cache.find(sequence.prefixes[logical])
-                    if twin is not None:
-                        self._device.share(twin)
-                    placed[block] = self.bring(block, moves) if twin is None else twin
-                sequence.table.append(placed[block])
+            sequence.table = self._bring_all(0, sequence, WindowTable(0, sequence.host_table), placed, moves)
             sequence.window_tables = [
-                WindowTable(each.first, [self._bring_window(block, placed, moves) for block in each.blocks])
-                for each in sequence.host_window_tables
+                WindowTable(each.first, self._bring_all(number, sequence, each, placed, moves))
+                for number, each in enumerate(sequence.host_window_tables, 1)
             ]
             self.drop(sequence)
 
-    def _bring_window(self, host_block: int, placed: dict[int, int], moves: Moves) -> int:
-        if host_block in placed:
-            self._device.share(placed[host_block])
-        else:
-            placed[host_block] = self.bring(host_block, moves)
-        return placed[host_block]
+    def _bring_all(
+        self, group: int, sequence: Sequence, table: WindowTable, placed: dict[int, int], moves: Moves
+    ) -> list[int]:
+        """Return the device blocks for those of a host table of `sequence`; `placed`: those of other tables."""
+        for logical, block in enumerate(table.blocks, table.first):
+            if block in placed:
+                self._device.share(placed[block])
+                continue
+            twin = None
+            if logical < sequence.host_published:
+                twin = self._device_caches[group].find(sequence.prefixes[logical])
+            if twin is not None:
+                self._device.share(twin)
+            placed[block] = self.bring(block, moves) if twin is None else twin
+        return [placed[block] for block in table.blocks]
 
     def bring(self, host_block: int, moves: Moves) -> int:
         """Return a new device block that the next step fills from `host_block`."""
@@ -141,11 +144,20 @@ class HostTier:
         """Copy those of the next `count` device blocks to be evicted that are not here yet."""
         # What is spilled must not push out what has just been: at most half of the room is looked after.
         for block in self._device.next_to_evict(min(count, self.pool.num_available // 2)):
-            twin = self.cache.find(self._device_cache.prefix(block))
+            cache, device_cache = self._caches_of(block)
+            twin = cache.find(device_cache.prefix(block))
             if twin is not None:
                 self.pool.refresh(twin)
                 continue
             self._start(moves.spills, block, self.pool.allocate())
+
+    def _caches_of(self, block: int) -> tuple[PrefixCache, PrefixCache]:
+        """Return the indices here and on the device of the group whose device block this is.
+
+        If it has been forgotten meanwhile, they are those of some group.
+        """
+        pairs = zip(self.caches, self._device_caches, strict=True)
+        return next((pair for pair in pairs if block in pair[1]), (self.cache, self._device_caches[0]))
 
     def _start(self, transfers: list[Transfer], device: int, host: int) -> None:
         self._device.hold(device)
@@ -155,8 +167,9 @@ class HostTier:
     def arrived(self, moves: Moves) -> None:
         """Book the transfers of `moves`, which are done."""
         for spill in moves.spills:
-            if spill.device in self._device_cache:  # else it was forgotten meanwhile
-                self._publish(self._device_cache.prefix(spill.device), spill.host)
+            cache, device_cache = self._caches_of(spill.device)
+            if spill.device in device_cache:  # else it was forgotten meanwhile
+                self._publish(cache, device_cache.prefix(spill.device), spill.host)
         self.let_go(moves)
 
     def let_go(self, moves: Moves) -> None:
@@ -173,12 +186,12 @@ class HostTier:
     def publish(self, group: SequenceGroup) -> None:
         """Let others find the full blocks of a swapped group, which have arrived here."""
         for sequence in group.live:
-            if sequence.host_window_tables:
-                continue
             published = sequence.prefixes[: sequence.host_published]
-            for prefix, block in zip(published, sequence.host_table, strict=False):
-                self._publish(prefix, block)
+            tables = [WindowTable(0, sequence.host_table), *sequence.host_window_tables]
+            for cache, table in zip(self.caches, tables, strict=False):
+                for prefix, block in zip(published[table.first :], table.blocks, strict=False):
+                    self._publish(cache, prefix, block)
 
-    def _publish(self, prefix: Prefix, block: int) -> None:
-        if self.cache.publish(prefix, block) == block:
+    def _publish(self, cache: PrefixCache, prefix: Prefix, block: int) -> None:
+        if cache.publish(prefix, block) == block:
             self.pool.keep(block)

@@ -81,7 +81,9 @@ def check_host_tier(
     spilling = [[transfer.host] for each in moves for transfer in each.spills]
     transfers = [transfer.host for each in moves for transfer in each.transfers]
     check_pool(host.pool, [*(sequence.host_blocks for sequence in sequences), *spilling], transfers, share)
-    check_prefix_cache(host.cache, share)
+    for cache in host.caches:
+        check_prefix_cache(cache, share)
+    assert sum(map(len, host.caches)) == host.pool.num_kept, "a host block is kept that nobody could find"
 
 
 def check_pool(

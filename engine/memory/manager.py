@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Listed
 from dataclasses import replace
+from functools import partial
 from itertools import chain, zip_longest
 
 from quire.engine.arrays import as_int32
@@ -54,7 +55,7 @@ class BlockManager:
         self.pages = 1 + len(windows)  # blocks that a logical block takes
         self.block_size = block_size
         self.tails = PinnedTails()
-        self.host = HostTier(num_host_blocks, self.pool, self.cache)
+        self.host = HostTier(num_host_blocks, self.pool, self.caches)
         self.history = CacheHistory(num_blocks + num_host_blocks)
         if hasher is not None:
             self.cache.listeners.append(self.history.changed)
@@ -284,9 +285,17 @@ class BlockManager:
         """
         if self.windows is None:
             return found.first(count)
+        host_caches = self.host.caches[1:] if self.host.pool.num_blocks else ()
+        end, windows = self.windows.match(sequence.prefixes, min(count, len(found)), host_caches)
+        return replace(found.first(end), windows=windows)
+
+    def first_on_device(self, sequence: Sequence, found: Found, count: int) -> Found:
+        """Return the same of the device alone."""
         most = min(count, len(found.device))
+        if self.windows is None:
+            return found.first(most)
         end, windows = self.windows.match(sequence.prefixes, most)
-        return Found(found.device[:end], found.host[:0], windows=windows)
+        return replace(found.first(end), windows=windows)
 
     def reaches(self, sequence: Sequence, num_blocks: int) -> bool:
         """Return whether another could go on behind the first `num_blocks` of `sequence` by sharing them."""
@@ -295,7 +304,8 @@ class BlockManager:
     def explain_miss(self, sequence: Sequence, found: int) -> Miss:
         """Say why the `found`-th block of `sequence`, for which they were matched, was not found."""
         prefixes, owner = sequence.prefixes, sequence.group.request.owner
-        if found < len(prefixes) and self.cache.find(prefixes[found]) is not None:
+        caches = [self.cache] if self.windows is None else [self.cache, self.host.cache]
+        if found < len(prefixes) and any(cache.find(prefixes[found]) is not None for cache in caches):
             if self.windows is not None and (found + 1) * self.block_size < sequence.num_tokens:
                 return Miss("behind_window", found * self.block_size)
             return Miss("last_token", found * self.block_size)
@@ -329,11 +339,13 @@ class BlockManager:
         sequence.published = next(computing, len(found.device))
         sequence.num_found = min(sequence.num_found, sequence.published)
         if self.windows is not None:
-            first = self.windows.attach(sequence, found.windows)
+            first = self.windows.attach(sequence, found.windows, len(found))
             sequence.published = min(sequence.published, first)
             sequence.num_found = min(sequence.num_found, first)
         for block in found.host:
             sequence.table.append(self.host.bring(block, self.moves))
+        if self.windows is not None:
+            self.windows.bring(sequence, found.windows, partial(self.host.bring, moves=self.moves))
         if found.tail is not None:
             self.pool.share(found.tail.block)
             sequence.table.append(found.tail.block)
@@ -416,7 +428,8 @@ class BlockManager:
         for prefix in self._extend(sequence, sequence.num_tokens // self.block_size)[sequence.num_found :]:
             for cache in self.caches:
                 _discard(cache, self.pool, prefix)
-            _discard(self.host.cache, self.host.pool, prefix)
+            for cache in self.host.caches:
+                _discard(cache, self.host.pool, prefix)
 
     def open_to_all(self, tokens: list[int]) -> list[Prefix]:
         """Let all tenants find the blocks of `tokens` once they are computed; return the full ones' prefixes.

@@ -109,7 +109,18 @@ class Found:
     @property
     def on_device(self) -> list[int]:
         """The device's blocks of all cache groups."""
-        return [*self.device, *chain.from_iterable(each.blocks for each in self.windows)]
+        return [*self.device, *chain.from_iterable(each.device for each in self.windows)]
+
+    @property
+    def num_to_bring(self) -> int:
+        """How many blocks of all cache groups come from host memory."""
+        return len(self.host) + sum(len(each.on_host) for each in self.windows)
+
+    @property
+    def num_from_host(self) -> int:
+        """How many of the prompt's blocks come from host memory, be it in one cache group."""
+        in_windows = chain.from_iterable(each.on_host for each in self.windows)
+        return len(self.host) + len({logical for logical in in_windows if logical < len(self.device)})
 
     def __len__(self) -> int:
         return len(self.device) + len(self.host)

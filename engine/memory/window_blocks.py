@@ -8,7 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WindowBlocks:
-    """Blocks of the logical blocks `first` onwards, all that is read behind the prefix."""
+    """Blocks of the logical blocks `first` onwards, all that is read behind the prefix.
+
+    on_host: the logical blocks of which they are blocks in host memory.
+    """
 
     first: int
     blocks: Sequence[int]
+    on_host: frozenset[int] = frozenset()
+
+    @property
+    def device(self) -> list[int]:
+        """Those on the device."""
+        return [block for at, block in enumerate(self.blocks, self.first) if at not in self.on_host]

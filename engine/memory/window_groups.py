@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from quire.engine.hashing import Prefix
 from quire.engine.memory.moves import Moves
 from quire.engine.memory.pool import BlockPool
 from quire.engine.memory.prefix_cache import PrefixCache
 from quire.engine.memory.window_blocks import WindowBlocks
+from quire.engine.memory.window_group import WindowGroup
+from quire.engine.memory.window_match import match_windows
 from quire.engine.sequences.rows import Rows
 from quire.engine.sequences.sequence import Sequence as TokenSequence
 from quire.engine.sequences.window_table import WindowTable
-
-
-class WindowGroup:
-    """Layers that keep the last `window` tokens. Its tables are those of `number` times `stride` + a row."""
-
-    def __init__(self, number: int, window: int, block_size: int, stride: int, num_blocks: int) -> None:
-        self.window = window
-        self.cache = PrefixCache(num_blocks)
-        self._block_size = block_size
-        self._first_table = number * stride
-
-    def table_row(self, row: int) -> int:
-        """Return where the device has the table of `row`."""
-        return self._first_table + row
-
-    def first_block(self, position: int) -> int:
-        """Return the first logical block that tokens from `position` on read."""
-        return max(0, position + 1 - self.window) // self._block_size
 
 
 class WindowGroups:
@@ -58,8 +42,8 @@ class WindowGroups:
 
     @property
     def depths(self) -> list[int]:
-        """How many of its last blocks each group reads for the token behind a full block."""
-        return [-(-(group.window - 1) // self._block_size) for group in self._groups]
+        """How many of a prompt's last blocks the token behind them reads in each group."""
+        return [group.depth for group in self._groups]
 
     @property
     def caches(self) -> list[PrefixCache]:
@@ -239,30 +223,14 @@ class WindowGroups:
 
     # -- content ---------------------------------------------------------------------------------------
 
-    def match(self, prefixes: list[Prefix], most: int) -> tuple[int, tuple[WindowBlocks, ...]]:
+    def match(
+        self, prefixes: list[Prefix], most: int, host_caches: Sequence[PrefixCache] = ()
+    ) -> tuple[int, tuple[WindowBlocks, ...]]:
         """Return behind how many blocks, up to `most`, a sequence can go on; and what it reads there.
 
-        That is as far on as each group has what the next token reads.
+        What is not on the device may be in `host_caches`, the groups' indices of host memory.
         """
-        end = self._end(prefixes, most)
-        found = []
-        for group in self._groups:
-            first = group.first_block(end * self._block_size)
-            blocks = [group.cache.find(prefix) for prefix in prefixes[first:end]]
-            found.append(WindowBlocks(first, [block for block in blocks if block is not None]))
-        return end, tuple(found)
-
-    def _end(self, prefixes: list[Prefix], end: int) -> int:
-        at = 0  # group that is looked at
-        while at < len(self._groups):
-            group = self._groups[at]
-            logical, first = end - 1, group.first_block(end * self._block_size)
-            while logical >= first and group.cache.find(prefixes[logical]) is not None:
-                logical -= 1
-            if logical >= first:  # nothing that reads this block can be found
-                end, at = logical, -1
-            at += 1
-        return end
+        return match_windows(self._groups, prefixes, most, self._block_size, host_caches)
 
     def blocks_behind(self, num_blocks: int) -> int:
         """Return how many blocks of all groups a sequence reads that goes on behind `num_blocks`."""
@@ -274,18 +242,30 @@ class WindowGroups:
         tables = self._tables(sequence)
         return all(table.first <= group.first_block(position) for group, _, table in tables)
 
-    def attach(self, sequence: TokenSequence, found: Sequence[WindowBlocks]) -> int:
-        """Begin the tables of `sequence` with what was found; return the first block that is computing."""
+    def attach(self, sequence: TokenSequence, found: Sequence[WindowBlocks], end: int) -> int:
+        """Begin the tables of `sequence`, up to logical block `end`, with what was found on the device.
+
+        Return the first block that is not there yet: it is computing, or `bring` takes it from host memory.
+        """
         self._begin(sequence)
-        computing = len(sequence.table)
+        there = end
         for (group, _, table), part in zip(self._tables(sequence), found, strict=bool(found)):
             table.first, table.blocks = part.first, list(part.blocks)
             for logical, block in enumerate(part.blocks, part.first):
-                self._pool.share(block)
-                if block in group.cache.computing:
-                    computing = min(computing, logical)
-            assert table.end == len(sequence.table), "not all that was found of a window group"
-        return computing
+                if logical not in part.on_host:
+                    self._pool.share(block)
+                if logical in part.on_host or block in group.cache.computing:
+                    there = min(there, logical)
+            assert table.end == end, "not all that was found of a window group"
+        return there
+
+    def bring(
+        self, sequence: TokenSequence, found: Sequence[WindowBlocks], bring: Callable[[int], int]
+    ) -> None:
+        """Have blocks of the device, which `bring` gives for host blocks, in the tables that were attached."""
+        for (_, _, table), part in zip(self._tables(sequence), found, strict=bool(found)):
+            for logical in sorted(part.on_host):
+                table.blocks[logical - table.first] = bring(table.block(logical))
 
     def mark_computing(
         self, sequence: TokenSequence, prefixes: list[Prefix], begin: int, end: int, moves: Moves

@@ -138,8 +138,8 @@ def journal_of(blocks: BlockManager, max_changes: int = MAX_CHANGES) -> Journal:
     """Return one that follows all caches of `blocks` from now on."""
     windows: list[WindowCaches] = []
     if blocks.windows is not None:
-        depths = blocks.windows.depths
+        tiers = zip(blocks.caches[1:], blocks.host.caches[1:], strict=True)
         windows = [
-            WindowCaches([cache], depth) for cache, depth in zip(blocks.windows.caches, depths, strict=True)
+            WindowCaches(caches, depth) for caches, depth in zip(tiers, blocks.windows.depths, strict=True)
         ]
     return Journal([blocks.cache, blocks.host.cache], max_changes, windows)

@@ -84,16 +84,15 @@ def sources_of(blocks: BlockManager, max_model_len: int) -> list[Source]:
     """Return the caches of both tiers, of each cache group if there are several."""
     if blocks.windows is None:
         return [Source(blocks.cache, "GPU"), Source(blocks.host.cache, "CPU")]
-    sources = [
-        Source(blocks.cache, "GPU", 0, "full_attention"),
-        Source(blocks.host.cache, "CPU", 0, "full_attention"),
-    ]
-    for number, (window, cache) in enumerate(
-        zip(blocks.windows.windows, blocks.windows.caches, strict=True), 1
+    sources = []
+    windows = [max_model_len, *blocks.windows.windows]
+    for group, (window, device, host) in enumerate(
+        zip(windows, blocks.caches, blocks.host.caches, strict=True)
     ):
-        keeps_all = window >= max_model_len
-        kind: Kind = "full_attention" if keeps_all else "sliding_window"
-        sources.append(Source(cache, "GPU", number, kind, None if keeps_all else window))
+        sees_all = window >= max_model_len
+        kind: Kind = "full_attention" if sees_all else "sliding_window"
+        sees = None if sees_all else window
+        sources += [Source(device, "GPU", group, kind, sees), Source(host, "CPU", group, kind, sees)]
     return sources
 
 

@@ -27,7 +27,7 @@ from quire.engine.sequences.rows import Index
 from quire.engine.sequences.sequence import Sequence, SequenceGroup
 
 WATERMARK = 0.01  # share of the blocks that admission leaves to those already running
-MAX_SPILLS = 64  # cached blocks a step looks at to copy to host memory before they are evicted
+MAX_SPILLS = 64  # cached blocks of a group that a step looks at to copy to host memory before eviction
 
 
 class Scheduler:
@@ -52,8 +52,9 @@ class Scheduler:
         self.blocks_swapped_out = 0  # since start, spilled ones included
         self.blocks_swapped_in = 0
         steps_ahead = max_num_batched_tokens // capacity.block_size + capacity.max_num_seqs
-        spills = num_host_blocks > 0 and not capacity.windows
-        self._spill_reserve = min(capacity.num_blocks // 2, steps_ahead) if spills else 0
+        reserve = min(capacity.num_blocks // 2, steps_ahead * capacity.pages)
+        self._spill_reserve = reserve if num_host_blocks else 0
+        self._most_spills = MAX_SPILLS * capacity.pages
         self._watermark = int(capacity.num_blocks * WATERMARK)
 
     def add(self, request: Request, constraint: Constraint | None = None) -> None:
@@ -109,7 +110,7 @@ class Scheduler:
             note_stalled(self.state, draft)
         if self.blocks.pool.num_free < self._spill_reserve:
             missing = self._spill_reserve - self.blocks.pool.num_free
-            self.blocks.host.spill(min(MAX_SPILLS, missing), self.blocks.moves)
+            self.blocks.host.spill(min(self._most_spills, missing), self.blocks.moves)
         idle = not len(decodes) and not draft.prefills
         # A group that comes back may find all its blocks on the device: nothing moves, and still it arrives.
         if idle and not draft.transferring and not self.blocks.moves.has_transfers:
@@ -301,17 +302,17 @@ class Scheduler:
         lifecycle.start(self.state, group, draft)
         first = group.in_cache[0]
         self._attach(first, found)
-        if found.host:
+        if found.num_to_bring:
             draft.loaded.append((first, len(found)))
             draft.await_blocks(group)
         if group.queue_seconds is None:
             group.queue_seconds = now - group.request.arrival
             group.cached_tokens = min(int(self.rows.context[first.row]), group.num_prompt - 1)
             block_size = self.blocks.block_size
-            on_device = found.num_tokens(block_size) - len(found.host) * block_size
+            on_device = found.num_tokens(block_size) - found.num_from_host * block_size
             group.cached_host_tokens = max(0, group.cached_tokens - on_device)
             note_admission(self.state, group, found)
-        if found.host:
+        if found.num_to_bring:
             group.timeline.enter("loading", self.state.clock())
         group.prefill_queue = list(group.in_cache) if group.forked else group.live[:1]
         self._schedule_prefill(draft, group)
@@ -350,7 +351,7 @@ class Scheduler:
         first = sequence.group.in_cache[0]
         most = (sequence.num_tokens - 1) // self.blocks.block_size
         found = self._find(sequence)
-        found = self.blocks.first_of(sequence, found, min(most, len(found.device)))
+        found = self.blocks.first_on_device(sequence, found, most)
         shared = min(sequence.group.num_prompt // self.blocks.block_size, most)
         if first is not sequence and shared > len(found) and self.blocks.reaches(first, shared):
             self.blocks.fork(first, sequence, shared)

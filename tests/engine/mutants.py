@@ -82,26 +82,26 @@ MUTANTS = [
     Mutant(
         "a host block findable and not kept",
         "memory.host_tier",
-        "self.cache.publish(prefix, block) == block:\n            self.pool.keep(block)\n",
-        "self.cache.publish(prefix, block) == block:\n            pass\n",
+        "cache.publish(prefix, block) == block:\n            self.pool.keep(block)\n",
+        "cache.publish(prefix, block) == block:\n            pass\n",
     ),
     Mutant(
         "a host block kept and not findable",
         "memory.host_tier",
-        "if self.cache.publish(prefix, block) == block:",
+        "if cache.publish(prefix, block) == block:",
         "if not self.pool.is_kept(block):",
     ),
     Mutant(
         "shared blocks stored twice",
         "memory.host_tier",
-        "                if block in placed:\n                    self.pool.share(placed[block])\n",
-        "                if block in ():\n                    self.pool.share(placed[block])\n",
+        "            if block in placed:\n                self.pool.share(placed[block])\n",
+        "            if block in ():\n                self.pool.share(placed[block])\n",
     ),
     Mutant(
         "one more table, not one more reference, in host memory",
         "memory.host_tier",
-        "                    self.pool.share(placed[block])\n",
-        "                    pass\n",
+        "                self.pool.share(placed[block])\n",
+        "                pass\n",
     ),
     Mutant("host blocks kept after the swap in", "memory.host_tier", "            self.drop(sequence)\n", ""),
     Mutant("a transfer that nothing holds", "memory.host_tier", "        self._device.hold(device)\n", ""),
@@ -111,7 +111,7 @@ MUTANTS = [
         "memory.host_tier",
         "            self._start(moves.spills, block, self.pool.allocate())\n",
         "            self._start(moves.spills, block, self.pool.allocate())\n"
-        "            self._publish(self._device_cache.prefix(block), moves.spills[-1].host)\n",
+        "            self._publish(cache, device_cache.prefix(block), moves.spills[-1].host)\n",
     ),
     Mutant(
         "parents before children after a transfer",
@@ -650,21 +650,21 @@ MUTANTS = [
     # -- window groups -------------------------------------------------------------------------------------
     Mutant(
         "a block that a window still reaches is given back",
-        "memory.window_groups",
+        "memory.window_group",
         "        return max(0, position + 1 - self.window) // self._block_size\n",
         "        return max(0, position + 2 - self.window) // self._block_size\n",
     ),
     Mutant(
         "a window that is no longer cached is found",
-        "memory.window_groups",
-        "            if logical >= first:  # nothing that reads this block can be found\n",
-        "            if False:\n",
+        "memory.window_match",
+        "        if logical >= first:  # nothing that reads this block can be found\n",
+        "        if False:\n",
     ),
     Mutant(
         "a window is looked for in one group only",
-        "memory.window_groups",
-        "                end, at = logical, -1\n",
-        "                end = logical\n",
+        "memory.window_match",
+        "            end, at = logical, 0\n",
+        "            end = logical\n",
     ),
     Mutant(
         "a window's block that is given back stays in the pool",
@@ -708,6 +708,24 @@ MUTANTS = [
         "            for logical, block in enumerate(table.blocks, table.first):\n"
         "                moves.entries[row, logical] = block\n",
         "            pass\n",
+    ),
+    Mutant(
+        "a window's block in host memory is taken for one of the device",
+        "memory.window_groups",
+        "                table.blocks[logical - table.first] = bring(table.block(logical))\n",
+        "                self._pool.share(table.block(logical))\n",
+    ),
+    Mutant(
+        "a window that is on its way is published",
+        "memory.window_groups",
+        "                if logical in part.on_host or block in group.cache.computing:\n",
+        "                if block in group.cache.computing:\n",
+    ),
+    Mutant(
+        "a spilled block is found in another group",
+        "memory.host_tier",
+        "            cache, device_cache = self._caches_of(spill.device)\n",
+        "            _, device_cache = self._caches_of(spill.device)\n            cache = self.cache\n",
     ),
     Mutant(
         "what a row gave back is counted for the next in it",
