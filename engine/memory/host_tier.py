@@ -95,7 +95,7 @@ class HostTier:
     def _bring_all(
         self, group: int, sequence: Sequence, table: WindowTable, placed: dict[int, int], moves: Moves
     ) -> list[int]:
-        """Return the device blocks for those of a host table of `sequence`; `placed`: those of other tables."""
+        """Return the device blocks for those of a host table; `placed`: those of other tables."""
         for logical, block in enumerate(table.blocks, table.first):
             if block in placed:
                 self._device.share(placed[block])

@@ -262,7 +262,7 @@ class WindowGroups:
     def bring(
         self, sequence: TokenSequence, found: Sequence[WindowBlocks], bring: Callable[[int], int]
     ) -> None:
-        """Have blocks of the device, which `bring` gives for host blocks, in the tables that were attached."""
+        """Have blocks of the device, which `bring` gives for host blocks, in what `attach` began."""
         for (_, _, table), part in zip(self._tables(sequence), found, strict=bool(found)):
             for logical in sorted(part.on_host):
                 table.blocks[logical - table.first] = bring(table.block(logical))

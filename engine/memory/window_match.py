@@ -44,7 +44,7 @@ def _is_found(prefix: Prefix, *tiers: PrefixCache) -> bool:
 def _blocks(
     prefixes: Sequence[Prefix], first: int, device: PrefixCache, host: PrefixCache | None = None
 ) -> WindowBlocks:
-    """Return the blocks that hold these, the logical blocks from `first` on: of the device where it has them."""
+    """Return the blocks that hold these, logical blocks from `first` on: of the device where it has them."""
     blocks: list[int] = []
     on_host: list[int] = []
     for logical, prefix in enumerate(prefixes, first):

@@ -104,7 +104,8 @@ class KVEventPublisher:
 def start_kv_events(config: KVEventsConfig, block_size: int, core: EngineCore) -> KVEventPublisher:
     """Publish what `core` can find from now on. Raises ValueError if an endpoint cannot be had."""
     state = core.scheduler.state
-    log = KVEventLog(sources_of(state.blocks, state.capacity.max_model_len), block_size, config.max_queue_size)
+    sources = sources_of(state.blocks, state.capacity.max_model_len)
+    log = KVEventLog(sources, block_size, config.max_queue_size)
     publisher = KVEventPublisher(config, log)
     publisher.start()
     return publisher

@@ -84,7 +84,7 @@ def sources_of(blocks: BlockManager, max_model_len: int) -> list[Source]:
     """Return the caches of both tiers, of each cache group if there are several."""
     if blocks.windows is None:
         return [Source(blocks.cache, "GPU"), Source(blocks.host.cache, "CPU")]
-    sources = []
+    sources: list[Source] = []
     windows = [max_model_len, *blocks.windows.windows]
     for group, (window, device, host) in enumerate(
         zip(windows, blocks.caches, blocks.host.caches, strict=True)

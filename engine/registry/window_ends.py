@@ -63,7 +63,7 @@ class WindowEnds:
     def settle(
         self, reachable: Mapping[Digest, bool], children: Mapping[Digest | None, Collection[Digest]]
     ) -> dict[Digest, bool]:
-        """Return which names of blocks come and go: a block's digest, or, behind a lost window, the other one.
+        """Return which names come and go: of a block its digest, or, behind a lost window, the other one.
 
         reachable: the blocks that became reachable, parents first, or are no more. children: of each block.
         """
