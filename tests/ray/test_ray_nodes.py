@@ -1,4 +1,4 @@
-"""Replicas on two nodes, without a registry: each has a tenant's prefix to itself, and may vanish with its node."""
+"""Replicas on two nodes, without a registry: tenants have a replica each, which may vanish with its node."""
 
 from __future__ import annotations
 
