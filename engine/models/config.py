@@ -68,6 +68,8 @@ class ModelConfig:
     pooling: Pooling | None = None  # None: it has a head for text
     attention: tuple[AttentionShape, ...] = ()  # by layer; none: all as the fields say. Those have the most
     undivided: str = ""  # why no more than one rank can compute it
+    has_experts: bool = False  # which ranks can have whole
+    expert_parallel: bool = False  # each rank has some experts whole, and not a part of all
     ranks: int = 1  # that heads, the MLP's width and the vocabulary are divided among
     kv_copies: int = 1  # ranks that hold the same KV heads
 
@@ -143,11 +145,16 @@ class ModelConfig:
             raise ValueError(f"{pooling.label_tokens} are not of the vocabulary's {self.vocab_size} tokens")
         return replace(self, pooling=pooling)
 
-    def of_rank(self, ranks: int) -> ModelConfig:
+    def of_rank(self, ranks: int, *, expert_parallel: bool = False) -> ModelConfig:
         """Return the model as each of so many ranks computes it. Raises ValueError if they do not divide it.
 
-        KV heads are repeated where there are fewer than ranks.
+        KV heads are repeated where there are fewer than ranks. expert_parallel: experts stay whole.
         """
+        if expert_parallel and not self.has_experts:
+            raise ValueError(
+                f"--enable-expert-parallel: {self.architecture} has no experts, or none that a rank can have "
+                "whole; leave it out"
+            )
         if ranks > 1 and self.undivided:
             raise ValueError(
                 f"--tensor-parallel-size {ranks}: {self.architecture} runs by transformers' code, and "
@@ -171,6 +178,7 @@ class ModelConfig:
             intermediate_size=-(-self.intermediate_size // ranks),
             attention=tuple(each.of_rank(ranks) for each in self.attention),
             ranks=ranks,
+            expert_parallel=expert_parallel,
             kv_copies=max(ranks // self.num_kv_heads, 1),
         )
 

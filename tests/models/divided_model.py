@@ -17,10 +17,10 @@ from tests.models.paged_driver import PagedDriver
 from tests.models.thread_ranks import Meeting, Rank, on_all
 
 
-def compare_divided(folder: Path, reference: Any, ranks: int) -> Verdict:
+def compare_divided(folder: Path, reference: Any, ranks: int, *, expert_parallel: bool = False) -> Verdict:
     """Compare logits of ranks, of the model that is in the folder, with those that transformers has of it."""
     try:
-        part = read_model(folder, "transformers").of_rank(ranks)
+        part = read_model(folder, "transformers").of_rank(ranks, expert_parallel=expert_parallel)
         refuse_undividable(folder, part)
     except ValueError as error:
         return Verdict("refused", str(error))

@@ -35,6 +35,20 @@ def test_logits_of_ranks_equal_transformers(kind: str, ranks: int, tmp_path: Pat
     assert verdict.outcome == "equal", verdict.detail
 
 
+@pytest.mark.parametrize(("kind", "ranks"), [("qwen3_moe", 2), ("gpt_oss", 4)])
+def test_ranks_with_whole_experts_equal_transformers(kind: str, ranks: int, tmp_path: Path) -> None:
+    verdict = compare_divided(tmp_path, save_tiny(kind, tmp_path), ranks, expert_parallel=True)
+    assert verdict.outcome == "equal", verdict.detail
+
+
+def test_whole_experts_are_refused_where_there_are_none(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no experts"):
+        read_model(tmp_path).of_rank(2, expert_parallel=True)
+    with pytest.raises(ValueError, match=r"--enable-expert-parallel .* there is one rank"):
+        EngineConfig(model=str(tmp_path), enable_expert_parallel=True)
+
+
 def load(folder: Path, rank: int | None, load_format: Any = "auto") -> tuple[GeneralModel, int]:
     """Load all of a model, or one of two ranks'."""
     config = read_model(folder, "transformers")

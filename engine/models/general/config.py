@@ -10,7 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from quire.engine.models.config import MAX_GROUP, MAX_HEAD_DIM, ModelConfig
 from quire.engine.models.general.attention import Call, Recorder, UnsupportedAttention
-from quire.engine.models.general.division.plan import has_plan
+from quire.engine.models.general.division.plan import has_plan, has_whole_experts
 from quire.engine.models.general.dry_run import build, run_dry
 from quire.engine.models.json_fields import Fields, read_json
 
@@ -29,7 +29,7 @@ def read_general(folder: Path) -> ModelConfig:
     kind = type(whole).model_type
     if kind in _UNEQUAL:
         raise _refused(where, kind, _UNEQUAL[kind])
-    calls, offset, undivided = _run_dry(whole, kind, where)
+    calls, offset, undivided, has_experts = _run_dry(whole, kind, where)
     attention = tuple(call.shape for call in calls)
     head_dim = max(each.head_dim for each in attention)
     if head_dim > MAX_HEAD_DIM:
@@ -70,18 +70,20 @@ def read_general(folder: Path) -> ModelConfig:
         embedding_size=config.hidden_size,
         attention=attention,
         undivided=undivided,
+        has_experts=has_experts,
     )
 
 
 class _Run(NamedTuple):
-    """What a run without weights shows.
+    """What a run without weights shows: each layer's attention, and as `StepPositions` has it the offset.
 
-    calls: each layer's attention. offset: as `StepPositions` has it. undivided: as `ModelConfig` has it.
+    undivided, has_experts: as `ModelConfig` has them.
     """
 
     calls: list[Call]
     offset: int
     undivided: str
+    has_experts: bool
 
 
 def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
@@ -104,7 +106,8 @@ def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
     if not positions.taken and not positions.told:
         raise _refused(where, kind, "it counts positions by itself, from the first token of a call")
     undivided = "" if has_plan(model) else "it has no plan of how to divide a model of this type"
-    return _Run([recorder.calls[layer] for layer in expected], positions.offset, undivided)
+    calls = [recorder.calls[layer] for layer in expected]
+    return _Run(calls, positions.offset, undivided, has_whole_experts(model))
 
 
 def _window(config: Any, positions: int, layer: int, call: Call, where: str, kind: str) -> int:

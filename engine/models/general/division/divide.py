@@ -127,8 +127,12 @@ def _divide_experts(
         for each, _ in experts.named_parameters(recurse=False):
             styles.pop(f"{name}.{each}", None)
         styles.pop(name, None)
-        shares.add_experts(name, experts, whole_ones=False)
-        forwards[name] = modules.SummedOutput(experts, ranks)
+        shares.add_experts(name, experts, whole_ones=config.expert_parallel)
+        if not config.expert_parallel:
+            forwards[name] = modules.SummedOutput(experts, ranks)
+            continue
+        ((first, end),) = shares.held[f"{name}.down_proj"].share.ranges
+        forwards[name] = modules.ExpertsOfRank(experts, ranks, first, end - first)
 
 
 def _forward(

@@ -73,6 +73,12 @@ def has_plan(model: Any) -> bool:
     return any(modules[name] is not head for name in divided) or bool(experts_by_name(model))
 
 
+def has_whole_experts(model: Any) -> bool:
+    """Return whether a model has experts, all of which transformers would leave whole for some rank."""
+    experts, styles = experts_by_name(model), model._expand_parallel_plan(model.ep_plan or {})
+    return bool(experts) and all(styles.get(name) == "ep_dispatch_experts" for name in experts)
+
+
 def _more(model: Any) -> dict[str, str]:
     more = _MORE.get(model.config.get_text_config(decoder=True).model_type, {})
     return {f"{model.base_model_prefix}.{name}": style for name, style in more.items()}

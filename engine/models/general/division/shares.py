@@ -97,6 +97,9 @@ class Shares:
     def add_experts(self, name: str, experts: Any, *, whole_ones: bool) -> None:
         """Divide a layer's experts: some whole ones for each rank, or a part of the width of each."""
         if whole_ones:
+            count = len(experts.down_proj)
+            if count % self._ranks:
+                raise Undividable(f"{name} has {count} experts, which {self._ranks} ranks do not divide")
             for each, _ in experts.named_parameters(recurse=False):
                 self._divide(f"{name}.{each}", 0)
             return
