@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from quire.engine.models.general import model as general
 from quire.engine.models.general.division.divide import refuse_undividable
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
@@ -24,19 +27,21 @@ def compare_divided(folder: Path, reference: Any, ranks: int, *, expert_parallel
         refuse_undividable(folder, part)
     except ValueError as error:
         return Verdict("refused", str(error))
-    meeting = Meeting(ranks)
-    models = [  # one after the other: transformers' loader is of one thread
-        load_model(
-            folder, part, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=MAX_LEN,
-            ranks=Rank(rank, meeting),
-        )[0]
-        for rank in range(ranks)
-    ]  # fmt: skip
+    meeting, turn, load_shares = Meeting(ranks), threading.Lock(), general._load_shares
+
+    def in_turn(*given: Any) -> Any:
+        with turn:  # transformers' loader is of one thread
+            return load_shares(*given)
 
     def generate(rank: int) -> tuple[list[list[int]], list[Tensor]]:
-        return PagedDriver(models[rank], part, len(LENGTHS) + 1, MAX_LEN).generate(prompts(), STEPS)
+        model, _ = load_model(
+            folder, part, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=MAX_LEN,
+            ranks=Rank(rank, meeting),
+        )  # fmt: skip
+        return PagedDriver(model, part, len(LENGTHS) + 1, MAX_LEN).generate(prompts(), STEPS)
 
-    generated = on_all(meeting, generate)
+    with patch.object(general, "_load_shares", in_turn):
+        generated = on_all(meeting, generate)
     if any(tokens != generated[0][0] for tokens, _ in generated):
         return Verdict("unequal", "ranks have different tokens")
     worst = max(difference(each, reference) for each in generated)

@@ -19,7 +19,7 @@ from quire.engine.models.general.division.loading import drawing_shares, reading
 from quire.engine.models.general.division.shares import Held
 from quire.engine.models.general.dry_run import build
 from quire.engine.models.general.experts import give_experts
-from quire.engine.models.general.fusion import Fusion, fuse
+from quire.engine.models.general.fusion import fuse
 from quire.engine.models.general.modules import HeadModule
 from quire.engine.models.general.paged_attention import PagedAttention
 from quire.engine.models.general.positions import StepPositions
@@ -76,9 +76,7 @@ class GeneralModel:
         self.embedding: Tensor = causal.get_input_embeddings().weight
         self._decoder = getattr(causal, causal.base_model_prefix)
         self._positions = StepPositions(self._decoder)
-        self.fusion = Fusion(None, [])
-        if ranks is None:  # what a module gives is not what a rank of it does
-            self.fusion = fuse(causal, self._decoder, config, backend, self._decode, max_model_len)
+        self.fusion = fuse(causal, self._decoder, config, backend, self._decode, max_model_len, ranks)
         give(causal, self._attention)
         head = causal.get_output_embeddings()
         if type(head) is nn.Linear and head.bias is None:

@@ -57,8 +57,8 @@ def divide(model: Any, config: ModelConfig, ranks: Ranks) -> Division:
         parts[name].forward = forward
     split = {name.rpartition(".")[0] for name, style in styles.items() if style in plan.SPLIT}
     names = {part: name for name, part in parts.items()}
-    splits = frozenset(each.layer_idx for each in attention_modules(model) if names[each] in split)
-    return Division(shares.held, shares.added_once, splits)
+    splits: set[Any] = {each.layer_idx for each in attention_modules(model) if names[each] in split}
+    return Division(shares.held, shares.added_once, frozenset(splits))
 
 
 def refuse_undividable(folder: Path, config: ModelConfig) -> None:

@@ -111,7 +111,7 @@ class Part:
         return part if self._held is None else self._held.filled(part)
 
 
-class TakeShares(ConversionOps):  # type: ignore[misc]
+class TakeShares(ConversionOps):
     """The last step of a conversion: of what it makes, only a rank's shares."""
 
     def __init__(self, held: Mapping[str, Held]) -> None:
@@ -120,10 +120,18 @@ class TakeShares(ConversionOps):  # type: ignore[misc]
     def __deepcopy__(self, memo: object) -> TakeShares:
         return self
 
-    def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, **_: Any) -> dict[str, Any]:
-        full = full_layer_name.replace("*.", "0.")
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        **given: Any,
+    ) -> dict[str, Any]:
+        full = str(given["full_layer_name"]).replace("*.", "0.")
         known = next((each for each in input_dict if each in full), None)
-        before, _, behind = ("", "", "") if known is None else full.partition(known)
+        before, behind = "", ""
+        if known is not None:
+            before, _, behind = full.partition(known)
         taken = {}
         for pattern, value in input_dict.items():
             held, whole = self._held.get(before + pattern + behind), value
@@ -145,7 +153,8 @@ def _parts(
             converter.operations.append(TakeShares(held))
     known, prefix = model.state_dict(), model.base_model_prefix
     ours = deepcopy((renamings, converters))  # they note what they have seen
-    found, merged = dict(slices), {}
+    found = dict(slices)
+    merged: dict[str, dict[str, list[str]]] = {}
     for key in sorted(slices, key=dot_natural_key):
         name, pattern = rename_source_key(key, *ours, prefix, known)
         if name not in known and key in known:

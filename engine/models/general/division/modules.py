@@ -43,13 +43,14 @@ class Summed:
     """A module whose inputs are divided: what comes in is this rank's part of them, or all."""
 
     def __init__(self, module: nn.Module, ranks: Ranks, part: Range) -> None:
-        self._forward, self._ranks, self._part = module.forward, ranks, part
+        self.ranks = ranks
+        self._forward, self._part = module.forward, part
 
     def __call__(self, x: Tensor) -> Tensor:
         begin, end = self._part
         if x.shape[-1] != end - begin:
             x = x[..., begin:end]
-        return summed(self._forward(x), self._ranks)
+        return summed(self._forward(x), self.ranks)
 
 
 class SummedOutput:
