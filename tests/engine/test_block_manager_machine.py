@@ -667,10 +667,10 @@ def test_every_slot_holds_what_the_map_says(part: int) -> None:
 def test_every_slot_of_window_groups_holds_what_the_map_says() -> None:
     done = WindowMachine.done
     done.clear()
-    for number in range(60):
+    for number in range(100):
         rng = random.Random(number)
         walk = WindowMachine()
-        blocks, host_blocks = rng.randint(4, 14), rng.choice([0, 3, 14, 40])
+        blocks, host_blocks = rng.randint(4, 14), rng.choice([0, 3, 14, 40, 40, 40])
         walk.begin(rng.choice([1, 2, 4]), blocks, host_blocks, rng.random() < 0.9, rng.random() < 0.3)
         walk.burst(number, 300)
         walk.teardown()
