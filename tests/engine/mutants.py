@@ -716,7 +716,7 @@ MUTANTS = [
         "                self._pool.share(table.block(logical))\n",
     ),
     Mutant(
-        "a window that is on its way is published",
+        "a window that came from host memory is not found on the device",
         "memory.window_groups",
         "                if logical in part.on_host or block in group.cache.computing:\n",
         "                if block in group.cache.computing:\n",

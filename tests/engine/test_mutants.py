@@ -147,6 +147,8 @@ def windows() -> None:
     module.test_a_hit_ends_where_a_window_is_no_longer_cached()
     module.test_forks_share_and_copy_on_write_in_each_group()
     module.test_unpublished_blocks_behind_a_window_are_forgotten_when_they_are_given_back_early()
+    module.test_what_the_device_had_no_room_for_is_found_in_host_memory_in_each_group()
+    module.test_a_window_comes_from_host_memory_alone()
     for sizes in ((5,), (2, 9, 16)):
         module.test_any_schedule_gives_the_same_tokens(sizes)
 
@@ -175,7 +177,7 @@ def test_without_a_mistake_there_is_nothing_to_notice() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mistake_is_noticed(mutant: Mutant) -> None:
-    killers = [windows] if mutant.module == "memory.window_groups" else KILLERS
+    killers = [windows] if mutant.module.startswith("memory.window_") else [*KILLERS, windows]
     with mutated(mutant):
         for killer in killers:
             try:

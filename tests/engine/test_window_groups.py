@@ -180,8 +180,9 @@ def test_a_window_comes_from_host_memory_alone() -> None:
     tables.blocks.caches[1].forget(last)
     _, found = begin(tables, [*range(12), 99])
     assert len(found.device) == 6 and found.windows[0].on_host == {5}
-    assert found.num_to_bring == found.num_from_host == 1
+    assert found.num_to_bring == found.num_from_host == 1 and len(tables.blocks.caches[1]) == 5
     assert len(tables.step().swap_in) == 1
+    assert len(tables.blocks.caches[1]) == 6, "what has come is found on the device from then on"
 
 
 def test_a_pinned_prefix_keeps_what_is_read_behind_it() -> None:
