@@ -13,7 +13,8 @@ import redis
 from quire.engine.config import RegistryConfig
 from quire.engine.hashing import Digest
 from quire.engine.registry.deployment import Deployment
-from quire.engine.registry.redis import LOOKUP, Keys, Load, Registry
+from quire.engine.registry.redis import LOOKUP, REPLICAS, Keys, Load, Registry
+from quire.service.router.directory import FIELDS
 
 BATCH = 512  # digests in a publication
 PROMPT = 512  # blocks of the prompt that is looked up
@@ -30,6 +31,7 @@ class RedisCosts:
     lookup_us: float  # among no replicas
     replica_us: float  # more for each replica that holds nothing of the prompt
     probe_us: float  # more for each further digest that is looked for
+    listed_us: float  # for each replica of which a router reads what it says of itself
     block_bytes: float
     replica_bytes: float  # without blocks
     publish_wait_us: float  # median, of one that changes nothing
@@ -44,6 +46,10 @@ class RedisCosts:
         probes = with_the_first_block * max(0, blocks.bit_length())
         return self.lookup_us + replicas * self.replica_us + probes * self.probe_us
 
+    def listing(self, replicas: int) -> float:
+        """Return the microseconds of a router's look at who is registered."""
+        return self.lookup_us + replicas * self.listed_us
+
 
 def measure(client: redis.Redis, url: str, blocks: int) -> RedisCosts:
     """Measure an empty Redis that nobody else uses, by the registry's own commands; it is empty after."""
@@ -55,9 +61,11 @@ def measure(client: redis.Redis, url: str, blocks: int) -> RedisCosts:
     first = _timed(client, "eval", fleet.heartbeat)
     changed = _timed(client, "eval", fleet.change)
     nothing_few = _timed(client, "eval_ro", fleet.look_up)
+    listed_few = _timed(client, "eval_ro", fleet.list_replicas)
     fleet.join(many - few)
     replica_bytes = (_used(client) - empty) / many
     nothing_many = _timed(client, "eval_ro", fleet.look_up)
+    listed_many = _timed(client, "eval_ro", fleet.list_replicas)
     fleet.hold_the_prompt()
     found_many = _timed(client, "eval_ro", fleet.look_up)
     before = _used(client)
@@ -71,6 +79,7 @@ def measure(client: redis.Redis, url: str, blocks: int) -> RedisCosts:
         lookup_us=max(0.0, nothing_few.us - few * replica_us),
         replica_us=replica_us,
         probe_us=max(0.0, found_many.us - nothing_many.us) / (many * PROBES),
+        listed_us=max(0.0, listed_many.us - listed_few.us) / (many - few),
         block_bytes=block_bytes,
         replica_bytes=replica_bytes,
         publish_wait_us=first.wait_us,
@@ -121,6 +130,9 @@ class _Fleet:
     def look_up(self) -> None:
         keys = self._keys
         self._client.eval_ro(LOOKUP, 1, keys.replicas, keys.meta, keys.blocks, b"".join(self._prompt))
+
+    def list_replicas(self) -> None:
+        self._client.eval_ro(REPLICAS, 1, self._keys.replicas, self._keys.meta, *FIELDS)
 
     def hold_the_prompt(self) -> None:
         """Have all hold the first half of the prompt."""
