@@ -104,7 +104,8 @@ class ReplicaProcess:
 
     def _fill(self, count: int, rng: random.Random) -> None:
         while len(self._old) < count:
-            before, blocks = None, []
+            before: Prefix | None = None
+            blocks: list[int] = []
             for _ in range(min(OLD_PROMPT_BLOCKS, count - len(self._old))):
                 before = Prefix(before, b"", rng.randbytes(16))
                 blocks.append(next(self._unused))

@@ -52,7 +52,12 @@ class FleetSize:
 
 
 def measure_fleet(
-    server: RedisServer, costs: RedisCosts, replicas: int, blocks: int, rate: float
+    server: RedisServer,
+    costs: RedisCosts,
+    replicas: int,
+    blocks: int,
+    rate: float,
+    least_requests: int = LEAST_REQUESTS,
 ) -> FleetSize:
     """Simulate one on an empty Redis that nobody else uses; `rate`: requests a second and replica."""
     held, requests_a_second = min(blocks, MAX_HELD // replicas), rate * replicas
@@ -73,7 +78,7 @@ def measure_fleet(
         own = PREFIX_BLOCKS - SHARED_BLOCKS
         prefixes = [shared + simulation.tokens(own) for _ in range(PREFIXES_EACH * replicas)]
         simulation.arrive(prefixes, requests_a_second, are_repeats=False)
-        rounds = math.ceil(LEAST_REQUESTS / len(prefixes))
+        rounds = math.ceil(least_requests / len(prefixes))
         server.client.config_resetstat()
         begin, before = simulation.now, replace(simulation.redis.asked)
         hits = _ask_again(simulation, prefixes, rounds, requests_a_second)
@@ -111,8 +116,8 @@ def measure_fleet(
 def _ask_again(simulation: Simulation, prefixes: list[list[int]], rounds: int, a_second: float) -> float:
     """All prefixes in random order, again and again. How many of the requests found theirs."""
     simulation.hits = simulation.repeats = 0
-    for _ in range(rounds):
-        simulation.arrive(simulation.rng.sample(prefixes, len(prefixes)), a_second)
+    order = [each for _ in range(rounds) for each in simulation.rng.sample(prefixes, len(prefixes))]
+    simulation.arrive(order, a_second)
     return simulation.hits / simulation.repeats
 
 

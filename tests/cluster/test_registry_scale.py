@@ -96,12 +96,12 @@ def test_a_redis_that_has_too_much_to_do_is_not_waited_for(redis: RedisServer) -
 
 @pytest.fixture(scope="module")
 def miniature(redis_server: RedisServer) -> FleetSize:
-    return measure_fleet(redis_server, COSTS, 10, 1000, 1.0)
+    return measure_fleet(redis_server, COSTS, 10, 1000, 1.0, least_requests=200)
 
 
 def test_prefixes_of_a_fleet_stay_where_they_are_and_come_back_in_churn(miniature: FleetSize) -> None:
     assert miniature.hits == 1.0
-    assert 0.85 < miniature.hits_in_churn < 1.0
+    assert 0.8 < miniature.hits_in_churn < 1.0
     assert miniature.imbalance < 2
     assert miniature.unanswered == 0
     assert abs(miniature.changes_a_second - 10 * 2 * FRESH_BLOCKS) < 200
@@ -131,7 +131,7 @@ def test_the_page_has_the_figures_of_the_result() -> None:
             f"{fleet['changes_a_second']:,.0f}",
             f"{fleet['lookups_a_second']:,.0f}",
             f"{fleet['lookup_us'] / 1000:.2f}",
-            f"{100 * fleet['redis_share']:.1f}",
+            f"{100 * fleet['redis_share']:.1f}; {100 * fleet['counted_share']:.1f}",
             f"{100 * fleet['unanswered']:.1f}",
             f"{fleet['memory_gb']:.2f}",
             f"{fleet['whole_again_seconds']:.1f}",
