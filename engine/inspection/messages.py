@@ -13,9 +13,7 @@ STATES = ("free", "active", "cached", "computing", "transfer", "pinned")
 NO_MOVES = 1 << 62
 
 Tier = Literal["device", "host"]
-MoveKind = Literal[
-    "allocate", "hit", "fork", "release", "copy", "swap_out", "swap_in", "publish", "evict"
-]
+MoveKind = Literal["allocate", "hit", "fork", "release", "copy", "swap_out", "swap_in", "publish", "evict"]
 RequestState = Literal["running", "waiting", "swapped"]
 
 

@@ -11,13 +11,15 @@ import numpy as np
 from quire.engine.inspection.messages import (
     ACTIVE,
     CACHED,
-    COMPUTING as BEING_COMPUTED,
     FREE,
     IN_TRANSFER,
     PINNED,
     ExactPool,
     PoolAnswer,
     Table,
+)
+from quire.engine.inspection.messages import (
+    COMPUTING as BEING_COMPUTED,
 )
 from quire.engine.memory.move_kinds import (
     ALLOCATE,
@@ -74,7 +76,7 @@ def read_moves(numbers: bytes) -> Iterator[Moved]:
 
 
 class Replay:
-    """The pool after some move. Places are numbered as in `PoolAnswer`: the host's come after the device's."""
+    """The pool after some move. Places are numbered as in `PoolAnswer`: the host's after the device's."""
 
     def __init__(self, now: PoolAnswer, exact: ExactPool) -> None:
         self.num_blocks = now.num_blocks

@@ -23,9 +23,7 @@ class HostTier:
     blocks takes nothing. Of sequences with window tables nothing is found here: they only come back.
     """
 
-    def __init__(
-        self, num_blocks: int, device: BlockPool, device_cache: PrefixCache, ring: MoveRing
-    ) -> None:
+    def __init__(self, num_blocks: int, device: BlockPool, device_cache: PrefixCache, ring: MoveRing) -> None:
         self.cache = PrefixCache(num_blocks, ring, HOST)
         self.pool = BlockPool(num_blocks, self.cache.forget, ring, HOST)
         self._ring = ring

@@ -21,7 +21,7 @@ MAX_NEW = 1 << 12
 
 
 class MoveRing:
-    """Numbers in chunks, each of which begins with a step; the oldest go. A position counts all there were."""
+    """Numbers in chunks, each of which begins with a step. A position counts those that are gone, too."""
 
     def __init__(self, num_blocks: int, max_numbers: int = MAX_NUMBERS) -> None:
         self._max_chunks = max(2, min(max_numbers, num_blocks * NUMBERS_PER_BLOCK) // CHUNK)
@@ -77,7 +77,7 @@ class MoveRing:
         return self._begin + sum(map(len, self._chunks))
 
     def since(self, position: int) -> tuple[int, bytes]:
-        """Return the numbers (int64) from `position` on, or from the first that is left, and where that is."""
+        """Return the numbers (int64) from `position` on, as far as they are kept, and where they begin."""
         begin = min(max(position, self._begin), self.position)
         parts, at = [], self._begin
         for chunk in self._chunks:

@@ -32,7 +32,7 @@ class BlockPool:
         ring: MoveRing | None = None,
         tier: int = DEVICE,
     ) -> None:
-        """ring: which hears what blocks are kept and held for; of tables it hears from those who have them."""
+        """ring: which hears what is kept and held; of tables it hears from those who have them."""
         self.num_blocks = num_blocks
         self._ring = ring or MoveRing(num_blocks)
         self._tier = tier

@@ -99,7 +99,7 @@ class WindowGroups:
         self._begin(child)
         self._begin(parent)
         theirs = iter(parent.window_tables)
-        for group, row, own in self._tables(child):
+        for group, _, own in self._tables(child):
             table = next(theirs)
             blocks = table.blocks[: max(0, end - table.first)]
             self._replace(group, child, own, table.first, blocks, moves)

@@ -1,4 +1,4 @@
-"""The engine's moves in words, each with what is different after it; and those from before anybody watched."""
+"""The engine's moves in words, each with what is different after it, from before anybody watched on."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _time_of(step: Moved, answer: PoolAnswer) -> float:
 
 
 def _num_told(move: Moved) -> int:
-    """Return how many moves are told of it: each block of a table on the device, and what is between tiers."""
+    """Return how many moves are told of it: each block on the device, and what goes between tiers."""
     if move.kind in _OF_TWO:
         return 1
     return len(move.blocks) if move.kind in _WORDS and move.place < kinds.HOST else 0

@@ -59,7 +59,7 @@ class BlockHistory:
         ages = np.nan_to_num(last.at - self._since, nan=UNKNOWN).astype(np.float32)
         return self._update(True, b"", last.states, last.references, ages.tobytes())
 
-    def advance(self, answer: PoolAnswer, moves: list[Move], lost: int = 0) -> BlockUpdate:
+    def advance(self, answer: PoolAnswer, moves: list[Move] | None = None, lost: int = 0) -> BlockUpdate:
         """Take the next answer and the moves since the one before; return what is different."""
         last, self.last = self.last, answer
         before, now = _columns(last), _columns(answer)
@@ -72,7 +72,7 @@ class BlockHistory:
         tables = [(known.pop((table.request, table.index), None), table) for table in answer.tables]
         update.tables = [self._table(table, old) for old, table in tables if table != old]
         update.gone = list(known)
-        update.moves, update.moves_lost = moves, lost
+        update.moves, update.moves_lost = moves or [], lost
         return update
 
     def _update(
