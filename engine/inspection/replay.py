@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from quire.engine.inspection.messages import (
@@ -54,7 +54,7 @@ _NAMES = (ALLOCATE, HIT, FORK)
 Name = tuple[int, int]  # of a sequence: its request, and its index there
 
 
-class Moved(NamedTuple):
+class Moved(msgspec.Struct, frozen=True):
     """What a `MoveRing` has noted."""
 
     kind: int

@@ -166,5 +166,8 @@ def _singles(move: Moved) -> Iterable[Moved]:
     """Split a move of several blocks into one of each; of those released the last goes first."""
     if len(move.blocks) == 1 or move.kind in _OF_TWO:
         return (move,)
-    each = [move._replace(logical=at, blocks=[block]) for at, block in enumerate(move.blocks, move.logical)]
+    kind, place, request, index = move.kind, move.place, move.request, move.index
+    each = [
+        Moved(kind, place, request, index, at, [block]) for at, block in enumerate(move.blocks, move.logical)
+    ]
     return reversed(each) if move.kind == kinds.RELEASE else each
