@@ -61,6 +61,9 @@ class NoRing(MoveRing):
     def note(self, *move: object) -> None:
         pass
 
+    def note_one(self, *move: object) -> None:
+        pass
+
     def mark(self, *move: object) -> None:
         pass
 
@@ -77,6 +80,9 @@ class HeardRing(MoveRing):
 
     def note(self, *move: Any) -> None:
         self.steps[-1].append(("note", (*move[:-1], list(move[-1]))))
+
+    def note_one(self, *move: Any) -> None:
+        self.steps[-1].append(("note_one", move))
 
     def mark(self, *move: Any) -> None:
         self.steps[-1].append(("mark", move))

@@ -105,7 +105,7 @@ class HostTier:
                     placed[block] = self.bring(block, moves) if twin is None else twin
                     kind = ALLOCATE if twin is None else HIT
                 sequence.table.append(placed[block])
-                self._ring.note(kind, sequence, logical, (placed[block],))
+                self._ring.note_one(kind, sequence, logical, placed[block])
             sequence.window_tables = [
                 WindowTable(each.first, [self._bring_window(block, placed, moves) for block in each.blocks])
                 for each in sequence.host_window_tables
@@ -169,7 +169,7 @@ class HostTier:
     def _start(self, transfers: list[Transfer], kind: int, device: int, host: int) -> None:
         self._device.hold(device)
         self.pool.hold(host)
-        self._ring.mark(kind, device, host)
+        self._ring.mark_pair(kind, device, host)
         transfers.append(Transfer(device, host))
 
     def arrived(self, moves: Moves) -> None:

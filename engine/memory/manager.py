@@ -111,7 +111,7 @@ class BlockManager:
 
     def grow_all(self, rows: Index) -> None:
         """Add a block to the tables of each of these rows; as many must be available."""
-        entries, sequences, note = self.moves.entries, self._rows.sequences, self.ring.note
+        entries, sequences, note = self.moves.entries, self._rows.sequences, self.ring.note_one
         if self.windows is not None:
             for row in rows.tolist():
                 self.grow(sequences[row], (len(sequences[row].table) + 1) * self.block_size)
@@ -119,7 +119,7 @@ class BlockManager:
         for row, block in zip(rows.tolist(), self.pool.allocate_many(len(rows)), strict=True):
             table = sequences[row].table
             entries[row, len(table)] = block
-            note(ALLOCATE, sequences[row], len(table), (block,))
+            note(ALLOCATE, sequences[row], len(table), block)
             table.append(block)
         self._rows.capacity[rows] += self.block_size
 
@@ -178,12 +178,12 @@ class BlockManager:
             if old == new:
                 continue
             if old is not None:
-                self.ring.note(RELEASE, child, logical, (old,))
+                self.ring.note_one(RELEASE, child, logical, old)
             if new is None:
                 self.moves.entries.pop((child.row, logical), None)
             else:
                 self.pool.share(new)
-                self.ring.note(FORK, child, logical, (new,))
+                self.ring.note_one(FORK, child, logical, new)
                 self.moves.entries[child.row, logical] = new
             if old is not None:
                 given_back.append(old)
@@ -217,8 +217,8 @@ class BlockManager:
         self._copy(sequence.row, source, destination)
         self.pool.release(source)
         self._forget_computing([source])
-        self.ring.note(RELEASE, sequence, logical, (source,))
-        self.ring.note(ALLOCATE, sequence, logical, (destination,))
+        self.ring.note_one(RELEASE, sequence, logical, source)
+        self.ring.note_one(ALLOCATE, sequence, logical, destination)
         sequence.table[logical] = destination
         self.moves.entries[sequence.row, logical] = destination
 
@@ -406,8 +406,8 @@ class BlockManager:
                 elif pool.count(block) == 1:
                     pool.share(found)
                     pool.release(block)
-                    self.ring.note(RELEASE, sequence, logical, (block,))
-                    self.ring.note(FORK, sequence, logical, (found,))
+                    self.ring.note_one(RELEASE, sequence, logical, block)
+                    self.ring.note_one(FORK, sequence, logical, found)
                     table[logical] = found
                     self.moves.entries[sequence.row, logical] = found
                 logical += 1

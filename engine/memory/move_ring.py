@@ -50,13 +50,17 @@ class MoveRing:
         if len(new) > MAX_NEW:
             self._flush()
 
-    def mark(self, kind: int, *blocks: int) -> None:
-        """Note what happens to `blocks`, whoever names them."""
-        new = self._new
-        new += (kind, len(blocks), NOBODY, 0, 0)
-        new += blocks
-        if len(new) > MAX_NEW:
-            self._flush()
+    def note_one(self, kind: int, sequence: Sequence, logical: int, block: int) -> None:
+        """As `note`, of one block: in a step of decodes that is all there is."""
+        self._new += (kind, 1, sequence.group.request.id, sequence.index, logical, block)
+
+    def mark(self, kind: int, block: int) -> None:
+        """Note what happens to `block`, whoever names it."""
+        self._new += (kind, 1, NOBODY, 0, 0, block)
+
+    def mark_pair(self, kind: int, block: int, other: int) -> None:
+        """Note what happens between two blocks."""
+        self._new += (kind, 2, NOBODY, 0, 0, block, other)
 
     def _flush(self) -> None:
         """Put the newest in their chunk; the step goes on. Steps without moves leave nothing."""

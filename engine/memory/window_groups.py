@@ -148,11 +148,11 @@ class WindowGroups:
             self._pool.share(new)
             moves.entries[row, logical] = new
             if old is not None:
-                self._ring.note(RELEASE + group.mark, sequence, logical, (old,))
+                self._ring.note_one(RELEASE + group.mark, sequence, logical, old)
                 given_back.append(old)
-            self._ring.note(FORK + group.mark, sequence, logical, (new,))
+            self._ring.note_one(FORK + group.mark, sequence, logical, new)
         for logical, old in before.items():
-            self._ring.note(RELEASE + group.mark, sequence, logical, (old,))
+            self._ring.note_one(RELEASE + group.mark, sequence, logical, old)
             moves.entries.pop((row, logical), None)
             given_back.append(old)
         if given_back:
@@ -177,8 +177,8 @@ class WindowGroups:
                 destination = self._pool.allocate()
                 self._copy(group, row, source, destination, moves)
                 self._release(group, [source], moves)
-                self._ring.note(RELEASE + group.mark, sequence, logical, (source,))
-                self._ring.note(ALLOCATE + group.mark, sequence, logical, (destination,))
+                self._ring.note_one(RELEASE + group.mark, sequence, logical, source)
+                self._ring.note_one(ALLOCATE + group.mark, sequence, logical, destination)
                 table.blocks[logical - table.first] = destination
                 moves.entries[row, logical] = destination
                 return
@@ -187,7 +187,7 @@ class WindowGroups:
         assert source not in moves.written, "a copy is made before the step writes its source"
         assert row not in moves.copies, "a table has two copies in one plan"
         self._pool.hold(source)
-        self._ring.mark(COPY + group.mark, destination, source)
+        self._ring.mark_pair(COPY + group.mark, destination, source)
         moves.copies[row] = source, destination
 
     def _undo_copy(self, row: int, moves: Moves) -> None:
@@ -225,7 +225,7 @@ class WindowGroups:
             while table.end > end:
                 block = table.blocks.pop()
                 self._pool.release(block)
-                self._ring.note(RELEASE + group.mark, sequence, table.end, (block,))
+                self._ring.note_one(RELEASE + group.mark, sequence, table.end, block)
                 moves.entries.pop((row, table.end), None)
 
     def tell(self, sequence: TokenSequence, moves: Moves) -> None:
@@ -328,8 +328,8 @@ class WindowGroups:
                 elif found is not None and self._pool.count(block) == 1:
                     self._pool.share(found)
                     self._pool.release(block)
-                    self._ring.note(RELEASE + group.mark, sequence, logical, (block,))
-                    self._ring.note(FORK + group.mark, sequence, logical, (found,))
+                    self._ring.note_one(RELEASE + group.mark, sequence, logical, block)
+                    self._ring.note_one(FORK + group.mark, sequence, logical, found)
                     table.blocks[logical - table.first] = found
                     moves.entries[row, logical] = found
 

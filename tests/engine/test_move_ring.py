@@ -22,7 +22,7 @@ def test_moves_are_told_in_their_order_and_from_any_answer_on() -> None:
         Moved(STEP, DEVICE, 1, 2, 1_500_000, []),
         Moved(EVICT, DEVICE, NOBODY, 0, 0, [7]),
     ]
-    ring.mark(KEEP + HOST, 8, 9)
+    ring.mark_pair(KEEP + HOST, 8, 9)
     later = kept(ring, begin + len(numbers) // 8)
     assert [move for move in later if move.kind != STEP] == [Moved(KEEP, HOST, NOBODY, 0, 0, [8, 9])]
     assert kept(ring, ring.position) == []
