@@ -62,10 +62,6 @@ class ResponseStore:
         """Return the response that has an item in its output."""
         return self._items.get((tenant, item_id))
 
-    def oldest(self) -> tuple[str, str] | None:
-        """Return the tenant and id of what was kept first."""
-        return next(iter(self._kept), None)
-
     def forget(self, tenant: str, response_id: str) -> bool:
         """Return whether it was there."""
         found = self._kept.pop((tenant, response_id), None)

@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+import redis
 
 from quire.loadtest.servers.redis_server import RedisServer
 from quire.service.answer.kept_responses import KeptResponses
@@ -87,6 +88,21 @@ async def test_they_are_bounded_and_whoever_has_most_loses_the_oldest(server: Re
     replica.responses.keep("many", "large", StoredResponse(b"x" * 9000, [], {}))
     await replica.responses.close()
     assert len(server.client.keys("quire:{responses}:kept:*")) == 4
+
+
+async def test_one_that_did_not_get_through_is_written_with_more_time(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def keep(*args: object) -> None:
+        raise redis.TimeoutError("no answer")
+
+    monkeypatch.setattr(RedisResponses, "keep", keep)
+    replica = Replica(server)
+    replica.responses.keep("alice", "resp_large", SAID)
+    await replica.written()
+    assert await replica.responses.find("alice", "resp_large") == SAID
+    assert replica.metrics.response_store_failures == 1
+    await replica.responses.close()
 
 
 async def test_they_live_for_so_long(server: RedisServer) -> None:
