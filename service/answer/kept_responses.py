@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
+from itertools import takewhile
 from typing import TypeVar
 
+from quire.service.answer.history import History, Turn
 from quire.service.answer.redis_responses import FAILURES, RedisResponses
 from quire.service.answer.response_writer import ResponseWriter
 from quire.service.answer.store_health import StoreHealth
 from quire.service.answer.stored_responses import ResponseStore, StoredResponse
 from quire.service.errors import ApiError, bad_value
 from quire.service.metrics.counts import Metrics
-from quire.service.text.rendering import TemplateMessage
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ class KeptResponses:
             raise _not_found(response_id)
         return found
 
-    async def conversation(self, tenant: str, response_id: str) -> list[TemplateMessage]:
+    async def history(self, tenant: str, response_id: str) -> History:
         """Return what was said up to its end. Raises ApiError 400 or 503."""
         found = await self._found(tenant, response_id)
         if found is None:
@@ -54,7 +55,7 @@ class KeptResponses:
                 "conversation as input",
                 "previous_response_not_found",
             )
-        return found.conversation
+        return found.history(response_id)
 
     async def item(self, tenant: str, item_id: str) -> bytes | None:
         """Return an item of a stored response's output, if there is such a one. Raises ApiError 503."""
@@ -65,16 +66,23 @@ class KeptResponses:
         found = None if response_id is None else await self._found(tenant, response_id)
         return None if found is None else found.items.get(item_id)
 
-    async def inputs(self, tenant: str, response: StoredResponse) -> list[bytes]:
-        """Return the items of what was said before it, as far as that is still kept, and its own input."""
-        parts = [response.inputs]
-        while response.previous is not None:
-            found = await self._found(tenant, response.previous)
-            if found is None:
-                break
-            response = found
-            parts.append([*response.inputs, *response.items.values()])
-        return [item for part in reversed(parts) for item in part]
+    async def turns_before(self, tenant: str, response: StoredResponse) -> list[Turn]:
+        """Return what it goes on from, as far back as all of it is still kept. Raises ApiError 503.
+
+        None of them is read.
+        """
+        ids = [turn.response_id for turn in response.before]
+        kept = {each for each in ids if self._memory.has(tenant, each)}
+        asked, shared = [each for each in ids if each not in kept], self._shared
+        if asked and shared is not None:
+            kept |= await self._asked(lambda: shared.kept_of(tenant, asked))
+        newest_first = takewhile(lambda turn: turn.response_id in kept, reversed(response.before))
+        return list(newest_first)[::-1]
+
+    async def items_of(self, tenant: str, response_id: str) -> list[bytes]:
+        """Return those of its input and then of its output; none if it is forgotten. Raises ApiError 503."""
+        found = await self._found(tenant, response_id)
+        return [] if found is None else found.all_items
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Raises ApiError 404, or 503 if Redis may have it and does not answer."""

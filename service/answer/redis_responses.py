@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -154,6 +155,14 @@ class RedisResponses:
             return None if data is None else _decoded(data)
         except msgspec.DecodeError:  # of a version that keeps them otherwise
             return None
+
+    async def kept_of(self, tenant: str, response_ids: Sequence[str]) -> set[str]:
+        """Return those that are kept, of many in one go."""
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for response_id in response_ids:
+                pipeline.exists(f"{_PREFIX}kept:{tenant}:{response_id}")
+            there = await pipeline.execute()
+        return {each for each, kept in zip(response_ids, there, strict=True) if kept}
 
     async def response_of(self, tenant: str, item_id: str) -> str | None:
         """Return the response that has an item in its output."""

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from quire.loadtest.servers.redis_server import RedisServer
+from quire.service.answer.history import History, Turn
 from quire.service.answer.kept_responses import KeptResponses
 from quire.service.answer.redis_responses import RedisResponses
 from quire.service.answer.stored_responses import ResponseStore, StoredResponse
@@ -27,7 +28,11 @@ from tests.service.live import Live
 
 pytestmark = pytest.mark.anyio
 SAID = StoredResponse(
-    b"{}", [{"role": "user", "content": "ü"}], {"msg_1": b'{"id": "msg_1"}'}, [b"{}"], "resp_0"
+    b"{}",
+    [{"role": "user", "content": "ü"}],
+    {"msg_1": b'{"id": "msg_1"}'},
+    [("msg_0", b"{}")],
+    [Turn("resp_0", ["msg_x"])],
 )
 
 
@@ -61,7 +66,8 @@ async def test_another_replica_and_a_restarted_one_know_them(server: RedisServer
     await first.responses.close()
     second = Replica(server)
     assert await second.responses.find("alice", "resp_1") == SAID
-    assert await second.responses.conversation("alice", "resp_1") == SAID.conversation
+    history = await second.responses.history("alice", "resp_1")
+    assert history == History(SAID.conversation, [*SAID.before, Turn("resp_1", ["msg_0", "msg_1"])])
     assert await second.responses.item("alice", "msg_1") == SAID.items["msg_1"]
     assert await second.responses.item("bob", "msg_1") is None
     with pytest.raises(ApiError, match="no response"):
@@ -126,7 +132,7 @@ async def test_a_redis_that_is_away_is_told_of_and_refuses_only_what_needs_it(
         with caplog.at_level(logging.INFO, "quire.service"):
             replica.responses.keep("alice", "resp_2", SAID)
             assert await replica.responses.find("alice", "resp_2") == SAID
-            needs: Any = (replica.responses.find, replica.responses.conversation, replica.responses.delete)
+            needs: Any = (replica.responses.find, replica.responses.history, replica.responses.delete)
             for need in needs:
                 with pytest.raises(ApiError) as refused:
                     await need("alice", "resp_1")
