@@ -89,10 +89,11 @@ class KeptResponses:
         key, shared, writer = (tenant, response_id), self._shared, self._writer
         there = False
         async with contextlib.nullcontext() if writer is None else writer.at_rest(key):
-            if shared is not None and writer is not None:
-                if key in writer.unsure or self._memory.find(*key) is None:
-                    there = await self._asked(lambda: shared.delete(tenant, response_id))
-                    writer.unsure.discard(key)
+            unsure = writer is not None and key in writer.unsure
+            if shared is not None and (unsure or not self._memory.has(*key)):
+                there = await self._asked(lambda: shared.delete(tenant, response_id))
+            if writer is not None:
+                writer.unsure.discard(key)
             if not self._memory.forget(*key) and not there:
                 raise _not_found(response_id)
 

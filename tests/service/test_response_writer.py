@@ -29,15 +29,24 @@ class DeafRedis(RedisResponses):
         self.is_there = True
         self.taken: list[str] = []
         self.tried: list[str] = []
+        self._tries: asyncio.Queue[str] = asyncio.Queue()
+
+    async def wait_for_tries(self, count: int) -> None:
+        for _ in range(count):
+            await self._tries.get()
+
+    def _try(self, response_id: str) -> None:
+        self.tried.append(response_id)
+        self._tries.put_nowait(response_id)
 
     async def keep(self, tenant: str, response_id: str, response: StoredResponse) -> None:
-        self.tried.append(response_id)
+        self._try(response_id)
         if not self.is_there or response_id in self.deaf_to:
             raise self.error
         self.taken.append(response_id)
 
     async def keep_slowly(self, tenant: str, response_id: str, response: StoredResponse) -> None:
-        self.tried.append(response_id)
+        self._try(response_id)
         if self.deaf_slowly:
             raise self.error
         self.taken.append(response_id)
@@ -95,8 +104,7 @@ async def test_none_is_given_up_while_redis_is_away() -> None:
     shared = DeafRedis()
     shared.is_there = False
     responses, memory, metrics = kept(shared, "one", "two")
-    while len(shared.tried) < 9:
-        await asyncio.sleep(0)
+    await shared.wait_for_tries(9)
     assert set(shared.tried) == {"one"}, "and it is asked for one alone"
     assert metrics.response_store == "degraded"
     shared.is_there = True
@@ -110,8 +118,7 @@ async def test_none_is_given_up_while_redis_takes_nothing() -> None:
     shared = DeafRedis("one")
     shared.error = redis.exceptions.OutOfMemoryError("no room")
     responses, _, metrics = kept(shared, "one", "two")
-    while len(shared.tried) < 9:
-        await asyncio.sleep(0)
+    await shared.wait_for_tries(9)
     shared.deaf_to = ()
     await responses.written()
     assert shared.taken == ["one", "two"] and metrics.responses_not_written == 0
@@ -121,8 +128,7 @@ async def test_none_is_given_up_while_redis_takes_nothing() -> None:
 async def test_what_is_deleted_while_it_waits_is_not_written() -> None:
     shared = DeafRedis("bad", slowly=True)
     responses, memory, metrics = kept(shared, "bad")
-    while not shared.tried:
-        await asyncio.sleep(0)
+    await shared.wait_for_tries(1)
     await responses.delete("alice", "bad")
     shared.deaf_slowly = False
     await responses.written()

@@ -98,9 +98,7 @@ def _place(ids: Sequence[str], ordered: Sequence[int], name: str, item_id: str) 
 _decoder = msgspec.json.Decoder(ListedItem)
 
 
-async def page_of(
-    responses: KeptResponses, tenant: str, response: StoredResponse, page: Page
-) -> InputItems:
+async def page_of(responses: KeptResponses, tenant: str, response: StoredResponse, page: Page) -> InputItems:
     """Return a page of what was said up to a response and to it.
 
     Only the responses whose items are on it are read. Raises ApiError 400 or 503.
