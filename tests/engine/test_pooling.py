@@ -79,7 +79,6 @@ def test_a_classification_heads_logits_are_transformers(name: str, labels: int, 
     [
         (1, None),
         (1, "regression"),
-        (1, "single_label_classification"),
         (3, None),
         (3, "regression"),
         (3, "single_label_classification"),
