@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class AttentionShape:
     """heads: of queries. head_dim: of a query and a key, and of a value, which may be filled with zeros.
 
-    scale: of scores. plain: weights are the softmax of scaled scores, with neither a cap nor sinks.
+    scale: of scores. plain: weights are the softmax of scaled scores, without a cap, sinks or slopes.
+    chunked: its window is a chunk, see `kernels.attention.batch.AttentionLayer`.
     """
 
     heads: int
@@ -17,3 +18,4 @@ class AttentionShape:
     head_dim: int
     scale: float
     plain: bool = True
+    chunked: bool = False

@@ -67,6 +67,7 @@ class ModelConfig:
     implementation: Implementation = "native"  # transformers: `quire.engine.models.general`
     pooling: Pooling | None = None  # None: it has a head for text
     attention: tuple[AttentionShape, ...] = ()  # by layer; none: all as the fields say. Those have the most
+    in_call_order: bool = False  # `attention` is of calls, of which a layer of transformers' code has several
     ranks: int = 1  # that heads, the MLP's width and the vocabulary are divided among
     kv_copies: int = 1  # ranks that hold the same KV heads
 
@@ -103,8 +104,8 @@ class ModelConfig:
     @property
     def plain(self) -> bool:
         """Whether all layers attend alike, but for windows, and by a softmax of scaled scores alone."""
-        return len({(each.kv_heads, each.head_dim, each.plain) for each in self.attention}) <= 1 and all(
-            each.plain for each in self.attention
+        return len({(each.kv_heads, each.head_dim) for each in self.attention}) <= 1 and all(
+            each.plain and not each.chunked for each in self.attention
         )
 
     @property
@@ -399,7 +400,7 @@ def read_max_positions(folder: Path) -> int:
     raw = read_json(folder / "config.json") or {}
     nested = raw.get("text_config")
     for fields in (raw, nested if isinstance(nested, dict) else {}):
-        for name in ("max_position_embeddings", "n_positions", "n_ctx"):
+        for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
             positions = fields.get(name)
             if isinstance(positions, int) and not isinstance(positions, bool) and positions > 0:
                 return positions

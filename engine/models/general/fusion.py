@@ -129,7 +129,7 @@ def _attention(seen: Seen, config: ModelConfig, max_len: int) -> list[Attending 
     """Return each layer's attention where kernels take it from the projection on."""
     tables: dict[int, Tensor | None] = {}  # by the rotation's place, since many layers share one
     found = []
-    for layer, window in zip(seen.layers, config.windows, strict=True):
+    for layer, window, shape in zip(seen.layers, config.windows, config.attention, strict=True):
         given = layer.attention.keywords.get("position_embeddings")
         table = None
         if isinstance(given, tuple):
@@ -138,7 +138,8 @@ def _attention(seen: Seen, config: ModelConfig, max_len: int) -> list[Attending 
                     if place not in tables:
                         tables[place] = matching.rope_table(rotation, seen.positions, max_len)
                     table = tables[place]
-        found.append(matching.attention_of(layer, seen.positions, table, window))
+        chunked = shape.chunked and window > 0
+        found.append(matching.attention_of(layer, seen.positions, table, window, chunked=chunked))
     return found
 
 
@@ -212,6 +213,7 @@ def _shape(layer: PreNormLayer, cache: CacheSpec) -> LayerShape:
         down=down,
         gated=True,
         plain=layer.attention.plain,
+        chunked=layer.attention.chunked,
     )
 
 

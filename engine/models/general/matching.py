@@ -100,10 +100,13 @@ class Attending:
     output: Linear
 
 
-def attention_of(seen: SeenLayer, positions: Tensor, rope: Tensor | None, window: int) -> Attending | None:
+def attention_of(
+    seen: SeenLayer, positions: Tensor, rope: Tensor | None, window: int, *, chunked: bool
+) -> Attending | None:
     """Return the attention of a layer as it was seen, if it is projections, norms of heads and rope.
 
-    rope [max_pos, D]: what the layer's code was given, or None; it need not have used it.
+    rope [max_pos, D]: what the layer's code was given, or None; it need not have used it. window and chunked
+    as `AttentionLayer` has them.
     """
     module, call, into = seen.attention.module, seen.call, seen.attention.into
     qkv, output = _linears(module, _QKV), _linears(module, [(name,) for name in _OUTPUT])
@@ -134,6 +137,8 @@ def attention_of(seen: SeenLayer, positions: Tensor, rope: Tensor | None, window
             eps=eps,
             softcap=call.softcap,
             sinks=call.sinks,
+            slopes=call.slopes,
+            chunked=chunked,
         )
         ours = _heads(product(into), layer, positions)
         theirs = (part.transpose(0, 1) for part in (call.q, call.k, call.v))

@@ -15,9 +15,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.attention import NAME, Call, give
+from quire.engine.models.general.config import decoder_name
 from quire.engine.models.general.experts import give_experts
 from quire.engine.models.general.fusion import fuse
 from quire.engine.models.general.modules import HeadModule
+from quire.engine.models.general.own_attention import adapt, register_classes
 from quire.engine.models.general.positions import StepPositions
 from quire.engine.models.layers import LayerPlans, layer_shapes
 from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, of_newest
@@ -27,26 +29,43 @@ from quire.kernels.linear.operations import whole
 from quire.kernels.parallel.ranks import Ranks
 from quire.kernels.plan import plan_attention
 
+# Weights that a folder has besides those of a model of its text alone (Llama 4).
+_FOR_IMAGES = ("vision_model.", "multi_modal_projector.")
+
 
 class PagedAttention:
     """Attention of a step: writes a layer's keys and values to its cache, and attends over block tables."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._in_call_order, self._calls = config.in_call_order, 0
         self._plans = LayerPlans(layer_shapes(config, dtype), device, plan_attention)
         self._layers = [
-            AttentionLayer(each.heads, each.kv_heads, each.head_dim, each.scale, window)
+            AttentionLayer(
+                each.heads,
+                each.kv_heads,
+                each.head_dim,
+                each.scale,
+                window,
+                chunked=each.chunked and window > 0,
+            )
             for each, window in zip(config.attention, config.windows, strict=True)
         ]
 
     def begin(self, batch: ForwardBatch, caches: list[LayerCache]) -> None:
         """Take a step's tokens; every layer computes all of them."""
         self._batches, self._caches = batch.by_layer(len(self._layers)), caches
-        self._chosen = self._plans.of(batch, caches)
+        self._chosen, self._calls = self._plans.of(batch, caches), 0
+
+    def _place(self, layer: int) -> int:
+        """Return which of the caches a call is of."""
+        self._calls += 1
+        return self._calls - 1 if self._in_call_order else layer
 
     def __call__(self, layer: int, call: Call) -> Tensor:
+        layer = self._place(layer)
         attention = self._layers[layer]
-        if call.softcap or call.sinks is not None:
-            attention = replace(attention, softcap=call.softcap, sinks=call.sinks)
+        if not call.plain:
+            attention = replace(attention, softcap=call.softcap, sinks=call.sinks, slopes=call.slopes)
         parts = [_filled(part, attention.head_dim) for part in (call.q, call.k, call.v)]
         qkv = torch.cat([part.transpose(0, 1).flatten(1) for part in parts], dim=1)
         out = self._chosen[layer].run(qkv, self._batches[layer], attention, self._caches[layer])
@@ -54,6 +73,7 @@ class PagedAttention:
         return whole(out).view(1, tokens, heads, attention.head_dim)[..., : call.v.shape[-1]]
 
     def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:
+        layer = self._place(layer)
         return whole(self._chosen[layer].run(qkv, self._batches[layer], attention, self._caches[layer]))
 
 
@@ -104,7 +124,8 @@ class GeneralModel:
         # Of a head for text, `logits` knows more than its weight.
         self.head: Tensor | None = _score_weight(causal) if classifies else None
         self.embedding: Tensor = causal.get_input_embeddings().weight
-        self._decoder = getattr(causal, causal.base_model_prefix)
+        name = decoder_name(causal)
+        self._decoder = getattr(causal, name)
         self._positions = StepPositions(self._decoder)
         self.fusion = fuse(causal, self._decoder, config, backend, self._decode, max_model_len)
         give(causal, self._attention)
@@ -113,7 +134,7 @@ class GeneralModel:
             head.forward = HeadModule(head.weight.data, backend)
         self._given = _Given()
         self._no_token = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        setattr(causal, causal.base_model_prefix, self._given)
+        setattr(causal, name, self._given)
         self._causal = causal
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
@@ -162,6 +183,8 @@ def load_general(
     auto: Any = AutoModelForCausalLM
     if pooling is not None and pooling.labels:
         auto = AutoModelForSequenceClassification
+    described = AutoConfig.from_pretrained(folder, local_files_only=True)
+    register_classes(described.model_type)
     if dummy_seed is None:
         loaded: Any = auto.from_pretrained(
             folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device),
@@ -171,18 +194,22 @@ def load_general(
         if pooling is not None and not pooling.labels:  # its head is not used, and may not be there
             head = {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
             told = {**told, "missing_keys": set(told["missing_keys"]) - head}
+        if getattr(described, "vision_config", None) is not None:
+            needed = {name for name in told["unexpected_keys"] if not name.startswith(_FOR_IMAGES)}
+            told = {**told, "unexpected_keys": needed}
         _check(folder, SimpleNamespace(**told))
         causal = causal.to(device)
     else:
         with torch.device(device):
             causal = auto.from_config(
-                AutoConfig.from_pretrained(folder, local_files_only=True),
+                described,
                 dtype=dtype,
                 attn_implementation=NAME,
                 experts_implementation=_experts(device),
             )
         _draw(causal, dummy_seed, device)
     causal.eval().requires_grad_(False)
+    adapt(causal)
     if device.type == "cuda":
         give_experts(causal)
     weights = {weight.data_ptr(): weight.nbytes for weight in causal.parameters()}
