@@ -16,6 +16,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from quire.engine.models.general.attention import EVERY, UnsupportedAttention, attend
 
 
+def _attended(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **asked: Any) -> Tensor:
+    """Return what ours attends to [1, T, heads, D]; q, k and v [1, heads, T, D]."""
+    return attend(module, q, k, v, mask, **asked)[0]
+
+
 def _refuse(**given: Tensor | None) -> None:
     """Raise UnsupportedAttention for what these functions do not take."""
     names = [name for name, value in given.items() if value is not None]
@@ -29,8 +34,8 @@ def _refuse(**given: Tensor | None) -> None:
 def _of_heads(
     module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, window: int = 0
 ) -> Tensor:
-    heads = (part.to(v.dtype) for part in (q, k, v))
-    attended, _ = attend(module, *heads, mask, scaling=scale, sliding_window=window)
+    q, k = q.to(v.dtype), k.to(v.dtype)
+    attended = _attended(module, q, k, v, mask, scaling=scale, sliding_window=window)
     return attended.transpose(1, 2)
 
 
@@ -76,7 +81,7 @@ def bert(
     q, k, v = _bert_heads(self, hidden_states)
     scale = self.attention_head_size**-0.5
     causal = getattr(self, "is_decoder", True)
-    attended, _ = attend(self, q, k, v, attention_mask, scaling=scale, is_causal=causal)
+    attended = _attended(self, q, k, v, attention_mask, scaling=scale, is_causal=causal)
     return attended.flatten(2), None
 
 
@@ -102,7 +107,7 @@ def roformer(
     )
     q, k, v = (*rotated, v)[:3]
     scale = self.attention_head_size**-0.5
-    attended, _ = attend(self, q, k, v, attention_mask, scaling=scale, is_causal=self.is_decoder)
+    attended = _attended(self, q, k, v, attention_mask, scaling=scale, is_causal=self.is_decoder)
     return attended.flatten(2), None
 
 
@@ -118,8 +123,8 @@ def bart(
     _refuse(key_value_states=key_value_states, attn_prompt=attn_prompt)
     shape = (*hidden_states.shape[:-1], self.num_heads, self.head_dim)
     projections = (self.q_proj, self.k_proj, self.v_proj)
-    heads = [each(hidden_states).view(shape).transpose(1, 2) for each in projections]
-    attended, _ = attend(self, *heads, attention_mask, scaling=self.scaling, is_causal=self.is_decoder)
+    q, k, v = (each(hidden_states).view(shape).transpose(1, 2) for each in projections)
+    attended = _attended(self, q, k, v, attention_mask, scaling=self.scaling, is_causal=self.is_decoder)
     return self.out_proj(attended.flatten(2)), None
 
 
@@ -142,7 +147,7 @@ def falcon(
     elif position_embeddings is not None:
         cos, sin = (part.unsqueeze(1) for part in position_embeddings)
         q, k = (part * cos + _rotated_half(part) * sin for part in (q, k))
-    attended, _ = attend(self, q, k, v, attention_mask, scaling=self.inv_norm_factor, alibi_slopes=slopes)
+    attended = _attended(self, q, k, v, attention_mask, scaling=self.inv_norm_factor, alibi_slopes=slopes)
     return self.dense(attended.flatten(2)), None
 
 
@@ -162,7 +167,7 @@ def bloom(
 ) -> tuple[Tensor, None]:
     q, k, v = self._reshape(self.query_key_value(hidden_states))
     slopes = alibi_slopes(self.num_heads, q.device)
-    attended, _ = attend(self, q, k, v, attention_mask, scaling=self.inv_norm_factor, alibi_slopes=slopes)
+    attended = _attended(self, q, k, v, attention_mask, scaling=self.inv_norm_factor, alibi_slopes=slopes)
     return residual + self.dense(attended.flatten(2)), None
 
 
@@ -171,9 +176,9 @@ def mpt(self: Any, hidden_states: Tensor, *_: object, **given: object) -> tuple[
     if self.clip_qkv:
         qkv = qkv.clamp(min=-self.clip_qkv, max=self.clip_qkv)
     shape = (*hidden_states.shape[:-1], self.n_heads, self.head_dim)
-    heads = [part.view(shape).transpose(1, 2) for part in qkv.chunk(3, dim=2)]
+    q, k, v = (part.view(shape).transpose(1, 2) for part in qkv.chunk(3, dim=2))
     slopes = alibi_slopes(self.n_heads, qkv.device)
-    attended, _ = attend(self, *heads, None, scaling=self.softmax_scale, alibi_slopes=slopes)
+    attended = _attended(self, q, k, v, None, scaling=self.softmax_scale, alibi_slopes=slopes)
     return self.out_proj(attended.flatten(2)), None
 
 
@@ -207,8 +212,8 @@ def llama4(self: Any, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None
     scales = (torch.log1p(steps) * self.attn_scale + 1.0)[..., None, None]
     shape = (*hidden_states.shape[:-1], -1, self.head_dim)
     q, k, v = (each(hidden_states).view(shape) for each in (self.q_proj, self.k_proj, self.v_proj))
-    heads = [part.transpose(1, 2) for part in ((q * scales).to(q.dtype), k, v)]
-    out, _ = attend(self, *heads, given["attention_mask"], scaling=self.scaling)
+    q, k, v = (part.transpose(1, 2) for part in ((q * scales).to(q.dtype), k, v))
+    out = _attended(self, q, k, v, given["attention_mask"], scaling=self.scaling)
     return self.o_proj(out.flatten(2)), None
 
 

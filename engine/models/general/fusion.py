@@ -127,6 +127,8 @@ def _gives(run: Callable[[], Tensor], expected: Tensor, roundings: float) -> boo
 
 def _attention(seen: Seen, config: ModelConfig, max_len: int) -> list[Attending | None]:
     """Return each layer's attention where kernels take it from the projection on."""
+    if config.in_call_order:  # a layer attends several times
+        return [None] * len(seen.layers)
     tables: dict[int, Tensor | None] = {}  # by the rotation's place, since many layers share one
     found = []
     for layer, window, shape in zip(seen.layers, config.windows, config.attention, strict=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -37,12 +38,12 @@ def adapt(model: nn.Module) -> None:
     for module in list(model.modules()):
         kind = type(module)
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):  # it looks at tokens on the device
-            module.warn_if_padding_and_no_attention_mask = _nothing
+            module.warn_if_padding_and_no_attention_mask = _nothing  # type: ignore[assignment]
         if _name(module) not in _METHODS:
             continue
         name, method = _METHODS[_name(module)]
         if name == "_attn" and not isinstance(getattr(module, "layer_idx", None), int):
-            module.layer_idx = getattr(module, "layer_id", layers)
+            module.layer_idx = getattr(module, "layer_id", layers)  # type: ignore[arg-type]
         layers += 1
         module.__class__ = type(kind.__name__, (kind,), {name: method, "__module__": kind.__module__})
 
@@ -53,7 +54,8 @@ def _nothing(*_: object) -> None:
 
 def most_tokens(model: nn.Module) -> int | None:
     """Return how many tokens a request of an adapted model may have; None: any number."""
-    return min((module.index_topk for module in model.modules() if _name(module) in _INDEXERS), default=None)
+    indexers: list[Any] = [module for module in model.modules() if _name(module) in _INDEXERS]
+    return min((indexer.index_topk for indexer in indexers), default=None)
 
 
 def _name(module: nn.Module) -> str:
