@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from quire.engine.models.config import MAX_HEAD_DIM, ModelConfig
-from quire.engine.models.general.attention import NAME, Call, Recorder, UnsupportedAttention, give
-from quire.engine.models.general.host_reads import NothingFound
-from quire.engine.models.general.own_attention import adapt, most_tokens, register_classes
-from quire.engine.models.general.positions import StepPositions
+from quire.engine.models.general.attention import Call, Recorder, UnsupportedAttention
+from quire.engine.models.general.division.plan import has_plan, has_whole_experts
+from quire.engine.models.general.dry_run import build, run_dry
+from quire.engine.models.general.own_attention import most_tokens, why_undivided
 from quire.engine.models.json_fields import Fields, read_json
 
-_TOKENS = 3  # of the dry run
 CHUNKED = "chunked_attention"  # among a configuration's `layer_types`
 _POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len", "seq_length")
 _TRAINED = 2048  # positions of BLOOM, which no field of its configuration tells
@@ -36,7 +34,7 @@ def read_general(folder: Path) -> ModelConfig:
     kind = type(whole).model_type
     if kind in _UNEQUAL:
         raise _refused(where, kind, _UNEQUAL[kind])
-    calls, offset, most = _run_dry(whole, kind, where)
+    calls, offset, most, undivided, has_experts = _run_dry(whole, kind, where)
     kinds = getattr(config, "layer_types", None) or [""] * len(calls)
     attention = tuple(replace(call.shape, chunked=kinds[layer] == CHUNKED) for layer, call in calls)
     head_dim = max(each.head_dim for each in attention)
@@ -76,6 +74,8 @@ def read_general(folder: Path) -> ModelConfig:
         embedding_size=config.hidden_size,
         attention=attention,
         in_call_order=[layer for layer, _ in calls] != list(range(len(calls))),
+        undivided=undivided,
+        has_experts=has_experts,
     )
 
 
@@ -83,29 +83,21 @@ class _Run(NamedTuple):
     """What a run without weights shows: each layer's attention, and as `StepPositions` has it the offset.
 
     calls: with the number of the layer that each is of. most_tokens: that a request may have, None: any.
+    undivided, has_experts: as `ModelConfig` has them.
     """
 
     calls: list[tuple[int, Call]]
     offset: int
     most_tokens: int | None
+    undivided: str
+    has_experts: bool
 
 
 def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
-    whole._attn_implementation = NAME
-    register_classes(kind)
     recorder = Recorder()
     try:
-        with torch.inference_mode():
-            with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(
-                    whole, attn_implementation=NAME, experts_implementation="batched_mm"
-                )
-            adapt(model)
-            give(model, recorder)
-            positions = StepPositions(getattr(model, decoder_name(model)))
-            tokens = torch.arange(_TOKENS, device="meta")
-            with NothingFound():  # experts of their own kind find no tokens
-                model.eval()(input_ids=tokens[None], use_cache=False, **positions.begin(tokens))
+        model = build(whole)
+        positions = run_dry(model, recorder)
     except UnsupportedAttention as error:
         raise _refused(where, kind, str(error)) from error
     except Exception as error:  # modelling code may raise anything
@@ -114,7 +106,10 @@ def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
     told = positions.taken or positions.told
     if not told and any(call.slopes is None for _, call in calls):
         raise _refused(where, kind, "it counts positions by itself, from the first token of a call")
-    return _Run(calls, positions.offset, most_tokens(model))
+    undivided = why_undivided(model)
+    if not undivided and not has_plan(model):
+        undivided = "it has no plan of how to divide a model of this type"
+    return _Run(calls, positions.offset, most_tokens(model), undivided, has_whole_experts(model))
 
 
 def _of_layers(
@@ -135,14 +130,6 @@ def _of_layers(
     if not calls:
         reason = "it does not call attention by transformers' interface"
     raise _refused(where, kind, reason)
-
-
-def decoder_name(causal: Any) -> str:
-    """Return under which name a causal model has its decoder. Raises UnsupportedAttention."""
-    for name in (causal.base_model_prefix, "model"):  # Llama 4's class names a part that it has not
-        if isinstance(getattr(causal, name, None), nn.Module):
-            return str(name)
-    raise UnsupportedAttention(f"it has no part {causal.base_model_prefix!r}, which its class names")
 
 
 def _window(config: Any, positions: int, layer: int, call: Call, where: str, kind: str) -> int:

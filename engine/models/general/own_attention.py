@@ -58,6 +58,12 @@ def most_tokens(model: nn.Module) -> int | None:
     return min((indexer.index_topk for indexer in indexers), default=None)
 
 
+def why_undivided(model: nn.Module) -> str:
+    """Return why ranks cannot divide an adapted model; nothing, if nothing of it was adapted."""
+    own = [module for module in model.modules() if _name(module) in _METHODS]
+    return f"how {type(own[0]).__name__} attends is not known for several ranks" if own else ""
+
+
 def _name(module: nn.Module) -> str:
     """Return the name of a module's class behind its type of models: "gptj.GPTJAttention"."""
     kind = type(module)
