@@ -128,15 +128,18 @@ def _nothing(layer: int, call: Call) -> Tensor:
     return call.v.new_zeros(1, call.q.shape[1], call.q.shape[0], call.v.shape[-1])
 
 
-def save_tiny(kind: str, folder: Path, **changes: Any) -> Any:
-    """Save a random model of the type in a folder; return it as transformers runs it."""
+def save_tiny(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Any:
+    """Save a random model of the type in a folder; return it as transformers runs it.
+
+    by: which of its ways to attend.
+    """
     torch.manual_seed(1)
     with torch.device("meta"):
         count = AutoModelForCausalLM.from_config(tiny_config(kind, **changes)).num_parameters()
     if count > MOST_PARAMETERS:
         raise ValueError(f"it would have {count} parameters")
     model = AutoModelForCausalLM.from_config(
-        tiny_config(kind, **changes), attn_implementation="eager", dtype=torch.float32
+        tiny_config(kind, **changes), attn_implementation=by, dtype=torch.float32
     ).eval()
     with torch.no_grad():
         for weight in model.parameters():
@@ -160,10 +163,10 @@ def difference(generated: tuple[list[list[int]], list[Tensor]], reference: Any) 
     return worst
 
 
-def compare(kind: str, folder: Path, **changes: Any) -> Verdict:
+def compare(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Verdict:
     """Compare logits of a chunked, mixed and batched run over the cache with transformers' own."""
     try:
-        reference = save_tiny(kind, folder, **changes)
+        reference = save_tiny(kind, folder, by, **changes)
     except Exception as error:  # a configuration may need anything
         return Verdict("untried", f"no tiny model of it: {error!r}"[:120])
     try:

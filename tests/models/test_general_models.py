@@ -53,8 +53,9 @@ def test_what_would_be_wrong_is_refused_with_the_reason(kind: str, reason: str, 
 
 @pytest.mark.parametrize("heads", [4, 6])  # no power of two: some heads take slopes of twice as many
 def test_falcon_with_slopes_in_place_of_rotary_positions(heads: int, tmp_path: Path) -> None:
+    """Added once, as transformers does but in its eager attention, where mask and scores both have them."""
     changes = {"alibi": True, "num_attention_heads": heads, "hidden_size": 16 * heads, "multi_query": False}
-    verdict = compare("falcon", tmp_path, **changes)
+    verdict = compare("falcon", tmp_path, "sdpa", **changes)
     assert verdict.outcome == "equal", verdict.detail
 
 
@@ -86,7 +87,7 @@ def test_a_model_that_sees_images_answers_to_text(tmp_path: Path) -> None:
     )  # fmt: skip
     whole = Llama4ForConditionalGeneration(Llama4Config(vision_config=eyes, text_config=reference.config))
     whole.language_model.load_state_dict(reference.state_dict())
-    whole.to(torch.float32).save_pretrained(tmp_path / "whole")
+    whole.save_pretrained(tmp_path / "whole")
     config = read_model(tmp_path / "whole")
     answers = []
     for folder in ("text", "whole"):
