@@ -11,6 +11,7 @@ import pytest
 from quire.engine.inspection.messages import (
     ACTIVE,
     CACHED,
+    NO_MOVES,
     BlockAnswer,
     BlockQuestion,
     Holder,
@@ -32,7 +33,7 @@ def int32(*numbers: int) -> bytes:
 
 
 def look(at: float, states: list[int], references: list[int], tables: list[Table]) -> PoolAnswer:
-    return PoolAnswer(at, 0.001, len(states), 0, 16, bytes(states), bytes(references), tables, 0, [], 0)
+    return PoolAnswer(at, 0.001, len(states), 0, 16, bytes(states), bytes(references), tables, 0)
 
 
 def test_an_update_tells_only_what_is_different() -> None:
@@ -67,7 +68,7 @@ async def leave(exchange: Exchange) -> None:
 async def test_one_look_is_for_all_and_none_is_taken_for_nobody(service: Service) -> None:
     assert service.engine.asked == []
     watchers = [await watch(service) for _ in range(3)]
-    assert service.engine.asked == [PoolQuestion()]
+    assert service.engine.asked == [PoolQuestion(NO_MOVES, True)]
     for each in watchers:
         assert b'"full":true' in each.body and b'"num_blocks":100' in each.body
         await leave(each)
