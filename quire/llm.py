@@ -92,6 +92,7 @@ class LLM:
         seed: int | None = None,
         cache_seed: str | None = None,
         tensor_parallel_size: int = 1,
+        enable_expert_parallel: bool = False,
         disable_custom_all_reduce: bool = False,
         chat_template: str | None = None,
         on_progress: Callable[[Progress], None] | None = None,

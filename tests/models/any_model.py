@@ -21,6 +21,7 @@ from tests.models.paged_driver import PagedDriver
 
 LAYERS = 4
 STEPS = 8
+MAX_LEN = 100
 LENGTHS = (37, 1, 16)
 MOST_PARAMETERS = 100_000_000
 LEAST_AGREEMENT = 1e-3  # of logits, in their standard deviations
@@ -138,6 +139,21 @@ def save_tiny(kind: str, folder: Path) -> Any:
     return model
 
 
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(3, 97, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def difference(generated: tuple[list[list[int]], list[Tensor]], reference: Any) -> float:
+    """Return by how many standard deviations logits of the prompts differ from transformers' own."""
+    worst = 0.0
+    for prompt, output, rows in zip(prompts(), *generated, strict=True):
+        with torch.inference_mode():
+            expected = reference(torch.tensor([prompt + output[:-1]]), use_cache=False).logits[0]
+        worst = max(worst, float((rows - expected).abs().max() / expected.std()))
+    return worst
+
+
 def compare(kind: str, folder: Path) -> Verdict:
     """Compare logits of a chunked, mixed and batched run over the cache with transformers' own."""
     try:
@@ -149,20 +165,13 @@ def compare(kind: str, folder: Path) -> Verdict:
     except ValueError as error:
         return Verdict("refused", str(error).split(" here: ", maxsplit=1)[-1][:160])
     model, _ = load_model(
-        folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=100
+        folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=MAX_LEN
     )
-    generator = torch.Generator().manual_seed(3)
-    prompts = [torch.randint(3, 97, (length,), generator=generator).tolist() for length in LENGTHS]
-    driver = PagedDriver(model, config, len(prompts) + 1, 100)
-    outputs, logits = driver.generate(prompts, STEPS)
-    worst = 0.0
-    for prompt, output, rows in zip(prompts, outputs, logits, strict=True):
-        with torch.inference_mode():
-            expected = reference(torch.tensor([prompt + output[:-1]]), use_cache=False).logits[0]
-        worst = max(worst, float((rows - expected).abs().max() / expected.std()))
+    driver = PagedDriver(model, config, len(LENGTHS) + 1, MAX_LEN)
+    worst = difference(driver.generate(prompts(), STEPS), reference)
     with contextlib.suppress(ValueError):  # it has no experts; a loop over them is a CPU's way
         model._causal.set_experts_implementation("batched_mm")
     model.fusion.undo()
     give(model._decoder, _nothing)  # its own code alone: on a GPU attention is kernels
-    reads = host_reads(lambda: driver.step({}, {len(prompts): prompts[0][:3]}))
+    reads = host_reads(lambda: driver.step({}, {len(LENGTHS): prompts()[0][:3]}))
     return Verdict("equal" if worst < LEAST_AGREEMENT else "unequal", f"{worst:.1g}", tuple(reads))

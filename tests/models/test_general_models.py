@@ -74,16 +74,6 @@ def test_native_decoders_are_taken_where_there_are_any(tmp_path: Path) -> None:
         read_model(tmp_path, "native")
 
 
-def test_more_ranks_than_one_are_refused_before_any_starts(tmp_path: Path) -> None:
-    save_tiny("phi", tmp_path)
-    assert read_model(tmp_path).of_rank(1) == read_model(tmp_path)
-    config = EngineConfig(model=str(tmp_path), device="cpu", tensor_parallel_size=2)
-    with pytest.raises(
-        ValueError, match="--tensor-parallel-size 2: PhiForCausalLM runs by transformers' code"
-    ):
-        start_engine(config)
-
-
 def test_positions_are_read_without_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     for given in ({"max_position_embeddings": 77}, {"n_positions": 77}, {"text_config": {"n_ctx": 77}}):

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from quire.engine.models.config import MAX_GROUP, MAX_HEAD_DIM, ModelConfig
-from quire.engine.models.general.attention import NAME, Call, Recorder, UnsupportedAttention, give
-from quire.engine.models.general.host_reads import NothingFound
-from quire.engine.models.general.positions import StepPositions
+from quire.engine.models.general.attention import Call, Recorder, UnsupportedAttention
+from quire.engine.models.general.division.plan import has_plan, has_whole_experts
+from quire.engine.models.general.dry_run import build, run_dry
 from quire.engine.models.json_fields import Fields, read_json
 
-_TOKENS = 3  # of the dry run
 _UNEQUAL = {"moshi": "its logits differ from transformers' own"}  # as tests.models.models_page finds
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
@@ -30,7 +29,7 @@ def read_general(folder: Path) -> ModelConfig:
     kind = type(whole).model_type
     if kind in _UNEQUAL:
         raise _refused(where, kind, _UNEQUAL[kind])
-    calls, offset = _run_dry(whole, kind, where)
+    calls, offset, undivided, has_experts = _run_dry(whole, kind, where)
     attention = tuple(call.shape for call in calls)
     head_dim = max(each.head_dim for each in attention)
     if head_dim > MAX_HEAD_DIM:
@@ -70,35 +69,28 @@ def read_general(folder: Path) -> ModelConfig:
         mlp_bias=False,
         embedding_size=config.hidden_size,
         attention=attention,
+        undivided=undivided,
+        has_experts=has_experts,
     )
 
 
 class _Run(NamedTuple):
-    """What a run without weights shows: each layer's attention, and as `StepPositions` has it the offset."""
+    """What a run without weights shows: each layer's attention, and as `StepPositions` has it the offset.
+
+    undivided, has_experts: as `ModelConfig` has them.
+    """
 
     calls: list[Call]
     offset: int
+    undivided: str
+    has_experts: bool
 
 
 def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
-    whole._attn_implementation = NAME
     recorder = Recorder()
     try:
-        with torch.inference_mode():
-            with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(
-                    whole, attn_implementation=NAME, experts_implementation="batched_mm"
-                )
-            give(model, recorder)
-            decoder = getattr(model, model.base_model_prefix, None)
-            if decoder is None:
-                raise UnsupportedAttention(
-                    f"it has no part {model.base_model_prefix!r}, which its class names"
-                )
-            positions = StepPositions(decoder)
-            tokens = torch.arange(_TOKENS, device="meta")
-            with NothingFound():  # experts of their own kind find no tokens
-                model.eval()(input_ids=tokens[None], use_cache=False, **positions.begin(tokens))
+        model = build(whole)
+        positions = run_dry(model, recorder)
     except UnsupportedAttention as error:
         raise _refused(where, kind, str(error)) from error
     except Exception as error:  # modelling code may raise anything
@@ -113,7 +105,9 @@ def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
         raise _refused(where, kind, reason)
     if not positions.taken and not positions.told:
         raise _refused(where, kind, "it counts positions by itself, from the first token of a call")
-    return _Run([recorder.calls[layer] for layer in expected], positions.offset)
+    undivided = "" if has_plan(model) else "it has no plan of how to divide a model of this type"
+    calls = [recorder.calls[layer] for layer in expected]
+    return _Run(calls, positions.offset, undivided, has_whole_experts(model))
 
 
 def _window(config: Any, positions: int, layer: int, call: Call, where: str, kind: str) -> int:
