@@ -7,6 +7,8 @@ from collections.abc import Sequence as Listed
 from itertools import chain
 
 from quire.engine.hashing import Prefix
+from quire.engine.memory.move_kinds import ALLOCATE, FORK, HIT, HOST, KINDS, RELEASE, SWAP_IN, SWAP_OUT
+from quire.engine.memory.move_ring import MoveRing
 from quire.engine.memory.moves import Moves, Transfer
 from quire.engine.memory.pool import BlockPool
 from quire.engine.memory.prefix_cache import PrefixCache
@@ -22,10 +24,15 @@ class HostTier:
     blocks takes nothing. As on the device, each cache group has an index of its own, by its number.
     """
 
-    def __init__(self, num_blocks: int, device: BlockPool, device_caches: Listed[PrefixCache]) -> None:
-        self.caches = [PrefixCache(num_blocks) for _ in device_caches]
+    def __init__(
+        self, num_blocks: int, device: BlockPool, device_caches: Listed[PrefixCache], ring: MoveRing
+    ) -> None:
+        self.caches = [
+            PrefixCache(num_blocks, ring, HOST + KINDS * group) for group in range(len(device_caches))
+        ]
         self.cache = self.caches[0]
-        self.pool = BlockPool(num_blocks, self._evicted if self.caches[1:] else self.cache.forget)
+        self.pool = BlockPool(num_blocks, self._evicted if self.caches[1:] else self.cache.forget, ring, HOST)
+        self._ring = ring
         self._device = device
         self._device_caches = device_caches
 
@@ -54,6 +61,7 @@ class HostTier:
                 WindowTable(each.first, self._place_all(group, sequence, each, placed, moves))
                 for group, each in enumerate(windows.get(sequence, ()), 1)
             ]
+            self._note(ALLOCATE, sequence)
         return True
 
     def _place_all(
@@ -68,6 +76,13 @@ class HostTier:
                 placed[block] = self._place(group, block, prefix, moves)
         return [placed[block] for block in table.blocks]
 
+    def _note(self, kind: int, sequence: Sequence) -> None:
+        """Note that the host tables of `sequence` begin, or end."""
+        note = self._ring.note
+        note(kind + HOST, sequence, 0, sequence.host_table)
+        for number, each in enumerate(sequence.host_window_tables, 1):
+            note(kind + HOST + KINDS * number, sequence, each.first, each.blocks)
+
     def _place(self, group: int, block: int, prefix: Prefix | None, moves: Moves) -> int:
         """Return a host block for device block `block`: one that holds `prefix`, or a copy on its way."""
         twin = None if prefix is None else self.caches[group].find(prefix)
@@ -75,7 +90,7 @@ class HostTier:
             self.pool.share(twin)
             return twin
         host_block = self.pool.allocate()
-        self._start(moves.swap_out, block, host_block)
+        self._start(moves.swap_out, SWAP_OUT, block, host_block)
         return host_block
 
     def swap_in(self, group: SequenceGroup, moves: Moves) -> None:
@@ -97,21 +112,24 @@ class HostTier:
     ) -> list[int]:
         """Return the device blocks for those of a host table; `placed`: those of other tables."""
         for logical, block in enumerate(table.blocks, table.first):
+            kind = FORK
             if block in placed:
                 self._device.share(placed[block])
-                continue
-            twin = None
-            if logical < sequence.host_published:
-                twin = self._device_caches[group].find(sequence.prefixes[logical])
-            if twin is not None:
-                self._device.share(twin)
-            placed[block] = self.bring(block, moves) if twin is None else twin
+            else:
+                twin = None
+                if logical < sequence.host_published:
+                    twin = self._device_caches[group].find(sequence.prefixes[logical])
+                if twin is not None:
+                    self._device.share(twin)
+                placed[block] = self.bring(block, moves) if twin is None else twin
+                kind = ALLOCATE if twin is None else HIT
+            self._ring.note_one(kind + KINDS * group, sequence, logical, placed[block])
         return [placed[block] for block in table.blocks]
 
     def bring(self, host_block: int, moves: Moves) -> int:
         """Return a new device block that the next step fills from `host_block`."""
         block = self._device.allocate()
-        self._start(moves.swap_in, block, host_block)
+        self._start(moves.swap_in, SWAP_IN, block, host_block)
         return block
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -130,10 +148,12 @@ class HostTier:
                 self.pool.share(block)
         for block in child.host_table:
             self.pool.share(block)
+        self._note(FORK, child)
 
     def drop(self, sequence: Sequence) -> None:
         """Give back what `sequence` has here, last block first."""
         sequence.saved_context = sequence.host_published = 0
+        self._note(RELEASE, sequence)
         for each in sequence.host_window_tables:
             self.pool.release(*reversed(each.blocks))
         sequence.host_window_tables = []
@@ -149,7 +169,8 @@ class HostTier:
             if twin is not None:
                 self.pool.refresh(twin)
                 continue
-            self._start(moves.spills, block, self.pool.allocate())
+            self._start(moves.spills, SWAP_OUT, block, self.pool.allocate())
+            self._ring.mark(ALLOCATE + HOST, moves.spills[-1].host)
 
     def _caches_of(self, block: int) -> tuple[PrefixCache, PrefixCache]:
         """Return the indices here and on the device of the group whose device block this is.
@@ -159,9 +180,10 @@ class HostTier:
         pairs = zip(self.caches, self._device_caches, strict=True)
         return next((pair for pair in pairs if block in pair[1]), (self.cache, self._device_caches[0]))
 
-    def _start(self, transfers: list[Transfer], device: int, host: int) -> None:
+    def _start(self, transfers: list[Transfer], kind: int, device: int, host: int) -> None:
         self._device.hold(device)
         self.pool.hold(host)
+        self._ring.mark_pair(kind, device, host)
         transfers.append(Transfer(device, host))
 
     def arrived(self, moves: Moves) -> None:
@@ -179,6 +201,7 @@ class HostTier:
             self.pool.unhold(transfer.host)
         for spill in moves.spills:
             self.pool.release(spill.host)
+            self._ring.mark(RELEASE + HOST, spill.host)
             self.pool.unhold(spill.host)
         for spill in reversed(moves.spills):  # so that the order of eviction stays as it was
             self._device.unhold(spill.device, evict_next=True)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from quire.engine.memory.move_kinds import KINDS
+from quire.engine.memory.move_ring import MoveRing
 from quire.engine.memory.prefix_cache import PrefixCache
 
 
 class WindowGroup:
     """Layers that keep the last `window` tokens. Its tables are those of `number` times `stride` + a row."""
 
-    def __init__(self, number: int, window: int, block_size: int, stride: int, num_blocks: int) -> None:
+    def __init__(
+        self, number: int, window: int, block_size: int, stride: int, num_blocks: int, ring: MoveRing
+    ) -> None:
         self.window = window
-        self.cache = PrefixCache(num_blocks)
+        self.mark = KINDS * number  # of its moves
+        self.cache = PrefixCache(num_blocks, ring, self.mark)
         self._block_size = block_size
         self._first_table = number * stride
 

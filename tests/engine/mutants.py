@@ -109,8 +109,8 @@ MUTANTS = [
     Mutant(
         "a spilled block findable before it came",
         "memory.host_tier",
-        "            self._start(moves.spills, block, self.pool.allocate())\n",
-        "            self._start(moves.spills, block, self.pool.allocate())\n"
+        "            self._start(moves.spills, SWAP_OUT, block, self.pool.allocate())\n",
+        "            self._start(moves.spills, SWAP_OUT, block, self.pool.allocate())\n"
         "            self._publish(cache, device_cache.prefix(block), moves.spills[-1].host)\n",
     ),
     Mutant(
@@ -712,8 +712,8 @@ MUTANTS = [
     Mutant(
         "a window's block in host memory is taken for one of the device",
         "memory.window_groups",
-        "                table.blocks[logical - table.first] = bring(table.block(logical))\n",
-        "                self._pool.share(table.block(logical))\n",
+        "                block = bring(table.block(logical))\n",
+        "                block = table.block(logical)\n                self._pool.share(block)\n",
     ),
     Mutant(
         "a window that came from host memory is not found on the device",
