@@ -156,6 +156,7 @@ class OwnAnswer(msgspec.Struct, array_like=True, tag="own"):
     shared: int  # of those, named by several sequences, or by other requests only
     cached: int  # on the device, kept for whoever begins alike
     host: int  # in host memory, swapped out
+    partial: bool = False  # there are more, which were not looked at
 
 
 Question = PoolQuestion | BlockQuestion | PrefixQuestion | OwnQuestion

@@ -18,6 +18,7 @@ from quire.engine.inspection.messages import (
     PrefixAnswer,
     PrefixQuestion,
 )
+from quire.engine.inspection.own_blocks import OwnBlocks
 from quire.engine.inspection.replay import read_moves
 from quire.engine.memory.move_kinds import ALLOCATE, EVICT, HIT, KEEP, NOBODY, STEP, SWAP_IN, SWAP_OUT
 from quire.engine.messages import Request, SamplingParams
@@ -183,6 +184,20 @@ def test_a_requests_blocks_are_counted_while_it_runs_and_when_they_are_cached() 
     assert own(inspector, 7).shared == own(inspector, 7).active >= 2  # the newer one names them alone
     assert own(inspector, 7, 8).active > own(inspector, 7).active
     assert own(inspector, 9) == OwnAnswer(0, 0, 0, 0)
+
+
+def test_no_more_is_looked_at_than_takes_a_moment() -> None:
+    """However large the pool, and however many are asked about: the first blocks of the first are counted."""
+    core = make_core(16, 4, 8, 64)
+    inspector = Inspector(core)
+    for number in (7, 8):
+        core.add(request(number))
+    step(core, inspector, 3)
+    few, enough = (OwnBlocks(core.scheduler.state, most_looks=looks) for looks in (3, 100))
+    assert few.count([7, 8]) == OwnAnswer(active=2, shared=2, cached=0, host=0, partial=True)
+    assert few.count(range(100, 1000)).partial
+    whole = enough.count([7, 8])
+    assert whole.active > 2 and not whole.partial
 
 
 def test_no_more_is_remembered_of_what_has_ended_than_the_pool_has() -> None:

@@ -144,7 +144,8 @@ async def test_blocks_of_ones_own_requests_are_counted(make_service: Callable[..
     headers = {"authorization": "Bearer mine", "x_request_id": "question"}
     assert (await post(service.app, "/v1/completions", body, **headers)).status == 200
     service.engine.answers[OwnQuestion] = OwnAnswer(5, 3, 2, 0)
-    assert await own(service, "question,unknown") == {"active": 5, "shared": 3, "cached": 2, "host": 0}
+    counts = {"active": 5, "shared": 3, "cached": 2, "host": 0, "partial": False}
+    assert await own(service, "question,unknown") == counts
     await own(service, "question", "other")
     mine, others = (each for each in service.engine.asked if isinstance(each, OwnQuestion))
     assert len(mine.requests) == 2 and others.requests == []
