@@ -22,7 +22,7 @@ def mark(name: str, at: float) -> dict[str, object]:
 
 
 def test_work_within_other_work_counts_as_its_own_kind() -> None:
-    """Four frames in 40 ms. In the second a script takes 6 ms, 4 of them for layout, while tiles are drawn."""
+    """In the second of four frames a script takes 6 ms, 4 of them for layout, while tiles are drawn."""
     trace = [
         mark(BEGIN, 100),
         *(work("FireAnimationFrame", 100 + 10 * frame, 1) for frame in (0, 2, 3)),

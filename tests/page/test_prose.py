@@ -93,8 +93,8 @@ def test_what_is_above_the_last_block_is_not_built_again(blank_page: Page) -> No
     assert kept == [100, 100]
 
 
-# Gives an answer more and more text, and returns which of its blocks change, and the longest text that is parsed
-# and the longest HTML that is sanitised meanwhile.
+# Gives an answer more and more text, and returns which of its blocks change, and the longest text that is
+# parsed and the longest HTML that is sanitised meanwhile.
 WATCH = """async ([before, tokens, parser, sanitiser]) => {
     const { Prose } = await import("/static/prose.js");
     const longest = async (path, place, method) => {
@@ -117,7 +117,8 @@ WATCH = """async ([before, tokens, parser, sanitiser]) => {
     observer.observe(prose.node, { subtree: true, childList: true, characterData: true, attributes: true });
     let text = before;
     for (const token of tokens) prose.update(text += token);
-    const changed = observer.takeRecords().map(({ target }) => blocks.findIndex((block) => block.contains(target)));
+    const placeOf = ({ target }) => blocks.findIndex((block) => block.contains(target));
+    const changed = observer.takeRecords().map(placeOf);
     parsed.restore();
     sanitised.restore();
     return [blocks.length, [...new Set(changed)], parsed.seen.length, sanitised.seen.length];
