@@ -68,6 +68,8 @@ export class Prose {
       if (/\n.*\n/.test(tail.slice(start, start + WINDOW))) settled = i;
     });
     if (settled === 0) return;
+    const children = [...this.node.children].slice(this.#kept, this.#kept + settled);
+    for (const child of children) child.classList.add("settled");
     this.#settled += tail.slice(0, blocks[settled].start);
     this.#kept += settled;
     this.#tail = this.#tail.slice(settled);
