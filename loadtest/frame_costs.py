@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 CATEGORIES = ["devtools.timeline", "blink.user_timing", "viz", "cc", "v8"]
+FRAME = "ProxyMain::BeginMainFrame"  # is around all that the main thread does for a frame
 BEGIN, END = "answer.begin", "answer.end"  # marks that the page sets
 
 _KINDS = {
@@ -31,6 +32,8 @@ _KINDS = {
     "Commit": "layers",
     "RasterTask": "raster",
     "DirectRenderer::DrawFrame": "draw",
+    "HitTest": "hit test",
+    FRAME: "other",
 }
 
 
@@ -65,7 +68,7 @@ def quarters(events: Iterable[TraceEvent]) -> list[dict[str, float]]:
         quarter = int((event.ts - begin) // length)
         if not 0 <= quarter < 4:
             continue
-        frames[quarter] += event.name == "FireAnimationFrame"
+        frames[quarter] += event.name == FRAME
         totals[quarter][_KINDS[event.name]] += alone / 1000
     return [
         {kind: round(total / max(count, 1), 2) for kind, total in sorted(kinds.items())}
