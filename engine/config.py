@@ -46,6 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None  # of dummy weights; None: 0
     cache_seed: str | None = None  # what block digests are seeded with; None: drawn at random
     tensor_parallel_size: int = 1  # ranks that the model is divided among, each with a device
+    enable_expert_parallel: bool = False  # each rank has some experts whole, and not a part of all
     disable_custom_all_reduce: bool = False  # sums over GPUs are NCCL's alone
 
     def __post_init__(self) -> None:
@@ -76,6 +77,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not 1 <= self.tensor_parallel_size <= MOST_RANKS:
             raise ValueError(
                 f"--tensor-parallel-size must be between 1 and {MOST_RANKS}, got {self.tensor_parallel_size}"
+            )
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            raise ValueError(
+                "--enable-expert-parallel gives each rank some of the experts, and there is one rank; give "
+                "--tensor-parallel-size, too, or leave it out"
             )
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(

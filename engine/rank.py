@@ -76,7 +76,7 @@ def build_rank(
     folder = resolve_model(config.model, report.phase("download", "B"))
     whole = read_model(folder, config.model_impl, config.runner)
     sampling_defaults = read_sampling_defaults(config.generation_config, folder)
-    model_config = whole.of_rank(config.tensor_parallel_size)
+    model_config = whole.of_rank(config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         # One core is the API process's.
         torch.set_num_threads(max(1, ((os.cpu_count() or 1) - 1) // config.tensor_parallel_size))

@@ -80,7 +80,13 @@ def _start(
         return _engine(config, device, rank, rank.runner)
     folder = resolve_model(config.model, report.phase("download", "B"))
     # What cannot be divided is refused before processes start.
-    read_model(folder, config.model_impl, config.runner).of_rank(config.tensor_parallel_size)
+    part = read_model(folder, config.model_impl, config.runner).of_rank(
+        config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel
+    )
+    if part.implementation == "transformers":
+        from quire.engine.models.general.division.divide import refuse_undividable  # which takes seconds
+
+        refuse_undividable(folder, part)
     leader = Leader(config, on_lost)
     try:
         rank = build_rank(config, device, leader.join(device), report)

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.service.api.about import docs, openapi, version
+from quire.service.api.about import About, version
 from quire.service.api.anthropic.endpoint import count_tokens, messages
 from quire.service.api.blocks import block_detail, block_events, block_prefixes, own_blocks
 from quire.service.api.chat import chat_completions
@@ -51,13 +51,14 @@ def create_app(state: ServerState) -> ASGIApp:
     def socket(path: str, app: ASGIApp) -> WebSocketRoute:
         return WebSocketRoute(path, Counted(app, path))
 
+    about = About()
     public = [
         get("/health", health),
         get("/ready", ready),
         get("/startup", startup),
         get("/metrics", metrics),
-        get("/openapi.json", openapi),
-        get("/docs", docs),
+        get("/openapi.json", about.openapi),
+        get("/docs", about.docs),
         get("/version", version),
         *(get(path, handler) for path, handler in page_files()),
     ]

@@ -18,6 +18,15 @@ from quire.service.state import ServerState
 if TYPE_CHECKING:
     from quire.service.text.tokenizer import Tokenizer
 
+# Imported once the port is bound, which does not wait for them, and before requests are taken: an import
+# holds up the event loop.
+LATE_IMPORTS = (
+    "quire.service.metrics.exposition",
+    "llguidance",
+    "quire.engine.arrays",
+    "quire.service.api.lab",
+)
+
 
 def serve(
     config: ServiceConfig,
@@ -66,15 +75,14 @@ class QuireServer(OrderlyServer):
         loop = asyncio.get_running_loop()
         # To the end: a drain needs steps, too.
         self._watchers.append(loop.create_task(state.watchdog.watch(engine)))
-        self._watchers.append(loop.create_task(state.blocks.glance(engine, lambda: state.metrics.stats)))
         telling = OperatorLine(state.metrics).keep_telling(lambda: engine.info)
         self._watchers.append(loop.create_task(telling))
         tokenizer = await loop.run_in_executor(state.pool, self._load_tokenizer)
         if tokenizer.chat_template is not None:
             await state.renderer.start(tokenizer.chat_template)
-        state.tokenizer = tokenizer
-        for late in ("quire.service.metrics.exposition", "llguidance"):
+        for late in LATE_IMPORTS:
             await loop.run_in_executor(state.pool, import_module, late)
+        state.tokenizer = tokenizer
         # Requests that go well leave nothing for it to find. What is there now stays: looking
         # through it again and again would hold up all streams for tens of milliseconds.
         gc.collect()

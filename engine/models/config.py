@@ -67,6 +67,10 @@ class ModelConfig:
     implementation: Implementation = "native"  # transformers: `quire.engine.models.general`
     pooling: Pooling | None = None  # None: it has a head for text
     attention: tuple[AttentionShape, ...] = ()  # by layer; none: all as the fields say. Those have the most
+    in_call_order: bool = False  # `attention` is of calls, of which a layer of transformers' code has several
+    undivided: str = ""  # why no more than one rank can compute it
+    has_experts: bool = False  # which ranks can have whole
+    expert_parallel: bool = False  # each rank has some experts whole, and not a part of all
     ranks: int = 1  # that heads, the MLP's width and the vocabulary are divided among
     kv_copies: int = 1  # ranks that hold the same KV heads
 
@@ -103,8 +107,8 @@ class ModelConfig:
     @property
     def plain(self) -> bool:
         """Whether all layers attend alike, but for windows, and by a softmax of scaled scores alone."""
-        return len({(each.kv_heads, each.head_dim, each.plain) for each in self.attention}) <= 1 and all(
-            each.plain for each in self.attention
+        return len({(each.kv_heads, each.head_dim) for each in self.attention}) <= 1 and all(
+            each.plain and not each.chunked for each in self.attention
         )
 
     @property
@@ -142,16 +146,20 @@ class ModelConfig:
             raise ValueError(f"{pooling.label_tokens} are not of the vocabulary's {self.vocab_size} tokens")
         return replace(self, pooling=pooling)
 
-    def of_rank(self, ranks: int) -> ModelConfig:
+    def of_rank(self, ranks: int, *, expert_parallel: bool = False) -> ModelConfig:
         """Return the model as each of so many ranks computes it. Raises ValueError if they do not divide it.
 
-        KV heads are repeated where there are fewer than ranks.
+        KV heads are repeated where there are fewer than ranks. expert_parallel: experts stay whole.
         """
-        if ranks > 1 and self.implementation == "transformers":
+        if expert_parallel and not self.has_experts:
             raise ValueError(
-                f"--tensor-parallel-size {ranks}: {self.architecture} runs by transformers' code, which is "
-                "not divided among GPUs; give 1, or with --model-impl native a model of one of the "
-                f"architectures {', '.join(_READERS)}"
+                f"--enable-expert-parallel: {self.architecture} has no experts, or none that a rank can have "
+                "whole; leave it out"
+            )
+        if ranks > 1 and self.undivided:
+            raise ValueError(
+                f"--tensor-parallel-size {ranks}: {self.architecture} runs by transformers' code, and "
+                f"{self.undivided}; give 1"
             )
         if ranks > 1 and self.pooling is not None and self.pooling.label_tokens:
             raise ValueError(
@@ -159,21 +167,25 @@ class ModelConfig:
             )
         if not self._divides(ranks):
             which = [str(other) for other in range(1, self.num_heads + 1) if self._divides(other)]
+            width = "" if self.attention else f", or the MLP's width of {self.intermediate_size}"
             raise ValueError(
-                f"--tensor-parallel-size {ranks} does not divide the {self.num_heads} attention heads, the "
-                f"{self.num_kv_heads} KV heads or the MLP's width of {self.intermediate_size} evenly; give "
-                f"one of {', '.join(which)}"
+                f"--tensor-parallel-size {ranks} does not divide the {self.num_heads} attention heads or the "
+                f"{self.num_kv_heads} KV heads{width} evenly; give one of {', '.join(which)}"
             )
         return replace(
             self,
             num_heads=self.num_heads // ranks,
             num_kv_heads=max(self.num_kv_heads // ranks, 1),
-            intermediate_size=self.intermediate_size // ranks,
+            intermediate_size=-(-self.intermediate_size // ranks),
+            attention=tuple(each.of_rank(ranks) for each in self.attention),
             ranks=ranks,
+            expert_parallel=expert_parallel,
             kv_copies=max(ranks // self.num_kv_heads, 1),
         )
 
     def _divides(self, ranks: int) -> bool:
+        if self.attention:  # what else is divided is known with the modules
+            return all(each.divides(ranks) for each in self.attention)
         kv_heads = self.num_kv_heads
         fits = kv_heads % ranks == 0 or ranks % kv_heads == 0
         return fits and self.num_heads % ranks == 0 and self.intermediate_size % ranks == 0
@@ -399,7 +411,7 @@ def read_max_positions(folder: Path) -> int:
     raw = read_json(folder / "config.json") or {}
     nested = raw.get("text_config")
     for fields in (raw, nested if isinstance(nested, dict) else {}):
-        for name in ("max_position_embeddings", "n_positions", "n_ctx"):
+        for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
             positions = fields.get(name)
             if isinstance(positions, int) and not isinstance(positions, bool) and positions > 0:
                 return positions

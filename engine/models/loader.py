@@ -81,7 +81,7 @@ def load_model(
     if config.implementation == "transformers":
         _check_positions(config, max_model_len)
         dummy_seed = seed if load_format == "dummy" else None
-        return _load_general(folder, config, backend, device, dtype, max_model_len, dummy_seed)
+        return _load_general(folder, config, backend, device, dtype, max_model_len, dummy_seed, ranks)
     weights = Weights(torch.device(device), dtype, ranks)
     model = build_model(config, backend, weights, max_model_len)
     with torch.no_grad():
@@ -106,6 +106,7 @@ def _load_general(
     dtype: torch.dtype,
     max_model_len: int,
     dummy_seed: int | None,
+    ranks: Ranks | None,
 ) -> tuple[Model, int]:
     from quire.engine.models.general.model import load_general  # transformers takes seconds to import
 
@@ -118,6 +119,7 @@ def _load_general(
         dtype=dtype,
         max_model_len=max_model_len,
         dummy_seed=dummy_seed,
+        ranks=ranks,
     )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
 from importlib import metadata
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.service.answer.replies import ServerVersion
 from quire.service.api.openapi import describe
 from quire.service.http.codec import JsonResponse
+from quire.service.http.made_once import MadeOnce
 from quire.service.state import ServerState
 
 
@@ -25,18 +26,27 @@ async def version(state: ServerState, request: Request) -> Response:
     return JsonResponse(ServerVersion(version=_number()))
 
 
-async def openapi(state: ServerState, request: Request) -> Response:
-    return JsonResponse(describe(_number()))
+class About:
+    """The description of the API, which takes a third of a second to make, and a page of it."""
+
+    def __init__(self) -> None:
+        self._document = MadeOnce(_document)
+        self._page = MadeOnce(_page)
+
+    async def openapi(self, state: ServerState, request: Request) -> Response:
+        return Response(await self._document.get(), media_type="application/json")
+
+    async def docs(self, state: ServerState, request: Request) -> Response:
+        html, headers = await self._page.get()
+        return Response(html, headers=headers, media_type="text/html")
 
 
-async def docs(state: ServerState, request: Request) -> Response:
-    return _page()
+def _document() -> bytes:
+    return msgspec.json.encode(describe(_number()))
 
 
-@cache
-def _page() -> Response:
+def _page() -> tuple[str, dict[str, str]]:
     from quire.service.api.docs_page import page, policy
 
     html = page(describe(_number()))
-    headers = {"content-security-policy": policy(html), "cache-control": "no-cache"}
-    return Response(html, headers=headers, media_type="text/html")
+    return html, {"content-security-policy": policy(html), "cache-control": "no-cache"}

@@ -77,6 +77,12 @@ def add_model_flags(group: FlagGroup) -> None:
     )
     flag(
         group,
+        "--enable-expert-parallel",
+        action="store_true",
+        help="Give each of those some experts whole, and not a part of the width of every expert.",
+    )
+    flag(
+        group,
         "--disable-custom-all-reduce",
         action="store_true",
         help="Have NCCL alone sum over the GPUs, and not kernels that write into each other's memory.",

@@ -36,7 +36,6 @@ _OF_VLLM = {
     "--download-dir": "set HF_HOME to the folder where models are to be kept",
     "--enable-auto-tool-choice": _TOOLS,
     "--enable-chunked-prefill": _ALWAYS,
-    "--enable-expert-parallel": _PARALLEL,
     "--enable-log-requests": "logs never hold what is asked: leave it out",
     "--enable-lora": _LORA,
     "--enable-prefix-caching": f"{_ALWAYS} (--no-enable-prefix-caching switches it off)",

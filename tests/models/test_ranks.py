@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,46 +17,12 @@ from quire.engine.models.loader import load_model
 from quire.engine.models.weights import Weights
 from quire.engine.parallel.group import OneOfRanks
 from quire.kernels.backend import torch_backend
-from quire.kernels.pointwise.norm import add_rms_norm_reference
 from tests.models.paged_driver import PagedDriver
+from tests.models.thread_ranks import Meeting, Rank, on_all
 from tests.models.tiny_models import MODELS
 
 PROMPTS = [[5, 9, 7, 30, 31, 32, 33, 34], [11], [40, 3, 41, 2, 50]]
 STEPS = 6
-
-
-@dataclass
-class Meeting:
-    """Where threads that are ranks meet."""
-
-    size: int
-    terms: list[Tensor] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.terms = [torch.empty(0)] * self.size
-        self.barrier = threading.Barrier(self.size, timeout=60)
-
-
-class Rank:
-    """A thread that is one of the ranks."""
-
-    def __init__(self, rank: int, meeting: Meeting) -> None:
-        self.rank = rank
-        self.size = meeting.size
-        self._meeting = meeting
-
-    def all_gather(self, x: Tensor) -> Tensor:
-        self._meeting.terms[self.rank] = x
-        self._meeting.barrier.wait()
-        gathered = torch.stack(self._meeting.terms)
-        self._meeting.barrier.wait()
-        return gathered
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return self.all_gather(x).sum(0)
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        return add_rms_norm_reference(self.all_reduce(x), residual, weight, eps)
 
 
 def divisible() -> list[tuple[str, int]]:
@@ -88,11 +51,10 @@ def test_logits_of_ranks_equal_those_of_one(
 
     alone, _ = load_model(folder, whole, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=64)
     tokens, logits = PagedDriver(alone, whole, len(PROMPTS), 64).generate(PROMPTS, STEPS)
-    with ThreadPoolExecutor(ranks) as pool:
-        for got_tokens, got_logits in pool.map(generate, range(ranks)):
-            assert got_tokens == tokens
-            for rows, expected in zip(got_logits, logits, strict=True):
-                torch.testing.assert_close(rows, expected, atol=1e-4, rtol=0)
+    for got_tokens, got_logits in on_all(meeting, generate):
+        assert got_tokens == tokens
+        for rows, expected in zip(got_logits, logits, strict=True):
+            torch.testing.assert_close(rows, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["llama3-sharded", "opt", "gpt2"])

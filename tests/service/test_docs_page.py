@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 from html.parser import HTMLParser
 
 import pytest
 
 import quire
+from quire.service.api import about
 from quire.service.api.openapi import describe
 from tests.service.asgi import get
 from tests.service.conftest import Service
@@ -65,3 +68,18 @@ async def test_its_style_is_all_that_its_policy_allows(service: Service) -> None
 
 async def test_the_version_is_told(service: Service) -> None:
     assert (await get(service.app, "/version")).json() == {"version": quire.__version__}
+
+
+async def test_the_document_is_made_once_and_holds_up_nobody(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def slow(version: str) -> dict[str, str]:
+        threads.append(threading.current_thread())
+        return {"version": version}
+
+    monkeypatch.setattr(about, "describe", slow)
+    replies = await asyncio.gather(*(get(service.app, "/openapi.json") for _ in range(3)))
+    assert [reply.json() for reply in replies] == [{"version": quire.__version__}] * 3
+    assert len(threads) == 1 and threads[0] is not threading.current_thread()

@@ -377,3 +377,25 @@ def test_nothing_heavy_is_imported_before_the_port_is_bound() -> None:
         "quire.engine.process",
     }
     assert not heavy & set(done.stdout.split())
+
+
+def test_a_request_imports_nothing_heavy() -> None:
+    """It would hold up the event loop. What the port does not wait for is imported before requests come."""
+    code = """if True:
+    import sys
+    from importlib import import_module
+    from quire.engine.capacity import Capacity
+    from quire.engine.messages import Request, SamplingParams
+    from quire.service.app import create_app
+    from quire.service.server import LATE_IMPORTS
+
+    for late in LATE_IMPORTS:
+        import_module(late)
+    before = set(sys.modules)
+    capacity = Capacity(num_blocks=8, block_size=4, max_num_seqs=2, max_model_len=32, vocab_size=100)
+    capacity.check(Request(1, [1, 2], SamplingParams()))
+    print(*set(sys.modules) - before)
+    """
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert not done.stdout.split()

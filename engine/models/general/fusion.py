@@ -29,10 +29,12 @@ from quire.engine.models.general.modules import (
 from quire.engine.models.general.observed import Noise, Passage, Seen, SeenLayer, observe
 from quire.engine.models.layers import LayerPlans
 from quire.engine.models.pre_norm import MLP, GatedMLP, PreNormLayer, run_layers
+from quire.engine.models.vocabulary import embed
 from quire.kernels.attention.batch import ForwardBatch
 from quire.kernels.backend import Backend
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.layer_cache import LayerCache
+from quire.kernels.parallel.ranks import Ranks
 from quire.kernels.plan import plan_layer
 from quire.kernels.shapes import LayerShape
 
@@ -84,10 +86,12 @@ def fuse(
     backend: Backend,
     run: Callable[[Tensor, Tensor], Tensor],
     max_len: int,
+    ranks: Ranks | None = None,
 ) -> Fusion:
     """Put kernels in the place of what they are proved to compute; attention has to be given again then.
 
-    run: calls the decoder with tokens [T] and positions [T] -> [T, H].
+    run: calls the decoder with tokens [T] and positions [T] -> [T, H]. ranks: those that it is divided among,
+    which all see the same, but for their heads.
     """
     device = next(decoder.parameters()).device
     tokens = torch.arange(1, _TOKENS + 1, device=device) * 37 % config.vocab_size
@@ -103,8 +107,8 @@ def fuse(
         seen = observe(decoder, noise, once, tokens, positions)
         if seen is None:
             return Fusion(None, [])
-        attending = _attention(seen, config, max_len)
-        whole = _whole(causal, seen, attending, config, backend)
+        attending = _attention(seen, config, max_len, _agreement(ranks, device))
+        whole = _whole(causal, seen, attending, config, backend, ranks)
         if whole is not None:
             mlps = [layer.mlp.module for layer in whole.layers if isinstance(layer.mlp, ModuleMLP)]
             return Fusion(whole, _replace((part for mlp in mlps for part in mlp.modules()), backend))
@@ -125,11 +129,25 @@ def _gives(run: Callable[[], Tensor], expected: Tensor, roundings: float) -> boo
         return False
 
 
-def _attention(seen: Seen, config: ModelConfig, max_len: int) -> list[Attending | None]:
+def _agreement(ranks: Ranks | None, device: torch.device) -> Callable[[bool], bool]:
+    """Return what tells whether something is so on all ranks."""
+    if ranks is None:
+        return bool
+    return lambda found: bool(ranks.all_gather(torch.full((1, 1), float(found), device=device)).all())
+
+
+def _attention(
+    seen: Seen, config: ModelConfig, max_len: int, agree: Callable[[bool], bool]
+) -> list[Attending | None]:
     """Return each layer's attention where kernels take it from the projection on."""
+    if config.in_call_order:  # a layer attends several times
+        return [None] * len(seen.layers)
     tables: dict[int, Tensor | None] = {}  # by the rotation's place, since many layers share one
-    found = []
-    for layer, window in zip(seen.layers, config.windows, strict=True):
+    found: list[Attending | None] = []
+    for layer, window, shape in zip(seen.layers, config.windows, config.attention, strict=True):
+        if (len(layer.call.q), len(layer.call.k)) != (shape.heads, shape.kv_heads):
+            found.append(None)  # all heads, of which a rank takes its own
+            continue
         given = layer.attention.keywords.get("position_embeddings")
         table = None
         if isinstance(given, tuple):
@@ -138,7 +156,8 @@ def _attention(seen: Seen, config: ModelConfig, max_len: int) -> list[Attending 
                     if place not in tables:
                         tables[place] = matching.rope_table(rotation, seen.positions, max_len)
                     table = tables[place]
-        found.append(matching.attention_of(layer, seen.positions, table, window))
+        chunked = shape.chunked and window > 0
+        found.append(matching.attention_of(layer, seen.positions, table, window, agree, chunked=chunked))
     return found
 
 
@@ -151,11 +170,12 @@ def _whole(
     attending: list[Attending | None],
     config: ModelConfig,
     backend: Backend,
+    ranks: Ranks | None,
 ) -> FusedDecoder | None:
     last = _following(seen.around, seen.layers[-1].whole.out)
     final_norm = None if last is None else matching.norm_of(last.module)
-    embed = _embedding(causal, seen, backend)
-    if last is None or final_norm is None or embed is None or not torch.equal(last.out, seen.out):
+    look_up = _embedding(causal, seen, backend, ranks)
+    if last is None or final_norm is None or look_up is None or not torch.equal(last.out, seen.out):
         return None
     layers, shapes = [], []
     for layer, each, cache in zip(seen.layers, attending, config.cache_specs, strict=True):
@@ -165,7 +185,7 @@ def _whole(
         layers.append(found)
         shapes.append(_shape(found, cache))
     device = seen.tokens.device
-    return FusedDecoder(layers, final_norm, embed, shapes, backend, device)
+    return FusedDecoder(layers, final_norm, look_up, shapes, backend, device)
 
 
 def _pre_norm(seen: SeenLayer, attending: Attending, final: Norm, backend: Backend) -> PreNormLayer | None:
@@ -212,6 +232,7 @@ def _shape(layer: PreNormLayer, cache: CacheSpec) -> LayerShape:
         down=down,
         gated=True,
         plain=layer.attention.plain,
+        chunked=layer.attention.chunked,
     )
 
 
@@ -224,11 +245,13 @@ def _following(passages: Sequence[Passage], state: Tensor) -> Passage | None:
     return None
 
 
-def _embedding(causal: nn.Module, seen: Seen, backend: Backend) -> Callable[[Tensor], Tensor] | None:
+def _embedding(
+    causal: nn.Module, seen: Seen, backend: Backend, ranks: Ranks | None
+) -> Callable[[Tensor], Tensor] | None:
     """Return what gives the first layer its input [T, H] of tokens [T]."""
     first, module = seen.layers[0].whole.into, causal.get_input_embeddings()  # type: ignore[operator]
-    if torch.equal(F.embedding(seen.tokens, module.weight), first):
-        return lambda tokens: backend.embed(tokens, module.weight.data)
+    if torch.equal(embed(seen.tokens, module.weight, F.embedding, ranks), first):
+        return lambda tokens: embed(tokens, module.weight.data, backend.embed, ranks)
     if torch.equal(module(seen.tokens[None])[0], first):  # it may scale, too
         return lambda tokens: module(tokens.long()[None])[0]
     return None
@@ -252,6 +275,8 @@ def _replace(modules: Iterable[nn.Module], backend: Backend) -> list[nn.Module]:
     """Give norms, gated MLPs and routers a `forward` of kernels; return them."""
     replaced: dict[nn.Module, Callable[..., object]] = {}
     for module in modules:
+        if "forward" in vars(module):  # what ranks do together there is no part of it
+            continue
         if (norm := matching.norm_of(module)) is not None:
             replaced[module] = NormModule(norm, backend)
         elif (gated := matching.gated_of(module)) is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quire.engine.models.general.division.modules import Summed
 from quire.engine.models.general.observed import Passage, SeenLayer
 from quire.kernels.attention.batch import AttentionLayer
 from quire.kernels.attention.write_kv import rotate
@@ -100,10 +101,20 @@ class Attending:
     output: Linear
 
 
-def attention_of(seen: SeenLayer, positions: Tensor, rope: Tensor | None, window: int) -> Attending | None:
+def attention_of(
+    seen: SeenLayer,
+    positions: Tensor,
+    rope: Tensor | None,
+    window: int,
+    agree: Callable[[bool], bool] = bool,
+    *,
+    chunked: bool = False,
+) -> Attending | None:
     """Return the attention of a layer as it was seen, if it is projections, norms of heads and rope.
 
-    rope [max_pos, D]: what the layer's code was given, or None; it need not have used it.
+    rope [max_pos, D]: what the layer's code was given, or None; it need not have used it. window and chunked
+    as `AttentionLayer` has them. agree: tells whether all ranks, of which each sees its own heads, find the
+    same.
     """
     module, call, into = seen.attention.module, seen.call, seen.attention.into
     qkv, output = _linears(module, _QKV), _linears(module, [(name,) for name in _OUTPUT])
@@ -134,10 +145,12 @@ def attention_of(seen: SeenLayer, positions: Tensor, rope: Tensor | None, window
             eps=eps,
             softcap=call.softcap,
             sinks=call.sinks,
+            slopes=call.slopes,
+            chunked=chunked,
         )
         ours = _heads(product(into), layer, positions)
         theirs = (part.transpose(0, 1) for part in (call.q, call.k, call.v))
-        if all(map(alike, ours, theirs)):
+        if agree(all(map(alike, ours, theirs))):
             return Attending(product, layer, out)
     return None
 
@@ -233,7 +246,9 @@ def merged(parts: Sequence[nn.Linear]) -> Linear:
     """Return layers of one input as one, whose memory they share from then on."""
     first = parts[0]
     if len(parts) == 1:
-        return Linear(first.weight.data, None if first.bias is None else first.bias.data)
+        summed: Any = first.forward
+        ranks = summed.ranks if isinstance(summed, Summed) else None
+        return Linear(first.weight.data, None if first.bias is None else first.bias.data, ranks)
     weight, bias = torch.cat([each.weight.data for each in parts]), None
     if any(each.bias is not None for each in parts):
         bias = torch.cat(
@@ -283,7 +298,10 @@ def _linears(module: nn.Module, names: Sequence[tuple[str, ...]]) -> list[nn.Lin
     for each in names:
         found = [getattr(module, name, None) for name in each]
         if all(type(part) is nn.Linear and part.weight.dtype in _TOLERANCE for part in found):
-            return found  # type: ignore[return-value]
+            # Of divided ones, those that are summed alone are what they are by their weights.
+            forwards = [vars(part).get("forward") for part in found]
+            last = isinstance(forwards[0], Summed) and len(found) == 1
+            return found if last or not any(forwards) else None  # type: ignore[return-value]
     return None
 
 

@@ -8,59 +8,30 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.general.attention import NAME, Call, give
+from quire.engine.models.general.attention import NAME, give
+from quire.engine.models.general.division.divide import Division, divide
+from quire.engine.models.general.division.loading import drawing_shares, reading_shares
+from quire.engine.models.general.division.shares import Held
+from quire.engine.models.general.dry_run import build, decoder_name
 from quire.engine.models.general.experts import give_experts
 from quire.engine.models.general.fusion import fuse
 from quire.engine.models.general.modules import HeadModule
+from quire.engine.models.general.own_attention import adapt, register_classes
+from quire.engine.models.general.paged_attention import PagedAttention
 from quire.engine.models.general.positions import StepPositions
-from quire.engine.models.layers import LayerPlans, layer_shapes
-from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, of_newest
+from quire.engine.models.vocabulary import all_logits
+from quire.kernels.attention.batch import ForwardBatch, of_newest
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
-from quire.kernels.linear.operations import whole
 from quire.kernels.parallel.ranks import Ranks
-from quire.kernels.plan import plan_attention
 
-
-class PagedAttention:
-    """Attention of a step: writes a layer's keys and values to its cache, and attends over block tables."""
-
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self._plans = LayerPlans(layer_shapes(config, dtype), device, plan_attention)
-        self._layers = [
-            AttentionLayer(each.heads, each.kv_heads, each.head_dim, each.scale, window)
-            for each, window in zip(config.attention, config.windows, strict=True)
-        ]
-
-    def begin(self, batch: ForwardBatch, caches: list[LayerCache]) -> None:
-        """Take a step's tokens; every layer computes all of them."""
-        self._batches, self._caches = batch.by_layer(len(self._layers)), caches
-        self._chosen = self._plans.of(batch, caches)
-
-    def __call__(self, layer: int, call: Call) -> Tensor:
-        attention = self._layers[layer]
-        if call.softcap or call.sinks is not None:
-            attention = replace(attention, softcap=call.softcap, sinks=call.sinks)
-        parts = [_filled(part, attention.head_dim) for part in (call.q, call.k, call.v)]
-        qkv = torch.cat([part.transpose(0, 1).flatten(1) for part in parts], dim=1)
-        out = self._chosen[layer].run(qkv, self._batches[layer], attention, self._caches[layer])
-        heads, tokens, _ = call.q.shape
-        return whole(out).view(1, tokens, heads, attention.head_dim)[..., : call.v.shape[-1]]
-
-    def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:
-        return whole(self._chosen[layer].run(qkv, self._batches[layer], attention, self._caches[layer]))
-
-
-def _filled(heads: Tensor, head_dim: int) -> Tensor:
-    """Return heads [H, T, D] with zeros behind their D numbers, which change neither scores nor sums."""
-    missing = head_dim - heads.shape[-1]
-    return F.pad(heads, (0, missing)) if missing else heads
+# Weights that a folder has besides those of a model of its text alone (Llama 4).
+_FOR_IMAGES = ("vision_model.", "multi_modal_projector.")
 
 
 class _Output(BaseModelOutputWithPast):
@@ -95,25 +66,29 @@ class GeneralModel:
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
+        ranks: Ranks | None = None,
+        splits: frozenset[int] = frozenset(),
     ) -> None:
+        """splits: as `Division` has it, of a model that is divided among ranks."""
         self.config = config
         self.backend = backend
-        self.ranks: Ranks | None = None  # transformers' code is not divided
-        self._attention = PagedAttention(config, dtype, device)
+        self.ranks = ranks
+        self._attention = PagedAttention(config, dtype, device, ranks, splits)
         classifies = config.pooling is not None and config.pooling.labels > 0
         # Of a head for text, `logits` knows more than its weight.
         self.head: Tensor | None = _score_weight(causal) if classifies else None
         self.embedding: Tensor = causal.get_input_embeddings().weight
-        self._decoder = getattr(causal, causal.base_model_prefix)
+        name = decoder_name(causal)
+        self._decoder = getattr(causal, name)
         self._positions = StepPositions(self._decoder)
-        self.fusion = fuse(causal, self._decoder, config, backend, self._decode, max_model_len)
+        self.fusion = fuse(causal, self._decoder, config, backend, self._decode, max_model_len, ranks)
         give(causal, self._attention)
         head = causal.get_output_embeddings()
         if type(head) is nn.Linear and head.bias is None:
             head.forward = HeadModule(head.weight.data, backend)
         self._given = _Given()
         self._no_token = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        setattr(causal, causal.base_model_prefix, self._given)
+        setattr(causal, name, self._given)
         self._causal = causal
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
@@ -135,13 +110,13 @@ class GeneralModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute hidden [S, H] -> [S, V], with whatever the model does to its logits."""
+        return all_logits(self.part_logits(hidden), self.config.vocab_size, self.ranks)
+
+    def part_logits(self, hidden: Tensor) -> Tensor:
+        """Compute hidden [S, H] -> [S, V / ranks], the logits of this rank's tokens."""
         self._given.hidden = hidden
         logits: Tensor = self._causal(input_ids=self._no_token.expand(1, len(hidden))).logits[0]
         return logits.contiguous()
-
-    def part_logits(self, hidden: Tensor) -> Tensor:
-        """Compute the part of the logits that this rank has: all, since there are no others."""
-        return self.logits(hidden)
 
 
 def load_general(
@@ -153,41 +128,90 @@ def load_general(
     dtype: torch.dtype,
     max_model_len: int,
     dummy_seed: int | None,
+    ranks: Ranks | None = None,
 ) -> tuple[GeneralModel, int]:
     """Load the model on `device` in `dtype`; return its weights' bytes, too.
 
-    dummy_seed: reads no weights, but draws them. Raises ValueError for missing and unknown weights, by name.
+    dummy_seed: reads no weights, but draws them. ranks: those that it is divided among, config being that of
+    one. Raises ValueError for missing and unknown weights, by name.
     """
     pooling = config.pooling
     auto: Any = AutoModelForCausalLM
     if pooling is not None and pooling.labels:
         auto = AutoModelForSequenceClassification
-    if dummy_seed is None:
+    splits: frozenset[int] = frozenset()
+    described = AutoConfig.from_pretrained(folder, local_files_only=True)
+    register_classes(described.model_type)
+    if ranks is not None:
+        causal, splits = _load_shares(folder, auto, config, device, dtype, dummy_seed, ranks)
+    elif dummy_seed is None:
         loaded: Any = auto.from_pretrained(
             folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device),
             local_files_only=True, use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
         causal, told = loaded
-        if pooling is not None and not pooling.labels:  # its head is not used, and may not be there
-            head = {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
-            told = {**told, "missing_keys": set(told["missing_keys"]) - head}
-        _check(folder, SimpleNamespace(**told))
+        if getattr(described, "vision_config", None) is not None:
+            needed = {name for name in told["unexpected_keys"] if not name.startswith(_FOR_IMAGES)}
+            told = {**told, "unexpected_keys": needed}
+        _check(folder, told, config)
         causal = causal.to(device)
     else:
         with torch.device(device):
             causal = auto.from_config(
-                AutoConfig.from_pretrained(folder, local_files_only=True),
+                described,
                 dtype=dtype,
                 attn_implementation=NAME,
                 experts_implementation=_experts(device),
             )
         _draw(causal, dummy_seed, device)
     causal.eval().requires_grad_(False)
+    adapt(causal)
     if device.type == "cuda":
         give_experts(causal)
     weights = {weight.data_ptr(): weight.nbytes for weight in causal.parameters()}
-    model = GeneralModel(config, backend, causal, dtype, device, max_model_len)
+    model = GeneralModel(config, backend, causal, dtype, device, max_model_len, ranks, splits)
     return model, sum(weights.values())
+
+
+def _load_shares(
+    folder: Path,
+    auto: Any,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    dummy_seed: int | None,
+    ranks: Ranks,
+) -> tuple[Any, frozenset[int]]:
+    """Load this rank's shares; return the causal model, and as `Division` has it `splits`."""
+    found: list[Division] = []
+
+    def prepare(model: Any) -> dict[str, Held]:
+        found.append(divide(model, config, ranks))
+        return found[0].held
+
+    undivided = build(AutoConfig.from_pretrained(folder, local_files_only=True), auto)
+    cls, shape = type(undivided), undivided.config
+    given: dict[str, Any] = {
+        "config": shape,
+        "dtype": dtype,
+        "attn_implementation": NAME,
+        "experts_implementation": _experts(device),
+    }
+    if dummy_seed is None:
+        causal, told = reading_shares(cls, prepare).from_pretrained(  # type: ignore[attr-defined]
+            folder, local_files_only=True, use_safetensors=True, output_loading_info=True, **given
+        )
+        _check(folder, told, config)
+    else:
+        drawing = drawing_shares(cls, prepare, dummy_seed, device)
+        causal = drawing.from_pretrained(None, state_dict={}, **given)  # type: ignore[attr-defined]
+    causal.__class__ = cls
+    if ranks.rank:
+        parameters = dict(causal.named_parameters(remove_duplicate=False))
+        with torch.no_grad():
+            for name in found[0].added_once:
+                parameters[name].zero_()
+    return causal.to(device), found[0].splits
 
 
 def _score_weight(classifier: Any) -> Tensor:
@@ -203,7 +227,10 @@ def _experts(device: torch.device) -> str:
     return NAME if device.type == "cuda" else "eager"
 
 
-def _check(folder: Path, told: SimpleNamespace) -> None:
+def _check(folder: Path, loaded: dict[str, Any], config: ModelConfig) -> None:
+    told = SimpleNamespace(**loaded)
+    if config.pooling is not None and not config.pooling.labels:  # its head is not used, and may not be there
+        told.missing_keys = set(told.missing_keys) - {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
     problems = [f"{name} is missing" for name in sorted(told.missing_keys)]
     problems += [f"{name} is no weight of the model" for name in sorted(told.unexpected_keys)]
     problems += [f"{entry[0]} has another shape" for entry in sorted(told.mismatched_keys)]

@@ -1,0 +1,1 @@
+"""A model by transformers' code divided among ranks, by transformers' plan of tensor parallelism."""

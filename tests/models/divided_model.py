@@ -1,0 +1,48 @@
+"""Any causal model type of transformers, tiny and random, divided among ranks that are threads."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from quire.engine.models.general import model as general
+from quire.engine.models.general.division.divide import refuse_undividable
+from quire.engine.models.loader import load_model
+from quire.engine.models.reading import read_model
+from quire.kernels.backend import torch_backend
+from tests.models.any_model import LEAST_AGREEMENT, LENGTHS, MAX_LEN, STEPS, Verdict, difference, prompts
+from tests.models.paged_driver import PagedDriver
+from tests.models.thread_ranks import Meeting, Rank, on_all
+
+
+def compare_divided(folder: Path, reference: Any, ranks: int, *, expert_parallel: bool = False) -> Verdict:
+    """Compare logits of ranks, of the model that is in the folder, with those that transformers has of it."""
+    try:
+        part = read_model(folder, "transformers").of_rank(ranks, expert_parallel=expert_parallel)
+        refuse_undividable(folder, part)
+    except ValueError as error:
+        return Verdict("refused", str(error))
+    meeting, turn, load_shares = Meeting(ranks), threading.Lock(), general._load_shares
+
+    def in_turn(*given: Any) -> Any:
+        with turn:  # transformers' loader is of one thread
+            return load_shares(*given)
+
+    def generate(rank: int) -> tuple[list[list[int]], list[Tensor]]:
+        model, _ = load_model(
+            folder, part, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=MAX_LEN,
+            ranks=Rank(rank, meeting),
+        )  # fmt: skip
+        return PagedDriver(model, part, len(LENGTHS) + 1, MAX_LEN).generate(prompts(), STEPS)
+
+    with patch.object(general, "_load_shares", in_turn):
+        generated = on_all(meeting, generate)
+    if any(tokens != generated[0][0] for tokens, _ in generated):
+        return Verdict("unequal", "ranks have different tokens")
+    worst = max(difference(each, reference) for each in generated)
+    return Verdict("equal" if worst < LEAST_AGREEMENT else "unequal", f"{worst:.1g}")
