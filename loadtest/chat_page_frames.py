@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 import time
+from argparse import Namespace
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
@@ -151,17 +152,46 @@ def _stream(events: AsyncIterator[str]) -> Response:
     return StreamingResponse(events, headers=headers, media_type="text/event-stream")
 
 
-def follow(page: Page) -> list[float]:
-    """Ask on the page, and return the milliseconds between its frames while the answer streams."""
+def follow(page: Page, slowness: float = 1.0) -> list[float]:
+    """Ask on the page, and return the milliseconds between its frames while the answer streams.
+
+    All that the page's main thread does takes `slowness` times as long as it would.
+    """
+    page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": slowness})
     page.locator("#suggestions button").first.click()
     gaps: list[float] = page.evaluate(FOLLOW, [BEGIN, END])
     return gaps
 
 
+def measured(scripted: ScriptedServer, slowness: float, arguments: Namespace) -> dict[str, object]:
+    """Return the figures of one answer on a page of its own."""
+    with served(scripted.handlers()) as url, opened(url, arguments.screenshot) as page:
+        browser = page.context.browser
+        assert browser is not None
+        if arguments.trace:
+            browser.start_tracing(page=page, categories=CATEGORIES)
+        gaps = follow(page, slowness)
+        costs = quarters(events_of(browser.stop_tracing())) if arguments.trace else None
+        shown = len(page.locator(".answer .prose").inner_text())
+    quarter = len(gaps) // 4
+    return {
+        "slowness": slowness,
+        "characters_shown": shown,
+        "seconds": round(sum(gaps) / 1000, 1),
+        **rates(gaps),
+        "frames_per_second_of_the_first_quarter": frames_per_second(gaps[:quarter]),
+        "frames_per_second_of_the_last_quarter": frames_per_second(gaps[-quarter:]),
+        **({"milliseconds_of_a_frame_by_quarter": costs} if costs else {}),
+    }
+
+
 def main() -> int:
     parser = command_parser(__doc__)
-    parser.add_argument("--characters", type=int, default=24_000, help="of the answer")
-    parser.add_argument("--tokens-per-second", type=float, default=100.0)
+    parser.add_argument("--characters", type=int, default=40_000, help="of the answer")
+    parser.add_argument("--tokens-per-second", type=float, default=200.0)
+    parser.add_argument(
+        "--slowness", type=float, nargs="+", default=[1.0], help="of the page's main thread, each in turn"
+    )
     parser.add_argument(
         "--trace",
         action="store_true",
@@ -170,25 +200,11 @@ def main() -> int:
     add_output_flags(parser)
     arguments = parser.parse_args()
     scripted = ScriptedServer(arguments.characters, arguments.tokens_per_second)
-    with served(scripted.handlers()) as url, opened(url, arguments.screenshot) as page:
-        browser = page.context.browser
-        assert browser is not None
-        if arguments.trace:
-            browser.start_tracing(page=page, categories=CATEGORIES)
-        gaps = follow(page)
-        costs = quarters(events_of(browser.stop_tracing())) if arguments.trace else None
-        shown = len(page.locator(".answer .prose").inner_text())
-    quarter = len(gaps) // 4
     report(
         {
             "characters": arguments.characters,
-            "characters_shown": shown,
             "tokens_per_second": arguments.tokens_per_second,
-            "seconds": round(sum(gaps) / 1000, 1),
-            **rates(gaps),
-            "frames_per_second_of_the_first_quarter": frames_per_second(gaps[:quarter]),
-            "frames_per_second_of_the_last_quarter": frames_per_second(gaps[-quarter:]),
-            **({"milliseconds_of_a_frame_by_quarter": costs} if costs else {}),
+            "runs": [measured(scripted, slowness, arguments) for slowness in arguments.slowness],
         },
         arguments.result_file,
     )
