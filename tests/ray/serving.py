@@ -14,7 +14,7 @@ from ray import serve
 
 from quire.ray import app
 
-SECONDS = 600  # generous: other tests run on the same cores
+SECONDS = 250  # generous: other tests run on the same cores
 TENANTS, REPEATS = 6, 5
 NAME = "quire"
 REPLICA = {

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from ray import serve
 
-from tests.ray.serving import NAME, deploy, run, running_replicas, stream
+from tests.ray.serving import NAME, SECONDS, deploy, run, running_replicas, stream
 from tests.waiting import until
 
 CLIENTS = 6  # three on a replica, where two are wanted
@@ -41,10 +41,10 @@ def test_replicas_come_and_go_with_the_load(url: str) -> None:
 
         assert running_replicas() == 1
         clients = [asyncio.create_task(ask(each)) for each in enough]
-        await asyncio.to_thread(until, lambda: running_replicas() == 2, "there are two replicas")
+        await asyncio.to_thread(until, lambda: running_replicas() == 2, "there are two replicas", SECONDS)
         for each in enough[1:]:  # one goes on asking
             each.set()
-        await asyncio.to_thread(until, lambda: running_replicas() == 1, "there is one replica")
+        await asyncio.to_thread(until, lambda: running_replicas() == 1, "there is one replica", SECONDS)
         enough[0].set()
         for client in clients:
             assert all(ends == ["done"] for ends in await client)

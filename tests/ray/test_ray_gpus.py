@@ -17,6 +17,7 @@ from quire.ray import app
 from tests.ray.serving import (
     NAME,
     REPLICA,
+    SECONDS,
     children_of,
     deployment,
     pid_at,
@@ -32,7 +33,7 @@ def three_replicas_where_two_fit(url: str) -> Iterator[None]:
     three = {"tensor_parallel_size": "2", "num_gpus": "2", "min_replicas": "3"}
     target = serve.RunTarget(app({**REPLICA, **three}), name=NAME)
     serve.run_many([target], wait_for_applications_running=False)
-    until(lambda: running_replicas() == 2, "two replicas are there")
+    until(lambda: running_replicas() == 2, "two replicas are there", SECONDS)
     yield
     serve.delete(NAME)
 
