@@ -21,14 +21,10 @@ WITH_RAY = (
 NODE = {"num_cpus": 2, "num_gpus": 2}  # the GPUs are nowhere: Ray counts what it is told
 
 collect_ignore = [] if os.environ.get("QUIRE_RAY") else list(WITH_RAY)
-os.environ.update(
-    {
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # where other tests run on the same cores
-        "RAY_SERVE_SLOW_STARTUP_WARNING_S": "5",
-        "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S": "1",
-        "RAY_worker_niceness": "0",  # else what else runs goes before
-    }
-)
+os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"  # where other tests run on the same cores
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray's name. Else what else runs goes before
+os.environ["RAY_SERVE_SLOW_STARTUP_WARNING_S"] = "5"
+os.environ["RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S"] = "1"
 
 
 @pytest.fixture(scope="session")
